@@ -5,7 +5,7 @@ from a peak in the latency to the fault and the change of leader that made it. E
 twice: wide, and narrow for a telephone, where the text of the wide one could not be read.
 
 Colours: one look per fault kind, the same in every picture of every run. Kinds that mean nearly the
-same share a hue and differ by hatching, so no two are alike, also for people who see few colours.
+same share a hue and differ by hatching, so no two are alike, also for people that see few colours.
 The hues can be distinguished with any of the common colour blindnesses.
 """
 
@@ -96,6 +96,20 @@ def look_of(kind: str) -> Look:
 
 
 TOP_IN: Final = 0.14
+TITLES: Final = {
+    "latency-raw": "Every operation at its call",
+    "latency": "Latency of acknowledged operations",
+    "rate": "Operations by how they ended",
+    "leader": "Leaders and their terms",
+    "lag": "Followers behind the leader",
+    "availability": "Whether sends were acknowledged",
+    "failover": "Time without a serving leader",
+    "faults": "Faults",
+    "unseen": "Acknowledged messages that no pull had found",
+    "timeline": "Every operation in the lane of its client",
+}
+"""Of the pictures of a whole run, by their names."""
+TITLE_IN: Final = 0.2
 BOTTOM_IN: Final = 0.5
 LEGEND_ROW_IN: Final = 0.185
 LEGEND_BELOW_COLUMNS: Final = 2
@@ -105,7 +119,7 @@ PNG_DPI: Final = 130
 
 BAND_ALPHA: Final = 0.16
 EDGE_STRIPE: Final = 0.035
-"""Part of the height at the top where a band is drawn in full colour, so kinds can be told."""
+"""Part of the height at the top where a band is drawn in full colour, so that kinds differ."""
 
 _TICK_STEPS_S: Final = (
     *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
@@ -181,6 +195,7 @@ class Canvas:
         axes: From top to bottom.
         entries: What the legend will say: lines first, then faults.
         legend_top: Of a legend below the plot, as a part of the height.
+        top_in: Above the plot, for the title.
     """
 
     name: str
@@ -189,6 +204,7 @@ class Canvas:
     axes: list[Axes]
     entries: list[tuple[Artist, str]] = field(default_factory=list)
     legend_top: float = 0.0
+    top_in: float = TOP_IN
 
 
 def canvas(
@@ -198,8 +214,10 @@ def canvas(
     *,
     legend_rows: int = 0,
     gap_in: float = 0.18,
+    title: str = "",
 ) -> Canvas:
     """Return a canvas with one axes per height, as high as its legend needs."""
+    title = title or TITLES.get(name, "")
     below_in = BOTTOM_IN
     if layout.is_wide:
         inner_in = sum(heights_in) + gap_in * (len(heights_in) - 1)
@@ -207,12 +225,13 @@ def canvas(
         heights_in = [heights_in[0] + missing_in, *heights_in[1:]]
     else:
         below_in += -(-legend_rows // LEGEND_BELOW_COLUMNS) * LEGEND_ROW_IN + 0.05
-    height_in = sum(heights_in) + gap_in * (len(heights_in) - 1) + TOP_IN + below_in
+    above_in = TOP_IN + TITLE_IN * bool(title)
+    height_in = sum(heights_in) + gap_in * (len(heights_in) - 1) + above_in + below_in
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(layout.width_in, height_in), facecolor="white")
         FigureCanvasAgg(figure)
-        made = Canvas(name, layout, figure, [])
-        top_in = height_in - TOP_IN
+        made = Canvas(name, layout, figure, [], top_in=above_in)
+        top_in = height_in - above_in
         for own_in in heights_in:
             box = (
                 layout.left_in / layout.width_in,
@@ -223,11 +242,13 @@ def canvas(
             made.axes.append(figure.add_axes(box))
             top_in -= own_in + gap_in
         made.legend_top = (top_in + gap_in - BOTTOM_IN) / height_in
+        if title:
+            made.axes[0].set_title(title, loc="left", fontsize=10, fontweight="bold", pad=5)
     return made
 
 
 def time_axis(made: Canvas, span: Span) -> None:
-    """Give all axes the time of *span*; only the lowest says it."""
+    """Give all axes the time of *span*; only the lowest shows it."""
     step_s = next(
         (step for step in _TICK_STEPS_S if span.duration_s / step <= made.layout.ticks_max - 1),
         _TICK_STEPS_S[-1],
@@ -294,7 +315,7 @@ def draw_legend(made: Canvas) -> None:
 def _legend(made: Canvas) -> Legend:
     layout = made.layout
     right = (layout.width_in - layout.right_in + 0.12) / layout.width_in
-    top = 1 - TOP_IN / made.figure.get_figheight()
+    top = 1 - made.top_in / made.figure.get_figheight()
     return made.figure.legend(
         [handle for handle, _ in made.entries],
         [label for _, label in made.entries],

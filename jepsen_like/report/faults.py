@@ -47,7 +47,7 @@ def _is_fault(event: Event, more_kinds: Collection[str]) -> bool:
 
 
 def skipped_of(events: Iterable[Event]) -> list[Skipped]:
-    """Return what the history says was not done."""
+    """Return what was not done, by the history."""
     reasons = Counter(
         (event.kind, event.detail.removeprefix(_SKIPPED).lstrip(": "))
         for event in events
@@ -63,12 +63,16 @@ def kinds_of(faults: Iterable[Fault]) -> list[str]:
     return [kind for kind in known if kind in there] + sorted(there - _KINDS)
 
 
-def bands_of(faults: Sequence[Fault], span: Span) -> dict[str, list[tuple[float, float]]]:
+def bands_of(
+    faults: Sequence[Fault], span: Span, least_s: float = 0.0
+) -> dict[str, list[tuple[float, float]]]:
     """Return when each kind was at work; what touches, or nearly does, is one band.
 
-    A band is at least half a bucket wide, or nobody would see a fault of an instant.
+    Args:
+        least_s: Width of the narrowest band, so that a fault of an instant is seen; 0: half a
+            bucket.
     """
-    least_s = max(span.bucket_s / 2, span.duration_s / 400)
+    least_s = least_s or max(span.bucket_s / 2, span.duration_s / 400)
     bands: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds_of(faults)}
     for fault in sorted(faults, key=lambda fault: fault.begin_s):
         row = bands[fault.kind]

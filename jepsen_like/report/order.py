@@ -10,15 +10,15 @@ from typing import Final
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
-ORDER_OPERATIONS_MAX: Final = 60
-"""Operations drawn around the witnesses; with more of them nobody finds the two that matter."""
+ORDER_OPERATIONS_MAX: Final = 160
+"""Operations drawn around the witnesses; with more of them the two that matter are hard to find."""
 
 ORDER_QUEUES_MAX: Final = 4
-"""Queues that get a picture of their own; one bug shows in many, and looks the same in each."""
+"""Queues that get a picture of their own; one bug shows in many, and is the same in each."""
 
 
 class Says(StrEnum):
-    """What an operation says of its offsets."""
+    """What an operation states of its offsets."""
 
     SENT = "send acknowledged at"
     FOUND = "read found"
@@ -31,7 +31,7 @@ class Mark:
 
     Attributes:
         op: The operation.
-        says: What it says of its offsets.
+        says: What it states of its offsets.
         low: First offset it speaks of.
         high: Last one.
         is_witness: It is one of those that prove the violation.
@@ -52,11 +52,13 @@ class QueueOrder:
         queue: ``topic/queue``.
         violation: The first one of that queue.
         marks: The nearest operations to its witnesses, in order of their calls.
+        unanswered: Sends to it whose outcome is unknown, in order of their calls.
     """
 
     queue: str
     violation: Violation
     marks: tuple[Mark, ...]
+    unanswered: tuple[Operation, ...] = ()
 
 
 def orders_of(operations: Sequence[Operation], violations: Iterable[Violation]) -> list[QueueOrder]:
@@ -72,12 +74,21 @@ def orders_of(operations: Sequence[Operation], violations: Iterable[Violation]) 
         if subject is not None and op.f in (F.SEND, F.PULL, F.MAX_OFFSET):
             of_queue[subject].append(op)
     found = [
-        QueueOrder(subject, violation, _nearest(of_queue[subject], violation))
+        QueueOrder(
+            subject,
+            violation,
+            _nearest(of_queue[subject], violation),
+            tuple(op for op in of_queue[subject] if _is_unanswered(op)),
+        )
         for subject, violation in first.items()
     ]
     return [order for order in found if any(mark.is_witness for mark in order.marks)][
         :ORDER_QUEUES_MAX
     ]
+
+
+def _is_unanswered(op: Operation) -> bool:
+    return op.f == F.SEND and op.outcome == Outcome.INFO
 
 
 def _nearest(operations: Sequence[Operation], violation: Violation) -> tuple[Mark, ...]:
@@ -104,7 +115,7 @@ def ends_of(op: Operation) -> tuple[int, int]:
 
 
 def _statement(op: Operation) -> tuple[Says, int, int] | None:
-    """Return what *op* says and of which offsets; None: nothing that can be drawn."""
+    """Return what *op* states and of which offsets; None: nothing that can be drawn."""
     if op.outcome != Outcome.OK:
         return None
     if op.f == F.SEND:

@@ -20,7 +20,7 @@ class PageFigure:
     Attributes:
         wide: Ready to stand in the page.
         narrow: The same for a narrow screen.
-        alt: What it shows, for those who do not see it.
+        alt: What it shows, for readers that do not see it.
         below: A sentence under it; may be empty.
     """
 
@@ -88,7 +88,7 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All that a page says, in the order in which it says it."""
+    """All that a page states, in its order."""
 
     name: str
     headline: tuple[str, ...]

@@ -19,7 +19,7 @@ from jepsen_like.report.faults import Fault
 from jepsen_like.report.order import QueueOrder, orders_of
 from jepsen_like.report.page import PageFigure, Part
 from jepsen_like.report.pictures import Pictures
-from jepsen_like.report.roles import Reign, down_of, lag_of, nodes_of
+from jepsen_like.report.roles import Leadership, down_of, lag_of, nodes_of
 from jepsen_like.report.run_folder import Run
 from jepsen_like.report.series import (
     F64,
@@ -33,6 +33,7 @@ from jepsen_like.report.series import (
     percentile,
     rates_of,
 )
+from jepsen_like.report.witness_picture import draw_witnesses, mark_text
 from jepsen_like.report.wording import kind_text, many
 
 HEALED: Final = "healed"
@@ -47,7 +48,7 @@ class Facts:
         columns: All operations.
         span: The time the run took.
         faults: Those done, in order of time.
-        reigns: Who led when.
+        terms: Which node led when.
         counts: Operations by name and outcome.
         fault_counts: By kind.
         availability: Second by second.
@@ -57,7 +58,7 @@ class Facts:
     columns: Columns
     span: Span
     faults: list[Fault]
-    reigns: list[Reign]
+    terms: list[Leadership]
     counts: dict[str, dict[str, int]]
     fault_counts: dict[str, int]
     availability: Availability
@@ -68,7 +69,7 @@ def parts_of(
     run: Run, facts: Facts, violations: Sequence[Violation], folder: Path
 ) -> tuple[Part, ...]:
     """Return the sections with pictures, from latency to faults."""
-    nodes = nodes_of(facts.reigns, run.samples)
+    nodes = nodes_of(facts.terms, run.samples)
     draw = _Both(folder, facts.span, facts.faults, nodes, _healed_s(run.history, facts.span))
     lag = lag_of(run.samples, facts.span)
     has_operations = len(facts.columns) > 0
@@ -93,11 +94,11 @@ def parts_of(
         Part(
             "leader",
             "Leaders and terms",
-            "Which node led in which term: look for gaps, when nobody led, and for two bars above "
-            "each other, an old leader that does not know yet. " + _reigns_text(facts.reigns),
+            "Which node led in which term: look for gaps, when none led, and for two bars above "
+            "each other, an old leader that does not know yet. " + _terms_text(facts.terms),
             draw.figure(
-                lambda one: one.leader(facts.reigns, down_of(run.samples, facts.span)),
-                leader_alt(facts.reigns),
+                lambda one: one.leader(facts.terms, down_of(run.samples, facts.span)),
+                leader_alt(facts.terms),
             )
             if nodes
             else (),
@@ -125,7 +126,7 @@ def parts_of(
             "The history has no operations.",
         ),
         _failover_part(draw, run.result.failover_ms),
-        _order_part(draw, run, violations),
+        _order_part(draw, run, facts, violations),
         Part(
             "faults",
             "Faults",
@@ -177,11 +178,11 @@ def _rate(draw: _Both, facts: Facts) -> tuple[PageFigure, ...]:
     return draw.figure(lambda one: one.rate(rates), rate_alt(rates))
 
 
-def _reigns_text(reigns: Sequence[Reign]) -> str:
-    if not reigns:
+def _terms_text(terms: Sequence[Leadership]) -> str:
+    if not terms:
         return ""
-    newest = max(reign.term for reign in reigns)
-    return many(len(reigns), "reign") + (f", newest term {newest}." if newest >= 0 else ".")
+    newest = max(term.term for term in terms)
+    return many(len(terms), "term") + (f", newest term {newest}." if newest >= 0 else ".")
 
 
 def _availability_text(availability: Availability) -> str:
@@ -192,7 +193,7 @@ def _availability_text(availability: Availability) -> str:
 
 
 def _failover_part(draw: _Both, failover_ms: Sequence[float]) -> Part:
-    caption = "How long the group served nobody after its leader was lost"
+    caption = "How long the group served no client after its leader was lost"
     if failover_ms:
         p50, p99 = (percentile(failover_ms, per_cent) for per_cent in (50, 99))
         caption += f": {many(len(failover_ms), 'fail-over')}, p50 {p50:,.0f} ms, "
@@ -209,13 +210,14 @@ def _failover_part(draw: _Both, failover_ms: Sequence[float]) -> Part:
     )
 
 
-def _order_part(draw: _Both, run: Run, violations: Sequence[Violation]) -> Part:
+def _order_part(draw: _Both, run: Run, facts: Facts, violations: Sequence[Violation]) -> Part:
     orders = orders_of(run.history.operations, violations)
+    terms = facts.terms
     figures = tuple(
         figure
         for number, order in enumerate(orders, start=1)
         for figure in draw.figure(
-            partial(Pictures.order, order=order, number=number),
+            partial(draw_witnesses, order=order, number=number, terms=terms),
             order_alt(order),
             f"{order.queue}: {order.violation.name}, {order.violation.detail}",
         )
@@ -249,14 +251,14 @@ def rate_alt(rates: Rates) -> str:
     )
 
 
-def leader_alt(reigns: Sequence[Reign]) -> str:
-    """Say who led when."""
+def leader_alt(terms: Sequence[Leadership]) -> str:
+    """State which node led when."""
     shown = "; ".join(
-        f"{reign.node} term {reign.term} from {reign.begin_s:,.0f} to {reign.end_s:,.0f} s"
-        for reign in reigns[:20]
+        f"{term.node} term {term.term} from {term.begin_s:,.0f} to {term.end_s:,.0f} s"
+        for term in terms[:20]
     )
-    more = f"; and {len(reigns) - 20} more" if len(reigns) > 20 else ""
-    return f"Who led: {shown or 'nobody'}{more}."
+    more = f"; and {len(terms) - 20} more" if len(terms) > 20 else ""
+    return f"Leaders: {shown or 'none'}{more}."
 
 
 def lag_alt(lag: Mapping[str, F64]) -> str:
@@ -276,16 +278,11 @@ def availability_alt(availability: Availability) -> str:
 
 def order_alt(order: QueueOrder) -> str:
     """Say what the witnesses say."""
-    said = "; ".join(
-        f"operation {mark.op.op_id}: {mark.says} {mark.low}"
-        + (f" to {mark.high}" if mark.high > mark.low else "")
-        for mark in order.marks
-        if mark.is_witness
-    )
+    said = "; ".join(mark_text(mark) for mark in order.marks if mark.is_witness)
     return f"Offsets over time in {order.queue}. Witnesses: {said}."
 
 
 def faults_alt(faults: Sequence[Fault]) -> str:
-    """Say how often each fault was done; the table below the picture says when."""
+    """State how often each fault was done; the table below the picture shows when."""
     counted = Counter(kind_text(fault.kind) for fault in faults)
     return "Faults over time: " + ", ".join(f"{kind} {n}" for kind, n in counted.items()) + "."

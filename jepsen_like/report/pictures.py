@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from jepsen_like.report.canvas import (
@@ -31,11 +31,9 @@ from jepsen_like.report.canvas import (
     time_axis,
 )
 from jepsen_like.report.faults import Fault, bands_of, kinds_of
-from jepsen_like.report.order import Mark, QueueOrder, Says, ends_of
-from jepsen_like.report.roles import Reign
+from jepsen_like.report.roles import Leadership
 from jepsen_like.report.series import (
     F64,
-    NS,
     Availability,
     Latency,
     Rates,
@@ -49,25 +47,15 @@ LANE_IN: Final = 0.3
 """Height of a node or a fault kind in the pictures that have one row for each."""
 
 TERM_CHAR_IN: Final = 0.085
-"""Width of a digit of a term number; a term that finds no room is left out."""
+"""Width of a digit of a term number; a term without enough space is left out."""
 
 BAR_IN: Final = 0.03
 """Least width of a bar on a time axis: what was shorter would not be seen."""
-
-MARK_IN: Final = 0.055
-"""Least width of an operation in the order picture."""
-
-TAG_IN: Final = 0.42
-"""Height of the name of a witness with the line that leads to it: so much room is above and below
-the highest and the lowest of them."""
 
 HISTOGRAM_BINS_MAX: Final = 24
 
 FINAL_READ_RATIO: Final = 2.0
 """A final read that is faster than the load by this is cut off in the picture of rates."""
-
-WITNESS_NAMES: Final = "ABCDEFGH"
-"""Witnesses that are named in the order picture; two prove most anomalies."""
 
 
 @dataclass(slots=True)
@@ -96,7 +84,13 @@ class Pictures:
 
     def latency(self, latency: Latency) -> str:
         """Draw p50, p99 and maximum, on a logarithmic scale."""
-        made = canvas("latency", self.layout, [2.7], legend_rows=4 + len(self.bands))
+        made = canvas(
+            "latency",
+            self.layout,
+            [2.7],
+            title="Latency of acknowledged operations",
+            legend_rows=4 + len(self.bands),
+        )
         (axes,) = made.axes
         for values, label, colour, width in (
             (latency.max_ms, "slowest", "#9aa0a6", 0.9),
@@ -111,12 +105,18 @@ class Pictures:
 
     def rate(self, rates: Rates) -> str:
         """Draw what was acknowledged above, and on a scale of its own what was not below."""
-        made = canvas("rate", self.layout, [1.9, 0.95], legend_rows=4 + len(self.bands))
+        made = canvas(
+            "rate",
+            self.layout,
+            [1.9, 0.95],
+            title="Operations by how they ended",
+            legend_rows=4 + len(self.bands),
+        )
         above, below = made.axes
         above.fill_between(*self._edges(rates.at_s, rates.ok), step="post", color=GOOD, alpha=0.12)
         for axes, values, label, colour in (
             (above, rates.ok, "ok", GOOD),
-            (below, rates.info, "info (nobody knows)", DOUBT),
+            (below, rates.info, "info (not known)", DOUBT),
             (below, rates.fail, "fail (not done)", BAD),
         ):
             self._steps(axes, rates.at_s, values, colour, 1.0)
@@ -146,7 +146,7 @@ class Pictures:
             )  # fmt: skip
 
     def leader(
-        self, reigns: Sequence[Reign], down: Mapping[str, Sequence[tuple[float, float]]]
+        self, terms: Sequence[Leadership], down: Mapping[str, Sequence[tuple[float, float]]]
     ) -> str:
         """Draw a lane per node, with a bar and its term while it led."""
         made = canvas(
@@ -159,8 +159,8 @@ class Pictures:
         for lane, node in enumerate(self.nodes):
             spells = self._bars(down.get(node, ()))
             axes.broken_barh(spells, (lane - 0.36, 0.72), facecolor=FAINT, lw=0)
-            own = [reign for reign in reigns if reign.node == node]
-            bars = self._bars([(reign.begin_s, reign.end_s) for reign in own])
+            own = [term for term in terms if term.node == node]
+            bars = self._bars([(term.begin_s, term.end_s) for term in own])
             axes.broken_barh(
                 bars, (lane - 0.36, 0.72), facecolor=self._colour(node), edgecolor="white", lw=0.5
             )
@@ -171,28 +171,34 @@ class Pictures:
             made.entries.append((Patch(color=FAINT), "did not answer"))
         return self._finish(made, has_bands=False)
 
-    def _terms(self, axes: Axes, lane: int, reigns: Sequence[Reign]) -> None:
-        """Write terms into their bars, or behind them where there is room."""
+    def _terms(self, axes: Axes, lane: int, terms: Sequence[Leadership]) -> None:
+        """Write terms into their bars, or behind them where there is space."""
         in_per_s = self.layout.plot_in / self._end_s
-        following = [*(reign.begin_s for reign in reigns), self._end_s][1:]
-        for reign, next_s in zip(reigns, following, strict=True):
-            if reign.term < 0:
+        following = [*(term.begin_s for term in terms), self._end_s][1:]
+        for term, next_s in zip(terms, following, strict=True):
+            if term.term < 0:
                 continue
-            needs_in = len(str(reign.term)) * TERM_CHAR_IN + 0.06
-            term = str(reign.term)
-            if (reign.end_s - reign.begin_s) * in_per_s >= needs_in:
-                at_s = (reign.begin_s + reign.end_s) / 2
-                axes.text(at_s, lane, term, color="white", ha="center", va="center", fontsize=8)
-            elif (next_s - reign.end_s) * in_per_s >= needs_in + 0.05:
+            needs_in = len(str(term.term)) * TERM_CHAR_IN + 0.06
+            number = str(term.term)
+            if (term.end_s - term.begin_s) * in_per_s >= needs_in:
+                at_s = (term.begin_s + term.end_s) / 2
+                axes.text(at_s, lane, number, color="white", ha="center", va="center", fontsize=8)
+            elif (next_s - term.end_s) * in_per_s >= needs_in + 0.05:
                 # On paper of its own: bars of silence and the end of all faults may be behind it.
                 axes.text(
-                    reign.end_s + 0.04 / in_per_s, lane, term, color=INK, va="center", fontsize=8,
+                    term.end_s + 0.04 / in_per_s, lane, number, color=INK, va="center", fontsize=8,
                     bbox={"facecolor": "white", "alpha": 0.85, "pad": 0.8, "lw": 0}, zorder=4,
                 )  # fmt: skip
 
     def lag(self, lag: Mapping[str, F64]) -> str:
         """Draw by how many entries each node was behind, on a logarithmic scale from 0."""
-        made = canvas("lag", self.layout, [2.2], legend_rows=1 + len(lag) + len(self.bands))
+        made = canvas(
+            "lag",
+            self.layout,
+            [2.2],
+            title="Followers behind the leader",
+            legend_rows=1 + len(lag) + len(self.bands),
+        )
         (axes,) = made.axes
         for node, behind in lag.items():
             colour = self._colour(node)
@@ -209,12 +215,18 @@ class Pictures:
         return self._finish(made)
 
     def availability(self, availability: Availability) -> str:
-        """Draw one strip: served, not served, nobody asked."""
-        made = canvas("availability", self.layout, [0.45], legend_rows=4)
+        """Draw one strip: served, not served, not asked."""
+        made = canvas(
+            "availability",
+            self.layout,
+            [0.45],
+            title="Whether sends were acknowledged",
+            legend_rows=4,
+        )
         (axes,) = made.axes
         for served, label, colour in (
             (Served.YES, "acknowledged", GOOD),
-            (Served.IDLE, "nobody sent", FAINT),
+            (Served.IDLE, "no sends", FAINT),
             (Served.NO, "none acknowledged", BAD),
         ):
             spells = [(begin, end) for kind, begin, end in availability.spells if kind == served]
@@ -248,14 +260,14 @@ class Pictures:
     def timeline(self) -> str:
         """Draw a row per fault kind, with a bar per fault."""
         kinds = kinds_of(self.faults)
-        made = canvas("faults", self.layout, [LANE_IN * max(len(kinds), 2)])
+        made = canvas("faults", self.layout, [LANE_IN * max(len(kinds), 2)], title="Faults")
         (axes,) = made.axes
         for lane, kind in enumerate(kinds):
             spells = [(f.begin_s, f.end_s) for f in self.faults if f.kind == kind]
             axes.broken_barh(
                 self._bars(spells),
                 (lane - 0.34, 0.68),
-                facecolor=look_of(kind).colour,  # the row says the rest
+                facecolor=look_of(kind).colour,  # the row shows the rest
                 edgecolor="white",
                 lw=0.4,
             )
@@ -273,44 +285,6 @@ class Pictures:
                 color=INK,
             )
         return self._finish(made, has_bands=False)
-
-    def order(self, order: QueueOrder, number: int) -> str:
-        """Draw sends and reads of one queue around the witnesses: time and offset."""
-        named = min(len(WITNESS_NAMES), sum(mark.is_witness for mark in order.marks))
-        made = canvas(f"order-{number}", self.layout, [3.8], legend_rows=4 + 2 * named)
-        (axes,) = made.axes
-        spells = [self._spell(mark) for mark in order.marks]
-        low_s = min(begin for begin, _ in spells)
-        high_s = max(low_s + 1e-6, *(end for _, end in spells))
-        spoken = [m for m in order.marks if m.says is Says.SENT or m.is_witness]
-        low, high = min(m.low for m in spoken) - 1.5, max(m.high for m in spoken) + 1.5
-        least = ((high_s - low_s) * MARK_IN / self.layout.plot_in, max(0.5, (high - low) / 55))
-        made.entries = [(Patch(color=colour), text) for text, colour in _SAYS_LEGEND]
-        made.entries.append((Patch(color=BAD), "witness"))
-        names = iter(WITNESS_NAMES)
-        for mark, spell in zip(order.marks, spells, strict=True):
-            middle = _draw_mark(axes, mark, spell, least)
-            name = next(names, "") if mark.is_witness else ""
-            if name:
-                _tag(axes, name, middle, is_above=len(made.entries) % 2 == 0)
-                offsets = str(mark.low) + (f" to {mark.high}" if mark.high > mark.low else "")
-                handle = Line2D([], [], ls="", marker=f"${name}$", color=BAD, markersize=7)
-                made.entries.append((handle, f"{mark.says}\n{offsets} (op {mark.op.op_id})"))
-        room = (high - low) * TAG_IN / axes.get_window_extent().height * made.figure.dpi
-        axes.set_ylim(low - room, high + room)
-        axes.set_xlim(low_s - 3 * least[0], high_s + 3 * least[0])
-        axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,.0f}"))
-        axes.xaxis.set_major_locator(MaxNLocator(8))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,.9g}"))
-        axes.grid(axis="both")
-        axes.set_ylabel("queue offset")
-        axes.set_xlabel("time since the run began (s)", labelpad=3)
-        return save(made, self.folder)
-
-    def _spell(self, mark: Mark) -> tuple[float, float]:
-        begin_ns, end_ns = ends_of(mark.op)
-        return (begin_ns - self.span.begin_ns) / NS, (end_ns - self.span.begin_ns) / NS
 
     # -- shared ------------------------------------------------------------------------------
 
@@ -347,55 +321,8 @@ class Pictures:
         return save(made, self.folder)
 
 
-_SAYS_COLOURS: Final = {Says.SENT: GOOD, Says.FOUND: "#44aa99", Says.END: "#aa4499"}
-_SAYS_LEGEND: Final = (
-    ("send", _SAYS_COLOURS[Says.SENT]),
-    ("read found", _SAYS_COLOURS[Says.FOUND]),
-    ("read saw the end", _SAYS_COLOURS[Says.END]),
-)
-
-
 def _widths(spells: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(begin, end - begin) for begin, end in spells]
-
-
-def _draw_mark(
-    axes: Axes, mark: Mark, spell: tuple[float, float], least: tuple[float, float]
-) -> tuple[float, float]:
-    """Draw from call to return at the offsets it speaks of; return the middle."""
-    begin, width = spell[0], max(spell[1] - spell[0], least[0])
-    tall = least[1] / 2 if mark.says is Says.END else mark.high - mark.low + least[1]
-    middle = begin + width / 2, (mark.low + mark.high) / 2
-    axes.add_patch(
-        Rectangle(
-            (begin, middle[1] - tall / 2),
-            width,
-            tall,
-            facecolor=BAD if mark.is_witness else _SAYS_COLOURS[mark.says],
-            alpha=0.35 if mark.says is Says.FOUND and not mark.is_witness else 0.9,
-            lw=0,
-            zorder=4 if mark.is_witness else 2,
-        )
-    )
-    return middle
-
-
-def _tag(axes: Axes, name: str, at: tuple[float, float], *, is_above: bool) -> None:
-    """Write *name* beside a witness; two that are close stand on opposite sides."""
-    axes.annotate(
-        name,
-        at,
-        xytext=(-12, 20) if is_above else (12, -20),
-        textcoords="offset points",
-        ha="center",
-        va="center",
-        color="white",
-        fontsize=8.5,
-        fontweight="bold",
-        bbox={"boxstyle": "circle,pad=0.25", "facecolor": BAD, "edgecolor": "white"},
-        arrowprops={"arrowstyle": "-", "color": BAD, "lw": 0.9, "shrinkA": 0, "shrinkB": 2},
-        zorder=5,
-    )
 
 
 def _lanes(axes: Axes, names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Who led when, who was down, and how far the followers were behind. Pure."""
+"""Which node led when, which was down, and how far the followers were behind. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jepsen_like.report.series import F64, NS, Span
 
 LEADER: Final = "leader"
 LEADER_FRESH_NS: Final = 3 * NS
-"""A leader that has said nothing for so long is no measure for its followers."""
+"""A leader without a sample for that long is no measure for its followers."""
 
 ENDS_A_PROCESS: Final = frozenset(
     kind.value
@@ -31,7 +31,7 @@ _NO_TERM: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Reign:
+class Leadership:
     """One node believed to lead, in seconds from the beginning of the run."""
 
     node: str
@@ -48,10 +48,12 @@ class _Change:
     term: int = _NO_TERM
 
 
-def reigns_of(events: Sequence[Event], samples: Sequence[Sample], span: Span) -> list[Reign]:
-    """Return the reigns in order of their beginning.
+def leaderships_of(
+    events: Sequence[Event], samples: Sequence[Sample], span: Span
+) -> list[Leadership]:
+    """Return the terms in order of their beginning.
 
-    A reign ends when its node says so, when its process ends, or with the run. Without events
+    A term ends when its node reports it, when its process ends, or with the run. Without events
     the samples tell, as exactly as they were taken.
     """
     changes = list(_changes(events))
@@ -59,13 +61,13 @@ def reigns_of(events: Sequence[Event], samples: Sequence[Sample], span: Span) ->
         changes = [_Change(s.at_ns, s.node, s.is_up and s.role == LEADER, s.term) for s in samples]
     else:
         changes += [_Change(s.at_ns, s.node, is_leader=False) for s in samples if not s.is_up]
-    reigns: list[Reign] = []
+    terms: list[Leadership] = []
     leads: dict[str, _Change] = {}
     end = _Change(span.end_ns, "", is_leader=False)
 
     def close(node: str, at_ns: int) -> None:
         began = leads.pop(node)
-        reigns.append(Reign(node, began.term, span.at_s(began.at_ns), span.at_s(at_ns)))
+        terms.append(Leadership(node, began.term, span.at_s(began.at_ns), span.at_s(at_ns)))
 
     for change in sorted(changes, key=lambda change: change.at_ns):
         began = leads.get(change.node)
@@ -75,7 +77,7 @@ def reigns_of(events: Sequence[Event], samples: Sequence[Sample], span: Span) ->
             leads.setdefault(change.node, change)
     for node in list(leads):
         close(node, end.at_ns)
-    return sorted(reigns, key=lambda reign: (reign.begin_s, reign.node))
+    return sorted(terms, key=lambda term: (term.begin_s, term.node))
 
 
 def _changes(events: Iterable[Event]) -> Iterable[_Change]:
@@ -89,9 +91,9 @@ def _changes(events: Iterable[Event]) -> Iterable[_Change]:
                 yield _Change(event.at_ns, node.strip(), is_leader=False)
 
 
-def nodes_of(reigns: Iterable[Reign], samples: Iterable[Sample]) -> list[str]:
+def nodes_of(terms: Iterable[Leadership], samples: Iterable[Sample]) -> list[str]:
     """Return every node that led or was sampled, sorted."""
-    return sorted({reign.node for reign in reigns} | {sample.node for sample in samples})
+    return sorted({term.node for term in terms} | {sample.node for sample in samples})
 
 
 def down_of(samples: Sequence[Sample], span: Span) -> dict[str, list[tuple[float, float]]]:
@@ -112,7 +114,7 @@ def down_of(samples: Sequence[Sample], span: Span) -> dict[str, list[tuple[float
 def lag_of(samples: Sequence[Sample], span: Span) -> dict[str, F64]:
     """Return by how many entries each node was behind the leader: the worst of each bucket.
 
-    NaN where the node was not sampled as a follower, or no leader had been heard of lately. The
+    NaN where the node was not sampled as a follower, or no leader was sampled lately. The
     leader is the one of the newest term so far, so an old one that is cut off is no measure.
     """
     lead = np.array(

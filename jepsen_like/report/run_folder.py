@@ -50,11 +50,11 @@ class Result(msgspec.Struct):
         verdict: Over everything.
         reason: Why it is unknown, or anything else in one sentence.
         verdicts: One per checker.
-        counts: Operations by name and outcome, as whoever ran it counted them.
+        counts: Operations by name and outcome, as its runner counted them.
         faults: How often each kind was done.
         skipped: What was not done, and why.
         failover_ms: From the loss of a leader until the group served again.
-        lost: Acknowledged messages that are gone; None: nobody counted.
+        lost: Acknowledged messages that are lost; None: not counted.
         duplicated: Messages stored or delivered twice; likewise.
         command: Repeats the run.
         asked: What a person typed.
@@ -164,7 +164,7 @@ LOG_LINES_MAX: Final = 200
 """Last lines of each node's log that the page shows."""
 
 LOG_TAIL_BYTES: Final = 256 * 1024
-"""So much of a log's end is read to find them; logs of long runs have gigabytes."""
+"""Bytes of a log's end that are read to find them; logs of long runs have gigabytes."""
 
 LOG_LINE_CHARS: Final = 400
 """A longer line is cut: one dumped body must not be the page."""
@@ -176,11 +176,11 @@ _ARRAY, _LAST, _BREAK = b"\x9f", "last row", b"\xff"
 
 
 class Sample(msgspec.Struct, gc=False):
-    """What one node said of itself at one moment.
+    """What one node reported of itself at one moment.
 
     Attributes:
         at_ns: On the history's clock.
-        node: Who.
+        node: Its name.
         role: ``leader``, ``follower``, ``candidate``.
         term: Its term.
         commit_index: Newest entry it knows to be committed.
@@ -205,7 +205,7 @@ class Run:
         name: Of the folder.
         folder: As it was given.
         plan: As text, indented when it is JSON.
-        result: What the run says of itself; unknown when it says nothing.
+        result: What the run reports of itself; unknown when it reports nothing.
         history: All history files in one, in the order of calls.
         samples: In order of time.
         is_whole: No history file is torn or damaged.
@@ -314,7 +314,7 @@ def rows_of(data: bytes) -> tuple[list[Row], str]:
         if items[-1:] == [_LAST]:
             return msgspec.convert(items[:-1], type=list[Row]), ""
     except (cbor2.CBORDecodeError, msgspec.ValidationError, ValueError, TypeError, OverflowError):
-        pass  # the walk below says what is wrong, and where
+        pass  # the walk below reports what is wrong, and where
     rows: list[Row] = []
     end = 0
     try:

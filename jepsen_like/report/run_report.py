@@ -14,7 +14,7 @@ from jepsen_like.history.operation import Operation
 from jepsen_like.report.faults import Fault, faults_of, skipped_of
 from jepsen_like.report.page import Anomaly, FaultRow, OperationRow, Page, render
 from jepsen_like.report.picture_parts import Facts, parts_of
-from jepsen_like.report.roles import reigns_of
+from jepsen_like.report.roles import leaderships_of
 from jepsen_like.report.run_folder import Run, read_run
 from jepsen_like.report.series import (
     Columns,
@@ -44,7 +44,7 @@ FAULT_ROWS_MAX: Final = 300
 """Rows of the table of faults; the plan and the history have all."""
 
 WITNESSES_MAX: Final = 8
-"""Operations quoted per anomaly; a cycle through more helps nobody."""
+"""Operations quoted per anomaly; a cycle through more helps no reader."""
 
 _OUTCOMES: Final = ("ok", "info", "fail")
 
@@ -52,7 +52,7 @@ _OUTCOMES: Final = ("ok", "info", "fail")
 def report(run_folder: Path) -> Path:
     """Write `report.html` and `pictures/*.png` into *run_folder* and return the page's path.
 
-    What is missing or damaged in the folder is said in the page. A page that was there stays
+    What is missing or damaged in the folder is shown in the page. A page that was there stays
     until the new one is whole.
 
     Raises:
@@ -75,7 +75,7 @@ def page_of(run: Run, pictures_folder: Path) -> Page:
         columns,
         span,
         faults,
-        reigns_of(history.events, run.samples, span),
+        leaderships_of(history.events, run.samples, span),
         counts_of(columns),
         # The run's own count stands where the history has lost its events.
         dict(Counter(fault.kind for fault in faults)) or dict(result.faults),
@@ -158,7 +158,7 @@ def _key_facts(run: Run, facts: Facts) -> tuple[tuple[str, str], ...]:
         ("took", duration_text(facts.span.duration_s)),
         ("operations per second", f"{len(facts.columns) / seconds:,.1f}"),
     ]
-    if share == share:  # not NaN: somebody sent
+    if share == share:  # not NaN: there were sends
         rows.append(("seconds with a send acknowledged", f"{share:.1%}"))
     kinds = ", ".join(f"{kind_text(k)} {n}" for k, n in sorted(facts.fault_counts.items()))
     for name, count in (("lost", run.result.lost), ("duplicated", run.result.duplicated)):

@@ -187,10 +187,10 @@ def rates_of(columns: Columns, span: Span) -> Rates:
 
 
 class Served(IntEnum):
-    """What a second was for those who send."""
+    """What a second was for clients that send."""
 
     IDLE = 0
-    """Nobody sent."""
+    """No client sent."""
     YES = 1
     """At least one send was acknowledged."""
     NO = 2
@@ -213,7 +213,7 @@ class Availability:
 
     @property
     def share(self) -> float:
-        """Of the seconds in which somebody sent, those with an acknowledgement; NaN: no send."""
+        """Of the seconds in which a client sent, those with an acknowledgement; NaN: no send."""
         asked = self.served_s + self.refused_s
         return self.served_s / asked if asked else float("nan")
 
@@ -242,8 +242,8 @@ def availability_of(columns: Columns, span: Span) -> Availability:
 def _given_up_ns(call_ns: I64, acked_ns: I64) -> I64:
     """Return until when clients may have waited for answers that never came.
 
-    A row does not say when its client gave up. Somebody else's acknowledgement shows that the
-    group serves again, so nobody's waiting is held against it from then on.
+    A row does not show when its client gave up. Another client's acknowledgement shows that the
+    group serves again, so no client's waiting is held against it from then on.
     """
     waited = call_ns + UNKNOWN_LASTS_NS
     if not len(acked_ns):

@@ -46,9 +46,9 @@ class RunLine:
         name: Path of the run's folder below the store.
         link: To its report; empty when there is none.
         verdict: ``valid``, ``invalid`` or ``unknown``.
-        begin: When it began, as its result says it; empty when it does not.
+        begin: When it began, as its result has it; empty when it has none.
         ok: Operations that were acknowledged.
-        info: Operations of which nobody knows.
+        info: Operations of unknown outcome.
         fail: Operations that certainly failed.
         faults: Faults that were done.
     """
@@ -156,7 +156,7 @@ def listen(store: Path, host: str = "127.0.0.1", port: int = 0) -> HTTPServer:
     """Return a server that listens; its owner serves with it and closes it.
 
     Args:
-        port: 0 for any; `server_port` says which.
+        port: 0 for any; `server_port` has the number.
     Raises:
         OSError: The port is taken, or the host is none of this machine's.
     """
@@ -184,7 +184,7 @@ def listen(store: Path, host: str = "127.0.0.1", port: int = 0) -> HTTPServer:
             self.wfile.write(answered.body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing: what a person looks at is not an event of the run."""
+            """Print nothing: what a person opens is not an event of the run."""
 
     return HTTPServer((host, port), Handler)
 
@@ -199,9 +199,9 @@ def serve(
     """Serve *store* until interrupted; for the command line, it blocks.
 
     Args:
-        host: Anybody who reaches it can read the store, so it is loopback unless told otherwise.
+        host: A host that reaches it can read the store: loopback unless another is given.
         port: 0 for any.
-        on_listening: Is told the address once requests are answered.
+        on_listening: Is called with the address once requests are answered.
     Raises:
         OSError: The port is taken, or the host is none of this machine's.
     """

@@ -11,13 +11,13 @@ from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 from jepsen_like.report.run_folder import Result
 
 PROOF_OF_ALL: Final = frozenset({"total_queue", "replicas"})
-"""Checkers whose pass says that nothing is lost: they compare acknowledgements with the end."""
+"""Checkers whose pass means that nothing is lost: they compare acknowledgements with the end."""
 
 VALUES_SHOWN: Final = 4
 """Of a pull; the rest is in the history."""
 
 KIND_CHARACTERS: Final = 16
-"""Of a line: beside a plot there is no room for more."""
+"""Of a line: beside a plot there is no space for more."""
 
 QUOTED_MAX: Final = 2
 """Witnesses in the first sentence; the table has all."""
@@ -47,9 +47,9 @@ def verdict_sentence(
         said = f"invalid: {first.name} in {first.subject}: {first.detail}"
         return said + "".join(f" [{text}]" for text in quoted[:QUOTED_MAX])
     if result.verdict == "unknown":
-        return f"unknown: {result.reason or 'nobody said why'} ({over})"
+        return f"unknown: {result.reason or 'no reason was given'} ({over})"
     if not acked:
-        return "unknown: the result says valid, but no acknowledged operation is in the history"
+        return "unknown: the result is valid, but no acknowledged operation is in the history"
     damaged = "" if is_whole else "; the history shown here is torn or damaged"
     return f"valid: {over}; {_what_was_proved(result.verdicts)}{damaged}"
 
@@ -84,7 +84,7 @@ def describe(op: Operation, begin_ns: int) -> str:
 def _answer(op: Operation) -> str:
     took = "" if op.ret_ns == NEVER else f" after {(op.ret_ns - op.call_ns) / 1e6:,.1f} ms"
     if op.outcome == Outcome.INFO:
-        return f"nobody knows what came of it{took}{_because(op)}"
+        return f"its outcome is not known{took}{_because(op)}"
     if op.outcome == Outcome.FAIL:
         return f"failed{took}{_because(op)}"
     facts: list[str] = []
@@ -136,5 +136,5 @@ def duration_text(seconds: float) -> str:
 
 
 def when_text(violation: Violation, begin_ns: int) -> str:
-    """Return when *violation* showed; nothing when it says no time."""
+    """Return when *violation* showed; nothing when it has no time."""
     return seconds_text(violation.at_ns - begin_ns) if violation.at_ns else ""

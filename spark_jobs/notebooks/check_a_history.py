@@ -1,12 +1,14 @@
 # %% [markdown]
-# # Checking a history
+# # From a verdict to the two operations that prove it
 #
 # A history is what clients of a cluster saw: one row per attempt, with the time of its call and of
-# its return. Two runs are shipped with this notebook. In both, brokers were killed and cut off and
+# its return. Two runs are shipped with this notebook. In both, brokers were killed and isolated and
 # leadership was moved while clients sent and read. In the *good* one the brokers are as they are.
 # In the *broken* one a bug was planted in them: what a majority has not stored yet may be lost.
 #
-# Any other run will do: set `GOOD` or `BROKEN` to its folder.
+# This notebook follows one anomaly of the broken run: the verdict, the violation, the two
+# operations, what happened between them, and what the replicas hold. Then it shows the same
+# pictures of the good run. Any other run will do: set `GOOD` or `BROKEN` to its folder.
 
 # %% tags=["parameters"]
 import os
@@ -25,7 +27,7 @@ import time
 from IPython.display import Image, display
 
 from jepsen_like.checkers import queue_log
-from spark_jobs.notebooks.pictures import MORE, PICTURE, Looked, as_text, head
+from spark_jobs.notebooks.pictures import MORE, PICTURE, Looked, as_text
 from spark_jobs.run import judge_run
 
 
@@ -39,85 +41,36 @@ good, broken = Looked(GOOD, PICTURES / "good"), Looked(BROKEN, PICTURES / "broke
 # ## The rows
 #
 # `ops` has one row per attempt, `obs` one per message that a read found, `events` faults and
-# changes of role, `nodes` what brokers said of themselves. Nothing is null: `-1` says nothing.
+# changes of role, `nodes` what brokers reported. Numbers only, `-1` where there is nothing; here
+# kinds and outcomes have their names.
 
 # %%
-print(head(good.table("ops"), 6, "op_id", "process", "f", "outcome", "call_ns", "topic", "queue",
-           "off", "cnt", "max_off", "value"))  # fmt: skip
+print(as_text(broken.first_rows(8)))
 for name in ("ops", "obs", "events", "nodes"):
-    print(f"{name}: {good.table(name).num_rows} rows")
+    print(f"{name}: {broken.table(name).num_rows} rows")
 
 # %% [markdown]
 # ## The verdict
 #
-# One call, without a JVM. *Valid* means: there is one order of all operations that clients cannot
-# tell from what they saw, nothing acknowledged is missing, and so on for every promise.
-
-# %%
-verdict = judge_run(GOOD, "local", time.monotonic)
-print(verdict.verdict, "after", verdict.seconds, "s; digest", verdict.digest[:16])
-print(as_text([
-    {"checker": one.checker, "verdict": one.validity, "looked at": str(one.counts)}
-    for one in verdict.verdicts
-]))  # fmt: skip
-assert verdict.verdict != "invalid"
-
-# %% [markdown]
-# ## What the good run was like
-#
-# Coloured bands are faults. Every operation by itself, then percentiles, rates, who led, how far
-# followers were behind, when nothing was acknowledged, and what was done.
-
-# %%
-for name in PICTURE:
-    shown(good.draw(name))
-
-# %% [markdown]
-# Messages that were acknowledged and not read yet come down to few in the end. In the timeline
-# each lane is a client; what had no answer is pale and lasts until the end of the run, for nobody
-# knows when it happened, or if. Such a client goes on under another number.
-
-# %%
-for name in MORE:
-    shown(good.draw(name))
-
-# %% [markdown]
-# ## Why the good run is valid
-#
-# For each offset of a queue there is a time until which it was certainly missing, and one from
-# which on it was certainly there: a send is not there before its call, and is there when it has
-# returned; a read finds it or misses it. Earlier offsets are there earlier, so the first bound is
-# carried to the right and the second to the left. If the blue line is nowhere above the yellow
-# one, each append has a moment of its own between them, and reads agree with all of them.
-
-# %%
-shown(good.draw_bounds("orders", 0))
-
-# %% [markdown]
-# ## The broken run
+# One call, without a JVM. *Valid* would mean: there is one order of all operations that clients
+# cannot distinguish from what they saw, nothing acknowledged is missing, and so on for every
+# guarantee.
 
 # %%
 judged = judge_run(BROKEN, "local", time.monotonic)
-print(judged.verdict)
-names = {(one["checker"], one["name"]) for one in judged.anomalies}
+print(judged.verdict, "after", judged.operations, "operations; digest", judged.digest[:16])
 print(as_text([
-    {
-        "checker": checker,
-        "anomaly": name,
-        "named": sum((a["checker"], a["name"]) == (checker, name) for a in judged.anomalies),
-    }
-    for checker, name in sorted(names)
+    {"checker": one.checker, "verdict": one.validity, "violations": len(one.violations),
+     "checked": ", ".join(f"{count:,} {name}" for name, count in one.counts.items())}
+    for one in judged.verdicts
 ]))  # fmt: skip
 assert judged.verdict == "invalid"
 
-# %%
-for name in ("latency-raw", "leader", "unseen"):
-    shown(broken.draw(name))
-
 # %% [markdown]
-# ## One violation, step by step
+# ## One violation
 #
-# The first one of the log of a queue, and the two operations that prove it.
+# The first one of the log of a queue, and the two operations that prove it. Both have an answer,
+# and the answers contradict each other.
 
 # %%
 violation = next(
@@ -127,35 +80,92 @@ violation = next(
     for one in verdict.violations
 )
 topic, queue = violation.subject.rsplit("/", 1)
-print(violation.name, "in", violation.subject)
-print(violation.detail)
+print(f"{violation.name} in {violation.subject}: {violation.detail}")
 witnesses = broken.witnesses(violation)
 print(as_text(witnesses))
 
 # %% [markdown]
-# Both had an answer, and the answers contradict each other. What do the replicas hold there?
-
-# %%
-off = max(row["offset"] for row in witnesses)
-print("offset", off, broken.held_at(topic, int(queue), off))
-
-# %% [markdown]
-# And what happened between the two? Look for a leader that was killed or cut off after it had
-# acknowledged the first, and for another that led without it.
-
-# %%
-stamps = [row["called at s"] for row in witnesses]
-print(as_text(broken.happened_between(min(stamps) - 1, max(stamps) + 0.1)))
-
-# %% [markdown]
-# The same as a picture: time to the right, offsets upwards. The queue grows, is cut back, and grows
-# again over offsets that were given away before.
+# ## The picture that explains it
+#
+# One time axis, three parts. **Servers**: when each led, with its term, and below the bar the
+# faults that hit it; the same faults are bands behind everything. **Clients**: their operations on
+# this queue; the two witnesses are red. **Offsets**: what these operations name. The queue grows
+# under the first leader; after the change of leader its offsets are given away a second time.
 
 # %%
 shown(broken.draw_order(violation))
+
+# %% [markdown]
+# Read it from left to right: A was acknowledged by a leader that was isolated within milliseconds.
+# The others elected a leader that did not have the message, and it gave the same offset to B. With
+# the rule that an acknowledged message is stored on a majority, every electable server has A.
+#
+# The events between the two, as rows:
+
+# %%
+stamps = [row["called at s"] for row in witnesses] + [row["returned at s"] for row in witnesses]
+print(as_text(broken.happened_between(min(stamps) - 0.5, max(stamps) + 0.1)))
+
+# %% [markdown]
+# ## What the replicas hold there
+#
+# One of the two values. The other was acknowledged, and is lost.
+
+# %%
+off = max(row["offset"] for row in witnesses)
+held = broken.held_at(topic, int(queue), off)
+print(as_text([{"offset": off, "replica": node, "value": held[node]} for node in sorted(held)]))
+
+# %% [markdown]
+# ## How much of the queue is wrong
+#
+# For each offset there is a time until which it was certainly missing, and one from which on it was
+# certainly there: a send is not there before its call, and is there when it has returned; a read
+# finds it or misses it. Earlier offsets are there earlier, so the first bound is carried to the
+# right and the second to the left. Where the blue line is above the yellow one, no append has a
+# moment of its own: red.
+
+# %%
 shown(broken.draw_bounds(topic, int(queue)))
 
 # %% [markdown]
+# ## The whole broken run
+#
+# Latency, leaders, and messages that were acknowledged and not read.
+
+# %%
+for name in ("latency-raw", "leader", "unseen", "timeline"):
+    shown(broken.draw(name))
+
+# %% [markdown]
+# ## A good run
+#
+# The same questions of the run without the planted bug: no violation, and between the two bounds of
+# every offset is time for its append.
+
+# %%
+verdict = judge_run(GOOD, "local", time.monotonic)
+print(verdict.verdict, "after", verdict.operations, "operations; digest", verdict.digest[:16])
+print(as_text([
+    {"checker": one.checker, "verdict": one.validity, "violations": len(one.violations)}
+    for one in verdict.verdicts
+]))  # fmt: skip
+assert verdict.verdict != "invalid"
+shown(good.draw_bounds("orders", 0))
+
+# %% [markdown]
+# Coloured bands are faults: every operation by itself, percentiles, rates, leaders, how far
+# followers were behind, when nothing was acknowledged, and what was done.
+
+# %%
+for name in (*PICTURE, *MORE):
+    shown(good.draw(name))
+
+# %% [markdown]
+# In the last picture each lane is a client: sends in its upper half, reads in its lower half. An
+# operation without an answer is a thin line until the end of the run, for it may have happened at
+# any time after its call; such a client goes on under another number.
+#
 # ## The same with Spark
 #
 # One task per queue and the same kernel. One digest: both found the same. Without Java 17 this is
@@ -166,7 +176,7 @@ from spark_jobs.engines.session import why_no_java
 
 if why_no_java() is None:
     again = judge_run(BROKEN, "spark", time.monotonic, master="local[2]")
-    print("spark", again.verdict, again.seconds, "s", again.digest == judged.digest)
+    print("spark", again.verdict, again.digest == judged.digest)
     assert again.digest == judged.digest
 else:
     print(why_no_java())

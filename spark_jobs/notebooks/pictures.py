@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from matplotlib.lines import Line2D
@@ -41,7 +40,7 @@ from jepsen_like.report.canvas import (
 from jepsen_like.report.faults import Fault, faults_of
 from jepsen_like.report.order import orders_of
 from jepsen_like.report.pictures import Pictures
-from jepsen_like.report.roles import Reign, down_of, lag_of, nodes_of, reigns_of
+from jepsen_like.report.roles import Leadership, down_of, lag_of, leaderships_of, nodes_of
 from jepsen_like.report.run_folder import Sample
 from jepsen_like.report.series import (
     NS,
@@ -53,6 +52,7 @@ from jepsen_like.report.series import (
     rates_of,
     span_of,
 )
+from jepsen_like.report.witness_picture import draw_witnesses
 
 SHIPPED: Final = Path(__file__).parent / "data"
 """A good run and a broken one."""
@@ -114,13 +114,13 @@ class Looked:
         return faults_of(self.history.events, self.span)
 
     @cached_property
-    def reigns(self) -> list[Reign]:
+    def terms(self) -> list[Leadership]:
         """Leaders over time."""
-        return reigns_of(self.history.events, self.samples, self.span)
+        return leaderships_of(self.history.events, self.samples, self.span)
 
     @cached_property
     def _draw(self) -> Pictures:
-        nodes = nodes_of(self.reigns, self.samples)
+        nodes = nodes_of(self.terms, self.samples)
         return Pictures(self.pictures, self.span, self.faults, nodes)
 
     # -- pictures --------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Looked:
             "latency-raw": lambda: latency_raw(draw, columns),
             "latency": lambda: draw.latency(latency_of(columns, span)),
             "rate": lambda: draw.rate(rates_of(columns, span)),
-            "leader": lambda: draw.leader(self.reigns, down_of(self.samples, span)),
+            "leader": lambda: draw.leader(self.terms, down_of(self.samples, span)),
             "lag": lambda: draw.lag(lag_of(self.samples, span)),
             "availability": lambda: draw.availability(availability_of(columns, span)),
             "faults": draw.timeline,
@@ -152,7 +152,7 @@ class Looked:
             ValueError: It names no operation of a queue.
         """
         (order, *_) = orders_of(self.history.operations, [violation])
-        self._draw.order(order, 1)
+        draw_witnesses(self._draw, order, 1, self.terms)
         return self.pictures / "order-1.png"
 
     def draw_bounds(self, topic: str, queue: int) -> Path:
@@ -191,6 +191,10 @@ class Looked:
             "value": op.value,
         }
 
+    def first_rows(self, count: int) -> list[dict[str, Any]]:
+        """Return the first operations, with the names of kinds and outcomes."""
+        return [self._row(op) for op in self.history.operations[:count]]
+
     def held_at(self, topic: str, queue: int, off: int) -> dict[str, int]:
         """Return what each replica held at an offset when the run was over."""
         return {
@@ -202,16 +206,20 @@ class Looked:
 
     def happened_between(self, begin_s: float, end_s: float) -> list[dict[str, Any]]:
         """Return faults and changes of role in a part of the run."""
-        told = [
-            {
-                "at s": round(self.span.at_s(event.at_ns), 3),
-                "what": event.kind,
-                "node": event.node or event.target,
-                "detail": event.detail[:60],
-            }
-            for event in sorted(self.history.events, key=lambda event: event.at_ns)
-        ]
-        return [row for row in told if begin_s <= row["at s"] <= end_s]
+        rows: list[dict[str, Any]] = []
+        for event in sorted(self.history.events, key=lambda event: event.at_ns):
+            at_s, until_s = self.span.at_s(event.at_ns), self.span.at_s(event.end_ns)
+            if begin_s <= at_s <= end_s:
+                rows.append(
+                    {
+                        "at s": f"{at_s:.3f}",
+                        "until s": f"{until_s:.3f}" if event.end_ns > event.at_ns else "",
+                        "what": event.kind,
+                        "node": event.node or event.target,
+                        "detail": event.detail[:60],
+                    }
+                )
+        return rows
 
 
 def as_text(rows: list[dict[str, Any]]) -> str:
@@ -227,12 +235,6 @@ def as_text(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def head(table: pa.Table, count: int, *names: str) -> str:
-    """Return the first rows of a table as text."""
-    rows: list[dict[str, Any]] = table.slice(0, count).select(list(names)).to_pylist()
-    return as_text(rows)
-
-
 I64 = npt.NDArray[np.int64]
 
 POINTS_MAX: Final = 10_000
@@ -240,6 +242,7 @@ POINTS_MAX: Final = 10_000
 LANES_MAX: Final = 40
 """Processes in the timeline; a person cannot tell more of them apart."""
 OUTCOMES: Final = {Outcome.OK: GOOD, Outcome.INFO: DOUBT, Outcome.FAIL: BAD}
+_LINES: Final = {Outcome.OK: "", Outcome.INFO: " (until the end)", Outcome.FAIL: ""}
 MARKERS: Final = {
     F.SEND: "o", F.PULL: "v", F.MAX_OFFSET: "s", F.MIN_OFFSET: "D", F.COMMIT: "x",
     F.FETCH_COMMIT: "+",
@@ -257,7 +260,12 @@ class Bounds(NamedTuple):
 def latency_raw(draw: Pictures, columns: Columns) -> str:
     """Draw every operation at its call: how long it took, its kind, how it ended."""
     kinds = [f for f in F if (columns.f == f).any()]
-    made = canvas("latency-raw", draw.layout, [3.2], legend_rows=4 + len(kinds) + len(draw.bands))
+    made = canvas(
+        "latency-raw",
+        draw.layout,
+        [3.2],
+        legend_rows=4 + len(kinds) + len(draw.bands),
+    )
     (axes,) = made.axes
     step = -(-len(columns) // POINTS_MAX)
     shown = np.arange(len(columns)) % step == 0
@@ -285,7 +293,12 @@ def latency_raw(draw: Pictures, columns: Columns) -> str:
 
 def unseen(draw: Pictures, operations: Sequence[Operation]) -> str:
     """Draw how many acknowledged messages no pull had found yet."""
-    made = canvas("unseen", draw.layout, [2.2], legend_rows=2 + len(draw.bands))
+    made = canvas(
+        "unseen",
+        draw.layout,
+        [2.2],
+        legend_rows=2 + len(draw.bands),
+    )
     (axes,) = made.axes
     acked = {
         (op.topic, op.queue, op.off): op.ret_ns
@@ -311,33 +324,44 @@ def unseen(draw: Pictures, operations: Sequence[Operation]) -> str:
 
 
 def timeline(draw: Pictures, operations: Sequence[Operation]) -> str:
-    """Draw a lane per process with a bar per operation; no answer: pale until the end."""
+    """Draw a lane per client: sends in its upper half, reads in its lower; no answer: a line."""
     every = sorted({op.process for op in operations})
     processes = every[:: -(-len(every) // LANES_MAX)]
-    made = canvas("timeline", draw.layout, [0.14 * max(len(processes), 12)], legend_rows=3)
+    heights_in = [0.13 * max(len(processes), 12)]
+    made = canvas("timeline", draw.layout, heights_in, legend_rows=3 + len(draw.bands))
     (axes,) = made.axes
     lane = {process: at for at, process in enumerate(processes)}
-    least_s = draw.span.duration_s / 2_000
+    least_s = draw.span.duration_s / 1_000
     for outcome, colour in OUTCOMES.items():
         for process, at in lane.items():
-            rows = [op for op in operations if op.process == process and op.outcome == outcome]
-            spells = [(draw.span.at_s(op.call_ns), draw.span.at_s(op.ret_ns)) for op in rows]
-            bars = [(begin, max(end - begin, least_s)) for begin, end in spells]
-            alpha = 0.25 if outcome is Outcome.INFO else 0.9
-            axes.broken_barh(bars, (at - 0.4, 0.8), facecolor=colour, lw=0, alpha=alpha)
-        made.entries.append((Patch(color=colour), outcome.name.lower()))
+            for is_send in (True, False):
+                bars = [
+                    (draw.span.at_s(op.call_ns), draw.span.at_s(op.ret_ns))
+                    for op in operations
+                    if (op.process, op.outcome, op.f == F.SEND) == (process, outcome, is_send)
+                ]
+                widths = [(begin, max(end - begin, least_s)) for begin, end in bars]
+                place = (at - (0.4 if is_send else 0.0), 0.4)
+                if outcome is Outcome.INFO:
+                    place = (place[0] + 0.14, 0.12)
+                axes.broken_barh(widths, place, facecolor=colour, lw=0)
+        made.entries.append((Patch(color=colour), f"{outcome.name.lower()}{_LINES[outcome]}"))
     axes.set_ylim(len(processes) - 0.5, -0.5)
     step = max(len(processes) // 10, 1)
-    axes.set_yticks(range(0, len(processes), step), [str(p) for p in processes[::step]])
-    axes.set_ylabel("process" if len(every) == len(processes) else f"{len(processes)} processes")
-    time_axis(made, draw.span)
-    axes.grid(axis="x")
-    return save(made, draw.folder)
+    axes.set_yticks(range(0, len(processes), step), [f"p{p}" for p in processes[::step]])
+    axes.set_ylabel("client" if len(every) == len(processes) else f"{len(processes)} clients")
+    return _finish(draw, made)
 
 
 def bounds(draw: Pictures, told: Bounds) -> str:
     """Draw for each offset when its append may have happened; red where it cannot have."""
-    made = canvas("bounds", draw.layout, [3.4], legend_rows=4)
+    made = canvas(
+        "bounds",
+        draw.layout,
+        [3.4],
+        legend_rows=4,
+        title=f"{told.queue}: when each offset was appended, by what clients saw",
+    )
     (axes,) = made.axes
     offs = np.arange(len(told.earliest))
     begin, end = draw.span.begin_ns, draw.span.end_ns

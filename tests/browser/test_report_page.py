@@ -171,7 +171,7 @@ def test_counts_by_operation_and_outcome(store: Store, look: Looker) -> None:
         assert [f.name.lower(), *(f"{n:,}" for n in (*counts, sum(counts)))] in rows
     assert rows[-1][-1] == f"{OPERATIONS:,}"
     checks = rows_of(section(page, "numbers").locator("table.checks"))
-    assert [row[:2] for row in checks] == [["checker", "says"], ["queue_log", "valid"]]
+    assert [row[:2] for row in checks] == [["checker", "verdict"], ["queue_log", "valid"]]
 
 
 @pytest.mark.parametrize("name", ["latency", "rate", "lag"])
@@ -183,7 +183,7 @@ def test_plots_have_their_lines_and_the_bands_of_faults(
     assert {"kill", "isolate", "disk slow"} <= set(words)
     lines = {
         "latency": {"p50 (median)", "p99", "slowest"},
-        "rate": {"ok", "info (nobody knows)", "fail (not done)"},
+        "rate": {"ok", "info (not known)", "fail (not done)"},
         "lag": set(NODES),
     }
     assert lines[name] <= set(words)

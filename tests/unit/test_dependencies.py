@@ -16,12 +16,12 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGES = ("client", "commitlog", "dledger", "jepsen_like", "namesrv", "remoting", "spark_jobs")
 
-COMES_WITH = {"markupsafe": "jinja2", "yaml": "pyyaml"}
+COMES_WITH = {"PIL": "pillow", "markupsafe": "jinja2", "yaml": "pyyaml"}
 """Modules of a distribution that has another name, or that a declared one cannot be without."""
 
 HOSTS = {
     "dledger/testing/plugin.py": {"pytest"},
-    "spark_jobs/notebooks/build.py": {"jupytext", "nbclient", "nbformat"},
+    "spark_jobs/notebooks/build.py": {"jupytext", "nbclient", "nbformat", "pillow"},
     "spark_jobs/notebooks/check_a_history.py": {"ipython"},
 }
 """Files that only the program they are written for loads: a pytest plug-in, a notebook."""

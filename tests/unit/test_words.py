@@ -23,6 +23,7 @@ CLEAN: Final = (
     *("docs/internals/architecture.md", "docs/internals/consensus.md", "docs/internals/state.md"),
     *("client", "commitlog", "remoting", "namesrv", "spark_jobs"),
     *("jepsen_like/chaos", "jepsen_like/foreign", "jepsen_like/nemesis", "jepsen_like/command.py"),
+    *("jepsen_like/report",),
     *("dledger/cli", "dledger/filters", "dledger/metrics", "dledger/processors"),
     *("dledger/raft", "dledger/services", "dledger/state", "dledger/testing"),
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("dledger/*.py")),
@@ -41,7 +42,6 @@ CLEAN_TESTS: Final = (
 LEFT_OUT: Final = (
     "docs/internals/decisions",  # records of their day: they stay as they were written
     "commitlog/store_paths.py",  # names a file of older versions
-    "spark_jobs/notebooks/check_a_history.py",  # changed together with the notebook made from it
 )
 
 _CODE = re.compile(

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import pytest
 
-from spark_jobs.notebooks.build import NOTEBOOK, SOURCE, notebook_of, text_of
+from spark_jobs.notebooks.build import NOTEBOOK, SOURCE, notebook_of
 from spark_jobs.notebooks.pictures import MORE, PICTURE, SHIPPED, Looked
 from spark_jobs.run import judge_run
 
+read_notebook: Any = nbformat.read
 
-def test_the_notebook_is_generated_from_its_source() -> None:
-    assert NOTEBOOK.read_text() == text_of(notebook_of(SOURCE.read_text())), (
-        "python -m spark_jobs.notebooks.build makes it again"
-    )
-    assert all(not cell.get("outputs") for cell in notebook_of(SOURCE.read_text()).cells)
+
+def test_the_notebook_has_the_cells_of_its_source() -> None:
+    stored, made = read_notebook(NOTEBOOK, 4), notebook_of(SOURCE.read_text())
+    cells = [[(cell.cell_type, cell.source) for cell in one.cells] for one in (stored, made)]
+    assert cells[0] == cells[1], "python -m spark_jobs.notebooks.build makes it again"
+
+
+def test_the_notebook_is_stored_with_its_outputs() -> None:
+    stored = read_notebook(NOTEBOOK, 4)
+    outputs = [output for cell in stored.cells for output in cell.get("outputs", ())]
+    assert {output.output_type for output in outputs} == {"stream", "display_data"}
+    pictures = [o for o in outputs if "image/png" in o.get("data", {})]
+    assert len(pictures) == 16
+    text = "".join(output.get("text", "") for output in outputs)
+    assert "inconsistent offsets in orders/0: offset 118" in text
+    assert "send          ok" in text
+    assert "spark invalid True" in text
+    assert NOTEBOOK.stat().st_size < 600_000
 
 
 def test_the_shipped_runs_are_small_one_good_and_one_broken() -> None:
@@ -57,3 +74,19 @@ def test_a_violation_has_its_surroundings(tmp_path: Path) -> None:
     assert run.happened_between(0, run.span.duration_s)
     assert run.happened_between(-2, -1) == []
     assert run.draw_order(violation).is_file()
+    picture = run.draw_order(violation).read_bytes()
+    width, height = struct.unpack(">II", picture[16:24])
+    assert width == 1430
+    assert 500 < height < 900  # servers, clients, offsets, and nothing below the legend
+
+
+def test_rows_have_names_and_events_their_ends(tmp_path: Path) -> None:
+    run = Looked(SHIPPED / "broken", tmp_path)
+    first = run.first_rows(4)
+    assert [(row["what"], row["ended"]) for row in first] == [
+        ("send", "ok"), ("send", "ok"), ("pull", "ok"), ("max_offset", "ok"),
+    ]  # fmt: skip
+    isolated = [row for row in run.happened_between(19.5, 19.6) if row["what"] == "isolate"]
+    assert {(row["node"], row["at s"], row["until s"]) for row in isolated} == {
+        ("n1", "19.581", "22.137")
+    }

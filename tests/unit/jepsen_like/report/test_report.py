@@ -13,7 +13,7 @@ import pytest
 from jepsen_like.chaos.recorder import Recorder
 from jepsen_like.history.operation import NEVER, Event, F, Operation, Outcome, RunHeader
 from jepsen_like.report.pictures import Pictures
-from jepsen_like.report.roles import Reign
+from jepsen_like.report.roles import Leadership
 from jepsen_like.report.run_folder import read_run
 from jepsen_like.report.run_report import report
 from jepsen_like.report.series import NS, Span
@@ -160,8 +160,8 @@ def test_fault_bands_are_in_the_legend(page: PageReader) -> None:
 
 def test_the_moment_of_healing_is_marked(tmp_path: Path) -> None:
     span = Span(0, 10 * NS, 1)
-    healed = Pictures(tmp_path, span, [], ["n0"], 5.0).leader([Reign("n0", 3, 1.0, 9.0)], {})
-    never = Pictures(tmp_path, span, [], ["n0"]).leader([Reign("n0", 3, 1.0, 9.0)], {})
+    healed = Pictures(tmp_path, span, [], ["n0"], 5.0).leader([Leadership("n0", 3, 1.0, 9.0)], {})
+    never = Pictures(tmp_path, span, [], ["n0"]).leader([Leadership("n0", 3, 1.0, 9.0)], {})
     assert "all healed" in healed
     assert "all healed" not in never
 
@@ -183,13 +183,13 @@ def test_many_anomalies_are_counted_and_the_rest_is_folded(tmp_path: Path) -> No
 def test_terms_stand_in_the_ribbon(made: MadeRun, page: PageReader) -> None:
     terms = re.findall(r"leader term (\d+)", " ".join(e.detail for e in made.history.events))
     assert len(terms) == 4
-    assert f"4 reigns, newest term {terms[-1]}." in page.text["leader"]
+    assert f"4 terms, newest term {terms[-1]}." in page.text["leader"]
     assert set(terms) <= set(page.text["leader"].split())
 
 
 def test_a_node_that_never_led_has_an_empty_lane(tmp_path: Path) -> None:
     draw = Pictures(tmp_path, Span(0, 10 * NS, 1), [], ["n0", "n1"])
-    svg = draw.leader([Reign("n1", 3, 1.0, 9.0)], {})
+    svg = draw.leader([Leadership("n1", 3, 1.0, 9.0)], {})
     assert "n0 leads" in svg
     assert (tmp_path / "leader.png").exists()
 
@@ -272,7 +272,7 @@ def test_an_empty_folder_gives_a_page_that_says_so(tmp_path: Path) -> None:
 def test_valid_over_nothing_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"verdict": "valid"}')
     page = PageReader(report(tmp_path).read_text())
-    assert words(page.text["verdict"]).startswith("unknown: the result says valid, but no")
+    assert words(page.text["verdict"]).startswith("unknown: the result is valid, but no")
 
 
 def test_a_torn_history_gives_a_page_of_what_is_left(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from jepsen_like.plans.plan import Kind
 from jepsen_like.report.canvas import LOOKS, look_of
 from jepsen_like.report.faults import Fault, bands_of, faults_of, kinds_of, skipped_of
 from jepsen_like.report.order import ORDER_OPERATIONS_MAX, Says, orders_of
-from jepsen_like.report.roles import Reign, down_of, lag_of, reigns_of
+from jepsen_like.report.roles import Leadership, down_of, lag_of, leaderships_of
 from jepsen_like.report.run_folder import Sample
 from jepsen_like.report.series import (
     BUCKETS_MAX,
@@ -213,10 +213,10 @@ def test_a_reign_ends_by_word_by_the_end_of_its_process_or_with_the_run() -> Non
         event(61, 61, "role", "n3", "leader term 9"),
         event(63, 63, "role", "n2", "follower term 9"),
     ]
-    assert reigns_of(events, (), SPAN) == [
-        Reign("n1", 7, 1, 40),
-        Reign("n2", 8, 42, 63),
-        Reign("n3", 9, 61, 400),
+    assert leaderships_of(events, (), SPAN) == [
+        Leadership("n1", 7, 1, 40),
+        Leadership("n2", 8, 42, 63),
+        Leadership("n3", 9, 61, 400),
     ]
 
 
@@ -249,7 +249,10 @@ def test_lag_is_measured_against_the_leader_of_the_newest_term() -> None:
 
 def test_without_events_samples_tell_who_led_and_who_was_down() -> None:
     span = Span(0, 9 * NS, 1)
-    assert reigns_of((), SAMPLES, span) == [Reign("n1", 3, 0, 2), Reign("n2", 4, 1, 9)]
+    assert leaderships_of((), SAMPLES, span) == [
+        Leadership("n1", 3, 0, 2),
+        Leadership("n2", 4, 1, 9),
+    ]
     assert down_of(SAMPLES, span) == {"n1": [(2, 3)]}
 
 
