@@ -69,9 +69,8 @@ def shrink(
     search = _Search(fails, plays_max, is_over)
     if failed_at_ms is not None:
         plan = _drop_later(plan, failed_at_ms, search)
-        plan = _keep_last(plan, search)
-    else:
-        plan = _keep_first(plan, search)
+        plan = _keep_last(plan, failed_at_ms, search)
+    plan = _keep_first(plan, search)
     plan = _drop_steps(plan, search)
     plan = _close_gaps(plan, search)
     plan = _shorten_run(plan, search)
@@ -92,12 +91,15 @@ def _drop_later(plan: Plan, failed_at_ms: int, search: _Search) -> Plan:
     return candidate if search.still_fails(candidate) else plan
 
 
-def _keep_last(plan: Plan, search: _Search) -> Plan:
-    """Try the last steps alone, from the begin of a run."""
+def _keep_last(plan: Plan, failed_at_ms: int, search: _Search) -> Plan:
+    """Try the last steps before the failure alone, from the begin of a run."""
+    before = tuple(step for step in plan.steps if step.at_ms <= failed_at_ms)
+    end_ms = min(plan.duration_ms, failed_at_ms + TAIL_MS)
     for count in LAST_STEPS:
-        if count >= len(plan.steps):
+        if count >= len(before):
             return plan
-        candidate = _sooner(plan.with_steps(plan.steps[-count:]))
+        last = msgspec.structs.replace(plan, duration_ms=end_ms, steps=before[-count:])
+        candidate = _sooner(last)
         if search.still_fails(candidate):
             return candidate
     return plan

@@ -134,6 +134,20 @@ def test_what_came_after_the_failure_goes_first() -> None:
     assert small.duration_ms < needed.at_ms + 10_000
 
 
+def test_shrink_tries_the_last_steps_before_the_failure_alone() -> None:
+    plan = draw_plan(3, 3600)
+    needed = plan.steps[60]
+
+    def fails(candidate: Plan) -> bool:
+        arguments = {(step.kind, step.for_ms, step.arg) for step in candidate.steps}
+        return (needed.kind, needed.for_ms, needed.arg) in arguments and len(candidate.steps) < 9
+
+    small, plays = shrink(plan, fails, plays_max=3, failed_at_ms=needed.at_ms + 1)
+    assert len(small.steps) <= 4
+    assert small.duration_ms < needed.at_ms / 2
+    assert plays == 3
+
+
 def test_a_failure_without_any_step_shrinks_to_none() -> None:
     small, _ = shrink(draw_plan(3, 600), lambda _: True)
     assert small.steps == ()
