@@ -171,3 +171,5 @@ def test_the_command_follows_and_then_judges_the_whole(
     assert f"INVALID: {made.plant} in orders/0" in told.err
     outcome = json.loads(told.out)
     assert [anomaly["name"] for anomaly in outcome["anomalies"]] == [made.plant]
+    assert main(["check", str(run.folder), "--output", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["digest"] == outcome["digest"]
