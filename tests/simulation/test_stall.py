@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -23,10 +24,10 @@ def refuse_from(monkeypatch: pytest.MonkeyPatch, begin_s: float) -> Callable[[Wo
     worlds: list[World] = []
     propose = Proposals.propose
 
-    def refusing(self: Proposals, batch: object, on_done: object) -> None:
+    def refusing(self: Proposals, *arguments: Any, **options: Any) -> None:
         if worlds[0].elapsed_s > begin_s:
             raise PendingFullError("no place")
-        propose(self, batch, on_done)  # type: ignore[arg-type]
+        propose(self, *arguments, **options)
 
     monkeypatch.setattr(Proposals, "propose", refusing)
     return worlds.append
