@@ -15,9 +15,10 @@ from jepsen_like.checkers.half_messages import SYSTEM_TOPICS
 from jepsen_like.checkers.kernel.facts import NOT_YET
 from jepsen_like.checkers.queue_watch import QueueWatch
 from jepsen_like.checkers.verdict import Violation
+from jepsen_like.history.columns import RowOutOfRangeError, check_operation
 from jepsen_like.history.operation import NEVER, NOTHING, Operation, Outcome
 from jepsen_like.history.parquet import NoHistoryError
-from jepsen_like.history.sequence import iter_rows
+from jepsen_like.history.sequence import CorruptHistoryError, iter_rows
 
 INTERVAL_S: Final = 0.5
 """Between two readings of the files."""
@@ -160,15 +161,24 @@ class Tail:
         self._now_ns = NOT_YET
 
     def next(self) -> Batch:
-        """Return what came since the last call; nothing, if nothing did."""
+        """Return what came since the last call; nothing, if nothing did.
+
+        Raises:
+            CorruptHistoryError: A record is damaged, or a row that this version does not know.
+        """
         ended: list[Operation] = []
         present = self._now_ns
         for path in sorted(self._history.glob("*.cbor")):
             at = self.at.get(path.name, 0)
             end = 0
-            for row, end in iter_rows((self.read or _read)(path, at, BATCH_BYTES)):  # noqa: B007
-                if isinstance(row, Operation):
-                    self._take(row, ended)
+            try:
+                for row, after in iter_rows((self.read or _read)(path, at, BATCH_BYTES)):
+                    end = after
+                    if isinstance(row, Operation):
+                        check_operation(row)
+                        self._take(row, ended)
+            except (CorruptHistoryError, RowOutOfRangeError) as error:
+                raise CorruptHistoryError(f"{path}, after byte {at + end}: {error}") from error
             self.at[path.name] = at + end
         for op_id in [o for o, call in self._open.items() if call < present - GIVEN_UP_NS]:
             del self._open[op_id]

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
+from commitlog.errors import ConfigError
 from jepsen_like.checkers import push_group
 from jepsen_like.checkers.all_checks import Settings, check_source
 from jepsen_like.checkers.kernel.source import Source
-from jepsen_like.checkers.verdict import Verdict, Violation, checked, digest_of
-from jepsen_like.history.parquet import FOLDER, SUMMARY, Ingested, ingest, read_summary
+from jepsen_like.checkers.verdict import BadInputError, Verdict, Violation, checked, digest_of
+from jepsen_like.history.parquet import (
+    FOLDER,
+    SUMMARY,
+    Ingested,
+    NoHistoryError,
+    ingest,
+    read_summary,
+)
 from jepsen_like.history.sequence import PUSH_RECORD
 from jepsen_like.plans.plan import Plan, decode_plan
 from jepsen_like.plans.promised import merge_for, promised
-from jepsen_like.report.run_folder import kept_verdicts, read_result
+from jepsen_like.report.run_folder import RESULT_FILE, kept_verdicts, read_result
+from spark_jobs.place import Place, Readable, located, path_of
+from spark_jobs.tables import Tables
 
 Engine = Literal["local", "spark"]
+INPUT: Final = "input"
+"""The checker that names why a history could not be judged."""
 
 
 class Outcome(msgspec.Struct):
@@ -80,8 +93,14 @@ def _anomaly(violation: Violation) -> dict[str, Any]:
     return row
 
 
+def no_verdict(why: str, seconds: float = 0.0) -> Outcome:
+    """Return the answer where the input gives none: unknown, and *why* in one sentence."""
+    verdict = Verdict(INPUT, "unknown", reason=why)
+    return Outcome("unknown", why, 0, [], round(seconds, 3), digest_of([verdict]), [verdict])
+
+
 def judge_run(
-    folder: Path,
+    run: Path | str,
     engine: Engine,
     now_s: Callable[[], float],
     *,
@@ -91,12 +110,13 @@ def judge_run(
     on_spark: Callable[[Any], object] = lambda _: None,
     late_max_ns: int | None = None,
 ) -> Outcome:
-    """Judge the run in *folder*; its tables are made first where they are missing.
+    """Judge a run; its tables are made first where they are missing.
 
-    What was guaranteed is taken from the plan of the run, as its runner does.
+    What was guaranteed is taken from the plan of the run, as its runner does. Input that is not
+    whole or not known gives *unknown*, with a sentence that names the file and what to do.
 
     Args:
-        folder: A run, or a folder of tables.
+        run: A path or an address, of a run or of a folder of tables.
         engine: local: numpy in this process, without a JVM; spark: a task for each queue.
         now_s: Seconds of any clock that only goes forward.
         master: Of Spark; empty: this machine.
@@ -106,40 +126,87 @@ def judge_run(
         late_max_ns: How late a delayed message may come, which is in no plan; None: any.
 
     Raises:
-        ConfigError: Its plan is none, or one of a newer format.
-        NoHistoryError: There is nothing to judge.
         NoJavaError: Spark is to judge, and there is no Java runtime.
-        OSError: A file cannot be read or written.
     """
     begin_s = now_s()
-    parquet = tables_of(folder, report)
-    counts = read_summary(parquet)
-    plan = plan_of(folder, counts)
-    settings = settings_of(folder, plan, late_max_ns)
-    source = _source(parquet, engine, master, on_rows, on_spark)
-    verdicts = check_source(source, settings, report)
-    verdicts += push_groups(parquet)
-    kept = kept_verdicts(folder, {verdict.checker for verdict in verdicts})
-    return outcome_of(verdicts, kept, counts, plan, now_s() - begin_s)
+    opened: Callable[[str], _Opened] = _Local(on_rows).open
+    if engine == "spark":
+        opened = _Spark(master, on_spark).open
+
+    def judged(place: Place) -> Outcome:
+        folder = place.folder
+        parquet = folder if place.address else tables_of(folder, report)
+        counts = read_summary(parquet)
+        plan = plan_of(folder, counts)
+        with _result_of(folder):
+            settings = settings_of(folder, plan, late_max_ns)
+            kept = kept_verdicts(folder)
+        tables, source_of = opened(place.address or str(parquet.resolve()))
+        tables.check(counts)
+        verdicts = check_source(source_of(), settings, report)
+        verdicts += push_groups(parquet)
+        again = {verdict.checker for verdict in verdicts}
+        kept = [verdict for verdict in kept if verdict.checker not in again]
+        return outcome_of(verdicts, kept, counts, plan, now_s() - begin_s)
+
+    try:
+        with located(run, lambda address: opened(address)[0]) as place:
+            try:
+                return judged(place)
+            except (BadInputError, NoHistoryError, OSError) as error:
+                why = str(error)
+                if place.address:
+                    why = why.replace(str(place.folder), str(run))
+                return no_verdict(why, now_s() - begin_s)
+    except (BadInputError, OSError) as error:
+        return no_verdict(str(error), now_s() - begin_s)
 
 
-def _source(
-    parquet: Path,
-    engine: Engine,
-    master: str,
-    on_rows: Callable[[int], object],
-    on_spark: Callable[[Any], object],
-) -> Source:
-    if engine == "local":
+@contextmanager
+def _result_of(folder: Path) -> Iterator[None]:
+    """Give an error of reading the result of a run one sentence.
+
+    Raises:
+        BadInputError: The result is damaged.
+    """
+    try:
+        yield
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, TypeError) as error:
+        raise BadInputError(
+            f"{folder / RESULT_FILE} cannot be read ({error}): copy it again, or take it away to "
+            "judge the history alone"
+        ) from error
+
+
+_Opened = tuple[Readable, Callable[[], Source]]
+"""A folder of tables, and what makes an engine over them."""
+
+
+class _Local:
+    def __init__(self, on_rows: Callable[[int], object]) -> None:
+        self._on_rows = on_rows
+
+    def open(self, place: str) -> _Opened:
         from spark_jobs.engines.local import LocalSource
 
-        return LocalSource(parquet, on_rows)
-    from spark_jobs.engines.session import open_session
-    from spark_jobs.engines.spark import SparkSource
+        tables = Tables(place)
+        return tables, lambda: LocalSource(tables, self._on_rows)
 
-    session = open_session(master)
-    on_spark(session.sparkContext.statusTracker())
-    return SparkSource(session, str(parquet.resolve()))
+
+class _Spark:
+    def __init__(self, master: str, on_spark: Callable[[Any], object]) -> None:
+        self._master, self._on_spark = master, on_spark
+        self._session: Any = None
+
+    def open(self, place: str) -> _Opened:
+        from spark_jobs.engines.session import open_session
+        from spark_jobs.engines.spark import SparkSource, open_tables
+
+        if self._session is None:
+            self._session = open_session(self._master)
+            self._on_spark(self._session.sparkContext.statusTracker())
+        session = self._session
+        return open_tables(session, place), lambda: SparkSource(session, place)
 
 
 def tables_of(folder: Path, report: Callable[[str], object] = lambda _: None) -> Path:
@@ -148,7 +215,7 @@ def tables_of(folder: Path, report: Callable[[str], object] = lambda _: None) ->
     Raises:
         NoHistoryError: There is no history either.
     """
-    if (folder / SUMMARY).is_file():
+    if (folder / SUMMARY).is_file() or (folder / "ops.parquet").exists():
         return folder
     parquet = folder / FOLDER
     if not (parquet / SUMMARY).is_file() or is_older(parquet, folder / "history"):
@@ -168,11 +235,17 @@ def plan_of(folder: Path, counts: Ingested) -> Plan | None:
     """Return the plan of a run, if it has one: of tables alone the one their history began with.
 
     Raises:
-        ConfigError: It is none, or one of a newer format.
+        BadInputError: It is none, or one of a newer format.
     """
     path = folder / "plan.json"
-    text = path.read_text() if path.is_file() else counts.plan
-    return decode_plan(text) if text else None
+    try:
+        text = path.read_text() if path.is_file() else counts.plan
+        return decode_plan(text) if text else None
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise BadInputError(
+            f"the plan of the run, {path}, cannot be used ({error}): check with the version that "
+            "wrote it"
+        ) from error
 
 
 def settings_of(folder: Path, plan: Plan | None, late_max_ns: int | None = None) -> Settings:
@@ -197,10 +270,12 @@ def push_groups(parquet: Path) -> list[Verdict]:
     ]
 
 
-def records(folder: Path) -> int:
+def records(run: Path | str) -> int:
     """Return how many operations there are to judge, as far as it is known; 0: not yet."""
-    for place in (folder, folder / FOLDER):
+    folder = path_of(run)
+    for place in (folder, folder / FOLDER) if isinstance(folder, Path) else ():
         if (place / SUMMARY).is_file():
-            counts: Ingested = read_summary(place)
-            return counts.ops
+            with suppress(NoHistoryError):
+                counts: Ingested = read_summary(place)
+                return counts.ops
     return 0

@@ -11,7 +11,13 @@ from typing import Literal
 
 import msgspec
 
+from commitlog.errors import MQError
+
 Validity = Literal["valid", "invalid", "unknown"]
+
+
+class BadInputError(MQError):
+    """Input that gives no verdict: the sentence names the file and what to do."""
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -74,9 +80,15 @@ def judge(
 
 
 def checked(checker: str, run: Callable[[], Verdict]) -> Verdict:
-    """Return the verdict of *run*; unknown, with the error, when it breaks."""
+    """Return the verdict of *run*; unknown, with the error, when it breaks.
+
+    Raises:
+        BadInputError: The tables cannot be judged, by this check or another.
+    """
     try:
         return run()
+    except BadInputError:
+        raise
     except Exception as error:  # noqa: BLE001  # a checker that breaks proves nothing: its verdict is unknown, with the error
         return Verdict(checker, "unknown", reason=f"{type(error).__name__}: {error}")
 

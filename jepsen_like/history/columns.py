@@ -10,7 +10,7 @@ A pull whose messages have no rows in `obs` has their number in `cnt` and their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, unique
 from typing import Any, Final
 
@@ -108,6 +108,24 @@ def check_operation(op: Operation) -> None:
     if op.values and len(op.values) != op.cnt:
         raise RowOutOfRangeError(f"it found {len(op.values)} values and counts {op.cnt}")
     _check_words("values", op.values)
+
+
+def mistake_in(columns: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Return what is wrong with rows of `ops`, as `check_operation` has it; empty: nothing.
+
+    Args:
+        columns: `f`, `outcome`, `level`, `call_ns` and `ret_ns` of the rows.
+    """
+    for name in ("f", "outcome", "level"):
+        low, high = _RANGES[name]
+        column = columns[name]
+        if len(column) and not low <= column.min() <= column.max() <= high:
+            number = column[(column < low) | (column > high)][0]
+            return f"holds a row whose {name} is {number}, which this version does not know"
+    early = columns["ret_ns"] < columns["call_ns"]
+    if early.any():
+        return f"holds {np.count_nonzero(early)} rows that return before their call"
+    return ""
 
 
 def check_replica_read(read: ReplicaRead) -> None:

@@ -182,7 +182,10 @@ def read_summary(parquet: Path) -> Ingested:
     try:
         return msgspec.json.decode((parquet / SUMMARY).read_bytes(), type=Ingested)
     except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError) as error:
-        text = f"{parquet} was not written to its end: dledger history ingest makes it again"
+        text = (
+            f"{parquet / SUMMARY} is missing or damaged, so the tables may not be whole: make them "
+            "again with dledger history ingest"
+        )
         raise NoHistoryError(text) from error
 
 
@@ -207,6 +210,7 @@ def write_history(
             into / f"{name}.parquet",
             row_group_size=ROW_GROUP_ROWS,
             compression=COMPRESSION,
+            write_page_checksum=True,
         )
     return int(obs.num_rows)
 

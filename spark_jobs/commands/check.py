@@ -13,11 +13,15 @@ from cyclopts import Parameter, validators
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.verdict import Violation, digest_of
 from jepsen_like.foreign import judged
+from jepsen_like.history.columns import RowOutOfRangeError
+from jepsen_like.history.parquet import NoHistoryError
+from jepsen_like.history.sequence import CorruptHistoryError
 from spark_jobs import live
 from spark_jobs.commands.history import STORE, RunName, Store, run_folder
 from spark_jobs.commands.progress import progress, task_lines
 from spark_jobs.malloc_tuning import keep_memory
-from spark_jobs.run import Engine, Outcome, judge_run, records
+from spark_jobs.place import path_of
+from spark_jobs.run import Engine, Outcome, judge_run, no_verdict, records
 
 EXIT: Final = {"valid": ExitCode.OK, "invalid": ExitCode.FAILED}
 UNKNOWN_EXIT: Final = 2
@@ -53,23 +57,29 @@ def check(
 ) -> int:
     """Judge the history of a run, of a folder of tables, or one that Jepsen wrote.
 
+    A run is a path, a name under --store, or an address (file://, s3://).
     Jepsen's are files of EDN or JSON, or the folder of a stored test. Exit: 0 valid, 1 invalid, 2
     unknown.
     """
-    foreign = judged.history_file(Path(name))
-    if foreign is not None or workload is not None:
-        return check_foreign(foreign or Path(name), workload, output)
-    folder = run_folder(name, store)
+    run = path_of(name)
+    if isinstance(run, Path):
+        foreign = judged.history_file(run)
+        if foreign is not None or workload is not None:
+            return check_foreign(foreign or run, workload, output)
+        run = run_folder(str(run), store)
     if follow:
-        follow_run(folder, engine, master)
+        why = follow_run(run, engine, master)
+        if why:
+            show(no_verdict(why), output)
+            return UNKNOWN_EXIT
     report = note if engine != "local" or output != "json" else _silent
     with (
-        progress("operations", records(folder)) as on_rows,
+        progress("operations", records(run)) as on_rows,
         nullcontext() if engine == "local" else task_lines(note) as on_spark,
     ):
         keep_memory()
         outcome = judge_run(
-            folder,
+            run,
             engine,
             time.monotonic,
             master=master,
@@ -107,12 +117,22 @@ def check_foreign(path: Path, workload: judged.Chosen | None, output: Output) ->
     return EXIT.get(outcome.verdict, UNKNOWN_EXIT)
 
 
-def follow_run(folder: Path, engine: Engine, master: str) -> None:
+def follow_run(run: Path | str, engine: Engine, master: str) -> str:
     """Print what is wrong as soon as it is, until the run has left its result.
 
-    Raises:
-        NoHistoryError: There is no history yet.
+    Returns:
+        Why the run cannot be followed, one sentence; empty: it was followed to its end.
     """
+    if not isinstance(run, Path):
+        return f"{run} is an address: only a run on this machine can be followed"
+    try:
+        _follow(run, engine, master)
+    except (NoHistoryError, CorruptHistoryError, RowOutOfRangeError, OSError) as error:
+        return f"{error}: copy the run again, or judge what can be read without --follow"
+    return ""
+
+
+def _follow(folder: Path, engine: Engine, master: str) -> None:
 
     def is_over() -> bool:
         return (folder / "result.json").is_file()

@@ -25,6 +25,10 @@ Store = Annotated[Path, Parameter(help="Folder with a folder for each run.")]
 RunName = Annotated[str, Parameter(help="A path, or a name under --store.")]
 
 
+PARTS: Final = ("history", "parquet", "ingest.json", "ops.parquet")
+"""What makes a folder one of a run or of tables."""
+
+
 def run_folder(name: str, store: Path) -> Path:
     """Return the folder of a run or of tables.
 
@@ -32,7 +36,7 @@ def run_folder(name: str, store: Path) -> Path:
         CliError: There is none; a usage error.
     """
     for folder in (Path(name), store / name):
-        if any((folder / part).exists() for part in ("history", "parquet", "ingest.json")):
+        if any((folder / part).exists() for part in PARTS):
             return folder
     raise CliError(f"{name} is no run, here or in {store}", exit_code=ExitCode.USAGE)
 

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from jepsen_like.checkers.kernel.facts import OBS_COLUMNS
 from jepsen_like.checkers.kernel.source import (
@@ -27,6 +26,7 @@ from jepsen_like.checkers.kernel.tables import Batch, Gathered
 from jepsen_like.history.columns import OBS, OPS
 from jepsen_like.history.operation import Operation
 from jepsen_like.history.parquet import read_summary
+from spark_jobs.tables import CHECKED, Tables, batches, check_rows
 
 BATCH_ROWS: Final = 1 << 17
 """Rows decoded at once: the memory of one batch is used again for the next but two."""
@@ -39,7 +39,9 @@ _SCAN: Final[dict[str, Any]] = {
     "batch_readahead": READ_AHEAD,
     "fragment_readahead": 1,
     # A row group that is fetched whole takes new memory for each; files are on this machine.
-    "fragment_scan_options": ds.ParquetFragmentScanOptions(pre_buffer=False),
+    "fragment_scan_options": ds.ParquetFragmentScanOptions(
+        pre_buffer=False, page_checksum_verification=True
+    ),
 }
 WORD_MAX: Final = 48
 """Characters of a word whose statistics are believed: some writers cut longer ones."""
@@ -49,18 +51,21 @@ class LocalSource:
     """The tables in a folder.
 
     Args:
-        parquet: The folder.
+        parquet: The folder, or its tables at an address.
         on_rows: Called with the number of rows of `ops` that are judged.
 
     Raises:
         NoHistoryError: It is not whole.
     """
 
-    def __init__(self, parquet: Path, on_rows: Callable[[int], object] = lambda _: None) -> None:
-        read_summary(parquet)
-        self._parquet = parquet
-        self._ops = ds.dataset(parquet / "ops.parquet", schema=OPS)
-        self._obs = ds.dataset(parquet / "obs.parquet", schema=OBS)
+    def __init__(
+        self, parquet: Path | Tables, on_rows: Callable[[int], object] = lambda _: None
+    ) -> None:
+        if isinstance(parquet, Path):
+            read_summary(parquet)
+            parquet = Tables(parquet)
+        self._tables = parquet
+        self._ops, self._obs = parquet.dataset("ops"), parquet.dataset("obs")
         self._on_rows = on_rows
         self._wants: tuple[Want, ...] = ()
         self._met: dict[Want, list[Any]] = {}
@@ -72,12 +77,12 @@ class LocalSource:
 
     def nodes(self) -> Any:
         """Return the table `nodes`."""
-        return pq.read_table(self._parquet / "nodes.parquet")
+        return self._tables.nodes()
 
     def ops(self, want: Want, rows_max: int) -> Any:
         """Return rows of `ops`."""
         if want not in self._wants:
-            return _rows(self._ops, want, rows_max)
+            return _rows(self._tables.name("ops"), self._ops, want, rows_max)
         if want not in self._met:
             self._scan()
         met = self._met[want]
@@ -87,7 +92,7 @@ class LocalSource:
 
     def obs(self, want: Want, rows_max: int) -> Any:
         """Return rows of `obs`."""
-        return _rows(self._obs, want, rows_max)
+        return _rows(self._tables.name("obs"), self._obs, want, rows_max)
 
     def queues(
         self, appends: Mapping[Queue, tuple[Operation, ...]], replicas: Replicas
@@ -97,7 +102,8 @@ class LocalSource:
         self._gathered = None  # its facts are used up
         same = constants(self._obs)
         names = [name for name in ("topic", "queue", *OBS_COLUMNS) if name not in same]
-        for batch in self._obs.to_batches(columns=names, **_SCAN):
+        found = self._obs.to_batches(columns=names, **_SCAN)
+        for batch in batches(self._tables.name("obs"), found):
             gathered.add_obs(Batch(batch, same, OBS), replicas)
         with ThreadPoolExecutor(JUDGES) as pool:
             return gathered.reports(appends, replicas, pool.map)
@@ -110,8 +116,10 @@ class LocalSource:
         done = 0
         same = constants(self._ops)
         names = [name for name in OPS.names if name not in same]
-        for read in self._ops.to_batches(columns=names, **_SCAN):
+        name = self._tables.name("ops")
+        for read in batches(name, self._ops.to_batches(columns=names, **_SCAN)):
             batch = Batch(read, same, OPS)
+            check_rows(name, {column: batch.numbers(column) for column in CHECKED})
             for want, met in self._met.items():
                 rows = np.flatnonzero(batch.meets(want))
                 if len(rows):
@@ -156,26 +164,27 @@ def _of_group(group: Any) -> dict[str, int | str]:
     return found
 
 
-def _rows(table: Any, want: Want, rows_max: int) -> Any:
+def _rows(name: str, table: Any, want: Want, rows_max: int) -> Any:
     terms = [
-        pc.field(name).isin(pa.array(values, table.schema.field(name).type))
-        for name, values in want.among
+        pc.field(column).isin(pa.array(values, table.schema.field(column).type))
+        for column, values in want.among
         if values
     ]
-    for name, value in want.other_than:
+    for column, value in want.other_than:
         other = pc.field(value) if isinstance(value, str) and value in OPS.names else value
-        terms.append(pc.field(name) != other)
+        terms.append(pc.field(column) != other)
     if not terms:
         return table.schema.empty_table()
     wanted = reduce(or_, terms)
     if want.queue is not None:
         topic, queue = want.queue
         wanted = (pc.field("topic") == topic) & (pc.field("queue") == queue) & wanted
-    batches = []
+    met = []
     rows = 0
-    for batch in table.to_batches(filter=wanted, batch_size=BATCH_ROWS, batch_readahead=READ_AHEAD):
+    found = table.to_batches(filter=wanted, batch_size=BATCH_ROWS, batch_readahead=READ_AHEAD)
+    for batch in batches(name, found):
         rows += batch.num_rows
         if rows > rows_max:
             raise TooManyRowsError(rows_max)
-        batches.append(batch)
-    return pa.Table.from_batches(batches, table.schema).unify_dictionaries()
+        met.append(batch)
+    return pa.Table.from_batches(met, table.schema).unify_dictionaries()

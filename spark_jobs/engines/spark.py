@@ -41,9 +41,9 @@ from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, Too
 from jepsen_like.checkers.kernel.tables import spares_of
 from jepsen_like.history.columns import OBS, OPS
 from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
-from jepsen_like.history.parquet import read_summary
 from spark_jobs.audit.folder import ReplicaFolder, open_folder
 from spark_jobs.audit.work import Done, Work, do
+from spark_jobs.tables import Tables
 
 LOOK: Final = 100
 """In the column `f`: the row is one of `obs`."""
@@ -51,6 +51,11 @@ _ROWS: Final = ("topic", "queue", *OPS_COLUMNS, "replica")
 REPORT_SCHEMA: Final = "topic string, queue int, report binary"
 QUEUE_ROWS_MAX: Final = 1 << 25
 """Rows of a queue that one task takes: facts of about 600 MB where half of them are sends."""
+
+
+def open_tables(spark: SparkSession, place: str) -> Tables:
+    """Return the folder of tables at an address."""
+    return Tables(place)
 
 
 class SparkSource:
@@ -61,9 +66,6 @@ class SparkSource:
         parquet: The folder: a path, or any address Spark knows.
         rows_max: A queue with more rows is cut into chunks, a task for each.
         chunk_offsets: Offsets of a chunk.
-
-    Raises:
-        NoHistoryError: It is a path of this machine and not whole.
     """
 
     def __init__(
@@ -74,10 +76,6 @@ class SparkSource:
         rows_max: int = QUEUE_ROWS_MAX,
         chunk_offsets: int = CHUNK_OFFSETS,
     ) -> None:
-        if "://" not in parquet:
-            from pathlib import Path
-
-            read_summary(Path(parquet))
         self._spark = spark
         self._parquet = parquet
         self._rows_max, self._width = rows_max, chunk_offsets

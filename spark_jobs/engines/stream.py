@@ -6,6 +6,7 @@ The state of a queue is its `QueueWatch` as bytes, so it is as small.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 import pandas as pd
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming.query import StreamingQuery
@@ -21,6 +23,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from jepsen_like.checkers.queue_watch import QueueWatch
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import Operation
+from jepsen_like.history.sequence import CorruptHistoryError
 from spark_jobs.live import INTERVAL_S, Tail, by_queue
 
 FORMAT: Final = "dledger_run"
@@ -182,7 +185,11 @@ def follow_with_spark(
     sleep: Callable[[float], object],
     is_over: Callable[[], bool],
 ) -> None:
-    """Follow the run in *folder* until *is_over*; arguments as of `follow.follow`."""
+    """Follow the run in *folder* until *is_over*; arguments as of `follow.follow`.
+
+    Raises:
+        CorruptHistoryError: A record is damaged, or a row that this version does not know.
+    """
     with TemporaryDirectory(prefix="dledger-follow-") as checkpoint:
         query = start_following(spark, folder, Path(checkpoint), report)
         try:
@@ -190,5 +197,10 @@ def follow_with_spark(
                 query.processAllAvailable()
                 sleep(INTERVAL_S)
             query.processAllAvailable()
+        except PySparkException as error:
+            damaged = re.search(r"CorruptHistoryError: (.+)", str(error))
+            if damaged:
+                raise CorruptHistoryError(damaged[1]) from error
+            raise
         finally:
             query.stop()

@@ -121,7 +121,7 @@ class _Writer:
 
     def write(self, on_progress: Callable[[int], object]) -> Generated:
         reads: list[tuple[int, int]] = []
-        settings: dict[str, Any] = {"compression": COMPRESSION}
+        settings: dict[str, Any] = {"compression": COMPRESSION, "write_page_checksum": True}
         with (
             pq.ParquetWriter(self.folder / "ops.parquet", OPS, **settings) as ops,
             pq.ParquetWriter(self.folder / "obs.parquet", OBS, **settings) as obs,

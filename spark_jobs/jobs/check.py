@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 
@@ -16,7 +15,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         sys.stderr.write("usage: spark-submit spark_jobs/jobs/check.py RUN\n")
         return 2
-    outcome = judge_run(Path(arguments[0]), "spark", time.monotonic, master="submitted")
+    outcome = judge_run(arguments[0], "spark", time.monotonic, master="submitted")
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(outcome)).decode() + "\n")
     sys.stdout.flush()
     return {"valid": 0, "invalid": 1}.get(outcome.verdict, 2)

@@ -39,8 +39,8 @@ SUSPECTS_MAX: Final = 64
 """Offsets or values of each kind that are read again; of each anomaly 8 are reported."""
 NOT_YET: Final = -(1 << 63)
 """No bound below."""
-CAPACITY_MIN: Final = 1 << 10
-"""Offsets of the first arrays; they double."""
+CAPACITY_MIN: Final = 1 << 6
+"""Offsets of the first arrays, which double: 1.5 KiB for a queue that is hardly used."""
 SPARSE_MIN: Final = 1 << 16
 """Counters so far apart are sorted only where they are fewer than an eighth of that."""
 STRIDE_ROWS: Final = 1 << 15

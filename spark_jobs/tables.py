@@ -1,0 +1,251 @@
+"""The tables of a history where they are, and what makes them no input for a verdict.
+
+A folder is named by a path or by an address: what pyarrow opens (`file`, `s3`, `gs`, `hdfs` with
+its native library), and what fsspec opens where that is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+
+from jepsen_like.checkers.verdict import BadInputError
+from jepsen_like.history.columns import EVENTS, NODES, OBS, OPS, NodeKind, mistake_in
+from jepsen_like.history.parquet import SUMMARY, Ingested
+
+SCHEMAS: Final[dict[str, Any]] = {"ops": OPS, "obs": OBS, "events": EVENTS, "nodes": NODES}
+AGAIN: Final = "make the tables again with dledger history ingest"
+CHECKED: Final = ("f", "outcome", "level", "call_ns", "ret_ns")
+"""Columns of `ops` that every row is checked by."""
+_SCAN: Final = ds.ParquetFragmentScanOptions(
+    # A row group that is fetched whole takes new memory for each.
+    pre_buffer=False,
+    page_checksum_verification=True,
+)
+
+
+class UnknownAddressError(BadInputError):
+    """No library of this process opens the address."""
+
+
+def is_address(place: str) -> bool:
+    """Whether *place* is an address and not a path."""
+    return "://" in place
+
+
+def open_place(place: str) -> tuple[Any, str]:
+    """Return the file system of a path or an address, and the path in it.
+
+    Raises:
+        UnknownAddressError: No library opens such an address, or the service does not answer.
+    """
+    if not is_address(place):
+        return pafs.LocalFileSystem(), str(Path(place).resolve())
+    try:
+        found: tuple[Any, str] = pafs.FileSystem.from_uri(place.replace("s3a://", "s3://", 1))
+    except (OSError, pa.ArrowException):
+        found = _by_fsspec(place)
+    return found
+
+
+def _by_fsspec(place: str) -> tuple[Any, str]:
+    scheme = place.partition("://")[0]
+    try:
+        filesystem, path = import_module("fsspec.core").url_to_fs(place)  # if it is installed
+    except (ImportError, ValueError, OSError) as error:
+        raise UnknownAddressError(
+            f"{place} cannot be opened: install what opens {scheme}:// with fsspec, or copy the "
+            "tables to this machine"
+        ) from error
+    return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), path
+
+
+class Tables:
+    """The tables in one folder.
+
+    Args:
+        place: The folder: a path or an address.
+
+    Raises:
+        UnknownAddressError: No library opens the address.
+    """
+
+    def __init__(self, place: str | Path) -> None:
+        self.place = str(place).rstrip("/")
+        self.filesystem, self._root = open_place(self.place)
+
+    def name(self, table: str) -> str:
+        """Return the path or address of a table, as sentences name it."""
+        return f"{self.place}/{table}.parquet"
+
+    def read(self, file: str) -> bytes | None:
+        """Return the bytes of a small file; None: it is not there.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        path = f"{self._root}/{file}"
+        if self.filesystem.get_file_info(path).type != pafs.FileType.File:
+            return None
+        with self.filesystem.open_input_stream(path) as stream:
+            data: bytes = stream.read()
+        return data
+
+    def dataset(self, table: str) -> Any:
+        """Return a table as a dataset with the schema of this version.
+
+        Raises:
+            BadInputError: It is missing, or is no Parquet.
+        """
+        path = f"{self._root}/{table}.parquet"
+        with named(self.name(table)):
+            if self.filesystem.get_file_info(path).type == pafs.FileType.NotFound:
+                raise BadInputError(f"{self.name(table)} is missing: {AGAIN}")
+            return ds.dataset(
+                path,
+                schema=SCHEMAS[table],
+                filesystem=self.filesystem,
+                format=ds.ParquetFileFormat(default_fragment_scan_options=_SCAN),
+            )
+
+    def check(self, counts: Ingested) -> None:
+        """See that all tables are there with their columns and as many rows as *counts* has.
+
+        Only the footers of the files are read.
+
+        Raises:
+            BadInputError: They are not.
+        """
+        expected = {
+            "ops": counts.ops,
+            "obs": counts.obs,
+            "events": counts.events,
+            "nodes": counts.reads + counts.states + counts.samples,
+        }
+        for table, count in expected.items():
+            rows = 0
+            for fragment in self.dataset(table).get_fragments():
+                with named(self.name(table)):
+                    check_schema(self.name(table), fragment.physical_schema, SCHEMAS[table])
+                    rows += fragment.metadata.num_rows
+            if rows != count:
+                raise BadInputError(
+                    f"{self.name(table)} holds {rows} rows, and {SUMMARY} counts {count}: {AGAIN}"
+                )
+
+    def nodes(self) -> Any:
+        """Return the table `nodes`.
+
+        Raises:
+            BadInputError: It cannot be read, has nulls, or rows of a kind not known here.
+        """
+        name = self.name("nodes")
+        with named(name):
+            table = self.dataset("nodes").to_table()
+        return checked_nodes(name, table)
+
+
+def checked_nodes(name: str, table: Any) -> Any:
+    """Return *table*, which has no nulls and no rows of a kind not known here.
+
+    Raises:
+        BadInputError: It has.
+    """
+    check_nulls(name, table)
+    kinds = table.column("kind").to_numpy()
+    if len(kinds) and not 0 <= kinds.min() <= kinds.max() < len(NodeKind):
+        raise BadInputError(
+            f"{name} holds a row whose kind is {kinds.max()}, which this version does not know: "
+            "check with the version that wrote it"
+        )
+    return table
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Give an error of reading a table one sentence with the name of the table.
+
+    Raises:
+        BadInputError: In place of the errors of the file system and of pyarrow.
+    """
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        said = " ".join(str(error).split())[:200]
+        raise BadInputError(f"{name} cannot be read ({said}): {AGAIN}, or copy it again") from error
+
+
+def batches(name: str, found: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches of a table; each is without nulls.
+
+    Raises:
+        BadInputError: One cannot be read, or has nulls.
+    """
+    every = iter(found)
+    while True:
+        with named(name):
+            batch = next(every, None)
+        if batch is None:
+            return
+        check_nulls(name, batch)
+        yield batch
+
+
+def check_nulls(name: str, batch: Any) -> None:
+    """See that no column has nulls.
+
+    Raises:
+        BadInputError: One has.
+    """
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if column.null_count:
+            raise BadInputError(f"{name} has nulls in the column {field.name}: {AGAIN}")
+
+
+def check_rows(name: str, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+    """See that rows of `ops` are of known kinds and do not return before their call.
+
+    Raises:
+        BadInputError: They are not.
+    """
+    wrong = mistake_in(columns)
+    if wrong:
+        raise BadInputError(f"{name} {wrong}: {AGAIN}, with the version that wrote the history")
+
+
+def check_schema(name: str, found: Any, schema: Any) -> None:
+    """See that a file has the columns of *schema* with their types; it may have more.
+
+    Raises:
+        BadInputError: It has not.
+    """
+    for field in schema:
+        at = found.get_field_index(field.name)
+        if at < 0:
+            raise BadInputError(f"{name} has no column {field.name}: {AGAIN}")
+        kind = found.field(at).type
+        if _plain(kind) != _plain(field.type):
+            raise BadInputError(
+                f"{name} has {kind} in the column {field.name}, not {field.type}: {AGAIN}"
+            )
+
+
+def _plain(kind: Any) -> Any:
+    """Return the type of the values; words may be kept in a dictionary or not."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.string() if pa.types.is_large_string(kind) else kind
+
+
+def numbers_of(batch: Any, names: Iterable[str]) -> dict[str, npt.NDArray[np.int64]]:
+    """Return columns of a batch as numpy, without a copy."""
+    return {name: batch.column(name).to_numpy() for name in names}
