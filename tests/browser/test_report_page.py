@@ -100,7 +100,7 @@ def test_headings_go_down_one_by_one_and_contrast_is_enough(
 
 
 @pytest.mark.parametrize("width_px", WIDTHS_PX)
-def test_every_picture_is_seen_once_is_told_in_words_and_its_text_can_be_read(
+def test_report_shows_each_picture_once_with_readable_text(
     store: Store, look: Looker, width_px: int
 ) -> None:
     page = open_run(look, store, "invalid", width_px).page
@@ -149,7 +149,7 @@ def test_the_verdict_is_the_first_sentence_and_has_its_colour(
         assert f"{acked:,} acknowledged operations over 5 faults" in first.inner_text()
 
 
-def test_a_run_that_proved_nothing_says_why_and_what_is_missing(store: Store, look: Looker) -> None:
+def test_report_of_an_unknown_run_names_what_is_missing(store: Store, look: Looker) -> None:
     page = open_run(look, store, "unknown").page
     said = page.locator("main p").first.inner_text()
     assert said.lower().startswith("unknown: a checker broke (")

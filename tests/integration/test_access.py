@@ -161,7 +161,7 @@ async def test_an_account_does_what_its_lines_say_and_no_more(guarded: Guarded) 
         (Credentials("nobody", "another secret"), "Check signature failed for accessKey=nobody"),
     ],
 )
-async def test_who_is_not_proved_is_told_so(
+async def test_access_refuses_an_unproved_client_with_its_reason(
     guarded: Guarded, credentials: Credentials, words: str
 ) -> None:
     names = [guarded.cluster.namesrv_address]
@@ -271,7 +271,7 @@ async def test_settings_change_while_brokers_run(
     assert await get("orderMessageEnable", namesrv=names, name_servers=True) == 0
 
 
-async def test_the_group_survives_its_leader_behind_its_doors(guarded: Guarded) -> None:
+async def test_secured_group_survives_its_leader(guarded: Guarded) -> None:
     cluster = guarded.cluster
     names = [cluster.namesrv_address]
     first = await cluster.wait_leader()
@@ -287,7 +287,7 @@ async def test_the_group_survives_its_leader_behind_its_doors(guarded: Guarded) 
     await cluster.wait_healthy()
 
 
-async def test_a_stranger_hears_nothing_on_the_peer_port(guarded: Guarded) -> None:
+async def test_peer_port_answers_a_stranger_nothing(guarded: Guarded) -> None:
     path = guarded.cluster.brokers["n0"].config_path
     assert path is not None
     peers = path.read_text().partition('peers = "')[2].partition('"')[0].split(";")

@@ -104,7 +104,7 @@ async def new_client_gets_in(cluster: LocalCluster) -> None:
         await producer.send(Message("t", b"new"))
 
 
-async def test_clients_that_mean_harm_end_nothing_and_slow_others_little(tmp_path: Path) -> None:
+async def test_hostile_clients_end_nothing_and_slow_others_little(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
         leader = cluster.brokers[await cluster.wait_leader()]
         addresses = (leader.address, cluster.namesrv_address)

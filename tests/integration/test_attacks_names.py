@@ -82,7 +82,7 @@ async def addresses_in_the_route(cluster: LocalCluster) -> dict[int, str]:
     return dict(broker.broker_addrs)
 
 
-async def test_strangers_at_the_name_server_get_no_place_and_no_message(tmp_path: Path) -> None:
+async def test_name_server_gives_strangers_no_place_and_no_message(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         namesrvs = [cluster.namesrv_address]
         await cluster.wait_healthy()

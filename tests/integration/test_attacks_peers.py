@@ -115,7 +115,7 @@ def stranger() -> Stranger:
     return Stranger(TcpNetwork())
 
 
-async def test_two_leaders_terms_and_addresses_that_are_none_end_no_broker(
+async def test_hostile_peer_frames_end_no_broker(
     cluster: LocalCluster,
 ) -> None:
     statuses = await all_statuses(cluster)

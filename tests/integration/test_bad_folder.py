@@ -125,7 +125,7 @@ async def goes_on_cleanly(cluster: LocalCluster) -> None:
     ],
     ids=["cluster", "group", "member", "segment size", "consume queue size", "index size"],
 )
-async def test_a_folder_of_somebody_else_is_refused_and_left_as_it_was(
+async def test_broker_refuses_the_folder_of_another_node(
     cluster: LocalCluster, options: tuple[str, ...], words: list[str]
 ) -> None:
     before = content(store_of(cluster.brokers["n0"]))
@@ -137,7 +137,7 @@ async def test_a_folder_of_somebody_else_is_refused_and_left_as_it_was(
     await goes_on_cleanly(cluster)
 
 
-async def test_a_second_process_on_a_folder_in_use_is_refused_and_disturbs_nobody(
+async def test_broker_refuses_a_folder_in_use(
     cluster: LocalCluster,
 ) -> None:
     await cluster.start("n0")
@@ -152,7 +152,7 @@ async def test_a_second_process_on_a_folder_in_use_is_refused_and_disturbs_nobod
     await goes_on_cleanly(cluster)
 
 
-async def test_files_of_another_program_are_refused_and_left_as_they_were(
+async def test_broker_refuses_files_of_another_program(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     foreign = tmp_path / "store" / "commitlog" / "00000000000000000000"

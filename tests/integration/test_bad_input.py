@@ -225,7 +225,7 @@ async def test_a_reset_in_the_middle_of_a_frame_stores_nothing(world: World) -> 
     await stream.aclose()
 
 
-async def test_a_frame_that_comes_byte_by_byte_is_served_and_delays_nobody(world: World) -> None:
+async def test_broker_serves_a_frame_that_comes_byte_by_byte(world: World) -> None:
     """That it must be whole in time: test_frame_that_trickles_in_meets_the_same_deadline."""
     frame = send_frame(b"slow")
     async with await connected(world) as slow:
@@ -308,7 +308,7 @@ async def test_a_topic_with_bad_characters_is_refused(world: World, topic: str) 
     assert all(name.isascii() and "/" not in name and len(name) < 128 for name in folders)
 
 
-async def test_a_body_over_four_mebibytes_is_refused_and_one_of_four_is_stored(
+async def test_broker_stores_four_mebibytes_and_refuses_more(
     world: World,
 ) -> None:
     answer = await world.send(bytes(MAX_BODY_BYTES + 1))
@@ -322,7 +322,7 @@ async def test_a_body_over_four_mebibytes_is_refused_and_one_of_four_is_stored(
         assert refused.value.outcome == "not_stored"
 
 
-async def test_a_body_over_the_brokers_limit_is_refused_whoever_lets_it_pass(
+async def test_broker_refuses_a_body_over_its_own_limit(
     world: World,
 ) -> None:
     """The SDK with another limit: both of its ways to send end at the broker's."""
@@ -366,7 +366,7 @@ def record(topic: str = TOPIC, queue_id: int = 0, body: bytes = b"mixed") -> byt
     ],
     ids=["topics", "queues", "cut", "size of nothing", "garbage", "CRC"],
 )
-async def test_a_batch_whose_records_are_not_what_it_says_is_refused_whole(
+async def test_broker_refuses_a_contradictory_batch_whole(
     world: World, command: RemotingCommand
 ) -> None:
     async with await connected(world) as stream:
@@ -402,7 +402,7 @@ async def test_a_batch_over_four_mebibytes_is_refused_whole(world: World) -> Non
 
 
 @pytest.mark.parametrize("offset", [-1, -(1 << 63), 1_000_000, (1 << 63) - 1])
-async def test_a_pull_outside_the_queue_says_where_to_go_on(world: World, offset: int) -> None:
+async def test_pull_outside_the_queue_names_the_next_offset(world: World, offset: int) -> None:
     async with client_of(world) as client, PullConsumer(client, "readers") as consumer:
         await world.send(b"one at least")
         with pytest.raises(OffsetIllegalError) as refused:

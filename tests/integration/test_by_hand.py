@@ -149,7 +149,7 @@ def test_three_brokers_start_from_the_toml_samples(tmp_path: Path) -> None:
     start_group(tmp_path, "three-nodes", ["n0.toml", "n1.toml", "n2.toml"])
 
 
-def test_three_brokers_start_from_rocketmq_files_edited_only_for_paths(tmp_path: Path) -> None:
+def test_brokers_start_from_rocketmq_configuration_files(tmp_path: Path) -> None:
     names = ["broker-n0.conf", "broker-n1.conf", "broker-n2.conf"]
     start_group(tmp_path, "rocketmq-dledger", names)
 

@@ -70,7 +70,7 @@ def chaos(store: Path, *arguments: str, path: str = PATH) -> tuple[int, dict[str
     return done.returncode, json.loads(done.stdout)
 
 
-def test_kept_promises_are_valid_and_the_folder_says_how_it_went(tmp_path: Path) -> None:
+def test_chaos_run_is_valid_and_its_folder_is_complete(tmp_path: Path) -> None:
     store = tmp_path / "runs"
     code, said = chaos(
         store, "run", "--faults", "process,proxy,names,clients", "--time", "20", "--interval", "2",
@@ -129,7 +129,7 @@ def test_losses_of_an_asynchronous_flush_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.planted
-def test_a_planted_bug_is_found_in_real_brokers_and_again_with_fewer_faults(
+def test_chaos_finds_and_minimizes_a_planted_bug(
     tmp_path: Path,
 ) -> None:
     store, tree = tmp_path / "runs", plant_tree(87, tmp_path / "tree")
@@ -155,7 +155,7 @@ def test_a_planted_bug_is_found_in_real_brokers_and_again_with_fewer_faults(
     assert "invalid" in Path(page.removeprefix("see what it broke: ")).read_text()
 
 
-def test_a_person_sees_counters_that_live_and_the_result_below_them(tmp_path: Path) -> None:
+def test_chaos_shows_live_counters_and_the_result(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     command = command_of(
@@ -196,7 +196,7 @@ def test_what_does_not_start_is_not_known_and_nothing_worse(tmp_path: Path) -> N
     assert "unknown setting store.nonsense" in done.stderr
 
 
-def test_cuts_that_this_machine_cannot_do_are_skipped_with_the_reason(tmp_path: Path) -> None:
+def test_chaos_skips_impossible_cuts_with_the_reason(tmp_path: Path) -> None:
     code, said = chaos(
         tmp_path / "runs", "run", "--faults", "network", "--time", "8", "--interval", "1",
         "--seed", "3", "--rate", "300", "--workload", "queue-log", path=str(tmp_path),

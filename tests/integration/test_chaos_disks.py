@@ -170,7 +170,7 @@ def test_a_power_cut_keeps_what_was_flushed_and_loses_the_rest(disk: LoopDisk) -
 
 
 @needs_loop
-def test_pages_the_kernel_wrote_out_in_time_survive_without_a_flush(disk: LoopDisk) -> None:
+def test_power_cut_keeps_pages_that_were_written_back(disk: LoopDisk) -> None:
     with program(WRITER, disk.place) as process:
         assert disk.keep_some(random.Random(1), 1.0, names=True) > 0
         disk.power_cut(lambda: ended(process))
@@ -181,7 +181,7 @@ def test_pages_the_kernel_wrote_out_in_time_survive_without_a_flush(disk: LoopDi
 
 
 @needs_loop
-def test_without_the_journal_only_pages_in_their_old_place_survive(disk: LoopDisk) -> None:
+def test_power_cut_without_journal_keeps_old_places_only(disk: LoopDisk) -> None:
     with program(WRITER, disk.place) as process:
         disk.keep_some(random.Random(1), 1.0, names=False)
         disk.power_cut(lambda: ended(process))
@@ -217,7 +217,7 @@ def test_some_of_the_unflushed_pages_survive_by_chance(disk: LoopDisk) -> None:
 
 
 @needs_loop
-def test_a_dead_disk_refuses_flushes_of_a_process_that_lives_on(disk: LoopDisk) -> None:
+def test_dead_disk_refuses_flushes_of_a_running_process(disk: LoopDisk) -> None:
     fd = os.open(disk.place / "file", os.O_RDWR | os.O_CREAT)
     try:
         os.write(fd, b"flushed")
@@ -273,7 +273,7 @@ def mounts_below(folder: Path) -> list[str]:
 
 
 @needs_loop
-def test_nothing_is_left_after_the_block_nor_after_an_error_in_it(tmp_path: Path) -> None:
+def test_disk_leaves_nothing_behind_after_an_error(tmp_path: Path) -> None:
     image, place = tmp_path / "image", tmp_path / "disk"
 
     def fail_in_the_middle() -> None:
@@ -309,7 +309,7 @@ def test_an_image_can_be_kept_and_is_what_survived(tmp_path: Path, disk: LoopDis
 
 
 @needs_loop
-def test_a_disk_is_not_mounted_over_what_somebody_has(tmp_path: Path) -> None:
+def test_disk_is_not_mounted_over_a_used_folder(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("mine")
     with (
@@ -342,7 +342,7 @@ def test_kept_pages_are_whole_and_lie_where_data_is() -> None:
 
 
 @needs_loop
-def test_a_full_disk_stays_full_through_a_power_cut_until_it_is_released(disk: LoopDisk) -> None:
+def test_full_disk_stays_full_through_a_power_cut(disk: LoopDisk) -> None:
     free_before = disk.free_bytes
     left = disk.fill(100_000)
     assert left <= 100_000
@@ -432,7 +432,7 @@ def test_a_process_that_is_not_there_cannot_be_attached_to(tmp_path: Path) -> No
 
 
 @needs_strace
-def test_a_failure_nobody_runs_into_is_given_up(tmp_path: Path) -> None:
+def test_failure_that_is_not_reached_is_given_up(tmp_path: Path) -> None:
     with program(FLUSHER, tmp_path / "file") as process:
         assert fail_one_flush(process.pid, within_s=1) == 0
         assert flush_in(process)[0] == "flushed"
@@ -670,7 +670,7 @@ async def lost_in_cuts(
 @pytest.mark.side_by_side
 @needs_loop
 @pytest.mark.parametrize("share", [0.0, 0.5])
-async def test_a_broker_that_flushes_first_loses_nothing_acknowledged_in_power_cuts(
+async def test_power_cuts_lose_nothing_a_sync_flush_acknowledged(
     tmp_path: Path, share: float
 ) -> None:
     lost = await lost_in_cuts(tmp_path, SETTINGS, share=share, acks=300)
@@ -680,7 +680,7 @@ async def test_a_broker_that_flushes_first_loses_nothing_acknowledged_in_power_c
 @pytest.mark.slow
 @pytest.mark.side_by_side
 @needs_loop
-async def test_a_broker_that_flushes_later_does_lose_acknowledged_messages(
+async def test_power_cuts_lose_what_an_async_flush_acknowledged(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     later = {"store.flush_disk_type": "ASYNC_FLUSH"}
@@ -770,7 +770,7 @@ def paths(stopped_broker: Path, tmp_path: Path) -> StorePaths:
 
 @pytest.mark.slow
 @pytest.mark.side_by_side
-def test_files_of_a_stopped_broker_are_damaged_exactly_as_told(paths: StorePaths) -> None:
+def test_damage_changes_exactly_the_named_bytes(paths: StorePaths) -> None:
     root = Path(paths.root)
     rng = random.Random(3)
     assert verify_store(root).problems == []
@@ -792,7 +792,7 @@ def test_files_of_a_stopped_broker_are_damaged_exactly_as_told(paths: StorePaths
 
 @pytest.mark.slow
 @pytest.mark.side_by_side
-def test_a_flipped_bit_in_the_log_a_torn_tail_and_a_wipe_are_seen(paths: StorePaths) -> None:
+def test_chaos_sees_a_flipped_bit_a_torn_tail_and_a_wipe(paths: StorePaths) -> None:
     root = Path(paths.root)
     (segment,) = [path for path in files_at(paths, Place.SEGMENT) if written_in(path)]
     sound = segment.read_bytes()

@@ -87,7 +87,7 @@ def cut(
     network.route(rule_lines(addresses(before), addresses(pairs)))
 
 
-def test_packets_vanish_and_a_connection_stays_half_open_until_they_pass_again(
+def test_kernel_cut_leaves_a_connection_half_open(
     network: RunNetwork, listener: socket.socket
 ) -> None:
     ours = socket_on(network.hosts["a"])
@@ -123,7 +123,7 @@ def test_a_cut_one_way_lets_the_other_way_through(
             theirs.recv(99)
 
 
-def test_a_new_connection_over_a_cut_link_gets_no_answer_and_no_refusal(
+def test_kernel_cut_leaves_a_new_connection_unanswered(
     network: RunNetwork, listener: socket.socket
 ) -> None:
     cut(network, ("b", "a"))  # what comes back is lost
@@ -198,7 +198,7 @@ def test_what_a_dead_runner_left_is_removed_by_the_next() -> None:
         assert not theirs & names_there()
 
 
-def test_promises_are_kept_over_links_that_the_kernel_cuts(tmp_path: Path) -> None:
+def test_run_with_kernel_cuts_is_valid(tmp_path: Path) -> None:
     before = names_there()
     cuts = Plan(
         seed=3,

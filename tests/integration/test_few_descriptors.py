@@ -54,7 +54,7 @@ def segments(cluster: LocalCluster) -> list[int]:
     return [len(os.listdir(path / "commitlog")) for path in paths if path is not None]
 
 
-async def test_more_queues_than_descriptors_and_clients_that_take_the_rest(
+async def test_broker_serves_more_queues_than_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capped = tmp_path / "capped"

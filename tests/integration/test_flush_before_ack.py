@@ -94,7 +94,7 @@ def read_trace(path: Path, client_ports: set[int]) -> Trace:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-async def test_between_two_acks_the_leader_and_a_follower_flush_seen_by_strace(
+async def test_leader_and_a_follower_flush_before_each_ack(
     tmp_path: Path,
 ) -> None:
     async with local_cluster(tmp_path / "cluster", settings=SETTINGS) as cluster:

@@ -102,7 +102,7 @@ async def cluster(shared: LocalCluster) -> AsyncIterator[LocalCluster]:
     await heal(shared)
 
 
-async def test_a_slow_reader_is_sent_to_a_live_follower_and_finds_the_same_there(
+async def test_slow_reader_finds_the_same_at_a_follower(
     cluster: LocalCluster,
 ) -> None:
     await fill([cluster.namesrv_address], 20)

@@ -113,7 +113,7 @@ async def read_all(cluster: LocalCluster) -> list[bytes]:
 @pytest.mark.slow
 @pytest.mark.side_by_side
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
-async def test_a_broker_on_a_full_disk_says_so_serves_reads_and_goes_on_with_space(
+async def test_full_disk_refuses_sends_and_serves_reads(
     tmp_path: Path, small_mount: Callable[[str], Path]
 ) -> None:
     cluster = lay_out_small(tmp_path, small_mount("20m"))
@@ -162,7 +162,7 @@ async def test_a_broker_on_a_full_disk_says_so_serves_reads_and_goes_on_with_spa
 @pytest.mark.slow
 @pytest.mark.side_by_side
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
-async def test_a_broker_without_room_for_its_first_files_does_not_start(
+async def test_broker_without_space_for_its_files_does_not_start(
     tmp_path: Path, small_mount: Callable[[str], Path]
 ) -> None:
     cluster = lay_out_small(tmp_path, small_mount("4m"))
@@ -263,7 +263,7 @@ async def keep_less(cluster: LocalCluster, stored: list[bytes]) -> None:
 @pytest.mark.slow
 @pytest.mark.side_by_side
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
-async def test_two_full_disks_of_three_give_up_nothing_with_default_settings(
+async def test_two_full_disks_of_three_give_up_nothing(
     tmp_path: Path, small_mounts: Callable[[Path, str], None]
 ) -> None:
     settings = {**SETTINGS, **RETENTION_SOON}

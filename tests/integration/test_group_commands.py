@@ -228,9 +228,7 @@ def is_routed(permission: str) -> Callable[[Any], bool]:
     return lambda rows: [row["permission"] for row in rows] == [permission]
 
 
-def test_a_topic_that_may_only_be_read_takes_no_message_until_it_may_be_written_again(
-    broker: EmbeddedBroker, shell: Shell
-) -> None:
+def test_read_only_topic_takes_no_message(broker: EmbeddedBroker, shell: Shell) -> None:
     broker.create_topic("closing", queue_nums=3)
     assert shell.json("topic", "perm", "closing", "r")["permission"] == "r"
     (row,) = shell.until(is_routed("R--"), "topic", "route", "closing")
@@ -243,7 +241,7 @@ def test_a_topic_that_may_only_be_read_takes_no_message_until_it_may_be_written_
     assert "no route" in shell.run("topic", "perm", "nowhere", "r", status=1)[1]
 
 
-def test_a_bundle_holds_what_it_says_and_no_secret(
+def test_debug_bundle_holds_its_list_and_no_secret(
     broker: EmbeddedBroker, shell: Shell, tmp_path: Path
 ) -> None:
     log = tmp_path / "n0.log"

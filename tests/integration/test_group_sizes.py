@@ -60,9 +60,7 @@ async def send_and_read(cluster: LocalCluster, first: int = 0) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-async def test_a_group_of_each_size_serves_and_survives_what_a_minority_may_lose(
-    tmp_path: Path, size: int
-) -> None:
+async def test_group_of_each_size_survives_a_minority(tmp_path: Path, size: int) -> None:
     async with local_cluster(tmp_path, brokers=size, settings=SETTINGS) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=1)
         await send_and_read(cluster)
@@ -99,7 +97,7 @@ async def test_a_member_alone_does_not_wait_for_a_leader(
     ("setting", "value"),
     [("store.flush_disk_type", "ASYNC_FLUSH"), ("broker.broker_role", "ASYNC_MASTER")],
 )
-async def test_each_weaker_mode_works_says_what_it_risks_and_survives_a_killed_process(
+async def test_weaker_modes_name_their_risk_and_survive_a_kill(
     tmp_path: Path, setting: str, value: str
 ) -> None:
     """A process that dies leaves its pages to the kernel: what was replicated is kept."""
@@ -117,7 +115,7 @@ async def test_each_weaker_mode_works_says_what_it_risks_and_survives_a_killed_p
         await cluster.wait_caught_up(leader)
 
 
-async def test_all_members_killed_at_once_lose_nothing_that_was_acknowledged(
+async def test_all_members_killed_at_once_lose_no_ack(
     tmp_path: Path,
 ) -> None:
     async with local_cluster(tmp_path, settings=SETTINGS) as cluster:

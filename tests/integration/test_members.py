@@ -201,7 +201,7 @@ async def test_leaders_restarted_one_after_the_other_fail_no_send(whole: LocalCl
     print(f"largest gap {load.largest_gap_s * 1000:.0f} ms at {load.rate:.0f}/s")
 
 
-async def test_a_follower_wiped_under_load_comes_back_by_itself_as_a_voter(tmp_path: Path) -> None:
+async def test_wiped_follower_comes_back_as_a_voter(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
         async with loaded(cluster) as load:
             await load.reach(50_000)
@@ -230,7 +230,7 @@ async def test_a_follower_wiped_under_load_comes_back_by_itself_as_a_voter(tmp_p
         )
 
 
-async def test_members_are_added_replaced_and_removed_by_command_under_load(
+async def test_members_change_by_command_under_load(
     tmp_path: Path,
 ) -> None:
     async with local_cluster(tmp_path, settings=SETTINGS) as cluster:

@@ -58,7 +58,7 @@ async def settled_page_of(port: int) -> MetricsPage:
     return found[-1]
 
 
-async def test_a_broker_shows_its_figures_to_who_asks_for_them(tmp_path: Path) -> None:
+async def test_broker_shows_its_metrics(tmp_path: Path) -> None:
     # Together, so that none of them is another one.
     port, *ports = free_ports(4)
     async with local_cluster(

@@ -115,7 +115,7 @@ async def test_a_stranger_is_refused_and_the_group_goes_on(
         await wait_logged(node, "peer_refused")
 
 
-async def test_a_client_on_the_peer_port_and_a_member_on_the_client_port_are_refused(
+async def test_ports_refuse_the_wrong_protocol(
     cluster: LocalCluster,
 ) -> None:
     host, port = peer_address(cluster, "n0")

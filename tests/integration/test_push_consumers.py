@@ -71,7 +71,7 @@ async def owns(consumer: PushConsumer, count: int) -> float:
     return time.monotonic() - began
 
 
-async def test_members_and_leaders_are_killed_and_everything_is_heard(tmp_path: Path) -> None:
+async def test_push_group_consumes_all_while_members_are_killed(tmp_path: Path) -> None:
     heard: list[str] = []
     refused: set[str] = set()
 

@@ -65,7 +65,7 @@ async def all_that_is_kept(
                 return lows, found
 
 
-async def test_a_broker_away_for_longer_than_the_log_is_kept_comes_back(tmp_path: Path) -> None:
+async def test_broker_comes_back_after_retention_passed_it(tmp_path: Path) -> None:
     acknowledged: dict[tuple[int, int], bytes] = {}
     stop = trio.Event()
 

@@ -86,7 +86,7 @@ async def read_all(cluster: LocalCluster) -> list[bytes]:
         return found
 
 
-async def test_sigterm_of_the_leader_under_load_fails_no_send_and_loses_nothing(
+async def test_sigterm_of_the_leader_fails_no_send(
     tmp_path: Path,
 ) -> None:
     async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
@@ -146,7 +146,7 @@ async def test_sigterm_of_a_broker_alone_answers_every_send(tmp_path: Path) -> N
         assert Counter(await read_all(cluster)) == Counter(sends.acknowledged)
 
 
-async def test_a_kill_leaves_the_abort_file_and_the_next_start_says_so(tmp_path: Path) -> None:
+async def test_kill_leaves_the_abort_file_for_the_next_start(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, brokers=1, settings=SETTINGS) as cluster:
         node = cluster.brokers["n0"]
         await cluster.kill("n0", signal.SIGKILL)

@@ -165,7 +165,7 @@ def test_code_without_trio_has_it_in_a_thread() -> None:
         assert [message.body for message in broker.drain("Orders")] == [b"one"]
 
 
-def test_a_cluster_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_cluster_that_cannot_start_names_the_reason(tmp_path: Path) -> None:
     with pytest.raises(MQError, match="no_such_setting"):
         EmbeddedBroker(settings={"broker.no_such_setting": 1}, folder=tmp_path)
 

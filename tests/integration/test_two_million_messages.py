@@ -190,9 +190,7 @@ async def empty_start_s(folder: Path) -> float:
     return took_s
 
 
-async def test_one_broker_leads_as_soon_after_a_clean_stop_as_an_empty_one(
-    one_broker: LongLog, tmp_path: Path
-) -> None:
+async def test_broker_leads_soon_after_a_clean_stop(one_broker: LongLog, tmp_path: Path) -> None:
     assert one_broker.exit_codes == [0, 0]
     empty_s = await empty_start_s(tmp_path / "empty")
     cluster = one_broker.cluster()
@@ -205,7 +203,7 @@ async def test_one_broker_leads_as_soon_after_a_clean_stop_as_an_empty_one(
         await cluster.stop_all()
 
 
-async def test_one_broker_leads_after_sigkill_sooner_than_it_took_to_send(
+async def test_broker_leads_after_sigkill_sooner_than_the_sends_took(
     one_broker: LongLog, tmp_path: Path
 ) -> None:
     """It is killed under load, with as much behind its checkpoint as there can be."""

@@ -247,7 +247,7 @@ WORLDS: Final = [
 
 
 @pytest.mark.parametrize("make", WORLDS)
-async def test_each_room_has_its_own_truth_and_one_of_them_acknowledges(
+async def test_one_of_two_partitions_acknowledges(
     tmp_path: Path, make: Callable[[Path], AbstractAsyncContextManager[World]]
 ) -> None:
     async with make(tmp_path) as world:

@@ -144,7 +144,7 @@ def test_the_wheel_holds_the_seven_packages_and_nothing_else(wheel: Path) -> Non
     assert {name for name in names if not name.startswith(information)} == in_tree
 
 
-def test_the_wheel_asks_for_nothing_that_only_tests_or_spark_need(wheel: Path) -> None:
+def test_wheel_needs_nothing_of_tests_or_spark(wheel: Path) -> None:
     needs = requirements(wheel)
     always = [need for need in needs if "extra ==" not in need]
     assert "pysyncobj==0.3.17" in always
@@ -217,9 +217,7 @@ def running(*command: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str]]:
             assert process.wait(60) == 0, (cwd / "stderr.txt").read_text()
 
 
-def test_a_cluster_runs_where_nothing_but_the_wheel_and_its_needs_are(
-    bare: Path, tmp_path: Path
-) -> None:
+def test_wheel_alone_runs_a_cluster(bare: Path, tmp_path: Path) -> None:
     dledger = bare / "dledger"
     up = (dledger, "up", "--brokers", "1", "--dir", tmp_path / "up", "-o", "json")
     with running(*up, cwd=tmp_path) as process:
@@ -238,9 +236,7 @@ def test_a_cluster_runs_where_nothing_but_the_wheel_and_its_needs_are(
         assert sorted(json.loads(line)["body"] for line in read.splitlines()) == ["a", "b"]
 
 
-def test_the_two_daemons_run_where_nothing_but_the_wheel_and_its_needs_are(
-    bare: Path, tmp_path: Path
-) -> None:
+def test_wheel_alone_runs_both_daemons(bare: Path, tmp_path: Path) -> None:
     name_port, *ports = map(str, free_ports(3))
     broker = (
         *("--set", f"broker.namesrv_addr=127.0.0.1:{name_port}"),
@@ -280,9 +276,7 @@ def test_a_missing_extra_is_one_sentence(
     assert line.endswith(f"; pip install 'dledger-mq[{extra}]'")
 
 
-def test_with_chaos_a_run_is_made_and_checked_and_spark_is_one_sentence(
-    with_chaos: Path, tmp_path: Path
-) -> None:
+def test_wheel_with_chaos_makes_and_checks_a_run(with_chaos: Path, tmp_path: Path) -> None:
     run(with_chaos / "dledger-chaos", "list-faults", cwd=tmp_path)
     run(
         *(with_chaos / "dledger-chaos", "run", "--faults", "process", "--time", "3"),
@@ -319,9 +313,7 @@ print(len(places), len(set(places)), spark_jobs.__file__)
 """
 
 
-def test_spark_s_workers_find_the_data_source_in_the_installed_wheel(
-    clean: Path, tmp_path: Path
-) -> None:
+def test_wheel_gives_spark_workers_the_data_source(clean: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: make setup")
     from spark_jobs.engines.session import why_no_java
 

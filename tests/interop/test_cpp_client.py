@@ -114,7 +114,7 @@ async def test_every_kind_of_send_is_stored_as_it_was_meant(tmp_path: Path) -> N
     }
 
 
-async def test_a_push_consumer_gets_each_message_once_and_refused_ones_again(
+async def test_push_consumer_gets_refused_messages_again(
     tmp_path: Path,
 ) -> None:
     async with local_cluster(tmp_path / "cluster", settings=SMALL_FILES) as cluster:
@@ -203,7 +203,7 @@ async def test_an_orderly_consumer_gets_each_queue_in_order(tmp_path: Path) -> N
         assert [line["queue_offset"] for line in mine] == list(range(20))
 
 
-async def test_a_killed_leader_is_survived_by_producer_and_push_consumer(tmp_path: Path) -> None:
+async def test_clients_survive_a_killed_leader(tmp_path: Path) -> None:
     async with local_cluster(tmp_path / "cluster", settings=SMALL_FILES) as cluster:
         namesrv = cluster.namesrv_address
         await create_topic([namesrv], "sent", queues=4)

@@ -83,7 +83,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_every_service_lives_through(fault: str, tmp_path: Path) -> None:
+async def test_every_service_survives(fault: str, tmp_path: Path) -> None:
     seed = int(os.environ.get("DLEDGER_MATRIX_SEED", "1"))
     print(f"DLEDGER_MATRIX_SEED={seed} make matrix")
     rng = Random(f"{seed} {fault}")

@@ -66,7 +66,7 @@ def test_every_anomaly_a_checker_can_name_has_a_planter() -> None:
     assert len(PLANTERS) * PER_KIND >= 200
 
 
-def test_those_without_a_planter_are_planted_in_tests_of_their_own() -> None:
+def test_anomalies_without_a_planter_have_tests_of_their_own() -> None:
     found = anomalies()
     elsewhere = {module: list(found[module]) for module in WITH_TESTS_OF_THEIR_OWN}
     elsewhere["recalls"] = list(RECALLS)
@@ -77,7 +77,7 @@ def test_those_without_a_planter_are_planted_in_tests_of_their_own() -> None:
         assert [name for name in names if name not in said] == [], module
 
 
-def test_every_anomaly_a_checker_can_name_is_in_the_documentation() -> None:
+def test_documentation_lists_every_anomaly() -> None:
     page = CHECKERS_PAGE.read_text(encoding="utf-8")
     rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
     kinds = [kind for named in anomalies().values() for kind in named.values()]
@@ -120,7 +120,7 @@ def expect_no_alarm(seeds: range) -> Counter[str]:
     return judged
 
 
-def test_clean_histories_raise_no_alarm_and_every_checker_has_judged_most_of_them() -> None:
+def test_clean_histories_are_judged_without_alarm() -> None:
     judged = expect_no_alarm(range(FAST_CLEAN))
     assert set(judged) == {checker for checker, _ in PLANTERS}
     assert min(judged.values()) > FAST_CLEAN * 3 // 4

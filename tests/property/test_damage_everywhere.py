@@ -290,7 +290,7 @@ def test_damage_raises_the_decoders_own_error_only(name: str) -> None:
     ],
     ids=["hello", "append", "vote"],
 )
-def test_a_damaged_head_of_a_peer_frame_is_refused_although_its_crc_fits(good: bytes) -> None:
+def test_peer_frame_with_a_damaged_head_is_refused(good: bytes) -> None:
     rng = random.Random(SEED)
     refused = 0
     for _ in range(10_000):
@@ -313,7 +313,7 @@ def test_a_damaged_state_record_stops_the_node_and_nothing_else(queue_id: int, b
     assert refused > 1_000
 
 
-def test_a_log_with_damaged_files_is_refused_or_holds_a_beginning_of_what_it_held() -> None:
+def test_damaged_log_is_refused_or_holds_a_prefix() -> None:
     """Nothing that was never appended is ever read, and repair gives a log to go on with."""
     rng = random.Random(SEED)
     disk = CrashDisk()

@@ -115,7 +115,7 @@ def _uniform_batches(
 
 
 @given(_uniform_batches(), st.integers(0, 2**40), st.integers(0, 2**64 - 1))
-def test_sealing_equals_encoding_every_record_with_its_final_fields(
+def test_sealing_equals_encoding_final_records(
     drawn: tuple[list[tuple[list[dict[str, Any]], bytes | None]], bytes],
     position: int,
     prev_chain: int,

@@ -75,7 +75,7 @@ def independent(command: RemotingCommand, challenge: bytes, secret: bytes) -> st
 
 
 @given(EXT, st.binary(max_size=100), st.sampled_from(SerializeType), st.booleans())
-def test_fresh_signature_is_the_independent_one_through_every_header_encoding(
+def test_fresh_signature_equals_the_independent_one(
     ext: dict[str, str], body: bytes, serialize: SerializeType, oneway: bool
 ) -> None:
     signer, freshness = pair()
@@ -95,7 +95,7 @@ def test_fresh_signature_covers_the_request_code() -> None:
 
 
 @given(st.binary(min_size=1, max_size=30), st.data())
-def test_fresh_signature_covers_where_a_field_ends_and_the_body_begins(
+def test_fresh_signature_covers_borders_of_fields_and_body(
     body: bytes, data: st.DataObject
 ) -> None:
     text = data.draw(st.text("abc", min_size=1, max_size=8))
@@ -129,7 +129,7 @@ def test_fresh_signature_covers_the_head(field: str) -> None:
     assert freshness.fault_of(arrived, SECRET, 7.0) == "its signature is wrong"
 
 
-def test_fresh_signature_counts_once_and_in_order_on_a_connection() -> None:
+def test_fresh_signature_counts_once_and_in_order() -> None:
     signer, freshness = pair()
     first, second, third = (request(10, {"topic": "T"}, b"x") for _ in range(3))
     for command in (first, second, third):
@@ -180,7 +180,9 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=5), st.data())
-def test_fresh_signature_tells_lists_from_texts(ext: dict[str, Any], data: st.DataObject) -> None:
+def test_fresh_signature_distinguishes_lists_from_texts(
+    ext: dict[str, Any], data: st.DataObject
+) -> None:
     """Fields of a CBOR header: another value or shape is another signature."""
     before, after = request(10, dict(ext)), request(10, dict(ext))
     name = data.draw(NAMES)

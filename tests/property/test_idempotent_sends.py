@@ -203,7 +203,7 @@ def run(steps: list[tuple[str, int, int]]) -> tuple[Client, list[list[bytes]]]:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(step, max_size=40))
-def test_every_send_is_stored_once_at_most_and_where_its_answers_say(
+def test_idempotent_send_is_stored_once_where_answered(
     steps: list[tuple[str, int, int]],
 ) -> None:
     client, queues = run(steps)

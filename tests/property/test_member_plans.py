@@ -186,7 +186,7 @@ def play(size: int, seed: int, plan: list[tuple[str, int]]) -> WatchedMembers:
 
 @settings(max_examples=100, deadline=None)
 @given(plan=PLANS, seed=st.integers(0, 2**16), size=st.sampled_from([3, 3, 5]))
-def test_any_plan_with_changes_keeps_what_was_committed_and_ends_whole(
+def test_member_changes_keep_what_was_committed(
     plan: list[tuple[str, int]], seed: int, size: int
 ) -> None:
     play(size, seed, plan)

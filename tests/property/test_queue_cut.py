@@ -154,7 +154,7 @@ def test_a_hot_queue_in_many_chunks_gets_the_report_of_one_piece(plant: str) -> 
         assert comparable(cut) == comparable(whole), f"{plant}, {chunks} chunks, {witnesses}"
 
 
-def test_an_anomaly_over_a_border_is_found_by_the_carried_bounds_alone() -> None:
+def test_queue_cut_carries_bounds_over_a_border() -> None:
     """A send at the last offset of a chunk is called when a later chunk's first one is known."""
     for chunks in CHUNKS[1:]:
         block = hot_block()

@@ -75,7 +75,7 @@ def comparable(violations: list[Violation]) -> list[tuple[str, str, int]]:
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_random_histories_get_the_verdict_of_the_row_wise_checker(block: int) -> None:
+def test_kernel_agrees_with_rows_on_random_histories(block: int) -> None:
     agreed = {True: 0, False: 0}
     for seed in range(block * RANDOM, (block + 1) * RANDOM):
         operations = random_history(random.Random(seed), 9 if seed % 4 else 30)
@@ -97,7 +97,7 @@ def queue_kinds() -> list[str]:
 
 
 @pytest.mark.parametrize("name", queue_kinds())
-def test_planted_anomalies_are_named_as_the_row_wise_checker_names_them(name: str) -> None:
+def test_kernel_names_planted_anomalies_as_rows_do(name: str) -> None:
     planted = 0
     for seed in range(60):
         scene = Scene(clean_history(seed), seed)
@@ -123,7 +123,7 @@ def folded(operations: list[Operation], rng: random.Random) -> list[Operation]:
     return operations
 
 
-def test_a_pull_kept_as_a_hash_is_never_judged_more_strictly_and_mismatches_are_named() -> None:
+def test_hashed_pull_is_judged_as_its_values() -> None:
     names = {"valid": 0, "wrong": 0, "missed": 0}
     for seed in range(1_500):
         plain = random_history(random.Random(seed), 12)
@@ -145,7 +145,7 @@ def test_a_pull_kept_as_a_hash_is_never_judged_more_strictly_and_mismatches_are_
     assert names["wrong"] > 3 * names["missed"], names
 
 
-def test_an_offset_beyond_all_reason_takes_no_memory_and_is_blamed_on_who_said_it() -> None:
+def test_absurd_offset_takes_no_memory_and_names_its_row() -> None:
     send = Operation(0, 0, 1, -1, F.SEND, Outcome.OK, 1, 2, "t", 0, 0, value=5)
     read = Operation(1, 1, 2, -1, F.MAX_OFFSET, Outcome.OK, 3, 4, "t", 0, max_off=1 << 60)
     said, found = by_columns([send, read], ("t", 0), random.Random(1))
@@ -162,7 +162,7 @@ def test_equal_stamps_overlap() -> None:
     assert [(v.name, v.operations) for v in found] == [(queue_log.SEND_INVERTED, (1, 0))]
 
 
-def test_facts_merge_in_the_middle_of_a_queue_that_outgrows_its_room() -> None:
+def test_facts_merge_while_a_queue_grows() -> None:
     count = 200_000
     rng = np.random.default_rng(4)
     order = rng.permutation(count)
@@ -183,7 +183,7 @@ def test_facts_merge_in_the_middle_of_a_queue_that_outgrows_its_room() -> None:
     assert [pair.high for pair in said.pairs] == list(range(1_001, 1_001 + REPORTED_MAX))
 
 
-def test_repeated_values_are_found_with_dense_counters_and_without() -> None:
+def test_repeated_values_are_found_dense_and_sparse() -> None:
     dense = np.arange(1_000, dtype=np.int64) + (3 << 40)
     sparse = dense * 1_000_003
     for values in (dense, sparse):

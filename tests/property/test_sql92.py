@@ -81,7 +81,7 @@ def agree(text: str, properties: dict[str, str]) -> None:
 
 @settings(max_examples=400)
 @given(expressions, messages)
-def test_expressions_say_what_the_oracle_says(text: str, properties: dict[str, str]) -> None:
+def test_expressions_agree_with_the_oracle(text: str, properties: dict[str, str]) -> None:
     agree(text, properties)
 
 

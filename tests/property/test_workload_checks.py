@@ -79,7 +79,7 @@ def test_what_was_given_back_is_judged_as_row_by_row() -> None:
     assert judged["valid"] > 30
 
 
-def test_no_more_of_what_was_given_back_is_named_than_by_the_checker() -> None:
+def test_push_workload_names_no_more_than_the_checker() -> None:
     """Many wrong copies: the first few of the rows are named, and all is counted."""
     rows: list[Operation] = []
     for value in range(50):

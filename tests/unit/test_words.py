@@ -33,9 +33,11 @@ CLEAN: Final = (
 """Files and folders that keep to plain words. Only ever longer."""
 
 CLEAN_TESTS: Final = (
-    *("tests/unit/client", "tests/unit/remoting"),
-    *("tests/unit/dledger/filters", "tests/unit/dledger/testing"),
-    *("tests/simulation", "tests/unit/jepsen_like/plans", "tests/unit/jepsen_like/simulation"),
+    *("tests/browser", "tests/integration", "tests/interop", "tests/matrix", "tests/property"),
+    *("tests/simulation", "tests/unit/client", "tests/unit/commitlog", "tests/unit/dledger"),
+    *("tests/unit/jepsen_like/chaos", "tests/unit/jepsen_like/foreign"),
+    *("tests/unit/jepsen_like/nemesis", "tests/unit/jepsen_like/plans"),
+    *("tests/unit/jepsen_like/simulation", "tests/unit/namesrv", "tests/unit/remoting"),
 )
 """Folders of tests whose names keep to plain words. Only ever longer."""
 

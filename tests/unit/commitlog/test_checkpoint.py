@@ -38,7 +38,7 @@ def test_a_missing_or_short_checkpoint_is_all_zero() -> None:
     assert CheckpointFile(disk, PATHS.checkpoint).load() == Checkpoint(5)
 
 
-def test_the_abort_file_holds_the_process_id_and_goes_at_a_clean_stop() -> None:
+def test_abort_file_holds_the_process_id() -> None:
     disk = CrashDisk()
     abort = AbortFile(disk, PATHS.abort)
     assert not abort.exists()

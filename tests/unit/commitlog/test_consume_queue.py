@@ -92,7 +92,7 @@ def test_putting_again_changes_nothing(root: Path) -> None:
 
 
 @pytest.mark.usefixtures("unshared")
-def test_a_queue_that_starts_inside_a_file_is_padded_with_fillers(root: Path) -> None:
+def test_queue_that_starts_inside_a_file_is_padded(root: Path) -> None:
     store = open_store(root)
     queue = store.queue("T1", 0)
     queue.put(13, units(13, 2))
@@ -116,7 +116,7 @@ def test_units_survive_a_restart(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "count"), [(-1, 1), (20, 1), (5, 20), (0, -1)])
-def test_reading_where_no_file_is_says_so(root: Path, first: int, count: int) -> None:
+def test_read_without_a_file_is_refused(root: Path, first: int, count: int) -> None:
     store = open_store(root)
     queue = store.queue("T1", 0)
     queue.put(0, units(0, 12))
@@ -126,7 +126,7 @@ def test_reading_where_no_file_is_says_so(root: Path, first: int, count: int) ->
 
 
 @pytest.mark.usefixtures("unshared")
-def test_truncating_removes_the_files_behind_and_units_can_be_put_anew(root: Path) -> None:
+def test_truncate_removes_later_files(root: Path) -> None:
     store = open_store(root)
     queue = store.queue("T1", 0)
     queue.put(0, units(0, 35))
@@ -154,7 +154,7 @@ def test_deleting_before_keeps_the_file_with_the_min_offset(root: Path) -> None:
 
 
 @pytest.mark.usefixtures("unshared")
-def test_a_deleted_topic_is_gone_and_others_stay(root: Path) -> None:
+def test_delete_removes_one_topic_only(root: Path) -> None:
     store = open_store(root)
     for topic in ("T1", "T10"):
         store.queue(topic, 0).put(0, units(0, 3))
@@ -170,7 +170,7 @@ def test_a_deleted_topic_is_gone_and_others_stay(root: Path) -> None:
 
 
 @pytest.mark.usefixtures("unshared")
-def test_only_so_many_files_are_open_and_all_stay_readable(root: Path) -> None:
+def test_open_files_are_bounded_and_all_are_readable(root: Path) -> None:
     store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=3)
     for queue_id in range(8):
         store.queue("T1", queue_id).put(0, units(queue_id, 2))
@@ -355,9 +355,7 @@ def test_a_topic_deleted_while_its_units_are_written_leaves_none(root: Path) -> 
 
 
 @pytest.mark.usefixtures("unshared")
-def test_with_many_queues_a_start_looks_for_none_but_those_it_is_asked_for(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_opens_only_the_queues_asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consume_queue_store, "EAGER_QUEUES", 3)
     store = open_store(root)
     for queue_id in range(9):
@@ -375,7 +373,7 @@ def test_with_many_queues_a_start_looks_for_none_but_those_it_is_asked_for(
 
 
 @pytest.mark.usefixtures("unshared")
-def test_a_flush_under_way_does_not_mind_a_file_removed_meanwhile(root: Path) -> None:
+def test_flush_goes_on_when_a_file_is_removed(root: Path) -> None:
     store = open_store(root)
     store.queue("T1", 0).put(0, units(0, 2))
     job = store.begin_flush()
@@ -400,7 +398,7 @@ def test_a_topic_never_leaves_its_folder(root: Path, topic: str) -> None:
         open_store(root).queue(topic, 0)
 
 
-def test_a_file_that_a_crash_left_empty_is_made_anew(root: Path) -> None:
+def test_empty_file_of_a_crash_is_created_again(root: Path) -> None:
     folder = root / "T1" / "0"
     folder.mkdir(parents=True)
     (folder / ("0" * 20)).touch()
@@ -412,7 +410,7 @@ def test_a_file_that_a_crash_left_empty_is_made_anew(root: Path) -> None:
     store.close()
 
 
-def test_a_file_made_by_a_process_that_was_killed_survives_the_power_after_a_flush() -> None:
+def test_file_of_a_killed_process_survives_after_a_flush() -> None:
     disk = CrashDisk()
     ConsumeQueueStore(disk, "/queues", 10).queue("T1", 0).put(0, units(0, 3))
     # The process is killed here: its file is in the page cache, its name on no disk.

@@ -103,7 +103,7 @@ def test_only_the_very_entry_is_written() -> None:
     assert content(disk) == before
 
 
-def test_a_damaged_unit_is_made_anew_from_the_entry() -> None:
+def test_damaged_unit_is_derived_again() -> None:
     disk, entry_log, frames = filled()
     sound = bytes(disk.files[INDEX].content)
     for index in (3, 7, 8):

@@ -95,7 +95,7 @@ def test_a_queue_in_one_stretch_is_a_slice() -> None:
 
 
 @COUNTS
-def test_prepared_and_rolled_back_records_get_no_unit_and_rollbacks_no_key(copies: int) -> None:
+def test_derive_skips_prepared_and_rolled_back_records(copies: int) -> None:
     kinds = [
         properties(KEYS=name) | {"sys_flag": flag}
         for name, flag in [("plain", 0), ("prepared", 4), ("committed", 8), ("rolled back", 12)]
@@ -109,7 +109,7 @@ def test_prepared_and_rolled_back_records_get_no_unit_and_rollbacks_no_key(copie
 
 
 @COUNTS
-def test_uniq_key_and_every_part_of_keys_are_indexed_in_record_order(copies: int) -> None:
+def test_derive_indexes_uniq_key_and_every_key(copies: int) -> None:
     uniq = "7F000001" * 4
     found = derived(
         [properties(UNIQ_KEY=uniq), properties(KEYS="a  b", UNIQ_KEY="short"), {}] * copies
@@ -123,7 +123,7 @@ def test_uniq_key_and_every_part_of_keys_are_indexed_in_record_order(copies: int
     assert set(found.key_store_times.tolist()) == {STORE_TIME_MS}
 
 
-def test_the_usual_uniq_key_is_hashed_with_the_topic_of_its_record() -> None:
+def test_derive_hashes_uniq_key_with_its_topic() -> None:
     found = derived(
         [
             {"topic": f"topic-{i % 3}"} | properties(UNIQ_KEY=f"{i:032X}", TAGS="TagA")

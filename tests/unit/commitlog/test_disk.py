@@ -113,7 +113,7 @@ def test_short_writes_are_continued(
     file.close()
 
 
-def test_a_full_disk_is_told_at_write(
+def test_disk_reports_no_space_at_write(
     disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = disk.create(path, 100, reserve=False)
@@ -125,7 +125,7 @@ def test_a_full_disk_is_told_at_write(
     file.close()
 
 
-def test_a_full_disk_is_told_at_allocation_and_leaves_no_file(
+def test_disk_reports_no_space_at_allocation(
     disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("commitlog.disk._reserve", failing(errno.ENOSPC))
@@ -144,7 +144,9 @@ def test_where_space_cannot_be_reserved_the_file_is_sparse(
     file.close()
 
 
-def test_a_failed_flush_is_told(disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_reports_a_failed_flush(
+    disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = disk.create(path, 100, reserve=False)
     monkeypatch.setattr("commitlog.disk._data_sync", failing(errno.EIO))
     with pytest.raises(FlushFailedError) as raised:
@@ -158,7 +160,7 @@ def test_a_failed_flush_is_told(disk: OsDisk, path: str, monkeypatch: pytest.Mon
     assert disk.read(path) == bytes(100)
 
 
-def test_closing_during_a_flush_keeps_the_descriptor_until_it_is_done(
+def test_close_waits_for_a_flush_under_way(
     disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = disk.create(path, 100, reserve=False)
@@ -177,7 +179,7 @@ def test_closing_during_a_flush_keeps_the_descriptor_until_it_is_done(
         os.fstat(fd)
 
 
-def test_a_closed_file_is_still_flushed_and_a_removed_one_needs_none(
+def test_flush_covers_closed_files(
     disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed = []
@@ -191,9 +193,7 @@ def test_a_closed_file_is_still_flushed_and_a_removed_one_needs_none(
     assert len(flushed) == 1
 
 
-def test_replacing_sets_the_whole_content_and_leaves_no_temporary_file(
-    disk: OsDisk, path: str
-) -> None:
+def test_replace_sets_the_whole_content(disk: OsDisk, path: str) -> None:
     disk.replace(path, b"a longer content")
     disk.replace(path, bytearray(b"new"))
     assert disk.read(path) == b"new"
@@ -239,11 +239,11 @@ def test_folders_are_listed_in_order_and_removed_whole(disk: OsDisk, tmp_path: P
     assert not disk.exists(root)
 
 
-def test_space_left_is_told_for_folders_not_yet_made(disk: OsDisk, path: str) -> None:
+def test_space_left_is_known_before_a_folder_exists(disk: OsDisk, path: str) -> None:
     assert disk.free_bytes(path) > 0
 
 
-def test_a_disk_is_as_full_as_df_says(
+def test_disk_ratio_equals_that_of_df(
     disk: OsDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 100 blocks, 70 of them free, 50 for everybody: 30 are used, 20 are the superuser's.
@@ -281,7 +281,7 @@ def test_others_of_the_machine_may_read_nothing(disk: OsDisk, tmp_path: Path) ->
     assert (tmp_path / "store").stat().st_mode & 0o777 == 0o750
 
 
-def test_many_files_are_flushed_in_one_call_also_those_that_are_gone(
+def test_flush_of_many_files_skips_removed_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = OsDisk()
@@ -309,7 +309,7 @@ def filled(disk: OsDisk, folder: Path, count: int) -> list[DiskFile]:
     return files
 
 
-def test_files_beyond_the_limit_give_their_descriptors_back_and_go_on(tmp_path: Path) -> None:
+def test_files_beyond_the_limit_share_descriptors(tmp_path: Path) -> None:
     disk = OsDisk(8)
     files = filled(disk, tmp_path, 40)
     assert disk.descriptors == 8
@@ -361,7 +361,7 @@ def test_no_descriptor_left_makes_files_give_theirs_back(
     assert disk.read(str(tmp_path / "replaced")) == b"new"
 
 
-def test_where_no_file_has_a_descriptor_the_error_is_told(
+def test_open_without_descriptors_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.open", failing(errno.EMFILE))
@@ -378,7 +378,7 @@ def test_a_file_that_was_removed_meanwhile_reads_as_closed(tmp_path: Path) -> No
         files[0].read(0, 1)
 
 
-def test_threads_that_share_few_descriptors_read_what_stands_there(tmp_path: Path) -> None:
+def test_threads_share_few_descriptors(tmp_path: Path) -> None:
     disk = OsDisk(4)
     files = filled(disk, tmp_path, 12)
 

@@ -82,7 +82,7 @@ def test_without_fdatasync_every_flush_is_a_whole_fsync(
     file.close()
 
 
-def test_where_fsync_ends_in_the_drives_cache_the_full_one_is_asked_for(
+def test_flush_uses_full_fsync_where_needed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delattr(os, "fdatasync")
@@ -96,7 +96,7 @@ def test_where_fsync_ends_in_the_drives_cache_the_full_one_is_asked_for(
     file.close()
 
 
-def test_a_failed_fsync_in_place_of_fdatasync_is_told_just_as_well(
+def test_failed_fsync_is_reported_as_fdatasync(
     poor: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = poor.OsDisk().create(str(tmp_path / "file"), 100, reserve=False)
@@ -110,7 +110,7 @@ def test_a_failed_fsync_in_place_of_fdatasync_is_told_just_as_well(
     file.close()
 
 
-def test_without_posix_fallocate_a_full_disk_is_told_at_the_write(
+def test_no_fallocate_reports_no_space_at_write(
     poor: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = poor.OsDisk().create(str(tmp_path / "file"), 1 << 20, reserve=True)

@@ -68,7 +68,7 @@ def test_a_no_op_has_the_golden_bytes() -> None:
     verify_frame(expected, header, 0)
 
 
-def test_a_header_tells_what_was_sealed() -> None:
+def test_header_names_what_was_sealed() -> None:
     frame = seal(batch(("T1", 0, 2)), queue_offsets=[10])
     header = parse_header(b"before" + frame, 6)
     assert (header.index, header.term, header.position) == (7, 3, 4096)
@@ -117,7 +117,7 @@ def test_hosts_of_another_width_are_a_bug_of_the_caller(count: int) -> None:
         seal(batch(("T1", 0, count), born_host=bytes(20)), queue_offsets=[0])
 
 
-def test_ipv6_records_among_others_are_patched_where_their_fields_are() -> None:
+def test_seal_patches_ipv6_records() -> None:
     v4 = encode_record(topic="T1", queue_id=0, body=b"4", properties=b"")
     v6 = encode_record(
         topic="T1", queue_id=0, body=b"6", properties=b"", born_host=pack_host("::7", 7)
@@ -218,7 +218,7 @@ def test_a_frame_that_ends_in_its_size_table_is_refused() -> None:
         record_sizes(frame[: ENTRY_HEADER_BYTES + 7], parse_header(frame))
 
 
-def test_a_record_lies_where_its_start_says() -> None:
+def test_record_lies_at_its_start() -> None:
     frame = seal(batch(("T1", 0, 3)), queue_offsets=[0])
     starts = record_starts(frame, parse_header(frame))
     assert [decode_record(frame, int(start)).body for start in starts] == [b"0", b"1", b"2"]

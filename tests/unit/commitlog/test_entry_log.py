@@ -128,7 +128,7 @@ def test_frames_joins_entries_of_one_segment_and_never_spans_two() -> None:
         assert position // SEGMENT == (position + len(view) - 1) // SEGMENT
 
 
-def test_frames_stays_within_bytes_and_last_but_gives_at_least_one() -> None:
+def test_frames_stay_within_bytes_and_last() -> None:
     log = open_log(CrashDisk())
     frames = fill(log, 30, 40)
     size = len(frames[0])
@@ -176,7 +176,7 @@ def test_read_does_not_span_segments() -> None:
 # -- appending and rolling -----------------------------------------------------------------
 
 
-def test_a_frame_that_does_not_continue_the_log_is_refused_and_changes_nothing() -> None:
+def test_append_refuses_a_frame_that_does_not_fit() -> None:
     disk = CrashDisk()
     log = open_log(disk)
     other = open_log(CrashDisk())
@@ -210,7 +210,7 @@ def test_a_frame_of_another_history_is_refused_by_its_chain() -> None:
         log.append(next_frame(other, term=1))
 
 
-def test_an_entry_that_exactly_fills_a_segment_leaves_room_for_the_blank() -> None:
+def test_full_segment_leaves_space_for_the_blank() -> None:
     disk = CrashDisk()
     log = open_log(disk)
     log.append(next_frame(log, SEGMENT - BLANK_BYTES - ENTRY_BYTES, term=1))
@@ -225,7 +225,7 @@ def test_an_entry_that_exactly_fills_a_segment_leaves_room_for_the_blank() -> No
     assert again.frame(2) == frame
 
 
-def test_an_entry_one_byte_too_long_for_the_rest_begins_the_next_segment() -> None:
+def test_entry_one_byte_too_long_begins_a_segment() -> None:
     log = open_log(CrashDisk())
     fill(log, 1)
     room = SEGMENT - log.end_position - BLANK_BYTES
@@ -233,7 +233,7 @@ def test_an_entry_one_byte_too_long_for_the_rest_begins_the_next_segment() -> No
     assert log.place(room + 1) == SEGMENT
 
 
-def test_the_blank_of_a_roll_is_deterministic_and_zero_behind_its_header() -> None:
+def test_blank_of_a_roll_is_deterministic() -> None:
     disk = CrashDisk()
     log = open_log(disk)
     fill(log, 9, 40)
@@ -325,7 +325,7 @@ def test_a_reserve_carries_the_log_over_a_roll_on_a_full_disk() -> None:
         log.allocator.reserve_next()
 
 
-def test_while_a_reserve_is_under_way_a_roll_is_refused_and_a_second_call_does_nothing() -> None:
+def test_roll_waits_for_a_reserve_under_way() -> None:
     disk = CrashDisk()
     log = open_log(disk)
     fill(log, 3)
@@ -350,7 +350,7 @@ def test_while_a_reserve_is_under_way_a_roll_is_refused_and_a_second_call_does_n
 # -- flushing ------------------------------------------------------------------------------
 
 
-def test_entries_are_durable_when_their_flush_is_complete_and_not_before() -> None:
+def test_entries_are_durable_after_their_flush() -> None:
     disk = CrashDisk()
     log = open_log(disk)
     fill(log, 20)
@@ -384,7 +384,7 @@ def test_a_later_ticket_covers_an_unfinished_earlier_one() -> None:
     assert open_log(disk.power_cut(lambda: False)).last_index == 18
 
 
-def test_a_later_ticket_covers_segments_that_only_the_earlier_one_had() -> None:
+def test_later_ticket_covers_segments_of_the_earlier() -> None:
     disk = CrashDisk()
     log = open_log(disk)
     fill(log, 18, 40)
@@ -400,7 +400,7 @@ def test_a_later_ticket_covers_segments_that_only_the_earlier_one_had() -> None:
     assert open_log(disk.power_cut(lambda: False)).last_index == 19
 
 
-def test_what_an_overtaken_ticket_had_taken_is_flushed_by_the_next() -> None:
+def test_next_ticket_flushes_what_an_overtaken_one_held() -> None:
     disk = CrashDisk()
     log = open_log(disk)
     fill(log, 18, 40)
@@ -412,7 +412,7 @@ def test_what_an_overtaken_ticket_had_taken_is_flushed_by_the_next() -> None:
     assert open_log(disk.power_cut(lambda: False)).last_index == 17
 
 
-def test_a_flush_that_a_truncation_overtook_marks_nothing_durable() -> None:
+def test_flush_overtaken_by_a_truncation_marks_nothing() -> None:
     disk = CrashDisk()
     log = open_log(disk)
     fill(log, 6, term=1)
@@ -429,7 +429,7 @@ def test_a_flush_that_a_truncation_overtook_marks_nothing_durable() -> None:
     assert [again.term_at(i) for i in range(1, 7)] == [1, 1, 1, 2, 2, 2]
 
 
-def test_a_ticket_run_after_the_truncation_of_its_segment_is_harmless() -> None:
+def test_ticket_after_a_truncation_is_harmless() -> None:
     log = open_log(CrashDisk())
     fill(log, 30)
     ticket = log.begin_flush()
@@ -441,7 +441,7 @@ def test_a_ticket_run_after_the_truncation_of_its_segment_is_harmless() -> None:
     assert log.durable_index == 1
 
 
-def test_a_log_that_rolls_while_a_reserve_looks_for_its_segment_does_not_make_it_twice(
+def test_roll_beside_a_reserve_makes_one_segment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = open_log(CrashDisk())
@@ -524,7 +524,7 @@ def test_a_failed_flush_poisons_the_log() -> None:
 
 
 @pytest.mark.parametrize("index", range(1, 31))
-def test_truncation_anywhere_leaves_the_entries_before_and_zeros_behind(index: int) -> None:
+def test_truncation_leaves_entries_before_and_zeros_behind(index: int) -> None:
     disk = CrashDisk()
     log = open_log(disk)
     frames = fill(log, 30, 40, term=1)
@@ -607,7 +607,7 @@ def test_views_of_dropped_segments_stay_as_they_were(tmp_path: Path) -> None:
     assert view == frames[29]
 
 
-def test_a_truncation_cut_off_at_any_step_is_finished_at_the_next_open() -> None:
+def test_open_finishes_an_interrupted_truncation() -> None:
     steps = 0
     for kept_sectors in (True, False):
         step = 0

@@ -127,7 +127,7 @@ def test_a_query_never_returns_more_than_64(root: Path) -> None:
     index.close()
 
 
-def test_a_full_file_is_followed_by_another_and_queries_go_through_both(root: Path) -> None:
+def test_queries_go_through_several_files(root: Path) -> None:
     index = open_index(root, max_entries=4)
     put(index, *[("a", i, TIME_MS) for i in range(1, 9)])
     assert names(root) == [file_name(TIME_MS + i) for i in range(3)]
@@ -276,7 +276,7 @@ def test_a_flush_that_failed_is_made_up_for_by_the_next(
     assert struct.unpack_from(">i", raw, 40 + 4 * slot) == (1,)
 
 
-def test_a_file_that_a_crash_left_empty_is_made_anew(root: Path) -> None:
+def test_empty_file_of_a_crash_is_created_again(root: Path) -> None:
     root.mkdir()
     (root / file_name(TIME_MS)).touch()
     index = open_index(root)

@@ -42,7 +42,7 @@ def test_a_uniq_key_of_an_ipv6_host_has_56_characters() -> None:
     assert len(UniqKeyFactory(bytes(16), 1, 2).create(NOVEMBER_2026_MS)) == 56
 
 
-def test_the_time_in_a_uniq_key_starts_again_each_month_and_follows_the_clock_back() -> None:
+def test_uniq_key_time_follows_month_and_clock() -> None:
     factory = UniqKeyFactory(bytes(4), 0, 0)
     day_ms = 86_400_000
     times = [

@@ -137,7 +137,7 @@ def test_a_cut_record_ends_the_reading_with_an_error() -> None:
         next(reading)
 
 
-def test_a_changed_body_is_noticed_unless_told_not_to_look() -> None:
+def test_changed_body_is_found_unless_unchecked() -> None:
     raw = bytearray(golden())
     raw[88] ^= 1
     with pytest.raises(CorruptRecordError, match="checksum"):

@@ -106,7 +106,7 @@ def test_entries_up_to_the_mark_are_not_scanned_again() -> None:
     assert again.report.entries_scanned == 20
 
 
-def test_without_units_for_the_mark_the_scan_begins_where_they_end() -> None:
+def test_scan_begins_at_the_end_of_the_units() -> None:
     disk, log, frames = killed_log(10)
     log.flush()
     log.allocator.reserve_next()
@@ -275,7 +275,7 @@ def test_a_segment_behind_a_gap_is_removed_when_nothing_is_in_it() -> None:
 # -- damage --------------------------------------------------------------------------------
 
 
-def test_a_flipped_bit_before_the_last_entry_is_damage_wherever_it_is() -> None:
+def test_flipped_bit_before_the_last_entry_is_damage() -> None:
     disk, log, frames = killed_log(12)
     log.flush()
     for index in (1, 6, 8, 11):
@@ -316,7 +316,7 @@ def test_a_flipped_bit_in_the_marked_last_entry_is_damage() -> None:
                 open_log(left, log.mark_at(12))
 
 
-def test_a_bit_flipped_after_a_clean_close_is_damage_even_in_the_last_entry() -> None:
+def test_flipped_bit_after_a_clean_close_is_damage() -> None:
     disk, log, frames = killed_log(12)
     start = log.position_at(12)
     log.close()
@@ -349,7 +349,7 @@ def test_a_truncation_after_an_open_is_not_taken_for_damage() -> None:
     assert content_of(open_log(disk)) == frames[:5]
 
 
-def test_repair_cuts_at_the_damage_and_says_so() -> None:
+def test_repair_cuts_at_the_damage_and_reports_it() -> None:
     disk, log, frames = killed_log(30)
     mark = log.mark_at(30)
     flip(disk, log.position_at(4) + 80)
@@ -367,7 +367,7 @@ def test_repair_cuts_at_the_damage_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("byte", [80, 60, 20])
-def test_repair_cuts_at_the_marked_entry_when_that_is_the_damaged_one(byte: int) -> None:
+def test_repair_cuts_at_a_damaged_marked_entry(byte: int) -> None:
     disk, log, frames = killed_log(30)
     mark, position = log.mark_at(30), log.position_at(30)
     log.close()

@@ -19,7 +19,7 @@ from commitlog.reserved_properties import (
 
 
 @pytest.mark.parametrize("name", OWNED_NAMES)
-def test_each_owned_name_has_a_mark_and_is_taken_out_wherever_it_stands(name: str) -> None:
+def test_owned_names_are_removed_anywhere(name: str) -> None:
     owned = b"%b\x01v\x02" % name.encode()
     assert may_have_owned(owned)
     assert "_" in name, "what a batch of records is looked through for"
@@ -45,14 +45,14 @@ def test_what_clients_may_write_stays_byte_by_byte(properties: bytes) -> None:
     assert without_owned(properties) is properties
 
 
-def test_the_room_is_that_of_all_that_is_added() -> None:
+def test_reserve_is_the_space_of_all_additions() -> None:
     everything = {name: "v" * size for name, size in ADDED_BYTES.items()}
     assert len(with_properties(b"", everything)) == ROOM_BYTES
     assert MAX_CLIENT_PROPERTIES_BYTES + ROOM_BYTES == MAX_PROPERTIES_BYTES
     assert set(OWNED_NAMES) - set(ADDED_BYTES) == {"POP_CK"}, "which is never added here"
 
 
-def test_what_is_added_already_needs_no_more_room() -> None:
+def test_present_additions_need_no_more_space() -> None:
     mine = b"F\x01%b\x02" % (b"x" * (MAX_CLIENT_PROPERTIES_BYTES - 3))
     assert leaves_room(mine)
     assert not leaves_room(mine + b"G\x01h\x02")

@@ -44,7 +44,7 @@ def test_units_on_a_bad_sector_are_made_again_from_their_frames() -> None:
     assert check_entries(entry_log, 1, ENTRIES, 1 << 30).suspects == []
 
 
-def test_what_cannot_be_read_is_suspected_by_a_check_and_restored() -> None:
+def test_unreadable_units_are_found_and_restored() -> None:
     disk, entry_log = filled()
     disk.files[INDEX].unreadable.append((32 * 300, 32 * 316))
     suspects = check_entries(entry_log, 1, ENTRIES, 1 << 30).suspects
@@ -97,7 +97,7 @@ def three_files() -> tuple[CrashDisk, list[str]]:
     return disk, sorted(path for path in disk.files if "/index/" in path)
 
 
-def test_a_file_without_a_readable_header_is_given_up_with_those_after_it() -> None:
+def test_file_without_a_header_is_given_up() -> None:
     disk, paths = three_files()
     disk.files[paths[1]].unreadable.append((0, 512))
     index = key_index(disk)
@@ -110,7 +110,7 @@ def test_a_file_without_a_readable_header_is_given_up_with_those_after_it() -> N
     assert [index.query("T", f"k{n}", 1, *ALWAYS) for n in (0, 30, 47)] == [[1], [31], [48]]
 
 
-def test_a_slot_table_that_cannot_be_made_gives_the_newest_file_up() -> None:
+def test_newest_file_is_given_up_without_a_slot_table() -> None:
     disk, paths = three_files()
     disk.files[paths[2]].unreadable.append((80, 512))
     index = key_index(disk)
@@ -133,7 +133,7 @@ def test_a_query_goes_past_a_file_that_cannot_be_read() -> None:
     assert (index.end_phy_offset, disk.exists(MARK)) == (19, False)
 
 
-def test_a_page_that_cannot_be_written_gives_its_file_up_before_a_checkpoint_counts_on_it() -> None:
+def test_unwritable_page_gives_its_file_up() -> None:
     disk, paths = three_files()
     index = key_index(disk)
     index.prepare()

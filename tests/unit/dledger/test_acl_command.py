@@ -83,7 +83,7 @@ def test_lines_are_granted_and_revoked(file: Path, capsys: pytest.CaptureFixture
         ([], 2, "nothing to check"),
     ],
 )
-def test_a_check_says_whether_an_account_may(
+def test_acl_check_shows_the_decision(
     file: Path,
     capsys: pytest.CaptureFixture[str],
     options: list[str],

@@ -58,7 +58,7 @@ def test_a_read_that_fails_is_an_error_and_not_a_signal(
         file.read(0, 1)
 
 
-async def test_a_bad_sector_is_found_by_the_scrub_and_repaired_from_a_peer() -> None:
+async def test_scrub_repairs_a_bad_sector_from_a_peer() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await groups.fill(str(number).encode() * 300 for number in range(20))
         await groups.settle()
@@ -118,7 +118,7 @@ def positions(replica: Replica) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-async def test_a_key_index_on_a_bad_sector_is_made_again_and_its_broker_goes_on(size: int) -> None:
+async def test_key_index_on_a_bad_sector_is_rebuilt(size: int) -> None:
     async with running_groups(ROOT, size, disks=CrashDisk) as groups:
         leader = await groups.leader()
         for first, count in ((0, 100), (100, 1), (101, 30)):
@@ -145,7 +145,7 @@ async def test_a_key_index_on_a_bad_sector_is_made_again_and_its_broker_goes_on(
         assert positions(later) == wanted
 
 
-async def test_a_key_index_that_is_removed_while_its_broker_is_stopped_is_made_again() -> None:
+async def test_removed_key_index_is_rebuilt() -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
         await leader.group.submit(keyed(0, 131))
@@ -158,7 +158,7 @@ async def test_a_key_index_that_is_removed_while_its_broker_is_stopped_is_made_a
         assert positions(again) == wanted
 
 
-async def test_a_damaged_entry_holds_its_keys_back_until_a_peer_has_repaired_it() -> None:
+async def test_damaged_entry_withholds_its_keys() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await groups.leader()
         for first in range(131):
@@ -198,7 +198,7 @@ async def test_entries_that_share_a_bad_sector_are_repaired_together() -> None:
         assert bodies(behind) == bodies(leader.group)
 
 
-async def test_a_read_of_an_old_entry_on_a_bad_sector_is_refused_and_repaired() -> None:
+async def test_read_on_a_bad_sector_is_repaired() -> None:
     """What this process has not written may not be in memory: it is read, not mapped."""
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await groups.fill(str(number).encode() * 300 for number in range(12))

@@ -98,7 +98,7 @@ def test_help_imports_no_command() -> None:
         (["up", "--brokers", "6"], 2, "--brokers: from 1 to 5"),
     ],
 )
-def test_an_error_is_one_line_and_its_exit_code_tells_the_kind(
+def test_error_is_one_line_with_its_exit_code(
     tokens: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(tokens) == code
@@ -242,7 +242,7 @@ def follower(**changes: object) -> dict[str, object]:
     return row(**{**base, **changes})
 
 
-def test_a_group_with_a_leader_and_nobody_behind_is_healthy() -> None:
+def test_group_with_all_members_current_is_healthy() -> None:
     health = judge_group("a", [row(), follower()])
     assert (health.healthy, health.leader, health.term, health.members) == (True, "h:1", 3, 2)
 
@@ -267,19 +267,19 @@ def test_a_group_with_a_leader_and_nobody_behind_is_healthy() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_group_is_said(rows: list[dict[str, object]], reason: str) -> None:
+def test_unhealthy_group_names_its_reasons(rows: list[dict[str, object]], reason: str) -> None:
     health = judge_group("a", list(rows))
     assert not health.healthy
     assert reason in health.reasons
 
 
-def test_groups_that_are_not_registered_yet_are_missed_by_who_counts_them() -> None:
+def test_missing_groups_are_counted() -> None:
     assert missing_groups(0, 1) == ["no broker is registered"]
     assert missing_groups(1, 1) == missing_groups(3, 2) == []
     assert missing_groups(1, 2) == ["1 of 2 groups registered"]
 
 
-def test_logs_are_one_json_object_per_line_with_the_facts_of_the_node() -> None:
+def test_log_lines_are_json_with_the_node() -> None:
     out = io.StringIO()
     configure_logs(stream=out, node_id="n0", group="a")
     try:
@@ -324,7 +324,7 @@ def test_a_traceback_in_a_log_has_no_local_variables(form: LogForm) -> None:
     assert secret not in out.getvalue()
 
 
-def test_one_side_with_tls_is_told_so() -> None:
+def test_tls_on_one_side_is_explained() -> None:
     broken = trio.BrokenResourceError()
     assert "it may talk TLS: dledger --tls-ca-file" in _tls_hint(broken, None)
     broken.__cause__ = ssl.SSLError("UNEXPECTED_EOF")
@@ -369,7 +369,7 @@ async def test_a_broker_in_the_place_of_a_name_server_is_named(
         (OSError("other"), "other"),
     ],
 )
-def test_an_error_of_the_machine_is_said_without_its_number(
+def test_os_error_is_shown_without_its_number(
     error: OSError, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = build_app()
@@ -430,7 +430,7 @@ def test_a_dead_member_is_shown_listed_or_not() -> None:
     assert {member["group"] for member in members} == {"a"}
 
 
-def test_raft_status_shows_the_identity_of_the_group_and_who_refuses_a_member() -> None:
+def test_raft_status_shows_identity_and_refusals() -> None:
     says: list[dict[str, object]] = [
         row(group_identity="0f" * 16),
         follower(
@@ -473,7 +473,7 @@ def test_tables_of_members_fit_into_80_columns(
     assert out.count("\n") == len(rows) + 4, "no cell is folded"
 
 
-def test_members_are_those_in_the_leaders_list_whoever_else_is_connected() -> None:
+def test_members_are_those_of_the_leaders_list() -> None:
     members = [{"name": "n0", "standing": "voter"}, {"name": "n1", "standing": "voter"}]
     health = judge_group("a", [row(members=members, peers={"n1": {}, "gone": {}}), follower()])
     assert (health.healthy, health.members) == (True, 2)
@@ -491,7 +491,7 @@ def test_members_are_those_in_the_leaders_list_whoever_else_is_connected() -> No
         ),
     ],
 )
-def test_what_stands_before_the_command_says_who_asks(
+def test_options_before_the_command_give_credentials(
     tokens: list[str], rest: list[str], environment: dict[str, str]
 ) -> None:
     found: dict[str, str] = {}

@@ -74,14 +74,14 @@ def test_settings_are_shown_of_every_broker(
     assert sorted(asked) == [(A, 26, b""), (B, 26, b"")]
 
 
-def test_a_key_that_nobody_has_is_a_usage_error(
+def test_unknown_key_is_a_usage_error(
     asked: list[tuple[str, int, bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", "get", "nonsense", *BOTH]) == 2
     assert "no daemon has a setting nonsense" in capsys.readouterr().err
 
 
-def test_a_refusal_is_told_and_the_others_are_still_asked(
+def test_refusal_is_shown_and_others_are_asked(
     asked: list[tuple[str, int, bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", "set", "brokerPermission=4", "deleteWhen=01=2", *BOTH]) == 1

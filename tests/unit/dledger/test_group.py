@@ -129,7 +129,7 @@ async def test_offsets_go_on_where_the_dead_leader_left_them(tmp_path: Path) -> 
         assert bodies(again.group) == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
-async def test_a_cut_off_leader_gives_up_and_says_unknown_or_not_stored(tmp_path: Path) -> None:
+async def test_cut_off_leader_answers_unknown_or_not_stored(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
         await old.group.submit(batch(b"before"))
@@ -189,7 +189,7 @@ async def test_the_leadership_scope_ends_when_the_leader_steps_down(tmp_path: Pa
         assert second.group.leadership is None
 
 
-async def test_a_failing_service_or_listener_takes_nothing_from_the_others(tmp_path: Path) -> None:
+async def test_failing_service_leaves_others_running(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         group, term = leader.group, leader.group.term
@@ -235,7 +235,7 @@ async def test_a_failing_service_or_listener_takes_nothing_from_the_others(tmp_p
         assert group.leadership is not None
 
 
-async def test_store_time_never_goes_back_although_the_next_leaders_clock_does(
+async def test_store_time_never_goes_back(
     tmp_path: Path,
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -314,7 +314,7 @@ async def test_too_much_in_flight_is_refused_and_not_stored(tmp_path: Path) -> N
         replica.group.store.close(clean=False)
 
 
-async def test_a_draining_group_answers_what_it_has_and_takes_nothing_new(tmp_path: Path) -> None:
+async def test_draining_group_takes_nothing_new(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         results: list[Proposed] = []
@@ -344,7 +344,7 @@ async def test_a_restart_of_all_keeps_everything_and_terms_go_on(tmp_path: Path)
             assert bodies(replica.group) == [b"x"] * 3
 
 
-async def test_leadership_is_handed_over_under_load_and_nothing_is_unknown(tmp_path: Path) -> None:
+async def test_handover_under_load_leaves_nothing_unknown(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
         outcomes: list[str] = []
@@ -392,7 +392,7 @@ async def test_a_transfer_that_fails_seals_what_waited(tmp_path: Path) -> None:
         assert bodies(leader.group) == [b"a", b"b"]
 
 
-async def test_members_are_added_replaced_and_removed_by_asking_the_leader(tmp_path: Path) -> None:
+async def test_leader_adds_replaces_and_removes_members(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         await leader.group.submit(batch(b"before"))
@@ -429,7 +429,7 @@ async def test_members_are_added_replaced_and_removed_by_asking_the_leader(tmp_p
         assert len(members.voter_names) == 3
 
 
-async def test_what_cannot_be_changed_is_said_and_nothing_happens(tmp_path: Path) -> None:
+async def test_impossible_change_is_refused(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         changes = MembershipChanges(leader.group, leader.clock)
@@ -473,7 +473,7 @@ async def test_a_single_member_gets_company(tmp_path: Path) -> None:
         await (await groups.leader()).group.submit(batch(b"by the others"))
 
 
-async def test_a_clean_stop_tries_another_one_when_the_first_does_not_take_over(
+async def test_clean_stop_tries_another_successor(
     tmp_path: Path,
 ) -> None:
     async with running_groups(tmp_path) as groups:
@@ -485,7 +485,7 @@ async def test_a_clean_stop_tries_another_one_when_the_first_does_not_take_over(
         assert best != (await groups.leader(among=groups.others(leader.name))).name
 
 
-async def test_who_wants_sizes_is_told_of_each_applied_unit_once(tmp_path: Path) -> None:
+async def test_sizes_are_reported_once_per_applied_unit(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = (await groups.leader()).group
         told: list[tuple[str, int, list[int]]] = []

@@ -97,7 +97,7 @@ def test_all_of_a_group() -> None:
     assert group_info("G", None, {}, {})["members"] == []
 
 
-def test_a_plan_says_by_how_much_each_queue_moves() -> None:
+def test_reset_plan_shows_the_move_of_each_queue() -> None:
     (row,) = move_rows({T0: OffsetMove(before=7, after=3, min_offset=1, max_offset=9)})
     assert (row["before"], row["after"], row["moves_by"]) == (7, 3, -4)
 

@@ -42,7 +42,7 @@ def store_settings(name: str, *, sync_flush: bool = True) -> StoreSettings:
     )
 
 
-async def test_answers_of_a_new_reign_do_not_wait_for_entries_cut_in_an_earlier_one(
+async def test_new_term_does_not_wait_for_cut_entries(
     tmp_path: Path,
 ) -> None:
     async with running_groups(tmp_path) as groups:
@@ -91,13 +91,13 @@ async def serve_until_the_apply_fails() -> None:
         await leader.group.submit(batch(b"lost", properties=b"KEYS\x01k\x02"))
 
 
-async def test_an_error_under_the_apply_stops_a_replica_that_serves_a_connection() -> None:
+async def test_apply_error_stops_a_serving_replica() -> None:
     with pytest.raises(ExceptionGroup) as stopped:
         await serve_until_the_apply_fails()
     assert stopped.value.split(FlushFailedError)[1] is None
 
 
-async def test_units_applied_after_a_checkpoint_of_the_same_commit_are_flushed_by_the_next(
+async def test_next_checkpoint_flushes_later_units(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
@@ -185,7 +185,7 @@ def opened(disk: CrashDisk, *, sync_flush: bool = True) -> ReplicaStore:
     return ReplicaStore(disk, store_settings("n0", sync_flush=sync_flush), StateTables)
 
 
-async def test_damage_is_remembered_until_a_leader_has_refilled_the_replica() -> None:
+async def test_damage_is_kept_until_refilled() -> None:
     """A checkpoint of what is left would look like one of an undamaged log."""
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
@@ -215,9 +215,7 @@ async def test_damage_is_remembered_until_a_leader_has_refilled_the_replica() ->
     store.close(clean=True)
 
 
-async def test_a_refill_that_a_crash_interrupts_begins_again_although_the_log_is_long_enough() -> (
-    None
-):
+async def test_interrupted_refill_begins_again() -> None:
     """The checkpoint claims queues that were thrown away when the log was found cut."""
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
@@ -250,7 +248,7 @@ async def test_a_refill_that_a_crash_interrupts_begins_again_although_the_log_is
 
 
 @pytest.mark.parametrize("place", [0, 20, 60, -1])
-async def test_tables_that_have_gone_bad_are_made_again_from_the_log(place: int) -> None:
+async def test_damaged_tables_are_rebuilt_from_the_log(place: int) -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
         for number in range(9):
@@ -270,7 +268,7 @@ async def test_tables_that_have_gone_bad_are_made_again_from_the_log(place: int)
     store.close(clean=True)
 
 
-def test_an_unclean_stop_with_async_flush_is_remembered_whatever_comes_next() -> None:
+def test_unclean_async_stop_is_remembered() -> None:
     disk = CrashDisk()
     opened(disk, sync_flush=False).close(clean=False)
     store = opened(disk, sync_flush=True)
@@ -285,7 +283,7 @@ def test_an_unclean_stop_with_async_flush_is_remembered_whatever_comes_next() ->
     store.close(clean=True)
 
 
-def test_a_clean_stop_with_async_flush_leaves_no_doubt() -> None:
+def test_clean_async_stop_leaves_no_uncertainty() -> None:
     disk = CrashDisk()
     opened(disk, sync_flush=False).close(clean=True)
     store = opened(disk, sync_flush=True)
@@ -340,7 +338,7 @@ async def test_a_checkpoint_claims_only_what_was_flushed_before_it() -> None:
         assert [step for step in dict.fromkeys(disk.steps) if step in order] == order
 
 
-async def test_nobody_leads_before_the_own_no_op_is_applied(
+async def test_leadership_waits_for_its_no_op(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Elected is not enough: what earlier leaders left may still be on its way."""
@@ -409,7 +407,7 @@ async def test_a_disk_too_full_to_apply_leaves_a_node_that_can_be_read(
 # -- limits --------------------------------------------------------------------------------
 
 
-async def test_what_arrives_together_fits_the_segments_whatever_the_entry_cap(
+async def test_batch_fits_segments_for_any_entry_cap(
     tmp_path: Path,
 ) -> None:
     """Segments of 1 MiB under an entry cap of 16 MiB."""
@@ -427,7 +425,7 @@ async def test_what_arrives_together_fits_the_segments_whatever_the_entry_cap(
         assert (await leader.group.submit(batch(b"x"))).first_offsets == (3,)
 
 
-async def test_what_nobody_takes_is_not_appended_without_end(
+async def test_unacknowledged_appends_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Followers without space keep the leader in office, but nothing is committed."""

@@ -88,7 +88,7 @@ async def left_behind(groups: Groups) -> tuple[Replica, str]:
     return leader, behind
 
 
-async def test_the_floor_moves_on_every_replica_and_queues_begin_behind_it(tmp_path: Path) -> None:
+async def test_floor_moves_on_every_replica(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await fill(groups, 200)
         floor = await give_up_entries(groups, leader)
@@ -104,7 +104,7 @@ async def test_the_floor_moves_on_every_replica_and_queues_begin_behind_it(tmp_p
         assert len(lows) == 1
 
 
-async def test_a_replica_behind_the_first_kept_entry_is_given_a_snapshot(tmp_path: Path) -> None:
+async def test_replica_behind_the_floor_gets_a_snapshot(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader, behind = await left_behind(groups)
         assert leader.group.store.log.first_index > 20
@@ -149,7 +149,7 @@ async def test_a_snapshot_that_comes_twice_is_installed_once(
         assert kept(again.group) == kept(leader.group)
 
 
-async def test_a_longer_log_of_a_dead_leader_is_replaced_after_one_snapshot(tmp_path: Path) -> None:
+async def test_longer_log_is_replaced_after_one_snapshot(tmp_path: Path) -> None:
     """Its end lies above the leader's, so nothing but a comparison shows that it is another log."""
     async with running_groups(tmp_path) as groups:
         first = await fill(groups, 20)
@@ -181,7 +181,7 @@ async def test_a_longer_log_of_a_dead_leader_is_replaced_after_one_snapshot(tmp_
         assert kept(again.group) == kept(leader.group)
 
 
-async def test_snapshots_that_bring_no_entry_across_are_offered_with_a_pause(
+async def test_fruitless_snapshots_are_offered_with_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_groups(tmp_path) as groups:
@@ -207,7 +207,7 @@ async def test_snapshots_that_bring_no_entry_across_are_offered_with_a_pause(
 
 
 @pytest.mark.parametrize("error", [CorruptStoreError("no snapshot"), DiskFullError("no space")])
-async def test_a_snapshot_that_cannot_be_installed_stops_nothing_and_comes_again(
+async def test_failed_installation_is_offered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     refused: list[int] = []
@@ -267,7 +267,7 @@ async def test_an_emptied_log_without_space_waits_for_it(
         assert kept(again.group) == kept(leader.group)
 
 
-async def test_a_stop_while_an_emptied_log_waits_for_space_is_finished_at_the_next_start(
+async def test_next_start_finishes_an_emptied_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_groups(tmp_path) as groups:
@@ -292,7 +292,7 @@ async def test_a_stop_while_an_emptied_log_waits_for_space_is_finished_at_the_ne
         assert kept(again.group) == kept(leader.group)
 
 
-async def test_what_was_committed_before_an_installation_is_void_after_it(tmp_path: Path) -> None:
+async def test_installation_voids_the_earlier_commit_mark(tmp_path: Path) -> None:
     """The anchor may lie below it; entries above the anchor are not here any more."""
     async with running_groups(tmp_path) as groups:
         leader = await fill(groups, 60)
@@ -312,7 +312,7 @@ async def test_what_was_committed_before_an_installation_is_void_after_it(tmp_pa
         assert store.log.chain_at(60) == leader.group.store.log.chain_at(60)
 
 
-async def test_an_installation_that_was_cut_short_is_finished_after_the_restart(
+async def test_restart_finishes_an_installation(
     tmp_path: Path,
 ) -> None:
     async with running_groups(tmp_path) as groups:
@@ -355,7 +355,7 @@ async def test_a_refilling_replica_neither_leads_nor_serves_reads(tmp_path: Path
         assert not again.group.node.is_leader
 
 
-async def test_the_floor_never_passes_what_is_not_saved_or_not_delivered(tmp_path: Path) -> None:
+async def test_floor_stays_below_unsaved_and_undelivered(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await fill(groups, 3)
         await leader.group.submit(batch(b"waits", topic="SCHEDULE_TOPIC_XXXX", queue_id=0))
@@ -369,7 +369,7 @@ async def test_the_floor_never_passes_what_is_not_saved_or_not_delivered(tmp_pat
         assert floor is None or floor.position <= waits_at
 
 
-async def test_age_counts_only_at_the_hours_for_it_unless_the_disk_is_full(tmp_path: Path) -> None:
+async def test_age_counts_at_its_hours_or_on_a_full_disk(tmp_path: Path) -> None:
     async with running_groups(tmp_path, 1) as groups:
         leader = await fill(groups, 200)
         entry_log = leader.group.store.log
@@ -410,7 +410,7 @@ async def test_a_floor_is_an_ordinary_state_record(tmp_path: Path) -> None:
         assert kept(leader.group) == [0, 1, 2][leader.group.state.min_offset("T", 0) :]
 
 
-async def test_an_open_half_message_holds_the_floor_back_until_it_is_decided(
+async def test_open_half_message_holds_the_floor(
     tmp_path: Path,
 ) -> None:
     async with running_groups(tmp_path) as groups:

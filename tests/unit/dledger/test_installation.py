@@ -156,7 +156,7 @@ def check_and_refill(left: CrashDisk, leader: Leader, what: object) -> None:
 
 
 @pytest.mark.parametrize("log_of", [BEHIND, CONFLICT_BELOW_THE_FLOOR])
-def test_an_installation_cut_at_any_disk_step_opens_without_believing_a_dead_leader(
+def test_installation_cut_at_any_step_opens_safely(
     log_of: tuple[int, int],
 ) -> None:
     leader = Leader.make()
@@ -181,7 +181,7 @@ def test_an_installation_cut_at_any_disk_step_opens_without_believing_a_dead_lea
 @pytest.mark.parametrize(
     "log_of", [BEHIND, REACHES_THE_FLOOR, CONFLICT_ABOVE_THE_FLOOR, CONFLICT_BELOW_THE_FLOOR]
 )
-def test_a_snapshot_left_by_a_version_without_a_record_opens_without_believing_a_dead_leader(
+def test_snapshot_of_an_older_version_opens_safely(
     log_of: tuple[int, int],
 ) -> None:
     leader = Leader.make()
@@ -202,7 +202,7 @@ def test_a_log_that_reaches_the_floor_keeps_its_entries(log_of: tuple[int, int])
     assert store.log.last_index == sum(log_of)
 
 
-def test_a_snapshot_that_contradicts_what_is_committed_changes_nothing() -> None:
+def test_contradictory_snapshot_changes_nothing() -> None:
     leader = Leader.make()
     disk = follower(leader, *CONFLICT_BELOW_THE_FLOOR)
     store = opened(disk)
@@ -234,7 +234,7 @@ def test_a_hostile_snapshot_is_refused_and_changes_nothing(change: dict[str, Any
     assert store.log.last_index == BEHIND[0]
 
 
-def test_a_snapshot_file_that_comes_back_after_its_installation_means_nothing() -> None:
+def test_returned_snapshot_file_is_ignored() -> None:
     leader = Leader.make()
     disk = with_snapshot(leader)
     disk.replace(f"{ROOT}/raft/install", leader.snapshot)
@@ -245,7 +245,7 @@ def test_a_snapshot_file_that_comes_back_after_its_installation_means_nothing() 
     assert again.log.last_index == 0
 
 
-def test_damage_is_written_down_before_the_log_that_shows_it_is_emptied() -> None:
+def test_damage_is_recorded_before_the_log_is_emptied() -> None:
     before = with_snapshot(Leader.make())
     before.files[f"{ROOT}/raft/snapshot"].content[-1] ^= 1
     step, opens = 0, False

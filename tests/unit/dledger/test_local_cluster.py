@@ -18,7 +18,7 @@ def test_free_ports_are_distinct_and_never_two_apart() -> None:
     assert not {port - 2 for port in ports} & set(ports)
 
 
-def test_each_broker_gets_a_file_that_loads_and_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_each_broker_gets_its_file_and_folder(tmp_path: Path) -> None:
     cluster = lay_out(tmp_path, brokers=3, settings={"raft.election_timeout_ms": 500})
     configs = []
     for name, node in cluster.brokers.items():
@@ -35,7 +35,7 @@ def test_each_broker_gets_a_file_that_loads_and_a_folder_of_its_own(tmp_path: Pa
     assert [peer.id for peer in configs[0].raft.peers] == ["n0", "n1", "n2"]
 
 
-def test_a_setting_that_toml_cannot_hold_plainly_is_a_usage_error(tmp_path: Path) -> None:
+def test_setting_that_toml_cannot_hold_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(CliError) as caught:
         lay_out(tmp_path, settings={"broker.cluster_name": 'a"b'})
     assert caught.value.exit_code == 2

@@ -101,7 +101,7 @@ def spoil_damage(disk: CrashDisk) -> None:
     ],
     ids=["format", "anchor", "entry", "damage", "snapshot", "install"],
 )
-def test_a_folder_of_a_newer_version_is_refused_and_nothing_is_cut(
+def test_folder_of_a_newer_version_is_refused(
     spoil: Callable[[CrashDisk], None],
 ) -> None:
     disk = filled()

@@ -87,7 +87,7 @@ async def test_followers_refuse_and_name_the_leader(tmp_path: Path) -> None:
         assert refused.value.leader_address == f"{leader.name}:10911"
 
 
-async def test_a_leader_that_was_cut_off_answers_no_read_that_came_after(tmp_path: Path) -> None:
+async def test_cut_off_leader_answers_no_later_read(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
         await old.group.submit(batch(b"before"))
@@ -117,7 +117,7 @@ async def test_reads_go_on_while_one_of_three_is_away(tmp_path: Path) -> None:
         assert await max_offset(leader) == 1
 
 
-async def test_a_read_without_a_majority_ends_after_one_election_timeout(tmp_path: Path) -> None:
+async def test_read_without_a_majority_ends(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         # Heartbeats pass, their echoes do not count.

@@ -143,9 +143,7 @@ async def test_it_registers_again_at_once_when_its_connection_ends(
     assert len(world.client.to("ns2:9876")) == 1
 
 
-async def test_a_new_role_is_told_at_once_one_way_and_confirmed(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_new_role_is_registered_at_once(world: World, nursery: trio.Nursery) -> None:
     world.group.step_down("elsewhere:1")
     nursery.start_soon(world.registration.run)
     await trio.sleep(5)
@@ -161,7 +159,7 @@ async def test_a_new_role_is_told_at_once_one_way_and_confirmed(
     assert (confirmed.header.broker_id, confirmed.oneway) == (0, False)
 
 
-async def test_a_role_that_changes_back_while_the_news_is_under_way_is_told_at_once(
+async def test_role_that_changes_back_is_registered_at_once(
     world: World, nursery: trio.Nursery
 ) -> None:
     leads = world.group.leadership
@@ -177,7 +175,7 @@ async def test_a_role_that_changes_back_while_the_news_is_under_way_is_told_at_o
         assert [call.header.broker_id for call in world.client.to(address)][-1] == 0
 
 
-async def test_a_changed_topic_is_told_at_once(world: World, nursery: trio.Nursery) -> None:
+async def test_changed_topic_is_registered_at_once(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.registration.run)
     await trio.sleep(5)
     await world.change(put=(TopicConfig("T", 1, 1),))
@@ -241,7 +239,7 @@ async def test_nothing_is_registered_before_the_group_has_an_identity(
     assert world.client.to("ns1:9876")
 
 
-async def test_what_a_name_server_refuses_is_logged_once_and_shown_until_it_is_taken(
+async def test_refused_registration_is_logged_once(
     world: World, nursery: trio.Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.client.refusing.add("ns1:9876")

@@ -119,9 +119,7 @@ async def test_a_new_topic_is_registered_alone_however_many_there_are(
     assert encoded == [1, 1]
 
 
-async def test_an_unchanged_table_is_a_version_and_keeps_the_broker_registered(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_unchanged_table_registers_its_version(world: World, nursery: trio.Nursery) -> None:
     assert [code for code, _ in await world.begin(nursery)] == [REGISTER]
 
     await trio.sleep(300)
@@ -152,9 +150,7 @@ async def test_all_topics_go_to_a_name_server_that_forgot_the_broker(
     assert "T00029" in world.topics()
 
 
-async def test_differences_that_do_not_follow_are_refused_and_all_topics_sent(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_bad_differences_send_all_topics(world: World, nursery: trio.Nursery) -> None:
     await world.begin(nursery)
     # Somebody else registered this address meanwhile, with another version.
     command, _ = await world.registration._with_all_topics(0)

@@ -75,7 +75,7 @@ def test_the_page_has_the_sentences_that_are_answered() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(INSTEAD))
-def test_the_remark_begins_as_rocketmqs_and_goes_on_with_what_to_use(code: int) -> None:
+def test_remark_names_what_to_use_instead(code: int) -> None:
     remark = not_supported(code)
     assert remark.startswith(f" request type {code} not supported; ")
     assert len(remark) < 200

@@ -65,7 +65,7 @@ def whole(groups: Groups) -> None:
         assert bodies(replica.group)[: len(MESSAGES)] == MESSAGES
 
 
-async def test_a_damaged_follower_repairs_itself_and_has_the_same_bytes_again() -> None:
+async def test_damaged_follower_repairs_itself() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         follower = follower_of(groups, await filled(groups))
         for index in (4, 5, 9):
@@ -100,7 +100,7 @@ async def test_a_damaged_leader_leads_no_longer_and_repairs_itself() -> None:
         whole(groups)
 
 
-async def test_with_a_hole_nobody_votes_leads_or_acknowledges() -> None:
+async def test_member_with_a_hole_neither_votes_nor_leads() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await filled(groups)
         follower, third = (groups.replicas[name] for name in groups.others(leader.name))
@@ -160,7 +160,7 @@ async def test_a_hole_is_remembered_over_a_restart() -> None:
         whole(groups)
 
 
-async def test_damage_below_what_is_replayed_stops_the_replay_until_it_is_repaired() -> None:
+async def test_damage_stops_the_replay_until_repaired() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         follower = follower_of(groups, await filled(groups))
         await trio.sleep(4)
@@ -195,7 +195,7 @@ async def test_a_leader_that_would_send_bad_bytes_notices_it() -> None:
         whole(groups)
 
 
-async def test_the_only_voter_goes_on_leading_and_refuses_what_is_damaged() -> None:
+async def test_only_voter_leads_and_refuses_damaged_reads() -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await filled(groups)
         spoil(groups, leader, 6)

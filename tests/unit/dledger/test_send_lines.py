@@ -117,7 +117,7 @@ async def test_a_failure_ends_the_input_and_what_is_stored_is_printed() -> None:
     assert kept.ended
 
 
-async def test_a_message_that_is_refused_before_it_is_sent_does_not_hide_the_others() -> None:
+async def test_refused_line_does_not_hide_the_others() -> None:
     kept = Kept()
 
     async def send(body: bytes) -> Send:

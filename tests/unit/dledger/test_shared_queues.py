@@ -103,7 +103,7 @@ def checkpoint(store: ReplicaStore) -> None:
     taken.write()
 
 
-def test_a_queue_file_that_cannot_be_read_is_derived_at_the_next_start(
+def test_unreadable_queue_file_is_derived_at_start(
     log: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("commitlog.consume_queue_store.SHARED_BYTES_MAX", 0)

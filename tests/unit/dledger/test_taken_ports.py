@@ -79,7 +79,7 @@ def test_up_on_a_taken_port_is_one_sentence(taken: int, capsys: pytest.CaptureFi
     )
 
 
-def test_ports_of_our_own_are_none_the_kernel_gives_to_connections() -> None:
+def test_own_ports_lie_outside_the_ephemeral_range() -> None:
     assert max(free_ports(50)) < FIRST_EPHEMERAL_PORT
     (peer,) = load_config().raft.peers
     assert peer.port < FIRST_EPHEMERAL_PORT

@@ -32,7 +32,7 @@ def test_equal_runs_with_a_change_of_leader_count() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"digest": "ac"}, {"operations": {"send_ok": 2}}])
-def test_a_difference_is_told_with_its_seed(changes: dict[str, object]) -> None:
+def test_difference_is_reported_with_its_seed(changes: dict[str, object]) -> None:
     gate = compared(**changes)
     assert (gate.differing, gate.counted) == ([7], 0)
 
@@ -51,7 +51,7 @@ def test_a_run_in_which_nothing_happened_is_not_counted(lacking: dict[str, objec
     assert (gate.played, gate.counted, gate.differing) == (1, 0, [])
 
 
-def test_a_broken_promise_is_told() -> None:
+def test_violation_is_reported() -> None:
     gate, bad = Gate(), msgspec.structs.replace(REPORT, validity="invalid")
     gate.compare(bad, bad)
     assert (gate.invalid, gate.counted) == ([7], 0)

@@ -38,7 +38,7 @@ def test_every_code_with_a_handler_has_a_rule_and_no_other(tmp_path: Path) -> No
     assert {code.name for code in handlers} == {RequestCode(code).name for code in NAMESRV_RULES}
 
 
-def test_who_only_looks_signs_and_who_changes_is_an_administrator() -> None:
+def test_rules_separate_readers_from_administrators() -> None:
     looks = {RequestCode(code).name for code, rule in NAMESRV_RULES.items() if rule is SIGNED}
     assert looks == {
         "GET_ROUTEINFO_BY_TOPIC",

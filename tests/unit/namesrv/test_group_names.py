@@ -47,7 +47,7 @@ def test_a_stranger_with_the_highest_state_version_gets_no_place(
     assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
 
 
-def test_a_second_group_of_one_name_is_refused_until_the_first_has_expired() -> None:
+def test_second_group_of_a_name_is_refused() -> None:
     table = group_of_three()
     second = registration(THIEF, 0, identity=OTHER, data_version=version(state=99), connection=9)
     with pytest.raises(RegistrationRefusedError, match="two groups cannot have one name"):
@@ -58,7 +58,7 @@ def test_a_second_group_of_one_name_is_refused_until_the_first_has_expired() -> 
     assert table.identity_of("broker-a") == OTHER
 
 
-def test_a_stranger_that_came_first_loses_its_place_to_the_first_member_with_an_identity() -> None:
+def test_stranger_gives_way_to_an_identity() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(THIEF, 0, data_version=version(state=2**62)), 0)
     table.register_broker(registration(A, 0, identity=OURS, data_version=version(state=5)), 1)
@@ -68,7 +68,7 @@ def test_a_stranger_that_came_first_loses_its_place_to_the_first_member_with_an_
     assert addrs_of(table, "T1") == {0: A}
 
 
-def test_members_of_an_older_release_stay_while_the_group_is_upgraded() -> None:
+def test_older_members_stay_during_an_upgrade() -> None:
     table = RouteInfoManager()
     for addr, broker_id in [(A, 0), (B, 2), (C, 3), (THIEF, 8)]:
         table.register_broker(registration(addr, broker_id, data_version=version(state=5)), 0)
@@ -99,7 +99,7 @@ def test_members_of_an_older_release_stay_while_the_group_is_upgraded() -> None:
         table.register_broker(registration(THIEF, 8, data_version=version(state=7)), 8)
 
 
-def test_a_member_of_an_older_release_takes_no_id_from_one_with_an_identity() -> None:
+def test_older_member_takes_no_id_from_an_identity() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(B, 2, data_version=version(state=5)), 0)
     leader = registration(A, 0, identity=OURS, members={A, B}, data_version=version(state=5))
@@ -120,7 +120,7 @@ def test_brokers_of_rocketmq_follow_its_rules() -> None:
 
 
 @pytest.mark.parametrize("identity", ["", OTHER])
-def test_somebody_else_takes_no_member_out(identity: str) -> None:
+def test_other_group_removes_no_member(identity: str) -> None:
     table = group_of_three()
     for addr in (A, B, C):
         with pytest.raises(RegistrationRefusedError, match="which alone may unregister it"):
@@ -128,7 +128,7 @@ def test_somebody_else_takes_no_member_out(identity: str) -> None:
     assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
 
 
-def test_somebody_else_enters_no_topic_for_a_group() -> None:
+def test_other_group_enters_no_topic() -> None:
     table = group_of_three()
     nothing = QueueData(broker_name="broker-a", read_queue_nums=0, write_queue_nums=0)
     for connection in (9, None):
@@ -139,14 +139,14 @@ def test_somebody_else_enters_no_topic_for_a_group() -> None:
     assert "T3" in table.all_topics()
 
 
-def test_a_member_takes_itself_out_by_its_identity_or_over_its_connection() -> None:
+def test_member_unregisters_itself() -> None:
     table = group_of_three()
     assert table.unregister_broker(CLUSTER, "broker-a", A, identity=OURS, connection=77)
     assert table.unregister_broker(CLUSTER, "broker-a", B, connection=2)
     assert addrs_of(table, "T1") == {3: C}
 
 
-def test_an_address_of_a_group_cannot_be_registered_away_under_another_name() -> None:
+def test_address_of_a_group_keeps_its_name() -> None:
     table = group_of_three()
     with pytest.raises(RegistrationRefusedError, match="under the name broker-a"):
         table.register_broker(registration(A, 0, "evil", connection=9), 1)
@@ -154,7 +154,7 @@ def test_an_address_of_a_group_cannot_be_registered_away_under_another_name() ->
     assert "evil" not in table.broker_addr_table
 
 
-def test_nobody_keeps_the_entry_of_a_group_alive_for_it() -> None:
+def test_heartbeat_of_another_extends_no_entry() -> None:
     table = group_of_three()
     assert not table.heartbeat(CLUSTER, A, 119_000, connection=9)
     same = table.broker_live_table[BrokerKey(CLUSTER, B)].data_version
@@ -164,7 +164,7 @@ def test_nobody_keeps_the_entry_of_a_group_alive_for_it() -> None:
     assert addrs_of(table, "T1") == {3: C}
 
 
-def test_no_broker_is_remembered_for_longer_than_ten_minutes_of_silence() -> None:
+def test_silent_broker_is_forgotten_after_ten_minutes() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(timeout_ms=10**12), 0)
     assert not table.scan(HEARTBEAT_TIMEOUT_MS_MAX)
@@ -208,9 +208,7 @@ def copycat(proof: str = "", addr: str = THIEF) -> Registration:
 
 @pytest.mark.parametrize("proof", ["", "cd" * 32, "\u20ac"])
 @pytest.mark.parametrize("addr", [THIEF, B])
-def test_a_copied_identity_without_the_proof_of_the_secret_gets_no_place(
-    proof: str, addr: str
-) -> None:
+def test_copied_identity_without_proof_is_refused(proof: str, addr: str) -> None:
     table = proved_group()
     with pytest.raises(RegistrationRefusedError, match=r"knows the secret of that group"):
         table.register_broker(copycat(proof, addr), 1)
@@ -219,7 +217,7 @@ def test_a_copied_identity_without_the_proof_of_the_secret_gets_no_place(
     assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
 
 
-def test_a_copied_identity_that_came_first_gives_way_to_the_first_member_with_a_proof() -> None:
+def test_copied_identity_gives_way_to_a_proof() -> None:
     table = RouteInfoManager()
     table.register_broker(copycat(), 0)
     leader = registration(A, 0, identity=OURS, proof=PROOF, data_version=version(state=5))

@@ -71,7 +71,7 @@ def test_a_damaged_file_stops_the_start_and_is_left_alone(tmp_path: Path, conten
     assert path.read_bytes() == content
 
 
-def test_a_deleted_value_stays_deleted_and_takes_its_empty_namespace_along(tmp_path: Path) -> None:
+def test_deleted_value_removes_its_empty_namespace(tmp_path: Path) -> None:
     path = str(tmp_path / "kvConfig.json")
     table = KvConfigManager.load(OsDisk(), path)
     table.put("ns", "a", "1")
@@ -84,7 +84,7 @@ def test_a_deleted_value_stays_deleted_and_takes_its_empty_namespace_along(tmp_p
     assert KvConfigManager.load(OsDisk(), path).table("ns") is None
 
 
-def test_a_full_disk_leaves_the_old_values_in_memory_and_in_the_file(tmp_path: Path) -> None:
+def test_full_disk_leaves_the_old_values(tmp_path: Path) -> None:
     path = str(tmp_path / "kvConfig.json")
     KvConfigManager.load(OsDisk(), path).put("ns", "k", "old")
     table = KvConfigManager.load(FullDisk(), path)
@@ -96,9 +96,7 @@ def test_a_full_disk_leaves_the_old_values_in_memory_and_in_the_file(tmp_path: P
     assert KvConfigManager.load(OsDisk(), path).get("ns", "k") == "old"
 
 
-def test_a_table_over_its_limit_is_refused_and_the_old_value_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_over_its_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_config, "MAX_KV_CONFIG_BYTES", 200)
     path = str(tmp_path / "kvConfig.json")
     table = KvConfigManager.load(OsDisk(), path)

@@ -98,7 +98,7 @@ async def test_the_route_is_answered_byte_for_byte_in_both_dialects(
         assert (answer.code, bytes(answer.body)) == (0, body)
 
 
-async def test_rules_6_and_7_a_follower_learns_its_leader_and_the_ordered_topics(
+async def test_rules_6_and_7_answer_a_follower(
     connection: Connection,
 ) -> None:
     await ask(
@@ -113,7 +113,7 @@ async def test_rules_6_and_7_a_follower_learns_its_leader_and_the_ordered_topics
     assert follower.ext == {"haServerAddr": "10.0.0.1:10912", "masterAddr": A}
 
 
-async def test_rule_1_a_registration_with_another_checksum_changes_nothing(
+async def test_rule_1_other_checksum_changes_nothing(
     connection: Connection,
 ) -> None:
     data = register_body().encode()
@@ -134,14 +134,14 @@ async def test_a_compressed_registration_is_understood(connection: Connection) -
     assert found.filter_server_table == {A: ["f:1"]}
 
 
-async def test_a_registration_against_the_rules_is_code_1_with_its_reason(
+async def test_bad_registration_is_code_1_with_its_reason(
     connection: Connection,
 ) -> None:
     answer = await register(connection, A, 0, register_body(["T1"]))
     assert (answer.code, answer.remark) == (1, "register broker failed")
 
 
-async def test_a_registration_without_a_required_field_says_which(connection: Connection) -> None:
+async def test_registration_names_a_missing_field(connection: Connection) -> None:
     answer = await ask(connection, RequestCode.REGISTER_BROKER, {"brokerName": "a"})
     assert (answer.code, answer.remark) == (1, "the custom field brokerAddr is null")
 
@@ -149,7 +149,7 @@ async def test_a_registration_without_a_required_field_says_which(connection: Co
 OURS, OTHER = "0f" * 16, "e1" * 16
 
 
-async def test_a_second_group_is_refused_with_the_reason_and_shown_to_operators(
+async def test_second_group_is_shown_to_operators(
     world: World, connection: Connection, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await register(connection, A, 0, groupIdentity=OURS)
@@ -194,7 +194,7 @@ async def test_a_topic_that_is_left_out_is_named_in_the_answer(connection: Conne
     assert await route(connection, "T2") is None
 
 
-async def test_a_deposed_leader_is_told_who_leads_and_changes_nothing(
+async def test_deposed_leader_gets_the_leaders_address(
     connection: Connection,
 ) -> None:
     await register(connection, A, 0, register_body(state=6))
@@ -205,14 +205,14 @@ async def test_a_deposed_leader_is_told_who_leads_and_changes_nothing(
     assert found.broker_datas[0].broker_addrs == {0: A}
 
 
-async def test_an_unregistered_broker_is_gone(connection: Connection) -> None:
+async def test_unregistered_broker_is_removed(connection: Connection) -> None:
     await register(connection, A, 0)
     answer = await ask(connection, RequestCode.UNREGISTER_BROKER, broker_ext(A, 0))
     assert answer.code == 0
     assert await route(connection) is None
 
 
-async def test_the_data_version_tells_a_broker_whether_to_register(connection: Connection) -> None:
+async def test_data_version_decides_a_registration(connection: Connection) -> None:
     version = {"counter": 1, "stateVersion": 0, "timestamp": 1}
     code = RequestCode.QUERY_DATA_VERSION
     unknown = await ask(connection, code, broker_ext(A, 0), json.dumps(version).encode())
@@ -327,7 +327,7 @@ async def test_key_values_are_put_read_listed_and_deleted(connection: Connection
     assert (await ask(connection, RequestCode.GET_KV_CONFIG, key)).code == 22
 
 
-async def test_the_ordered_topic_configuration_joins_the_route_when_that_is_switched_on(
+async def test_ordered_topics_join_the_route_when_enabled(
     connection: Connection,
 ) -> None:
     await register(connection, A, 0)
@@ -392,7 +392,7 @@ async def test_the_list_of_all_topics_can_be_switched_off(connection: Connection
     assert (answer.code, answer.remark) == (1, "disable")
 
 
-async def test_a_nameserver_told_to_wait_answers_no_route_at_first(
+async def test_nameserver_with_a_wait_answers_no_route_at_first(
     tmp_path: Path, autojump_clock: object
 ) -> None:
     config = config_in(tmp_path, need_wait_for_service=True, wait_seconds_for_service=45)

@@ -35,7 +35,7 @@ def plain_compressed(*, mapping: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("mapping", [b"", struct.pack(">i", 0), struct.pack(">i", 1) + b"??"])
-def test_the_compressed_form_is_read_as_the_format_says(mapping: bytes) -> None:
+def test_compressed_body_is_read_by_its_format(mapping: bytes) -> None:
     data = zlib.compress(plain_compressed(mapping=mapping))
     body = decode_register_body(data, compressed=True, crc=zlib.crc32(data) & 0x7FFFFFFF)
     wrapper = body.topic_config_serialize_wrapper

@@ -36,7 +36,7 @@ def test_an_answer_is_encoded_once_per_dialect() -> None:
 
 
 @pytest.mark.parametrize("everything", [True, False])
-def test_a_changed_route_is_encoded_anew_in_both_dialects(everything: bool) -> None:
+def test_changed_route_is_encoded_in_both_dialects(everything: bool) -> None:
     routes = Routes()
     cache = RouteCache(routes.build)
     for dialect in Dialect:
@@ -52,7 +52,7 @@ def test_a_changed_route_is_encoded_anew_in_both_dialects(everything: bool) -> N
         assert b"h:2" in body
 
 
-def test_topics_nobody_serves_are_not_remembered() -> None:
+def test_unserved_topics_are_not_cached() -> None:
     routes = Routes()
     cache = RouteCache(routes.build)
     assert cache.body("absent", Dialect.STANDARD) is None

@@ -117,7 +117,7 @@ def test_rule_2_an_address_under_a_new_id_loses_the_old_one() -> None:
     assert addrs_of(table, "T1") == {2: A, 1: B}
 
 
-def test_a_fail_over_moves_id_0_and_the_dead_leader_is_in_no_table() -> None:
+def test_fail_over_moves_id_0() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(A, 0, filters=("f:1",), data_version=version(state=5)), 0)
     table.register_broker(registration(B, 1, data_version=version(state=5)), 0)
@@ -151,7 +151,7 @@ def test_rule_3_a_higher_state_version_takes_the_id() -> None:
     assert addrs_of(table, "T1") == {0: B}
 
 
-def test_rule_3_two_that_claim_the_id_at_one_state_version_do_not_take_turns() -> None:
+def test_rule_3_equal_claims_do_not_alternate() -> None:
     table = RouteInfoManager()
     for now_ms in range(0, 300_000, 30_000):
         first = table.register_broker(registration(A, 0), now_ms)
@@ -161,14 +161,14 @@ def test_rule_3_two_that_claim_the_id_at_one_state_version_do_not_take_turns() -
         assert addrs_of(table, "T1") == {0: A}
 
 
-def test_rule_3_a_silent_holder_gives_the_id_to_another_of_its_state_version() -> None:
+def test_rule_3_silent_holder_gives_the_id_away() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(A, 0), 0)
     assert not table.register_broker(registration(B, 0), HOLDER_SILENCE_MS + 1).superseded
     assert addrs_of(table, "T1") == {0: B}
 
 
-def test_rule_4_a_single_topic_from_an_unknown_id_is_refused_and_nothing_changes() -> None:
+def test_rule_4_topic_of_an_unknown_id_is_refused() -> None:
     table = RouteInfoManager()
     with pytest.raises(RegistrationRefusedError, match=r"^register broker failed$"):
         table.register_broker(registration(table=topics("T1")), 0)
@@ -208,7 +208,7 @@ def test_rule_5_topics_change_only_with_the_data_version() -> None:
     assert table.topic_queue_table["T1"]["broker-a"].write_queue_nums == 8
 
 
-def test_rule_5_a_follower_that_becomes_leader_brings_its_topics_at_once() -> None:
+def test_rule_5_new_leader_brings_its_topics() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(A, 0), 0)
     table.register_broker(registration(B, 1, table=topics("T1", "T2", "T3")), 0)
@@ -220,9 +220,7 @@ def test_rule_5_a_follower_that_becomes_leader_brings_its_topics_at_once() -> No
     assert table.all_topics() == ["T1", "T2", "T3"]
 
 
-def test_rule_5_with_an_acting_master_the_lowest_follower_brings_topics_and_stands_as_id_0() -> (
-    None
-):
+def test_rule_5_acting_master_stands_as_id_0() -> None:
     table = RouteInfoManager(NamesrvTable(support_acting_master=True))
     table.register_broker(registration(B, 1, acting=True), 0)
     table.register_broker(registration(C, 2, acting=True, table=topics("T8", "T9")), 0)
@@ -238,7 +236,7 @@ def test_rule_5_with_an_acting_master_the_lowest_follower_brings_topics_and_stan
     assert route.queue_datas[0].perm == 6
 
 
-def test_rule_6_a_follower_is_told_the_leader_s_addresses() -> None:
+def test_rule_6_follower_gets_the_leaders_addresses() -> None:
     table = RouteInfoManager()
     assert table.register_broker(registration(B, 1), 0).master_addr == ""
     table.register_broker(registration(A, 0), 0)
@@ -255,7 +253,7 @@ def test_a_broker_name_of_another_cluster_is_refused() -> None:
     assert set(table.cluster_addr_table) == {CLUSTER}
 
 
-def test_an_address_under_a_new_broker_name_leaves_nothing_under_the_old_one() -> None:
+def test_address_moves_to_its_new_broker_name() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(A, 0, "old", filters=("f:1",)), 0)
     table.register_broker(registration(A, 0, "new", table=topics("T3", "T4")), 1)
@@ -274,7 +272,7 @@ def test_the_same_private_address_in_two_clusters_is_two_brokers() -> None:
     assert set(table.broker_addr_table) == {"b"}
 
 
-def test_a_changed_registration_may_delete_topics_when_told_so() -> None:
+def test_registration_deletes_topics_when_asked() -> None:
     table = RouteInfoManager(NamesrvTable(delete_topic_with_broker_registration=True))
     table.register_broker(registration(A, 0), 0)
     table.register_broker(registration(B, 0, "broker-b"), 0)
@@ -302,9 +300,7 @@ def test_a_nameless_broker_is_refused(empty: str) -> None:
         (topics("B" * 256), "a name of 256 characters is not between 1 and 255"),
     ],
 )
-def test_a_topic_no_client_can_read_is_left_out_and_the_rest_counts(
-    bad: dict[str, TopicConfig], reason: str
-) -> None:
+def test_unreadable_topic_is_left_out(bad: dict[str, TopicConfig], reason: str) -> None:
     table = RouteInfoManager()
     result = table.register_broker(registration(table=topics("T1", "T2") | bad), 0)
     assert result.left_out == ((next(iter(bad)), reason),)
@@ -312,7 +308,7 @@ def test_a_topic_no_client_can_read_is_left_out_and_the_rest_counts(
     assert addrs_of(table, "T1") == {0: A}
 
 
-def test_numbers_no_client_can_read_are_refused_before_anything_changes() -> None:
+def test_unreadable_numbers_are_refused_first() -> None:
     table = RouteInfoManager()
     with pytest.raises(RegistrationRefusedError, match="data version is out of range"):
         table.register_broker(registration(data_version=version(2**63)), 0)
@@ -325,7 +321,7 @@ def test_numbers_no_client_can_read_are_refused_before_anything_changes() -> Non
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1, None])
-def test_a_broker_without_a_sensible_timeout_gets_the_nameserver_s(timeout_ms: int | None) -> None:
+def test_bad_timeout_is_replaced_by_the_nameservers(timeout_ms: int | None) -> None:
     table = RouteInfoManager(NamesrvTable(broker_expiry_ms=1_000))
     table.register_broker(registration(timeout_ms=timeout_ms), 0)
     assert table.scan(1_000) == []
@@ -374,7 +370,7 @@ def test_scan_removes_what_was_silent_for_longer_than_it_may_be() -> None:
 
 
 @pytest.mark.parametrize("how", ["register", "heartbeat", "query"])
-def test_every_sign_of_life_counts(how: str) -> None:
+def test_every_heartbeat_counts(how: str) -> None:
     table = RouteInfoManager(NamesrvTable(broker_expiry_ms=1_000))
     table.register_broker(registration(), 0)
     if how == "register":
@@ -387,7 +383,7 @@ def test_every_sign_of_life_counts(how: str) -> None:
     assert len(table.scan(1_901)) == 1
 
 
-def test_a_question_with_another_data_version_is_answered_changed() -> None:
+def test_other_data_version_is_answered_changed() -> None:
     table = RouteInfoManager(NamesrvTable(broker_expiry_ms=1_000))
     assert table.query_data_version(CLUSTER, A, version(), 0) == (True, None)
     assert not table.heartbeat(CLUSTER, A, 0)
@@ -413,7 +409,7 @@ def test_a_stopping_broker_does_not_take_its_successor_along() -> None:
     assert addrs_of(table, "T1") == {0: B}
 
 
-def test_a_lost_connection_removes_all_brokers_that_registered_over_it() -> None:
+def test_lost_connection_removes_its_brokers() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(A, 0, connection=1, filters=("f:1",)), 0)
     table.register_broker(registration(B, 0, "broker-b", connection=1), 0)
@@ -474,7 +470,7 @@ def test_write_permission_is_wiped_and_given_back() -> None:
     assert table.wipe_write_perm("nobody") == 0
 
 
-def test_a_drained_broker_stays_drained_until_told_or_gone() -> None:
+def test_drained_broker_stays_drained() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(A, 0, "a"), 0)
     table.wipe_write_perm("a")
@@ -566,7 +562,7 @@ class Changes:
         return taken
 
 
-def test_whatever_changes_a_route_names_its_topics_and_a_mere_heartbeat_names_none() -> None:
+def test_change_of_a_route_names_its_topics() -> None:
     changes = Changes()
     table = RouteInfoManager(on_route_change=changes)
     table.register_broker(registration(A, 0), 0)

@@ -31,7 +31,7 @@ A, B = "10.0.0.1:10911", "10.0.0.2:10911"
 ORDER = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T1"}
 
 
-async def test_over_real_sockets_a_broken_connection_removes_its_broker_at_once(
+async def test_broken_connection_removes_its_broker(
     tmp_path: Path,
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -69,7 +69,7 @@ async def test_over_real_sockets_a_broken_connection_removes_its_broker_at_once(
         nursery.cancel_scope.cancel()
 
 
-async def test_it_shows_its_brokers_and_who_is_refused_to_prometheus(tmp_path: Path) -> None:
+async def test_prometheus_shows_brokers_and_refusals(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         free_port = taken.getsockname()[1]
@@ -185,7 +185,7 @@ async def test_a_connection_that_still_serves_a_living_broker_is_kept(
         assert found.broker_datas[0].broker_addrs == {0: A}
 
 
-async def test_key_values_survive_a_restart_and_one_round_of_registrations_restores_routes(
+async def test_restart_keeps_values_and_restores_routes(
     tmp_path: Path, autojump_clock: object
 ) -> None:
     async with running_namesrv(config_in(tmp_path, listen_port=0)) as world:
@@ -230,7 +230,7 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
             )
 
 
-async def test_routes_are_served_between_the_registrations_of_many_brokers(
+async def test_routes_are_served_between_registrations(
     tmp_path: Path, autojump_clock: object
 ) -> None:
     async with running_namesrv(config_in(tmp_path, listen_port=0)) as world:

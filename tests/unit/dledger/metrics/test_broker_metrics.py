@@ -184,14 +184,14 @@ def test_lag_counts_what_is_kept_and_not_consumed(watched: Watched) -> None:
     }
 
 
-def test_a_group_ahead_of_a_topic_made_anew_has_no_lag(watched: Watched) -> None:
+def test_group_ahead_of_a_new_topic_has_no_lag(watched: Watched) -> None:
     watched.broker.make_topic("T", 1)
     watched.broker.group.put("T", 0, b"x")
     commit(watched.broker, ("g", "T", 0, 70))
     assert watched.page().value("rocketmq_consumer_lag_messages") == 0
 
 
-def test_a_follower_tells_no_lag_and_no_lag_of_peers(watched: Watched) -> None:
+def test_follower_exports_no_lag(watched: Watched) -> None:
     watched.broker.make_topic("T", 1)
     commit(watched.broker, ("g", "T", 0, 0))
     assert "rocketmq_consumer_lag_messages" in watched.page().kinds
@@ -202,7 +202,7 @@ def test_a_follower_tells_no_lag_and_no_lag_of_peers(watched: Watched) -> None:
     assert page.value("dledger_is_leader") == 0
 
 
-def test_connections_are_counted_by_who_they_are(watched: Watched) -> None:
+def test_connections_are_counted_by_kind(watched: Watched) -> None:
     broker = watched.broker
     one, two = FakeConnection(("10.0.0.1", 1)), FakeConnection(("10.0.0.2", 2))
     producers = [ProducerData("p"), ProducerData("q")]
@@ -229,7 +229,7 @@ def test_connections_are_counted_by_who_they_are(watched: Watched) -> None:
     }
 
 
-def test_the_raft_group_is_told_of_with_this_members_name(watched: Watched) -> None:
+def test_raft_metrics_carry_the_members_name(watched: Watched) -> None:
     watched.leaders.role_changed()
     watched.broker.group.service_counts.set_aside["timer"] += 1
     page = watched.page()
@@ -281,7 +281,7 @@ def test_the_raft_group_is_told_of_with_this_members_name(watched: Watched) -> N
     assert page.of("dledger_retention_bytes_total", "cause") == {("age",): 7, ("forced",): 0}
 
 
-def test_storage_is_what_is_kept_and_how_old_its_first_message_is(watched: Watched) -> None:
+def test_storage_metrics_are_size_and_age(watched: Watched) -> None:
     broker = watched.broker
     assert isinstance(broker.clock, ManualClock)
     assert "rocketmq_storage_message_reserve_time" not in watched.page().kinds
@@ -336,7 +336,7 @@ def test_series_beyond_the_limit_are_left_out_and_counted(
     }
 
 
-def test_many_queues_come_in_pieces_and_a_table_may_change_in_between(
+def test_metrics_of_many_queues_come_in_pieces(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_metrics, "LOOKS_PER_PIECE", 8)
@@ -371,7 +371,7 @@ def test_names_of_clients_cannot_break_the_page(watched: Watched) -> None:
     assert shown == r"g\"} 1\n"
 
 
-def test_every_metric_stands_in_the_guide_and_the_guide_has_no_other(watched: Watched) -> None:
+def test_guide_lists_exactly_the_metrics(watched: Watched) -> None:
     broker = watched.broker
     broker.make_topic("T", 1)
     broker.group.put("T", 0, b"x")

@@ -31,7 +31,7 @@ def test_large_messages_do_not_overflow() -> None:
     assert traffic.taken.counts["A"].size_bytes == 3 * (2**31 - 1)
 
 
-def test_so_many_keys_are_counted_and_some_more_are_known_to_be_left_out() -> None:
+def test_traffic_counts_a_bounded_number_of_keys() -> None:
     counters: Counters[int] = Counters()
     for key in range(MAX_COUNTERS + MAX_KNOWN_LEFT_OUT + 5):
         counters.add(key, 1, 10)
@@ -41,7 +41,7 @@ def test_so_many_keys_are_counted_and_some_more_are_known_to_be_left_out() -> No
     assert counters.counts[0] == Count(2, 20)
 
 
-def test_what_was_deleted_makes_room_for_others() -> None:
+def test_deleted_keys_free_their_place() -> None:
     traffic = Traffic(lambda: True)
     traffic.count_given("T", "unknown", 1, 1)
     traffic.keep(lambda _: True, lambda group: group != "unknown")

@@ -110,7 +110,7 @@ def test_sizes_are_written_as_rocketmq_does(size_bytes: float, text: str) -> Non
     assert _size(size_bytes) == text
 
 
-def test_the_keys_of_the_tools_are_there_and_can_be_parsed_as_they_do(broker: Broker) -> None:
+def test_runtime_info_has_the_keys_of_the_tools(broker: Broker) -> None:
     broker.make_topic("T")
     before = broker.processors.throughput.put
     broker.group.put("T", 0, b"a", b"b")
@@ -197,7 +197,7 @@ def test_the_leader_alone_lets_segments_expire(group: FakeGroup) -> None:
     assert asked == [FakeConnection().peer_address[0]]
 
 
-def test_all_consumer_offsets_are_told_by_any_member(broker: Broker) -> None:
+def test_any_member_answers_all_consumer_offsets(broker: Broker) -> None:
     broker.make_topic("T")
     change = ConsumerOffsetsChange((("g", "T", 0, 5), ("g", "T", 1, 300), ("h", "T", 0, 1)))
     broker.group.propose(state_batch(change), lambda _: None)
@@ -208,7 +208,7 @@ def test_all_consumer_offsets_are_told_by_any_member(broker: Broker) -> None:
     assert body["dataVersion"]["counter"] == broker.group.state.applied_index
 
 
-def test_all_delay_offsets_are_told(broker: Broker) -> None:
+def test_all_delay_offsets_are_answered(broker: Broker) -> None:
     broker.group.state.delay_progress[3] = 8
     body = json.loads(bytes(broker.call(RequestCode.GET_ALL_DELAY_OFFSET).body))
     assert body["offsetTable"] == {"3": 8}

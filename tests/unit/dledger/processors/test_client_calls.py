@@ -85,7 +85,7 @@ async def test_the_running_info_is_the_clients_own(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("client_id", ["c2", ""])
-async def test_a_client_that_is_not_there_is_told(broker: Broker, client_id: str) -> None:
+async def test_absent_client_is_answered_with_its_reason(broker: Broker, client_id: str) -> None:
     join(broker, ClientConnection())
     ext = {"consumerGroup": "g", "clientId": client_id}
     response = await call(broker, RequestCode.GET_CONSUMER_RUNNING_INFO, **ext)
@@ -110,7 +110,7 @@ async def test_a_client_that_is_too_old_is_not_asked(broker: Broker) -> None:
         (ConnectionLostError("gone", sent=True), 1, "unknown"),
     ],
 )
-async def test_a_client_that_does_not_answer_is_told(
+async def test_silent_client_is_answered_with_its_reason(
     broker: Broker, error: Exception, code: int, outcome: str
 ) -> None:
     join(broker, ClientConnection(fails=error))
@@ -134,7 +134,7 @@ async def test_a_message_is_consumed_directly(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("at", [7, 10**9])
-async def test_a_message_that_is_not_there_is_told(broker: Broker, at: int) -> None:
+async def test_absent_message_is_answered_with_its_reason(broker: Broker, at: int) -> None:
     broker.group.put("T", 0, b"a")
     join(broker, ClientConnection())
     message_id = encode_offset_message_id(STORE_HOST, at)
@@ -149,7 +149,7 @@ def status(offset: int) -> Answers:
     return lambda command: response_to(command, 0, None, None, body)
 
 
-async def test_every_client_says_how_far_it_is(broker: Broker) -> None:
+async def test_every_client_reports_its_progress(broker: Broker) -> None:
     join(broker, ClientConnection(answers=status(5)), "c1")
     join(broker, ClientConnection(answers=status(9)), "c2")
     silent = ClientConnection(fails=RequestTimedOutError("5 s"))
@@ -233,16 +233,14 @@ def test_what_a_group_wants_of_a_topic(broker: Broker) -> None:
     assert body["subscriptionData"]["subString"] == "A || B"
 
 
-def test_a_follower_answers_from_what_it_was_told(broker: Broker) -> None:
+def test_follower_answers_from_its_clients_reports(broker: Broker) -> None:
     broker.group.step_down()
     beat(broker, "c1", "T")
     body = asked(broker, RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g")
     assert [client["clientId"] for client in body["connectionSet"]] == ["c1"]
 
 
-def test_producers_are_listed_by_group_with_their_last_sign_of_life(
-    broker: Broker, clock: ManualClock
-) -> None:
+def test_producers_are_listed_with_their_last_heartbeat(broker: Broker, clock: ManualClock) -> None:
     for number, group in enumerate(("p", "q")):
         data = HeartbeatData(
             client_id=f"c{number}", producer_data_set=[ProducerData(group_name=group)]

@@ -76,7 +76,7 @@ def test_heartbeats_of_unknown_groups_make_nothing(broker: Broker) -> None:
     assert ids(broker, "g7") == ["c1"], "its members are known all the same"
 
 
-def test_the_first_pull_of_a_topic_makes_the_group_and_its_retry_topic(broker: Broker) -> None:
+def test_first_pull_creates_group_and_retry_topic(broker: Broker) -> None:
     broker.make_topic("T", 1)
     before, topics = broker.group.log.last_index, broker.group.state.topics_counter
     beat(broker, FakeConnection(), SubscriptionData("T"))
@@ -95,7 +95,7 @@ def test_the_first_pull_of_a_topic_makes_the_group_and_its_retry_topic(broker: B
     assert broker.group.waiting == 0
 
 
-def test_the_heartbeat_of_a_known_group_makes_its_missing_retry_topic(broker: Broker) -> None:
+def test_heartbeat_creates_a_missing_retry_topic(broker: Broker) -> None:
     change = SubscriptionGroupsChange(put=(SubscriptionGroupConfig("g"),))
     broker.group.propose(state_batch(change), lambda _: None)
     broker.group.settle()
@@ -163,7 +163,7 @@ def test_the_newer_subscription_stays_and_missing_topics_go(broker: Broker) -> N
     assert group.subscriptions["T"].data.sub_string == "B"
 
 
-def test_broadcast_groups_are_not_told(broker: Broker) -> None:
+def test_broadcast_groups_are_not_notified(broker: Broker) -> None:
     one = FakeConnection()
     beat(broker, one, SubscriptionData("T"), message_model=MessageModel.BROADCASTING)
     assert told(one) == []
@@ -280,7 +280,7 @@ def elect(broker: Broker) -> None:
     broker.processors.role_changed()
 
 
-def test_a_new_leader_keeps_the_list_of_an_old_group_to_itself_at_first(
+def test_new_leader_withholds_an_old_groups_list_at_first(
     broker: Broker, clock: ManualClock
 ) -> None:
     one = FakeConnection()
@@ -300,7 +300,7 @@ def test_a_group_that_is_new_is_known_at_once(broker: Broker) -> None:
     assert ids(broker) == ["c1"]
 
 
-def test_a_follower_knows_the_members_and_neither_tells_nor_wakes_them(broker: Broker) -> None:
+def test_follower_knows_members_and_notifies_none(broker: Broker) -> None:
     broker.group.step_down("10.0.0.2:10911")
     one, two = FakeConnection(), FakeConnection()
     beat(broker, one, SubscriptionData("T"), client_id="c1")
@@ -313,7 +313,7 @@ def test_a_follower_knows_the_members_and_neither_tells_nor_wakes_them(broker: B
     assert ids(broker) == ["c1"], "it knew before it led"
 
 
-def test_a_change_of_leader_wakes_nobody(broker: Broker, clock: ManualClock) -> None:
+def test_leader_change_notifies_no_client(broker: Broker, clock: ManualClock) -> None:
     one = FakeConnection()
     beat(broker, one, SubscriptionData("T"), client_id="c1")
     broker.group.settle()
@@ -325,7 +325,7 @@ def test_a_change_of_leader_wakes_nobody(broker: Broker, clock: ManualClock) -> 
     assert told(one) == before
 
 
-async def test_what_changed_meanwhile_is_told_when_the_group_has_settled(tmp_path: Any) -> None:
+async def test_changes_are_notified_when_the_group_has_settled(tmp_path: Any) -> None:
     group = FakeGroup(tmp_path, VirtualClock())
     broker = Broker(group, VirtualClock())
     one, late = FakeConnection(), FakeConnection()
@@ -373,7 +373,7 @@ def test_a_group_may_ask_not_to_be_woken(broker: Broker) -> None:
     assert told(one) == []
 
 
-async def test_the_changes_of_a_large_group_are_told_together(tmp_path: Path) -> None:
+async def test_changes_of_a_large_group_are_notified_together(tmp_path: Path) -> None:
     group = FakeGroup(tmp_path, VirtualClock())
     broker = Broker(group, VirtualClock())
     members = [FakeConnection() for _ in range(3 * NOTIFIED_AT_ONCE)]
@@ -399,7 +399,7 @@ async def test_the_changes_of_a_large_group_are_told_together(tmp_path: Path) ->
     group.close()
 
 
-def test_groups_that_were_there_before_settle_for_a_heartbeat_period() -> None:
+def test_old_groups_settle_for_a_heartbeat_period() -> None:
     settling = SettlingGroups()
     settling.begin(100.0, ["old"])
     assert settling.until_s == 100.0 + SETTLE_S
@@ -408,7 +408,7 @@ def test_groups_that_were_there_before_settle_for_a_heartbeat_period() -> None:
     assert not settling.holds("new", 100.0)
 
 
-def test_who_was_held_is_owed_a_call_once() -> None:
+def test_held_client_is_notified_once() -> None:
     settling = SettlingGroups()
     settling.begin(0.0, ["a", "b", "c"])
     for group in ("b", "a", "b"):
@@ -419,7 +419,7 @@ def test_who_was_held_is_owed_a_call_once() -> None:
     assert settling.until_s is None
 
 
-def test_nothing_settles_without_groups_or_without_a_reign() -> None:
+def test_nothing_settles_without_groups_or_leadership() -> None:
     settling = SettlingGroups()
     settling.begin(0.0, [])
     assert settling.until_s is None

@@ -59,7 +59,7 @@ def followers(group: FakeGroup, clock: ManualClock) -> Followers:
     return Followers(group, clock)
 
 
-def test_who_reads_recent_messages_stays_at_the_leader(followers: Followers) -> None:
+def test_recent_reads_stay_at_the_leader(followers: Followers) -> None:
     followers.peers = {"n0": row()}
     assert followers.suggests(FAST) == 0
     assert followers.looks == 0
@@ -85,7 +85,7 @@ def test_the_group_may_want_another_one(followers: Followers) -> None:
     assert followers.suggests(SLOW, leader_always) == 0
 
 
-def test_a_group_may_read_from_a_follower_always_while_it_lives(
+def test_group_may_always_read_from_a_live_follower(
     followers: Followers, clock: ManualClock
 ) -> None:
     always = SubscriptionGroupConfig("g", broker_id=2)
@@ -141,9 +141,7 @@ def test_the_followers_are_followers_since_s_once_a_second(
     assert followers.suggests(SLOW) == 0
 
 
-def test_a_follower_keeps_slow_readers_and_sends_others_to_the_leader(
-    followers: Followers, group: FakeGroup
-) -> None:
+def test_follower_keeps_slow_readers_only(followers: Followers, group: FakeGroup) -> None:
     group.step_down("elsewhere:1")
     assert followers.suggests(SLOW) == 3
     assert followers.suggests(FAST) == 0
@@ -152,9 +150,7 @@ def test_a_follower_keeps_slow_readers_and_sends_others_to_the_leader(
     assert followers.looks == 0
 
 
-def test_with_followers_closed_for_reading_everybody_stays_at_the_leader(
-    group: FakeGroup, clock: ManualClock
-) -> None:
+def test_closed_followers_keep_reads_at_the_leader(group: FakeGroup, clock: ManualClock) -> None:
     followers = Followers(group, clock, slave_read_enable=False)
     followers.peers = {"n0": row()}
     assert followers.suggests(SLOW) == 0

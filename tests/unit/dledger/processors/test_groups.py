@@ -243,12 +243,12 @@ def test_how_late_a_group_is(filled: Broker) -> None:
     assert (caught_up.consume_time_stamp, caught_up.delay_time) == (EPOCH_MS + 30_000, 0)
 
 
-def test_an_unknown_topic_is_told(filled: Broker) -> None:
+def test_unknown_topic_is_answered_with_its_reason(filled: Broker) -> None:
     ext = {"topic": "nowhere", "group": "g"}
     assert filled.call(RequestCode.QUERY_CONSUME_TIME_SPAN, ext).code == 17
 
 
-async def test_only_the_leader_says_so(filled: Broker) -> None:
+async def test_only_the_leader_answers_it(filled: Broker) -> None:
     filled.group.step_down("10.0.0.2:10911")
     answers = [
         filled.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"}),

@@ -81,9 +81,7 @@ async def test_what_brokers_own_is_taken_out_on_every_way(
 
 
 @pytest.mark.parametrize("send", WAYS)
-async def test_a_client_gets_what_the_broker_leaves_of_a_records_room(
-    leader: LeaderServices, send: Send
-) -> None:
+async def test_client_gets_the_rest_of_a_records_space(leader: LeaderServices, send: Send) -> None:
     # A UNIQ_KEY counts as the broker's own: one is there in any case.
     rest = MAX_CLIENT_PROPERTIES_BYTES - len("KEYS\x01k\x02F\x01\x02")
     assert send(leader, f"{OWN}F\x01{'x' * rest}\x02").code == 0
@@ -162,7 +160,7 @@ async def test_the_longest_properties_are_retried_and_given_up(leader: LeaderSer
         assert copy.property_map["RETRY_TOPIC"] == "T", "no topic has a name of 20,000 bytes"
 
 
-async def test_a_message_of_an_older_broker_without_room_is_a_dead_letter_with_the_reason(
+async def test_old_message_without_space_is_a_dead_letter(
     leader: LeaderServices,
 ) -> None:
     fill = b"x" * (MAX_PROPERTIES_BYTES - len(b"UNIQ_KEY\x01K\x02F\x01\x02"))

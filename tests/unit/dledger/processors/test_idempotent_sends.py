@@ -89,7 +89,7 @@ def test_while_the_first_is_on_its_way_the_second_waits_for_it(broker: Broker, e
     assert max_offset(broker) == 1
 
 
-def test_what_was_refused_then_is_told_again_and_the_rest_found(broker: Broker, epoch: int) -> None:
+def test_repeat_is_refused_again_and_the_rest_found(broker: Broker, epoch: int) -> None:
     runs = [["T", 0, 1], ["T", 9, 1], ["T", 1, 1]]
     records = [rec(0, b"a"), rec(9, b"b"), rec(1, b"c")]
     first = send(broker, [ID, epoch, 0, 0], runs, records)
@@ -132,7 +132,7 @@ def test_another_message_under_the_same_sequence_is_refused(
     assert max_offset(broker) == 1
 
 
-def test_an_answer_that_cannot_be_given_says_so(
+def test_unknown_earlier_answer_is_reported(
     broker: Broker, epoch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = send(broker, [ID, epoch, 0, 0], [["T", 0, 1]], [rec()])
@@ -154,7 +154,7 @@ def test_an_answer_that_cannot_be_given_says_so(
         ((1, 0, 0), 1, "unknown", "producer_unknown"),
     ],
 )
-def test_a_stamp_that_does_not_fit_is_told_with_its_outcome(
+def test_bad_stamp_is_answered_with_its_outcome(
     broker: Broker, epoch: int, stamp: tuple[int, int, int], code: int, outcome: str, reason: str
 ) -> None:
     later, sequence, first_open = stamp
@@ -252,7 +252,7 @@ def test_a_single_repetition_on_the_way_waits_for_the_first(broker: Broker, epoc
     assert max_offset(broker) == 1
 
 
-def test_a_half_message_on_the_way_is_told_to_both(broker: Broker, epoch: int) -> None:
+def test_half_message_under_way_answers_both_sends(broker: Broker, epoch: int) -> None:
     ext = {"a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "5", "h": "0"}
     ext |= {"i": "UNIQ_KEY\x01K\x02TRAN_MSG\x01true\x02", "producerId": ID.hex()}
     ext |= {"producerEpoch": str(epoch), "producerSequence": "0", "producerFirstOpen": "0"}
@@ -268,7 +268,7 @@ def test_a_half_message_on_the_way_is_told_to_both(broker: Broker, epoch: int) -
 @pytest.mark.parametrize(
     "changed", [{"queue_id": -1}, {"properties": "KEYS\x01k\x02"}, {"epoch": 0}]
 )
-def test_a_single_send_that_cannot_be_recognised_again_is_refused(
+def test_unrecognisable_single_send_is_refused(
     broker: Broker, epoch: int, changed: dict[str, Any]
 ) -> None:
     answer = single(broker, changed.pop("epoch", epoch), 0, **changed)
@@ -284,9 +284,7 @@ def test_sends_without_a_stamp_leave_no_trace(broker: Broker, group: FakeGroup) 
     assert len(group.state.producers) == 0
 
 
-def test_a_repeated_half_message_is_stored_once_and_names_its_transaction(
-    broker: Broker, epoch: int
-) -> None:
+def test_repeated_half_message_is_stored_once(broker: Broker, epoch: int) -> None:
     properties = "UNIQ_KEY\x01K\x02TRAN_MSG\x01true\x02PGROUP\x01p\x02"
     first = single(broker, epoch, 0, properties=properties)
     again = single(broker, epoch, 0, properties=properties)
@@ -336,7 +334,7 @@ def test_questions_on_the_way_share_one_proposal(broker: Broker) -> None:
     assert epoch_of(one.reply_) == epoch_of(other.reply_) == 1
 
 
-def test_with_early_answers_a_session_is_told_when_it_is_applied(broker: Broker) -> None:
+def test_early_answers_confirm_a_session_when_applied(broker: Broker) -> None:
     broker.group.answers_early = True
     connection = FakeConnection()
     assert broker.handle(request(OPEN, {"producerId": NEW_ID}), connection) is DEFERRED

@@ -78,7 +78,7 @@ def test_a_grant_is_an_entry_and_its_index_the_token(locking: Broker) -> None:
     }
 
 
-def test_clients_that_know_no_tokens_are_told_none(locking: Broker) -> None:
+def test_old_clients_get_no_tokens(locking: Broker) -> None:
     assert lock(locking, "a", 0).ext == {}
 
 
@@ -133,7 +133,7 @@ def test_a_renewal_waits_for_the_read_barrier(locking: Broker) -> None:
     assert granted(connection.reply_) == [0]
 
 
-def test_a_renewal_that_nobody_confirms_is_refused(locking: Broker) -> None:
+def test_unconfirmed_renewal_is_refused(locking: Broker) -> None:
     lock(locking, "a", 0)
     locking.group.barriers_pass = False
     connection = FakeConnection()
@@ -168,7 +168,7 @@ def test_a_new_leader_honours_grants_for_a_whole_lease(locking: Broker, clock: M
     assert granted(lock(locking, "b", 0)) == [0]
 
 
-def test_an_unlocked_queue_is_free_at_once_and_the_next_token_is_larger(locking: Broker) -> None:
+def test_unlocked_queue_is_free_with_a_larger_token(locking: Broker) -> None:
     (old,) = tokens(locking, "a", 0)
     assert unlock(locking, "a", 0).code == 0
     assert locking.group.state.queue_locks == {}
@@ -186,7 +186,7 @@ def test_what_others_hold_cannot_be_unlocked(locking: Broker) -> None:
     assert granted(lock(locking, "b", 0)) == [0]
 
 
-def test_what_arrives_while_an_entry_is_in_flight_shares_the_next(locking: Broker) -> None:
+def test_requests_beside_an_entry_share_the_next(locking: Broker) -> None:
     connections = [FakeConnection() for _ in range(5)]
     for number, connection in enumerate(connections):
         asked = command(RequestCode.LOCK_BATCH_MQ, f"c{number}", number % 4)
@@ -207,7 +207,7 @@ def test_two_that_ask_at_once_are_not_both_served(locking: Broker) -> None:
     assert (granted(one.reply_), granted(two.reply_)) == ([0], [])
 
 
-def test_nobody_knows_what_became_of_a_grant_without_a_majority(locking: Broker) -> None:
+def test_grant_without_a_majority_is_unknown(locking: Broker) -> None:
     first, second = FakeConnection(), FakeConnection()
     locking.handle(command(RequestCode.LOCK_BATCH_MQ, "a", 0), first)
     locking.handle(command(RequestCode.LOCK_BATCH_MQ, "b", 0), second)
@@ -222,7 +222,7 @@ def test_nobody_knows_what_became_of_a_grant_without_a_majority(locking: Broker)
     assert granted(lock(locking, "a", 0)) == [0]
 
 
-def test_the_end_of_a_reign_is_told_to_those_who_wait(locking: Broker) -> None:
+def test_end_of_leadership_answers_waiting_clients(locking: Broker) -> None:
     first, second = FakeConnection(), FakeConnection()
     locking.handle(command(RequestCode.LOCK_BATCH_MQ, "a", 0), first)
     locking.handle(command(RequestCode.LOCK_BATCH_MQ, "b", 0), second)
@@ -249,7 +249,7 @@ def test_queues_that_do_not_exist_are_not_granted(locking: Broker) -> None:
     assert lock_entries(locking) == 0
 
 
-def test_a_topic_that_is_being_deleted_is_locked_and_unlocked_no_more(locking: Broker) -> None:
+def test_topic_under_deletion_takes_no_locks(locking: Broker) -> None:
     lock(locking, "a", 0)
     gone, held = FakeConnection(), FakeConnection()
     delete = request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
@@ -343,13 +343,13 @@ def test_an_old_token_commits_nothing(locking: Broker, clock: ManualClock) -> No
     assert locking.group.state.consumer_offset(GROUP, "T", 0) == 7
 
 
-def test_who_knows_no_tokens_commits_as_ever(locking: Broker) -> None:
+def test_commit_without_a_token_stays_possible(locking: Broker) -> None:
     lock(locking, "a", 0)
     assert commit(locking, 3, sync="true").code == 0
 
 
 @pytest.mark.parametrize("token", [0, 10**9])
-def test_a_token_nobody_granted_is_refused(locking: Broker, token: int) -> None:
+def test_ungranted_token_is_refused(locking: Broker, token: int) -> None:
     lock(locking, "a", 0)
     response = commit(locking, 3, sync="true", lockToken=str(token))
     assert response.code == ResponseCode.STALE_LOCK_TOKEN
@@ -361,9 +361,7 @@ def test_a_token_that_was_given_back_is_refused(locking: Broker) -> None:
     assert commit(locking, 3, lockToken=str(token)).code == ResponseCode.STALE_LOCK_TOKEN
 
 
-def test_a_token_is_refused_from_the_proposal_of_the_next_grant_on(
-    locking: Broker, clock: ManualClock
-) -> None:
+def test_token_ends_at_the_proposal_of_the_next_grant(locking: Broker, clock: ManualClock) -> None:
     (old,) = tokens(locking, "a", 0)
     clock.now_s += LEASE_S
     locking.handle(command(RequestCode.LOCK_BATCH_MQ, "b", 0), FakeConnection())
@@ -371,9 +369,7 @@ def test_a_token_is_refused_from_the_proposal_of_the_next_grant_on(
     assert response.code == ResponseCode.STALE_LOCK_TOKEN
 
 
-def test_a_one_way_commit_with_a_token_stands_before_the_next_grant(
-    locking: Broker, clock: ManualClock
-) -> None:
+def test_one_way_commit_precedes_the_next_grant(locking: Broker, clock: ManualClock) -> None:
     (old,) = tokens(locking, "a", 0)
     clock.now_s += LEASE_S
     assert commit(locking, 9, lockToken=str(old)).code == 0

@@ -55,7 +55,7 @@ def test_a_commit_is_seen_at_once_and_in_the_log_after_the_flush(filled: Broker)
     assert query(filled).ext["offset"] == "5"
 
 
-def test_a_synchronous_query_tells_what_is_stored_behind_the_barrier(filled: Broker) -> None:
+def test_synchronous_query_reads_behind_the_barrier(filled: Broker) -> None:
     update(filled, 5)
     query_now = request(QUERY, queue(sync="true", setZeroIfNotFound="false"))
     response = filled.handle(query_now)
@@ -128,7 +128,7 @@ def test_pending_offsets_end_with_the_leadership(filled: Broker) -> None:
     assert filled.group.waiting == 0
 
 
-def test_offsets_of_a_topic_that_is_gone_are_not_proposed(filled: Broker) -> None:
+def test_offsets_of_a_deleted_topic_are_not_proposed(filled: Broker) -> None:
     update(filled, 3)
     filled.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
     filled.group.settle()
@@ -194,14 +194,14 @@ def test_an_old_queue_has_no_offset_of_its_own(group: FakeGroup, clock: ManualCl
 # ------------------------------------------------------------------------------ bounds
 
 
-def test_bounds_are_told(filled: Broker) -> None:
+def test_bounds_are_answered(filled: Broker) -> None:
     filled.group.state.queues["T", 0].min_offset = 2
     assert filled.call(RequestCode.GET_MAX_OFFSET, queue()).ext["offset"] == "12"
     assert filled.call(RequestCode.GET_MIN_OFFSET, queue()).ext["offset"] == "2"
     assert filled.call(RequestCode.GET_MAX_OFFSET, queue(queueId=3)).ext["offset"] == "0"
 
 
-def test_the_earliest_store_time_is_told(filled: Broker) -> None:
+def test_earliest_store_time_is_answered(filled: Broker) -> None:
     base = filled.clock.wall_ms() - 5000
     earliest = RequestCode.GET_EARLIEST_MSG_STORETIME
     assert filled.call(earliest, queue()).ext["timestamp"] == str(base)
@@ -255,7 +255,7 @@ BEYOND = {"timestamp": 1 << 50}
         (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {**BEYOND, "boundaryType": "UPPER"}),
     ],
 )
-def test_the_end_of_a_queue_is_told_behind_the_barrier_and_by_leaders_only(
+def test_end_of_a_queue_is_answered_by_leaders_only(
     filled: Broker, code: RequestCode, more: dict[str, Any]
 ) -> None:
     before = int(filled.call(code, queue(**more)).ext["offset"])
@@ -279,7 +279,7 @@ def test_a_time_within_the_queue_is_found_without_the_barrier(filled: Broker) ->
     assert filled.call(code, queue(timestamp=timestamp)).ext["offset"] == "2"
 
 
-def test_a_follower_tells_offsets_it_has_and_never_that_there_is_none(filled: Broker) -> None:
+def test_follower_never_answers_that_no_offset_exists(filled: Broker) -> None:
     code = RequestCode.QUERY_CONSUMER_OFFSET
     ask = {"consumerGroup": "g", "setZeroIfNotFound": "false"}
     assert filled.call(code, queue(**ask)).code == 22
@@ -340,7 +340,7 @@ def offsets(body: Any) -> dict[int, int]:
     return found
 
 
-def test_the_answer_and_what_clients_are_told_are_the_same(consumed: Broker) -> None:
+def test_reset_answers_and_notifies_the_same_offsets(consumed: Broker) -> None:
     client = connect(consumed)
     response = reset(consumed)
     assert (response.code, offsets(response.body)) == (0, {0: 10, 1: 0})
@@ -350,7 +350,7 @@ def test_the_answer_and_what_clients_are_told_are_the_same(consumed: Broker) -> 
     assert bytes(told.body) == bytes(response.body)
 
 
-def test_the_cpp_client_is_told_in_its_own_form(consumed: Broker) -> None:
+def test_reset_notifies_the_cpp_client_in_its_form(consumed: Broker) -> None:
     client = connect(consumed, language="CPP", version=63)
     reset(consumed)
     (told,) = client.asked
@@ -366,7 +366,7 @@ def test_the_cpp_client_is_told_in_its_own_form(consumed: Broker) -> None:
     ("after_s", "force", "offset"),
     [(2, "true", 2), (2, "false", 2), (8, "true", 8), (8, "false", 6)],
 )
-def test_a_time_is_where_its_first_message_is_and_without_force_only_back(
+def test_reset_by_time_goes_back_only_without_force(
     consumed: Broker, after_s: int, force: str, offset: int
 ) -> None:
     connect(consumed)
@@ -383,7 +383,7 @@ def test_one_queue_may_be_set_to_an_offset_it_has(
     assert offsets(reset(consumed, queueId=0, offset=asked).body) == {0: offset}
 
 
-def test_without_clients_the_tools_are_told_to_do_it_themselves(consumed: Broker) -> None:
+def test_reset_without_clients_is_left_to_the_tool(consumed: Broker) -> None:
     response = reset(consumed)
     assert response.code == 206
     assert "Group: g Topic: T" in (response.remark or "")
@@ -398,7 +398,7 @@ def test_what_is_not_there_is_refused(consumed: Broker, changes: dict[str, Any])
     assert client.asked == []
 
 
-def test_one_old_client_is_enough_for_nobody_to_be_told(consumed: Broker) -> None:
+def test_reset_with_an_old_client_notifies_none(consumed: Broker) -> None:
     client, _ = connect(consumed), connect(consumed, language="OLD", version=20)
     client.asked.clear()
     assert reset(consumed).code == 1
@@ -462,7 +462,7 @@ def test_one_topic_may_be_named(cloned: Broker) -> None:
     assert (offset(cloned, "T", 0), offset(cloned, "U", 0)) == (None, 5)
 
 
-def test_what_a_connected_group_no_longer_reads_is_left_behind_unless_asked_for(
+def test_clone_skips_topics_no_longer_read(
     cloned: Broker,
 ) -> None:
     data = ConsumerData("from", subscription_data_set=[SubscriptionData(topic="T")])
@@ -488,7 +488,7 @@ def test_what_makes_no_sense_is_refused(cloned: Broker, ext: dict[str, Any], cod
     assert cloned.call(CLONE, asked).code == code
 
 
-def test_only_a_leader_clones_and_an_unknown_fate_is_told(cloned: Broker) -> None:
+def test_clone_needs_a_leader_and_reports_an_unknown_end(cloned: Broker) -> None:
     asked = request(CLONE, {"srcGroup": "from", "destGroup": "to"})
     assert cloned.handle(asked) is DEFERRED
     cloned.group.append()

@@ -113,7 +113,7 @@ def test_messages_of_several_entries_are_joined(broker: Broker) -> None:
         (5, 1, 21, "NO_MESSAGE_IN_QUEUE", 0),
     ],
 )
-def test_offsets_outside_the_queue_are_told(
+def test_offsets_outside_the_queue_are_answered(
     filled: Broker, offset: int, queue: int, code: int, remark: str, next_offset: int
 ) -> None:
     response = pull(filled, queueOffset=offset, queueId=queue)
@@ -122,7 +122,7 @@ def test_offsets_outside_the_queue_are_told(
     assert not response.body
 
 
-def test_an_offset_below_the_first_kept_one_is_told(filled: Broker) -> None:
+def test_offset_below_the_first_kept_is_answered(filled: Broker) -> None:
     filled.group.state.queues["T", 0].min_offset = 4
     response = pull(filled, queueOffset=2)
     assert (response.code, response.ext["nextBeginOffset"]) == (21, "4")
@@ -209,7 +209,7 @@ def test_codes_are_read_as_java_hashes_whatever_their_width(broker: Broker) -> N
     assert found(pull(broker, sysFlag=0, subscription=None)) == [b"0A"]
 
 
-def test_a_subscription_without_codes_is_read_from_its_expression(broker: Broker) -> None:
+def test_subscription_without_codes_is_parsed(broker: Broker) -> None:
     tagged(broker, "A", "B")
     heartbeat(broker, SubscriptionData("T", "B || X"))
     assert found(pull(broker, sysFlag=0, subscription=None)) == [b"1B"]
@@ -245,7 +245,7 @@ def checked(filled: Broker) -> Broker:
 
 
 @pytest.mark.parametrize(("changes", "code", "remark"), CHECKS)
-def test_a_refused_pull_says_why(
+def test_refused_pull_names_its_reason(
     checked: Broker, changes: dict[str, Any], code: int, remark: str
 ) -> None:
     response = pull(checked, **changes)
@@ -313,9 +313,7 @@ def test_a_follower_serves_what_it_applied(filled: Broker) -> None:
 
 
 @pytest.mark.parametrize(("offset", "queue_id"), [(10, 0), (15, 0), (0, 1)])
-def test_only_the_leader_says_that_there_is_nothing(
-    filled: Broker, offset: int, queue_id: int
-) -> None:
+def test_only_the_leader_answers_no_new_message(filled: Broker, offset: int, queue_id: int) -> None:
     filled.group.step_down("elsewhere:1")
     asked = command(queueOffset=offset, queueId=queue_id)
     asked.serialize = SerializeType.CBOR
@@ -326,9 +324,7 @@ def test_only_the_leader_says_that_there_is_nothing(
 @pytest.mark.parametrize(
     "there", [{"topic": "new"}, {"topic": "T", "queueId": 99}], ids=["topic", "queue"]
 )
-def test_a_follower_that_has_not_come_to_a_queue_yet_sends_to_the_leader(
-    filled: Broker, there: dict[str, Any]
-) -> None:
+def test_follower_behind_a_queue_sends_to_the_leader(filled: Broker, there: dict[str, Any]) -> None:
     filled.group.step_down("elsewhere:1")
     asked = command(**there)
     asked.serialize = SerializeType.CBOR
@@ -343,7 +339,7 @@ def test_a_follower_that_has_not_come_to_a_queue_yet_sends_to_the_leader(
 
 
 @pytest.mark.parametrize(("offset", "queue_id"), [(10, 0), (15, 0), (0, 1), (5, 1)])
-def test_a_follower_sends_clients_of_rocketmq_to_the_leader_after_a_pause(
+def test_follower_sends_foreign_clients_to_the_leader(
     filled: Broker, clock: ManualClock, offset: int, queue_id: int
 ) -> None:
     filled.group.step_down("elsewhere:1")
@@ -379,7 +375,7 @@ async def suggested(broker: Broker, offset: int) -> str:
     return str(answer.ext["suggestWhichBrokerId"])
 
 
-async def test_who_is_far_behind_is_told_a_follower(group: FakeGroup, clock: ManualClock) -> None:
+async def test_slow_reader_gets_a_follower_suggested(group: FakeGroup, clock: ManualClock) -> None:
     broker = Broker(group, clock, recent_bytes=300, follower_id=7)
     broker.make_topic("T", 4)
     group.put("T", 0, *(b"m%d" % i for i in range(10)))
@@ -396,7 +392,7 @@ async def test_who_is_far_behind_is_told_a_follower(group: FakeGroup, clock: Man
 
 
 @pytest.mark.parametrize(("offset", "queue_id", "code"), [(10, 0, 19), (15, 0, 21), (0, 1, 19)])
-def test_a_leader_says_that_there_is_nothing_when_it_is_known_to_lead_still(
+def test_leader_confirms_itself_before_no_new_message(
     filled: Broker, offset: int, queue_id: int, code: int
 ) -> None:
     filled.group.barriers_pass = False
@@ -415,7 +411,7 @@ def test_what_was_stored_meanwhile_is_found_behind_the_barrier(filled: Broker) -
     assert found(filled.connection.reply_) == [b"m10"]
 
 
-def test_a_leader_that_is_none_any_more_never_says_that_there_is_nothing(filled: Broker) -> None:
+def test_deposed_leader_never_answers_no_new_message(filled: Broker) -> None:
     filled.group.barriers_pass = False
     assert filled.handle(command(queueOffset=10)) is DEFERRED
     filled.group.step_down("elsewhere:1")
@@ -423,7 +419,7 @@ def test_a_leader_that_is_none_any_more_never_says_that_there_is_nothing(filled:
     assert filled.connection.reply_.ext["leaderAddr"] == "elsewhere:1"
 
 
-def test_found_messages_wait_for_nobody(filled: Broker) -> None:
+def test_found_messages_are_answered_at_once(filled: Broker) -> None:
     filled.group.barriers_pass = False
     assert len(found(pull(filled))) == 10
     assert filled.group.barriers == []
@@ -496,9 +492,7 @@ def test_too_many_held_pulls_are_answered_at_once(filled: Broker) -> None:
     assert response.code == 19
 
 
-async def test_a_held_pull_passes_the_barrier_only_when_its_time_is_over(
-    autojump_clock: Any, tmp_path: Any
-) -> None:
+async def test_held_pull_passes_the_barrier_at_its_end(autojump_clock: Any, tmp_path: Any) -> None:
     group = FakeGroup(tmp_path, VirtualClock())
     broker = Broker(group, VirtualClock())
     broker.make_topic("T")
@@ -528,7 +522,7 @@ def test_a_deleted_topic_answers_its_held_pulls(filled: Broker) -> None:
 @pytest.mark.parametrize(
     ("settings", "after_s"), [({}, 15.0), ({"long_polling_enable": False}, 1.0)]
 )
-async def test_a_held_pull_ends_when_the_client_said(
+async def test_held_pull_ends_at_the_clients_time(
     autojump_clock: Any, tmp_path: Any, settings: dict[str, Any], after_s: float
 ) -> None:
     group = FakeGroup(tmp_path, VirtualClock())
@@ -549,7 +543,7 @@ async def test_a_held_pull_ends_when_the_client_said(
     group.close()
 
 
-async def test_a_pull_that_times_out_is_moved_behind_what_did_not_match(
+async def test_timed_out_pull_moves_behind_unmatched_messages(
     autojump_clock: Any, tmp_path: Any
 ) -> None:
     group = FakeGroup(tmp_path, VirtualClock())
@@ -602,7 +596,7 @@ async def test_old_data_is_read_in_a_worker_and_in_smaller_pieces(tmp_path: Any)
     group.close()
 
 
-async def test_old_messages_that_went_bad_on_the_disk_are_reported_and_not_sent(
+async def test_damaged_old_messages_are_not_sent(
     group: FakeGroup, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = Broker(group, clock, recent_bytes=300, **SMALL_COLD_PULLS)

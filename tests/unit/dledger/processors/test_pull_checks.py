@@ -111,7 +111,7 @@ def test_nothing_matches_so_the_consumer_goes_on_behind_it(filled: Broker) -> No
 @pytest.mark.parametrize(
     ("offset", "code", "next_offset"), [(10, 19, 10), (11, 21, 10), (-1, 21, 0)]
 )
-def test_offsets_outside_the_queue_are_told(
+def test_offsets_outside_the_queue_are_answered(
     filled: Broker, offset: int, code: int, next_offset: int
 ) -> None:
     response = pull(filled, queueOffset=offset)
@@ -136,7 +136,7 @@ def test_the_bulk_pull_of_our_sdk_filters_too(filled: Broker) -> None:
 # ------------------------------------------------------------------------------ whose expression
 
 
-def test_the_heartbeat_says_what_the_group_wants(filled: Broker) -> None:
+def test_heartbeat_carries_the_subscription(filled: Broker) -> None:
     heartbeat(filled, sql_of("T", "n = 3"))
     asked: dict[str, Any] = {
         "sysFlag": 0,
@@ -150,7 +150,7 @@ def test_the_heartbeat_says_what_the_group_wants(filled: Broker) -> None:
     assert pull(filled, **{**asked, "subVersion": 3}).code == 25
 
 
-def test_a_heartbeat_that_cannot_be_parsed_is_told_with_the_pull(filled: Broker) -> None:
+def test_pull_reports_an_unparsed_heartbeat(filled: Broker) -> None:
     heartbeat(filled, sql_of("T", "n = "))
     response = pull(filled, sysFlag=0, subscription=None, expressionType=None)
     assert response.code == 23
@@ -242,7 +242,7 @@ def test_each_waits_for_its_own(filled: Broker) -> None:
     assert found(small.reply_) == [b"m1"]
 
 
-def test_more_new_messages_than_are_looked_at_in_one_go_are_asked_for_again(
+def test_many_new_messages_are_checked_in_turns(
     filled: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(property_filter, "MAX_SCAN_COST", 44)
@@ -252,9 +252,7 @@ def test_more_new_messages_than_are_looked_at_in_one_go_are_asked_for_again(
     assert (connection.reply_.code, connection.reply_.ext["nextBeginOffset"]) == (20, "14")
 
 
-async def test_a_held_pull_says_how_far_it_came(
-    group: FakeGroup, autojump_clock: MockClock
-) -> None:
+async def test_held_pull_reports_its_progress(group: FakeGroup, autojump_clock: MockClock) -> None:
     broker = Broker(group, VirtualClock())
     broker.make_topic("T", 4)
     put(broker, *range(10))
@@ -313,7 +311,7 @@ def damage(broker: Broker, offset: int, monkeypatch: pytest.MonkeyPatch) -> tupl
 
 
 @pytest.mark.parametrize("recent", [0, 1 << 30])
-async def test_a_damaged_message_is_reported_and_the_pull_refused_for_now(
+async def test_damaged_message_refuses_the_pull_for_now(
     group: FakeGroup, clock: ManualClock, recent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = Broker(group, clock, recent_bytes=recent)

@@ -87,7 +87,7 @@ async def test_the_newest_are_kept_when_there_are_more(filled: Broker) -> None:
     assert bodies(await query(filled, maxNum=2)) == [b"m3", b"m4"]
 
 
-async def test_nothing_found_is_told(filled: Broker) -> None:
+async def test_empty_query_is_answered(filled: Broker) -> None:
     for answer in (
         await query(filled, "x"),
         await query(filled, topic="V"),
@@ -164,7 +164,7 @@ async def test_many_of_another_key_hide_none(filled: Broker) -> None:
     assert bodies(await query(filled, "Aa")) == [b"the one"]
 
 
-async def test_a_search_that_finds_no_end_says_so(
+async def test_unbounded_search_is_reported(
     filled: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "MAX_RECORDS", 64)
@@ -197,7 +197,7 @@ async def test_what_is_not_committed_is_not_found(filled: Broker) -> None:
     assert bodies(await query(filled, "new")) == [b"x"]
 
 
-async def test_messages_of_a_topic_that_was_deleted_are_gone(filled: Broker) -> None:
+async def test_messages_of_a_deleted_topic_are_not_found(filled: Broker) -> None:
     filled.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
     filled.group.settle()
     assert (await query(filled)).code == 22
@@ -206,7 +206,7 @@ async def test_messages_of_a_topic_that_was_deleted_are_gone(filled: Broker) -> 
     assert bodies(await query(filled)) == [b"new"], "the old ones have offsets of the new queue"
 
 
-async def test_messages_that_are_not_kept_any_more_are_gone(filled: Broker) -> None:
+async def test_messages_below_the_floor_are_not_found(filled: Broker) -> None:
     filled.group.state.queues["T", 0].min_offset = 3
     assert bodies(await query(filled)) == [b"m3", b"m4"]
 
@@ -218,7 +218,7 @@ async def test_an_answer_is_limited_but_one_message_always_comes(
     assert bodies(await query(filled)) == [b"m4"]
 
 
-async def test_a_damaged_message_is_reported_and_the_query_refused_for_now(
+async def test_damaged_message_refuses_the_query_for_now(
     filled: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = filled.group.log.read
@@ -248,7 +248,7 @@ async def test_the_leader_answers_behind_the_read_barrier(filled: Broker) -> Non
     assert len(bodies(answers[0])) == 5
 
 
-async def test_a_follower_says_what_it_has_and_never_that_there_is_nothing(
+async def test_follower_answers_what_it_has_never_nothing(
     filled: Broker,
 ) -> None:
     filled.group.step_down("10.0.0.2:10911")
@@ -321,7 +321,7 @@ def test_a_group_with_an_expression_is_asked(queued: Broker) -> None:
     assert body.filter_data == "n > 2"
 
 
-def test_an_expression_that_is_none_is_said_with_each_unit(queued: Broker) -> None:
+def test_bad_expression_is_reported_with_each_unit(queued: Broker) -> None:
     subscribe(queued, SubscriptionData("T", "n >", expression_type="SQL92"))
     body = view(queued, consumerGroup="g")
     assert [unit.eval for unit in body.queue_data] == [False] * 5
@@ -335,7 +335,7 @@ def test_the_body_is_rocketmqs(queued: Broker) -> None:
     assert set(body["queueData"][0]) == {"physicOffset", "physicSize", "tagsCode", "eval"}
 
 
-def test_a_queue_nobody_has_is_told(queued: Broker) -> None:
+def test_unknown_queue_is_answered_with_its_reason(queued: Broker) -> None:
     ext = {"topic": "T", "queueId": "3", "index": "0", "count": "1"}
     answer = queued.call(RequestCode.QUERY_CONSUME_QUEUE, ext)
     assert (answer.code, answer.remark) == (1, "3@T is not exist!")
@@ -353,7 +353,7 @@ def test_a_message_is_seen_by_its_position(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, 0, 5, 10**9])
-def test_a_position_without_a_record_is_told(broker: Broker, offset: int) -> None:
+def test_position_without_a_record_is_answered(broker: Broker, offset: int) -> None:
     broker.group.put("T", 0, b"a")
     response = broker.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(offset)})
     assert response.code == 1

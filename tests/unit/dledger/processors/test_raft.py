@@ -101,7 +101,7 @@ async def test_a_request_that_makes_no_sense_changes_nothing(
         (UnknownOutcomeError("who knows"), 1, "unknown"),
     ],
 )
-async def test_a_refusal_says_what_happened(error: MQError, code: int, outcome: str) -> None:
+async def test_refusal_names_what_happened(error: MQError, code: int, outcome: str) -> None:
     answer = await ask(Changes(error), op="remove", name="n1")
     assert answer.ext is not None
     assert (answer.code, answer.ext["outcome"]) == (code, outcome)

@@ -165,7 +165,7 @@ async def test_nothing_is_kept_when_the_switch_is_off(group: FakeGroup, clock: M
     assert kept(group) == []
 
 
-async def test_a_reply_that_has_arrived_is_no_failure_when_it_cannot_be_kept(
+async def test_delivered_reply_is_no_failure_when_not_stored(
     group: FakeGroup, clock: ManualClock
 ) -> None:
     broker = Broker(group, clock)
@@ -189,7 +189,7 @@ async def test_a_reply_that_has_arrived_is_no_failure_when_it_cannot_be_kept(
         (None, 1, "not_stored", "true"),
     ],
 )
-async def test_what_a_requester_did_not_confirm_is_told_and_not_kept(
+async def test_unconfirmed_reply_is_reported_and_not_stored(
     broker: Broker, fails: Exception | None, code: int, outcome: str, retriable: str
 ) -> None:
     heartbeat(broker, Asker(fails=fails, code=1), "p")
@@ -200,7 +200,7 @@ async def test_what_a_requester_did_not_confirm_is_told_and_not_kept(
     assert kept(broker.group) == []
 
 
-async def test_a_requester_that_is_not_connected_is_told_in_rocketmqs_words(broker: Broker) -> None:
+async def test_absent_requester_is_reported_in_rocketmqs_words(broker: Broker) -> None:
     answered = await send(broker)
     assert answered.code == 1
     assert answered.remark == "push reply message fail, channel of <asker> not found."
@@ -225,7 +225,7 @@ async def test_a_client_is_there_as_long_as_one_of_its_producers_is(broker: Brok
     assert len(asker.pushed) == 1
 
 
-async def test_the_connection_heard_of_last_is_used(broker: Broker, clock: ManualClock) -> None:
+async def test_newest_connection_of_a_client_is_used(broker: Broker, clock: ManualClock) -> None:
     old, new = Asker(), Asker()
     heartbeat(broker, old, "p")
     clock.now_s += 1
@@ -237,7 +237,7 @@ async def test_the_connection_heard_of_last_is_used(broker: Broker, clock: Manua
     assert (len(old.pushed), len(new.pushed)) == (1, 1)
 
 
-async def test_a_connection_that_changes_its_client_id_answers_to_the_new_one(
+async def test_connection_follows_a_changed_client_id(
     broker: Broker,
 ) -> None:
     asker = Asker()
@@ -258,7 +258,7 @@ async def test_a_follower_sends_repliers_to_the_leader(broker: Broker) -> None:
     assert asker.pushed == []
 
 
-async def test_a_follower_that_comes_to_lead_knows_who_waits(broker: Broker) -> None:
+async def test_new_leader_knows_the_waiting_requesters(broker: Broker) -> None:
     broker.group.step_down("10.0.0.2:10911")
     asker = Asker()
     heartbeat(broker, asker, "p")
@@ -352,7 +352,7 @@ async def test_a_confirmed_reply_is_answered_to_the_byte(
     assert encode_command(pushed) == frame(expected, b"that")
 
 
-async def test_a_reply_to_nobody_is_answered_to_the_byte(broker: Broker) -> None:
+async def test_reply_without_requester_is_answered_to_the_byte(broker: Broker) -> None:
     assert await answered(broker) == frame(
         '{"code":1,"extFields":{"MSG_REGION":"DefaultRegion","TRACE_ON":"true",'
         '"outcome":"not_stored","reason":"requester_away","retriable":"true"},"flag":1,'

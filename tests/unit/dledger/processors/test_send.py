@@ -120,7 +120,7 @@ def test_properties_without_the_last_separator_are_kept_whole(broker: Broker) ->
     }
 
 
-def test_a_message_without_uniq_key_gets_one_and_pop_ck_is_stripped(broker: Broker) -> None:
+def test_send_adds_uniq_key_and_strips_pop_ck(broker: Broker) -> None:
     broker.make_topic()
     send(broker, properties="POP_CK\x01x\x02A\x01b\x02")
     properties = stored(broker.group, "T", 1).property_map
@@ -146,7 +146,7 @@ def test_an_unknown_topic_is_made_by_its_first_message(broker: Broker) -> None:
     assert broker.group.state.applied_index == 1, "one entry holds the topic and its message"
 
 
-def test_an_unknown_topic_gets_no_more_queues_than_the_default_topic(broker: Broker) -> None:
+def test_new_topic_gets_the_default_topics_queues_at_most(broker: Broker) -> None:
     send(broker, topic="New", queues="100", queue_id="0")
     assert broker.group.state.topic_config("New").write_queue_nums == 8  # type: ignore[union-attr]  # None fails the test
 
@@ -185,7 +185,7 @@ REFUSALS: list[tuple[dict[str, str], bytes, int, str]] = [
 
 
 @pytest.mark.parametrize(("changes", "body", "code", "remark"), REFUSALS)
-def test_a_refused_send_says_why_and_stores_nothing(
+def test_refused_send_names_its_reason_and_stores_nothing(
     broker: Broker, changes: dict[str, str], body: bytes, code: int, remark: str
 ) -> None:
     broker.make_topic()
@@ -224,7 +224,7 @@ def test_checks_come_in_rocketmq_order(
     assert send(broker, body, **changes).code == code
 
 
-def test_the_leader_check_comes_before_all_others_and_points_to_the_leader(
+def test_send_checks_leadership_first(
     broker: Broker,
 ) -> None:
     broker.group.step_down("10.0.0.9:10911")
@@ -251,7 +251,7 @@ def test_without_auto_creation_an_unknown_topic_is_refused(
 @pytest.mark.parametrize(
     ("error", "code"), [(PendingFullError("full"), 2), (DiskFullError("no space"), 14)]
 )
-def test_a_full_group_refuses_and_says_so(broker: Broker, error: Any, code: int) -> None:
+def test_full_group_refuses_with_its_reason(broker: Broker, error: Any, code: int) -> None:
     broker.make_topic()
     broker.group.refuse = error
     response = send(broker, topic="New")
@@ -261,7 +261,7 @@ def test_a_full_group_refuses_and_says_so(broker: Broker, error: Any, code: int)
     assert broker.group.state.topic_config("New") is not None
 
 
-def test_a_lost_leadership_says_what_is_known(broker: Broker) -> None:
+def test_lost_leadership_answers_the_known_outcome(broker: Broker) -> None:
     broker.make_topic()
     appended, waiting = (request(310, ext(), b"x") for _ in range(2))
     broker.handle(appended)
@@ -319,7 +319,7 @@ def test_transaction_bits_are_not_the_clients_to_set(broker: Broker) -> None:
         ("3", "3", 120, "%RETRY%g"),
     ],
 )
-def test_a_message_retried_too_often_goes_to_the_dead_letter_queue(
+def test_message_retried_too_often_is_a_dead_letter(
     broker: Broker, times: str, own_limit: str | None, version: int, topic: str
 ) -> None:
     changes = {"max_reconsume_times": own_limit} if own_limit else {}

@@ -50,7 +50,7 @@ def give_up_after(broker: Broker, times: int, queues: int = 1) -> None:
     broker.group.settle()
 
 
-def test_a_message_sent_back_is_a_delayed_copy_for_the_retry_topic(broker: Broker) -> None:
+def test_send_back_stores_a_delayed_copy(broker: Broker) -> None:
     broker.make_topic()
     offset = sent(broker)
     response = send_back(broker, offset, originMsgId="whatever", originTopic="T")
@@ -73,7 +73,7 @@ def test_a_message_sent_back_is_a_delayed_copy_for_the_retry_topic(broker: Broke
 @pytest.mark.parametrize(
     ("times", "asked", "level"), [(0, 0, 3), (1, 0, 4), (15, 0, 18), (4, 7, 7), (0, 40, 18)]
 )
-def test_each_time_it_comes_later_unless_the_client_says_when(
+def test_send_back_delays_grow_unless_given(
     broker: Broker, times: int, asked: int, level: int
 ) -> None:
     broker.make_topic("%RETRY%g", 1)
@@ -84,7 +84,7 @@ def test_each_time_it_comes_later_unless_the_client_says_when(
     assert copy.property_map["DELAY"] == str(level)
 
 
-def test_a_copy_of_a_copy_remembers_the_first_message_and_names_one_real_topic(
+def test_copy_of_a_copy_names_the_first_message(
     broker: Broker,
 ) -> None:
     broker.make_topic("%RETRY%g", 1)
@@ -146,7 +146,7 @@ def test_copies_are_spread_over_the_queues_of_the_retry_topic(broker: Broker) ->
     assert retry.read_queue_nums == 4
 
 
-def test_a_group_without_retries_is_told_yes_and_nothing_is_stored(broker: Broker) -> None:
+def test_group_without_retries_stores_nothing(broker: Broker) -> None:
     give_up_after(broker, 16, queues=0)
     broker.make_topic()
     offset = sent(broker)
@@ -175,7 +175,7 @@ def test_what_cannot_be_sent_back_is_refused(
     assert says in (response.remark or "")
 
 
-def test_a_record_that_clients_may_not_write_is_not_copied_for_them(broker: Broker) -> None:
+def test_send_back_copies_no_protected_record(broker: Broker) -> None:
     broker.make_topic()
     unit = broker.group.queues.queue(STATE_TOPIC, TOPICS_QUEUE).read(0, 1)
     response = send_back(broker, int(unit["phy_offset"][0]))

@@ -136,7 +136,7 @@ def test_messages_that_ask_for_more_than_an_append_are_refused(broker: Broker, n
     assert name in results[1][2]
 
 
-def test_a_body_that_looks_like_a_property_is_just_a_body(broker: Broker) -> None:
+def test_body_like_a_property_stays_a_body(broker: Broker) -> None:
     broker.make_topic("T")
     response = send(broker, [["T", 0, 1]], [rec(body=b"\x02DELAY\x013\x02")])
     assert response.ext["results"] == [[0, 0]]
@@ -192,7 +192,7 @@ def test_a_follower_sends_the_client_to_the_leader(broker: Broker) -> None:
     assert (response.code, response.ext["leaderAddr"]) == (14, "10.0.0.9:10911")
 
 
-def test_an_unknown_outcome_is_told(broker: Broker) -> None:
+def test_unknown_outcome_is_answered(broker: Broker) -> None:
     broker.make_topic("T")
     body = struct.pack(">I", len(rec())) + rec()
     broker.handle(request(RECORDS, {"runs": [["T", 0, 1]]}, body))

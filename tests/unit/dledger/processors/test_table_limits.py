@@ -88,7 +88,7 @@ def assert_refused(answer: RemotingCommand, setting: str) -> None:
     assert f"raise broker.{setting}" in (answer.remark or "")
 
 
-def test_one_topic_more_is_refused_however_it_comes_and_those_there_go_on(broker: Broker) -> None:
+def test_topic_over_the_limit_is_refused(broker: Broker) -> None:
     assert [create(broker, f"T{number}").code for number in range(3)] == [0, 0, 0]
     before = broker.group.log.last_index
     assert_refused(create(broker, "T3"), "max_topics")
@@ -128,7 +128,7 @@ def test_retries_of_a_known_group_have_their_topic_in_any_case(broker: Broker) -
     assert broker.group.state.topic_config("%RETRY%g") is not None
 
 
-def test_offsets_of_one_topic_more_are_refused_for_the_group_and_for_the_broker(
+def test_offsets_over_the_limit_are_refused(
     broker: Broker,
 ) -> None:
     for number in range(3):
@@ -186,7 +186,7 @@ def checking(group: FakeGroup, clock: ManualClock) -> Broker:
     return Broker(group, clock, **OF_ACCOUNT)
 
 
-def test_an_account_makes_so_many_topics_and_others_theirs(checking: Broker) -> None:
+def test_account_has_its_own_limit_of_topics(checking: Broker) -> None:
     broker, orders = checking, connected_as("orders")
     assert [send(broker, f"T{number}", orders).code for number in range(2)] == [0, 0]
     before = broker.group.log.last_index
@@ -221,7 +221,7 @@ def test_offsets_of_an_account_are_bounded_over_its_groups(checking: Broker) -> 
     assert commit(broker, "i", "T2", 1).code == 0, "no account"
 
 
-def test_clients_of_an_account_are_bounded_and_their_places_come_back(checking: Broker) -> None:
+def test_account_has_its_own_limit_of_clients(checking: Broker) -> None:
     broker = checking
     clients = [connected_as("orders") for _ in range(4)]
     assert [beat(broker, one, "g").code for one in clients[:3]] == [0, 0, 0]

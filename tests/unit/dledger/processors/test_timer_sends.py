@@ -60,7 +60,7 @@ def broker(group: FakeGroup, clock: ManualClock) -> Broker:
     return broker
 
 
-def test_a_timer_message_waits_in_the_timer_topic_and_is_answered_with_a_handle(
+def test_timer_message_waits_and_gets_a_handle(
     broker: Broker,
 ) -> None:
     response = send(broker, KEY + "TIMER_DELAY_MS\x011500\x02")
@@ -142,7 +142,7 @@ def test_a_batch_may_not_hold_timer_messages(broker: Broker) -> None:
     assert response.code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def test_a_recall_is_done_once_and_told_again(broker: Broker) -> None:
+def test_recall_is_done_once_and_answered_again(broker: Broker) -> None:
     handle = send(broker, KEY + "TIMER_DELAY_SEC\x015\x02").ext["recallHandle"]
     for _ in range(2):
         response = recall(broker, handle)
@@ -159,7 +159,7 @@ def test_a_delivered_message_is_not_recalled(broker: Broker) -> None:
     assert "was delivered already" in (response.remark or "")
 
 
-def test_delivery_or_recall_whoever_is_first(broker: Broker) -> None:
+def test_delivery_or_recall_first_one_wins(broker: Broker) -> None:
     handle = send(broker, KEY + "TIMER_DELAY_SEC\x015\x02").ext["recallHandle"]
     assert broker.processors.timer_claims.claim(0)  # a delivery is on its way
     response = recall(broker, handle)
@@ -225,7 +225,7 @@ def test_a_message_that_names_another_takes_it_back(broker: Broker, named: str) 
     assert stored(broker.group, TIMER_TOPIC, 0, 1).property_map["UNIQ_KEY"] == "L"
 
 
-def test_a_message_that_names_what_is_gone_is_refused(broker: Broker) -> None:
+def test_recall_of_a_removed_message_is_refused(broker: Broker) -> None:
     send(broker, KEY + "TIMER_DELAY_SEC\x015\x02")
     deletes = "UNIQ_KEY\x01L\x02TIMER_DELAY_SEC\x01{}\x02TIMER_DEL_UNIQKEY\x01K\x02"
     response = send(broker, deletes.format(6))  # another time
@@ -246,7 +246,7 @@ def test_a_handle_has_rocketmqs_form() -> None:
 
 
 @pytest.mark.parametrize("handle", ["", "djIgVCBiIDE3IEs=", "djEgVCBiIHggSw==", "é", "A" * 3000])
-def test_what_is_no_handle_is_told(handle: str) -> None:
+def test_bad_recall_handle_is_refused(handle: str) -> None:
     with pytest.raises(BadRequestError, match="recall handle is invalid"):
         RecallHandle.decode(handle)
 

@@ -81,7 +81,7 @@ def test_a_topic_that_cannot_be_is_refused(
     assert remark in (response.remark or "")
 
 
-def test_a_deleted_topic_is_gone_with_queues_and_offsets(broker: Broker) -> None:
+def test_deleted_topic_loses_queues_and_offsets(broker: Broker) -> None:
     create(broker)
     broker.group.put("T", 0, b"x")
     offsets = ConsumerOffsetsChange((("g", "T", 0, 1),))
@@ -106,7 +106,7 @@ def test_only_the_leader_changes_topics(broker: Broker) -> None:
     assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
 
 
-def test_a_change_whose_fate_is_unknown_says_so(broker: Broker) -> None:
+def test_change_with_an_unknown_end_is_reported(broker: Broker) -> None:
     ext = {
         "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1",
         "perm": "6", "topicFilterType": "SINGLE_TAG", "order": "false",

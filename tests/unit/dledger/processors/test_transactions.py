@@ -55,7 +55,7 @@ def delete_topic(broker: Broker, topic: str = "T") -> None:
 # -- the half message ----------------------------------------------------------------------
 
 
-def test_a_half_message_waits_where_no_consumer_looks(broker: Broker) -> None:
+def test_half_message_waits_outside_consumers_topics(broker: Broker) -> None:
     broker.make_topic()
     response = send_half(broker)
     assert (response.code, response.ext["queueId"], response.ext["queueOffset"]) == (0, "2", "0")
@@ -70,7 +70,7 @@ def test_a_half_message_waits_where_no_consumer_looks(broker: Broker) -> None:
     }  # fmt: skip
 
 
-def test_half_messages_are_named_by_their_place_in_the_half_topic(broker: Broker) -> None:
+def test_half_message_is_named_by_its_half_offset(broker: Broker) -> None:
     broker.make_topic()
     halves = [begin(broker, body) for body in (b"a", b"b")]
     assert [half.offset for half in halves] == [0, 1]
@@ -95,7 +95,7 @@ def test_the_topic_is_made_with_its_first_half_message(broker: Broker) -> None:
         ({"queueId": "9"}, 29, "illegal"),
     ],
 )
-def test_a_refused_half_message_says_why(
+def test_refused_half_message_names_its_reason(
     broker: Broker, changes: dict[str, Any], code: int, remark: str
 ) -> None:
     broker.make_topic()
@@ -228,7 +228,7 @@ def test_a_decision_that_is_not_stored_may_be_taken_again(broker: Broker) -> Non
     assert broker.group.state.transactions.decided == {half.offset: ROLLBACK}
 
 
-def test_a_decision_of_an_earlier_leadership_that_was_committed_stands(broker: Broker) -> None:
+def test_committed_decision_of_an_earlier_leader_stands(broker: Broker) -> None:
     broker.make_topic()
     half = begin(broker)
     first = ask(broker, half, COMMIT)
@@ -241,7 +241,7 @@ def test_a_decision_of_an_earlier_leadership_that_was_committed_stands(broker: B
     assert broker.group.state.max_offset("T", 2) == 1
 
 
-def test_while_no_majority_answers_a_decision_is_neither_taken_nor_open(broker: Broker) -> None:
+def test_decision_without_a_majority_is_unknown(broker: Broker) -> None:
     broker.make_topic()
     half = begin(broker)
     first = ask(broker, half, COMMIT)
@@ -392,7 +392,7 @@ def test_a_damaged_half_message_is_repaired_first(broker: Broker, tmp_path: Path
     assert end(broker, half, COMMIT).code == 0
 
 
-def test_what_only_looks_like_a_half_message_decides_nothing(broker: Broker) -> None:
+def test_forged_half_message_decides_nothing(broker: Broker) -> None:
     broker.make_topic()
     half = begin(broker)
     # A record inside the body of a message: no byte of it was ever checked.

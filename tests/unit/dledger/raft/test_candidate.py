@@ -29,7 +29,7 @@ def test_a_broken_connection_to_the_leader_is_not_waited_out(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_who_lost_its_leader_tries_twice_before_it_waits(seed: int) -> None:
+def test_candidate_tries_twice_before_it_waits(seed: int) -> None:
     timer = ElectionTimer(1.0, random.Random(seed))
     timer.heard_leader(10.0)
     timer.lost_leader(10.1)
@@ -60,7 +60,7 @@ def test_giving_way_puts_off_and_never_brings_forward() -> None:
     assert timer.deadline_s == late
 
 
-def test_who_asked_just_now_stands_for_a_moment() -> None:
+def test_candidate_that_asked_just_now_stands_briefly() -> None:
     timer = ElectionTimer(1.0, random.Random(1))
     assert not timer.is_candidate(10.0)
     timer.begin_election(10.0)

@@ -85,7 +85,7 @@ def test_an_unheard_jump_is_measured_by_what_was_agreed() -> None:
     assert found.store_time_ms() == clock.wall_ms()
 
 
-def test_dates_are_known_from_a_majority_and_not_for_ever() -> None:
+def test_clocks_expire_and_need_a_majority() -> None:
     found, clock = clocks(5)
     assert not found.are_known
     found.record("n1", clock.wall_ms() + YEAR_MS)
@@ -116,9 +116,7 @@ def test_one_whose_date_was_wrong_stands_aside_for_a_while() -> None:
 
 
 @pytest.mark.parametrize("skew_ms", [2 * YEAR_MS, -2 * YEAR_MS])
-async def test_a_leader_whose_date_is_two_years_off_gives_up_and_stamps_nothing(
-    tmp_path: Path, skew_ms: int
-) -> None:
+async def test_leader_two_years_off_hands_over(tmp_path: Path, skew_ms: int) -> None:
     async with running_groups(tmp_path) as groups:
         first = await groups.leader()
         await first.group.submit(batch(b"before"))
@@ -138,7 +136,7 @@ async def test_a_leader_whose_date_is_two_years_off_gives_up_and_stamps_nothing(
         assert first.group.node.clocks.may_campaign()
 
 
-async def test_a_leader_that_cannot_hand_over_stamps_by_the_date_of_most(
+async def test_leader_without_successor_stamps_by_the_majority(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_groups(tmp_path) as groups:

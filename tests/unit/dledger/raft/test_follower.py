@@ -25,7 +25,7 @@ def heartbeat_alone(cluster: Cluster, leader: str, follower: str) -> RaftNode:
     return cluster.node(follower)
 
 
-def test_a_commit_is_told_by_the_next_heartbeat_and_by_nothing_else(tmp_path: Path) -> None:
+def test_commit_reaches_followers_by_heartbeat(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     cluster.heartbeat("n0")
@@ -41,7 +41,7 @@ def test_a_commit_is_told_by_the_next_heartbeat_and_by_nothing_else(tmp_path: Pa
     assert [cluster.node(name).commit_index for name in ("n1", "n2")] == [index, index]
 
 
-def test_a_heartbeat_commits_no_entry_its_leader_has_not_verified(tmp_path: Path) -> None:
+def test_heartbeat_commits_only_verified_entries(tmp_path: Path) -> None:
     """An old leader's own tail stands where the new leader has committed something else."""
     cluster = Cluster(tmp_path)
     old = cluster.elect("n0")

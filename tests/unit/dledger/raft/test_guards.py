@@ -78,9 +78,7 @@ def test_a_vote_leaves_only_when_it_is_on_disk(guards: Guards, tmp_path: Path) -
 
 
 @proves("envelope")
-def test_an_acknowledgement_of_an_earlier_reign_commits_nothing(
-    guards: Guards, tmp_path: Path
-) -> None:
+def test_ack_of_an_earlier_term_commits_nothing(guards: Guards, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, guards=guards)
     cluster.elect("n0")
     cluster.elect("n1")
@@ -112,9 +110,7 @@ def test_a_late_copy_of_an_append_cuts_nothing(guards: Guards, tmp_path: Path) -
 
 
 @proves("idempotent_append")
-def test_a_follower_believes_a_commit_index_only_as_far_as_it_has_verified(
-    guards: Guards, tmp_path: Path
-) -> None:
+def test_follower_commits_only_what_it_has_verified(guards: Guards, tmp_path: Path) -> None:
     """n1 has an entry nobody else has; an empty append below it must not commit it."""
     cluster = Cluster(tmp_path, guards=guards)
     cluster.elect("n1")
@@ -176,9 +172,7 @@ def test_one_voter_sent_twice_does_not_make_a_majority(guards: Guards, tmp_path:
 
 
 @proves("one_vote_per_voter")
-def test_a_member_that_was_cut_off_does_not_depose_the_leader_by_coming_back(
-    guards: Guards, tmp_path: Path
-) -> None:
+def test_returning_member_does_not_depose_the_leader(guards: Guards, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, guards=guards)
     leader = cluster.elect("n0")
     cluster.cut = {("n0", "n2"), ("n1", "n2"), ("n2", "n0"), ("n2", "n1")}
@@ -195,7 +189,7 @@ def test_a_member_that_was_cut_off_does_not_depose_the_leader_by_coming_back(
     assert leader.term == 1
 
 
-def test_a_member_with_a_higher_term_is_told_and_comes_back(tmp_path: Path) -> None:
+def test_member_with_a_higher_term_comes_back(tmp_path: Path) -> None:
     """Silence about lower terms would leave it outside for ever (consensus.md, 10)."""
     cluster = Cluster(tmp_path)
     cluster.elect("n0")
@@ -228,9 +222,7 @@ def test_a_restored_commit_index_never_runs_ahead_of_the_log(
 
 
 @proves("leader_gives_up")
-def test_a_leader_without_a_majority_gives_up_within_its_election_timeout(
-    guards: Guards, tmp_path: Path
-) -> None:
+def test_leader_without_a_majority_steps_down(guards: Guards, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, guards=guards)
     leader = cluster.elect("n0")
     cluster.cut = {("n0", "n1"), ("n0", "n2"), ("n1", "n0"), ("n2", "n0")}
@@ -370,12 +362,12 @@ def test_no_setting_reaches_the_switches() -> None:
     assert uses == []
 
 
-def test_the_installed_library_is_the_one_the_overrides_were_written_against() -> None:
+def test_library_is_the_version_of_the_overrides() -> None:
     source = Path(pysyncobj.syncobj.__file__).read_bytes()
     assert hashlib.sha256(source).hexdigest() == LIBRARY_SHA256
 
 
-def test_a_second_leader_of_one_term_is_refused_by_those_who_hear_both(tmp_path: Path) -> None:
+def test_second_leader_of_one_term_is_refused(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     beat = PeerFrame(Kind.HEARTBEAT, leader.term, 1, 1, [1, 0], memoryview(b""))

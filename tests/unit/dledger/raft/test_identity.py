@@ -38,7 +38,7 @@ DIALLER = {"name": "n1", "nonce": b"a" * 16}
 ACCEPTOR = {"name": "n0", "nonce": b"b" * 16}
 
 
-def test_a_proof_is_about_everything_that_was_said() -> None:
+def test_proof_covers_every_field() -> None:
     said = cbor2.dumps(["dialler", DIALLER, ACCEPTOR, 7], canonical=True)
     expected = hmac.digest(SECRET, said, hashlib.sha256)
     assert GroupSecret(SECRET).proof(Side.DIALLER, DIALLER, ACCEPTOR, 7) == expected
@@ -71,7 +71,7 @@ def test_what_is_no_proof_is_refused(proof: object) -> None:
 
 
 @pytest.mark.parametrize("nonce", [None, b"", b"a" * 15, "a" * 16], ids=repr)
-def test_who_says_nothing_to_prove_knows_of_no_secret(nonce: object) -> None:
+def test_member_without_a_secret_proves_nothing(nonce: object) -> None:
     with pytest.raises(RemoteProtocolError, match=r"raft\.secret_file"):
         check_nonce({"nonce": nonce}, "n1")
 
@@ -101,7 +101,7 @@ async def test_members_that_know_the_secret_are_a_group(groups: Groups) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", [None, b"another secret..."])
-async def test_one_that_does_not_know_it_is_refused_by_name_and_the_others_go_on(
+async def test_member_without_the_secret_is_refused_by_name(
     groups: Groups, other: bytes | None
 ) -> None:
     groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
@@ -171,9 +171,7 @@ VOTE = encode_frame(encode_head(Kind.VOTE, 99, 5, 1, (9, 9, False)))
         ([frame(Kind.HELLO, CALLING)], 1),
     ],
 )
-async def test_nothing_that_a_stranger_says_counts(
-    groups: Groups, sent: list[bytes], answered: int
-) -> None:
+async def test_stranger_changes_nothing(groups: Groups, sent: list[bytes], answered: int) -> None:
     groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
     node = (await groups.start("n0")).group.node
     found = await answers(groups, *sent)
@@ -195,7 +193,7 @@ async def test_nothing_that_a_stranger_says_counts(
     ],
     ids=repr,
 )
-async def test_a_stranger_at_a_members_address_is_told_nothing(
+async def test_stranger_at_a_members_address_gets_nothing(
     groups: Groups, said: dict[str, object]
 ) -> None:
     """It answers with the right name and epoch, and proves nothing."""
@@ -226,7 +224,7 @@ async def test_a_member_without_a_secret_draws_no_nonce(groups: Groups) -> None:
     assert "nonce" not in found[0].fields[0]
 
 
-async def test_a_member_proves_itself_first_to_one_that_asks_for_it_and_then_asks_back(
+async def test_member_proves_itself_and_asks_back(
     groups: Groups,
 ) -> None:
     """A stranger at the address of n1 gives a nonce and cannot go on."""
@@ -261,7 +259,7 @@ async def test_the_proof_for_one_member_does_not_open_another(groups: Groups) ->
     assert node.peers["n1"].hello is None
 
 
-async def test_all_members_have_one_identity_and_keep_it_over_a_change_of_leader_and_a_restart(
+async def test_group_identity_survives_leaders_and_restarts(
     tmp_path: Path,
 ) -> None:
     async with running_groups(tmp_path) as groups:
@@ -308,7 +306,7 @@ async def test_a_replica_that_goes_on_alone_is_another_group(tmp_path: Path) -> 
         assert after not in ("", before)
 
 
-async def test_members_that_share_a_secret_have_one_proof_of_it_and_others_have_none(
+async def test_members_of_a_secret_have_one_proof(
     tmp_path: Path,
 ) -> None:
     proofs = set()

@@ -44,7 +44,7 @@ def test_a_bad_sector_in_either_slot_forgets_no_vote(slot: int, votes: int) -> N
 
 
 @pytest.mark.parametrize("slot", [0, 1])
-def test_a_record_with_one_copy_left_is_written_again_before_anything_rests_on_it(
+def test_record_with_one_copy_is_written_again(
     slot: int,
 ) -> None:
     disk = SimDisk(rng_stream(1))
@@ -67,7 +67,7 @@ def test_a_record_with_one_copy_left_is_written_again_before_anything_rests_on_i
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_power_cut_while_it_is_written_leaves_the_old_or_the_new_one(seed: int) -> None:
+def test_power_cut_leaves_the_old_or_the_new_record(seed: int) -> None:
     disk = SimDisk(rng_stream(seed))
     vote = opened(disk)
     kept(vote, 3, "n0")

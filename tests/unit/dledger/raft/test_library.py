@@ -31,7 +31,7 @@ def test_what_decides_is_not_overridden() -> None:
             assert inspect.getsourcefile(getattr(kind, name)) == pysyncobj.syncobj.__file__
 
 
-def test_without_the_librarys_tick_nobody_is_elected_and_nothing_commits(
+def test_library_tick_is_needed_to_elect_and_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(tmp_path)
@@ -54,9 +54,7 @@ def test_without_the_librarys_tick_nobody_is_elected_and_nothing_commits(
     monkeypatch.setattr(SyncObj, "_onTick", real_tick)
 
 
-def test_without_the_librarys_vote_counting_nobody_is_elected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_library_counts_votes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = SyncObj._SyncObj__onMessageReceived
 
     def deaf_to_votes(self: Any, node: Any, message: dict[str, Any]) -> None:
@@ -72,7 +70,7 @@ def test_without_the_librarys_vote_counting_nobody_is_elected(
     assert not cluster.node("n0").is_leader
 
 
-def test_an_entry_of_an_earlier_term_commits_only_with_one_of_the_leaders_own(
+def test_earlier_term_commits_with_an_own_entry(
     tmp_path: Path,
 ) -> None:
     """Raft §5.4.2, figure 8: replicas of an old term's entry are not counted."""

@@ -225,7 +225,7 @@ async def test_a_member_that_cannot_listen_yet_serves_on(tmp_path: Path) -> None
         (TimeoutError("late"), None),
     ],
 )
-def test_faults_of_this_machine_are_told_from_lost_peers(
+def test_local_faults_are_distinguished_from_lost_peers(
     error: Exception, expected: str | None
 ) -> None:
     assert local_fault(error) == expected
@@ -312,7 +312,7 @@ async def test_small_frames_never_wait_behind_large_ones() -> None:
     assert room.used_bytes == FRAME_BYTES_MAX + PREFIX_BYTES
 
 
-async def test_room_is_given_back_when_a_frame_is_whole(nursery: trio.Nursery) -> None:
+async def test_frame_memory_is_returned_with_a_whole_frame(nursery: trio.Nursery) -> None:
     room = peer_frame_room()
     first, second = Caller(room, "a"), Caller(room, "b")
     payload = memoryview(bytes(20 << 20))

@@ -43,9 +43,7 @@ def reconnect(cluster: Cluster, name: str) -> None:
                 node.link_up(other, channel, cluster.node(other).contacts.hello(channel))
 
 
-def test_a_candidate_that_wins_without_space_steps_down_and_another_can_lead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_winner_without_space_steps_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(cluster.members["n0"].log, "append", full)
@@ -96,7 +94,7 @@ def test_an_error_of_the_disk_under_an_append_stops_the_node(
         cluster.run()
 
 
-def test_a_follower_whose_log_is_being_enlarged_answers_with_the_next_heartbeat(
+def test_follower_answers_while_its_log_grows(
     tmp_path: Path,
 ) -> None:
     cluster = Cluster(tmp_path)
@@ -134,7 +132,7 @@ def test_a_late_lower_acknowledgement_takes_nothing_back(tmp_path: Path) -> None
     assert leader.commit_index == last
 
 
-def test_a_leader_tells_nobody_of_a_commit_that_rests_on_its_unflushed_copy(
+def test_leader_publishes_no_commit_on_an_unflushed_copy(
     tmp_path: Path,
 ) -> None:
     """The followers would apply what is on one disk only."""
@@ -194,7 +192,7 @@ def test_nothing_is_applied_before_it_is_on_the_local_disk(tmp_path: Path) -> No
     assert slow.node.commit_index == index
 
 
-def test_a_campaign_that_reaches_nobody_does_not_begin_later(tmp_path: Path) -> None:
+def test_campaign_that_reaches_no_member_ends(tmp_path: Path) -> None:
     """The library would keep it for the moment of the next connection, whoever leads by then."""
     cluster = Cluster(tmp_path)
     node = cluster.node("n0")
@@ -231,7 +229,7 @@ def test_an_acknowledgement_waits_for_the_term_it_is_given_in(tmp_path: Path) ->
 # -- doubt ---------------------------------------------------------------------------------
 
 
-def test_a_refilled_member_votes_again_although_nothing_more_is_written(tmp_path: Path) -> None:
+def test_refilled_member_votes_without_new_writes(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.elect("n0")
     cluster.cut = {("n0", "n2"), ("n2", "n0")}
@@ -252,7 +250,7 @@ def test_a_refilled_member_votes_again_although_nothing_more_is_written(tmp_path
     assert not member.node.eligibility.damaged
 
 
-def test_a_leader_in_doubt_is_so_no_longer_once_its_own_entry_is_committed(
+def test_leader_is_certain_after_its_own_commit(
     tmp_path: Path,
 ) -> None:
     cluster = Cluster(tmp_path)
@@ -269,7 +267,7 @@ def test_a_leader_in_doubt_is_so_no_longer_once_its_own_entry_is_committed(
     ]
 
 
-def test_what_a_member_acknowledged_before_it_lost_its_promises_counts_no_more(
+def test_acks_before_a_loss_count_no_more(
     tmp_path: Path,
 ) -> None:
     """Five voters: with the lost copy counted, two copies would pass for three."""
@@ -297,7 +295,7 @@ def test_what_a_member_acknowledged_before_it_lost_its_promises_counts_no_more(
     assert leader.commit_index == index
 
 
-def test_a_log_behind_its_term_record_is_opened_in_the_newer_term(tmp_path: Path) -> None:
+def test_log_behind_its_term_record_opens_newer(tmp_path: Path) -> None:
     """A power cut may keep entries of a term whose record it took: nobody leads in it twice."""
     cluster = Cluster(tmp_path, 1)
     cluster.elect("n0")
@@ -314,9 +312,7 @@ def test_a_log_behind_its_term_record_is_opened_in_the_newer_term(tmp_path: Path
 
 
 @pytest.mark.parametrize("in_doubt", [["n1"], ["n1", "n2"]], ids=["one", "most"])
-def test_a_member_in_doubt_takes_part_only_when_most_are(
-    tmp_path: Path, in_doubt: list[str]
-) -> None:
+def test_uncertain_member_votes_only_when_most_are(tmp_path: Path, in_doubt: list[str]) -> None:
     cluster = Cluster(tmp_path)
     cluster.elect("n0")
     for name in in_doubt:
@@ -359,7 +355,7 @@ def let_stand(cluster: Cluster, *names: str) -> list[str]:
     return [name for name in names if cluster.node(name).is_leader]
 
 
-def test_members_in_doubt_do_not_vote_before_they_have_heard_every_voter(tmp_path: Path) -> None:
+def test_uncertain_members_wait_for_every_voters_hello(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     most_lose_promises(cluster)
     cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n0" in (a, b)}
@@ -369,7 +365,7 @@ def test_members_in_doubt_do_not_vote_before_they_have_heard_every_voter(tmp_pat
     assert let_stand(cluster, "n1", "n2", "n1") == []
 
 
-def test_members_in_doubt_elect_nobody_who_lacks_what_another_holds(tmp_path: Path) -> None:
+def test_uncertain_members_elect_the_longest_log(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     index = most_lose_promises(cluster)
     for name in cluster.names:
@@ -400,7 +396,7 @@ def test_a_damaged_member_takes_no_part_whatever_the_others_say(tmp_path: Path) 
     assert cluster.node("n1").term == 1
 
 
-def test_the_vote_of_a_folder_made_anew_is_not_counted(tmp_path: Path) -> None:
+def test_vote_of_a_new_folder_is_not_counted(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     node = cluster.node("n0")
     cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n2" in (a, b)}
@@ -451,7 +447,7 @@ def test_a_follower_never_asks_for_what_it_has_committed(tmp_path: Path) -> None
     assert plan_append(follower.journal, request, ALL_ON) == Rejected(committed + 1)
 
 
-def test_doubt_lasts_until_the_leaders_own_entry_is_committed(tmp_path: Path) -> None:
+def test_uncertainty_lasts_until_the_leaders_own_commit(tmp_path: Path) -> None:
     """A new leader does not know yet what else is committed of what its predecessors left."""
     cluster = Cluster(tmp_path)
     cluster.elect("n0")
@@ -468,7 +464,7 @@ def test_doubt_lasts_until_the_leaders_own_entry_is_committed(tmp_path: Path) ->
     assert node.eligibility.doubtful
 
 
-def test_a_member_that_alone_misses_the_leader_does_not_reach_the_next_term(
+def test_member_that_alone_misses_the_leader_keeps_its_term(
     tmp_path: Path,
 ) -> None:
     cluster = Cluster(tmp_path)
@@ -497,9 +493,7 @@ def test_a_member_that_is_behind_does_not_reach_the_next_term(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("lost", [("n0", "n1"), ("n1", "n0")], ids=["append", "answer"])
-def test_what_a_link_loses_in_silence_is_made_good_without_new_writes(
-    tmp_path: Path, lost: tuple[str, str]
-) -> None:
+def test_silent_loss_of_a_link_is_repaired(tmp_path: Path, lost: tuple[str, str]) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     cluster.heartbeat("n0")

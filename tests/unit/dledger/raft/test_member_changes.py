@@ -119,7 +119,7 @@ def test_a_learner_never_stands_for_election(tmp_path: Path) -> None:
     assert node.term == 1
 
 
-def test_a_learner_that_has_caught_up_is_promoted_by_the_leader_itself(tmp_path: Path) -> None:
+def test_caught_up_learner_is_promoted(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     for number in range(20):
@@ -143,9 +143,7 @@ def test_a_learner_that_has_caught_up_is_promoted_by_the_leader_itself(tmp_path:
     assert leader.commit_index == index
 
 
-def test_a_learner_that_lacks_little_but_gets_no_further_is_not_promoted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stuck_learner_is_not_promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     for _ in range(24):
@@ -169,7 +167,7 @@ def test_a_learner_that_lacks_little_but_gets_no_further_is_not_promoted(
     assert standing(leader) == "n0 n1 n2 n3"
 
 
-def test_a_learner_being_promoted_grants_the_vote_that_its_group_needs(tmp_path: Path) -> None:
+def test_promoted_learner_grants_its_vote(tmp_path: Path) -> None:
     """The list with n1 as a voter is on n0 and n2; n1 still takes itself for a learner."""
     cluster = Cluster(tmp_path, 2)
     leader = cluster.elect("n0")
@@ -201,7 +199,7 @@ def test_a_candidate_counts_no_vote_of_a_learner(tmp_path: Path) -> None:
     assert not cluster.node("n1").is_leader
 
 
-def test_the_majority_shrinks_with_the_entry_that_removes_a_voter(tmp_path: Path) -> None:
+def test_majority_shrinks_with_the_removal_entry(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     remove(cluster, leader, "n2")
@@ -243,7 +241,7 @@ def test_a_group_shrinks_to_one_and_grows_again(tmp_path: Path) -> None:
     assert len({tuple(chain) for chain in cluster.chains().values()}) == 1
 
 
-def test_a_single_voter_tells_its_learner_of_no_commit_before_its_own_flush(tmp_path: Path) -> None:
+def test_single_voter_publishes_commits_after_its_flush(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 1)
     leader = cluster.elect("n0")
     add_learner(cluster, leader, "n1")
@@ -278,7 +276,7 @@ def test_one_change_at_a_time_and_only_on_committed_ground(tmp_path: Path) -> No
     assert standing(leader) == "n0 n1 n2 (n3)"
 
 
-def test_a_leader_changes_nothing_before_it_has_committed_in_its_own_term(tmp_path: Path) -> None:
+def test_leader_changes_members_after_its_own_commit(tmp_path: Path) -> None:
     """The flaw of one-at-a-time changes that was found in 2015: an old uncommitted list."""
     cluster = Cluster(tmp_path)
     cluster.elect("n0")
@@ -341,7 +339,7 @@ def test_a_wiped_voter_takes_its_own_place_again(tmp_path: Path) -> None:
     assert leader.commit_index == leader.journal.last_index > index
 
 
-def test_a_wiped_voters_word_does_not_count_before_it_is_promoted(tmp_path: Path) -> None:
+def test_wiped_voter_does_not_count_before_promotion(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     cluster.wipe("n1")
@@ -391,7 +389,7 @@ def test_a_removed_name_is_not_taken_back_by_itself(tmp_path: Path) -> None:
 # -- transfer ------------------------------------------------------------------------------
 
 
-def test_leadership_goes_over_at_once_although_everybody_hears_the_leader(tmp_path: Path) -> None:
+def test_transfer_works_while_the_leader_is_connected(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     cluster.heartbeat("n0")
@@ -463,7 +461,7 @@ def test_only_a_connected_voter_can_be_the_target(tmp_path: Path) -> None:
         cluster.node("n1").transfers.begin(None)
 
 
-def test_a_member_asked_by_somebody_else_than_its_leader_does_not_stand(tmp_path: Path) -> None:
+def test_transfer_request_counts_from_the_leader_only(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     follower = cluster.node("n1")
@@ -476,7 +474,7 @@ def test_a_member_asked_by_somebody_else_than_its_leader_does_not_stand(tmp_path
     assert follower.term == 1
 
 
-def test_a_change_is_refused_when_too_few_of_those_left_have_a_vote(tmp_path: Path) -> None:
+def test_change_is_refused_when_too_few_can_vote(tmp_path: Path) -> None:
     """A voter in doubt is connected and cannot vote: the list after it could never commit."""
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
@@ -494,7 +492,7 @@ def test_a_change_is_refused_when_too_few_of_those_left_have_a_vote(tmp_path: Pa
     assert leader.journal.last_index == before + 1
 
 
-def test_three_of_four_elect_a_leader_whoever_got_the_list_that_removes_one(tmp_path: Path) -> None:
+def test_three_of_four_elect_over_a_half_sent_removal(tmp_path: Path) -> None:
     """A removed member with the longest log votes for nobody and may not stand (thesis, 4.2.2)."""
     for reached in ([], ["n1"], ["n2"], ["n1", "n2"], ["n2", "n3"]):
         cluster = Cluster(tmp_path / "-".join(["reached", *reached]), 4)
@@ -544,7 +542,7 @@ def test_a_removed_member_gets_the_list_once_it_is_committed(tmp_path: Path) -> 
     assert "n1" not in leader.replicator.peers
 
 
-def test_a_single_voter_removes_nobody_before_its_own_flush(tmp_path: Path) -> None:
+def test_single_voter_removes_a_member_after_its_flush(tmp_path: Path) -> None:
     """Its library counts the list before it is on the disk; a power cut would take it back."""
     cluster = Cluster(tmp_path, 2)
     leader = cluster.elect("n0")

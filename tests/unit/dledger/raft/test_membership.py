@@ -138,9 +138,7 @@ members_strategy = st.dictionaries(
 
 
 @given(members_strategy, members_strategy)
-def test_whatever_change_passes_any_two_majorities_share_a_member(
-    before: Members, after: Members
-) -> None:
+def test_majorities_over_a_change_share_a_member(before: Members, after: Members) -> None:
     try:
         check_change(before, after, ("n0", "in0"))
     except ChangeRefusedError:
@@ -157,7 +155,7 @@ def sight(incarnation: str, *, settled: bool = True, caught_up: bool = False) ->
     return Sight(incarnation, settled, caught_up, "new", 5, "new:6")
 
 
-def test_nothing_is_to_be_done_while_everybody_is_who_he_was() -> None:
+def test_unchanged_members_need_no_change() -> None:
     assert next_list(THREE, {"n1": sight("b"), "n2": sight("c", caught_up=True)}) is None
     assert next_list(THREE, {}) is None
 
@@ -188,7 +186,7 @@ def test_an_incarnation_that_just_appeared_is_waited_for() -> None:
     assert next_list(THREE, {"n1": sight("new", settled=False)}) is None
 
 
-def test_wiped_again_in_the_middle_the_newest_incarnation_is_the_learner() -> None:
+def test_newest_incarnation_is_the_learner() -> None:
     once = next_list(THREE, {"n1": sight("new")})
     assert once is not None
     twice = next_list(once, {"n1": sight("newer")})
@@ -200,7 +198,7 @@ def test_wiped_again_in_the_middle_the_newest_incarnation_is_the_learner() -> No
     assert twice.is_voter("n1", "b")
 
 
-def test_when_the_old_folder_comes_back_the_learner_of_its_name_goes() -> None:
+def test_returned_folder_removes_its_learner() -> None:
     once = next_list(THREE, {"n1": sight("new")})
     assert once is not None
     assert next_list(once, {"n1": sight("b")}) == THREE

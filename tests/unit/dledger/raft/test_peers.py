@@ -42,7 +42,7 @@ def answer(name: str, members: dict[str, str], *, inc: str = "", index: int = 30
     )
 
 
-def test_roster_hears_the_successors_of_all_others_when_a_majority_vouches_for_them(
+def test_roster_accepts_successors_with_a_majority(
     roster: Roster,
 ) -> None:
     roster.found(answer("n0", NEW))
@@ -53,27 +53,27 @@ def test_roster_hears_the_successors_of_all_others_when_a_majority_vouches_for_t
     assert not roster.is_member(("n3", "c3"))
 
 
-def test_roster_hears_no_successor_that_one_address_alone_speaks_for(roster: Roster) -> None:
+def test_roster_refuses_a_successor_of_one_address(roster: Roster) -> None:
     claimed = {"n0": "evil", "n1": "evil too", "n2": "a2"}
     roster.found(answer("n0", claimed))
     for name, incarnation in claimed.items():
         assert roster.is_member((name, incarnation)) == (name == "n2")
 
 
-def test_roster_hears_no_successors_that_do_not_name_this_very_member(roster: Roster) -> None:
+def test_roster_refuses_successors_without_this_member(roster: Roster) -> None:
     for members in ({**NEW, "n2": "b2"}, {"n0": "b0", "n1": "b1"}):
         for name in ("n0", "n1"):
             roster.found(answer(name, members))
         assert not roster.is_member(("n0", "b0"))
 
 
-def test_roster_hears_no_successors_by_a_list_older_than_its_own(roster: Roster) -> None:
+def test_roster_refuses_successors_of_an_older_list(roster: Roster) -> None:
     for name in ("n0", "n1"):
         roster.found(answer(name, NEW, index=11))
     assert not roster.is_member(("n0", "b0"))
 
 
-def test_roster_forgets_what_an_address_vouched_for_when_another_answers_there(
+def test_roster_forgets_an_address_that_changed(
     roster: Roster,
 ) -> None:
     for name in ("n0", "n1"):
@@ -87,7 +87,7 @@ def call(name: str, incarnation: str) -> Hello:
     return answer(name, {}, inc=incarnation)
 
 
-def test_roster_answers_an_unknown_caller_that_has_been_shown_its_incarnation(
+def test_roster_answers_a_caller_that_knows_it(
     roster: Roster,
 ) -> None:
     unknown = ("n0", "b0")
@@ -98,7 +98,7 @@ def test_roster_answers_an_unknown_caller_that_has_been_shown_its_incarnation(
     assert not roster.is_answered(("evil", "b0"), ("a2",))
 
 
-def test_roster_keeps_the_newest_incarnations_that_refused_callers_have_shown(
+def test_roster_keeps_newest_refused_incarnations(
     roster: Roster,
 ) -> None:
     assert roster.shown_by("n0") == ()
@@ -112,7 +112,7 @@ def test_roster_keeps_the_newest_incarnations_that_refused_callers_have_shown(
     assert roster.shown_by("n0") == ()
 
 
-def test_roster_lets_two_members_find_each_other_that_neither_list_names() -> None:
+def test_roster_connects_members_that_no_list_names() -> None:
     """One came back with a list of long ago after all folders had been replaced, its own too."""
     own = {"n0": "c0", "n2": "b2"}
     rosters = {}
@@ -136,7 +136,7 @@ def test_roster_lets_two_members_find_each_other_that_neither_list_names() -> No
     assert rosters["n2"].is_known(("n0", "c0"))
 
 
-def test_roster_hears_configured_addresses_until_a_list_names_it() -> None:
+def test_roster_accepts_configured_addresses_until_listed() -> None:
     log = MembersLog()
     log.reset(12, Members.bootstrap(OLD, ADDRESSES, {}))
     identity: Any = SimpleNamespace(incarnation="c2", voters={})
@@ -163,7 +163,7 @@ def test_a_reason_gets_one_line_however_often_it_comes() -> None:
     assert refusals.note("a peer frame with a wrong CRC", 6.0) == 1
 
 
-def test_the_next_line_tells_how_often_it_happened_since() -> None:
+def test_next_log_line_counts_repeats() -> None:
     refusals = Refusals()
     refusals.note(NEWER, 0.0)
     for n in range(7):
@@ -173,7 +173,7 @@ def test_the_next_line_tells_how_often_it_happened_since() -> None:
     assert refusals.note(NEWER, 2 * REPEAT_S) == 2
 
 
-def test_a_stranger_with_ever_new_reasons_fills_no_memory_and_hides_nobody_recent() -> None:
+def test_refusals_of_a_stranger_are_bounded() -> None:
     refusals = Refusals()
     for n in range(10 * REASONS_MAX):
         assert refusals.note(f"a peer frame of {n} bytes", 1.0) == 1

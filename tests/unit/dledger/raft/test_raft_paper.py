@@ -146,7 +146,7 @@ def test_a_member_that_sees_a_newer_term_follows_in_it(role: Role, kind: Kind) -
 
 
 @pytest.mark.parametrize("kind", [Kind.APPEND, Kind.HEARTBEAT, Kind.VOTE])
-def test_a_request_of_an_older_term_changes_nothing_and_is_answered_with_the_term(
+def test_older_term_is_answered_with_the_current(
     kind: Kind,
 ) -> None:
     """§5.1: a request with a stale term is rejected."""
@@ -179,7 +179,7 @@ def test_members_begin_as_followers() -> None:
     assert {node.term for node in map(cluster.node, cluster.names)} == {0}
 
 
-def test_a_leader_beats_to_everybody_and_so_keeps_its_authority() -> None:
+def test_leader_keeps_authority_by_heartbeats() -> None:
     """§5.2: leaders send periodic heartbeats to all followers, who then start no election."""
     cluster = group(5)
     leader = cluster.elect("n0")
@@ -196,7 +196,7 @@ def test_a_leader_beats_to_everybody_and_so_keeps_its_authority() -> None:
     assert leader.term == 1
 
 
-def test_a_follower_that_hears_nobody_becomes_due_to_stand() -> None:
+def test_follower_without_a_leader_becomes_candidate() -> None:
     """§5.2: no communication over the election timeout, and a follower begins an election."""
     cluster = group()
     cluster.elect("n0")
@@ -207,7 +207,7 @@ def test_a_follower_that_hears_nobody_becomes_due_to_stand() -> None:
     assert follower.candidate.due_in() <= 0
 
 
-def test_a_candidate_raises_its_term_votes_for_itself_and_asks_everybody() -> None:
+def test_candidate_raises_its_term_and_asks_all() -> None:
     """§5.2: to begin an election it increments its term, votes for itself and asks in parallel."""
     cluster = group(5)
     fill(cluster, "n0", [1, 1, 3])
@@ -240,7 +240,7 @@ def test_a_candidate_with_votes_of_a_majority_leads(size: int, votes: int, wins:
     assert node.term == 1
 
 
-def test_a_member_votes_for_one_candidate_in_a_term_first_come_first_served() -> None:
+def test_member_votes_once_in_a_term() -> None:
     """§5.2: each server votes for at most one candidate in a given term."""
     cluster = group()
     voter = cluster.node("n2")
@@ -272,9 +272,7 @@ def test_a_vote_given_is_not_given_again_after_a_power_cut() -> None:
 
 @pytest.mark.parametrize("kind", [Kind.APPEND, Kind.HEARTBEAT])
 @pytest.mark.parametrize(("term", "follows"), [(0, False), (1, True), (2, True)])
-def test_a_candidate_that_hears_a_leader_of_its_term_follows_it(
-    kind: Kind, term: int, follows: bool
-) -> None:
+def test_candidate_follows_a_leader_of_its_term(kind: Kind, term: int, follows: bool) -> None:
     """§5.2: it returns to follower if the leader's term is at least as large as its own."""
     cluster = group()
     node = campaign(cluster, "n0")
@@ -289,7 +287,7 @@ def test_a_candidate_that_hears_a_leader_of_its_term_follows_it(
     assert node.term == max(1, term)
 
 
-def test_a_split_vote_ends_with_the_next_timeout_in_the_next_term() -> None:
+def test_split_vote_ends_in_the_next_term() -> None:
     """§5.2: candidates that split the vote time out and start a new election in another term."""
     cluster = group(4)
     first, second = (cluster.node(name) for name in ("n0", "n1"))
@@ -311,7 +309,7 @@ def test_a_split_vote_ends_with_the_next_timeout_in_the_next_term() -> None:
     assert (second.is_leader, second.term, first.leader_id) == (True, 2, "n1")
 
 
-def test_election_timeouts_are_drawn_anew_and_differ() -> None:
+def test_election_timeouts_are_drawn_each_time() -> None:
     """§5.2: timeouts are random from a fixed interval, and restarted at each election."""
     cluster = group(5)
     timeout_s = cluster.node("n0").settings.election_timeout_s
@@ -406,9 +404,7 @@ def test_followers_learn_what_is_committed_and_take_it_in_order() -> None:
         ((3, 3), (False, 3)),
     ],
 )
-def test_a_follower_takes_an_append_only_behind_the_entry_it_names(
-    prev: tuple[int, int], answer: tuple[bool, int]
-) -> None:
+def test_append_needs_the_previous_entry(prev: tuple[int, int], answer: tuple[bool, int]) -> None:
     """§5.3: without an entry of the same index and term, the follower refuses the new entries."""
     cluster = group()
     fill(cluster, "n1", [1, 2])
@@ -591,7 +587,7 @@ def test_what_looked_safe_in_figure_8_may_still_be_overwritten() -> None:
 
 
 @pytest.mark.parametrize("lagging", ["n0", "n1", "n2"])
-def test_whoever_is_elected_has_everything_that_was_committed(lagging: str) -> None:
+def test_elected_member_has_all_committed_entries(lagging: str) -> None:
     """§5.4.3, Leader Completeness: a committed entry is in the logs of all later leaders."""
     cluster = group()
     first = next(name for name in cluster.names if name != lagging)
@@ -688,7 +684,7 @@ def test_the_same_append_twice_does_no_harm() -> None:
 # -- §5.6 timing ---------------------------------------------------------------------------
 
 
-def test_a_leader_beats_many_times_within_an_election_timeout() -> None:
+def test_leader_sends_many_heartbeats_per_timeout() -> None:
     """§5.6: broadcast time is far below the election timeout: several beats may be lost."""
     cluster = group()
     leader = cluster.elect("n0")
@@ -736,7 +732,7 @@ def test_safety_does_not_depend_on_time() -> None:
 # -- thesis ch. 4 (§6): cluster membership changes -----------------------------------------
 
 
-def test_a_member_goes_by_the_newest_list_in_its_log_committed_or_not() -> None:
+def test_newest_list_counts_committed_or_not() -> None:
     """Thesis §4.1: each server uses the new configuration as soon as it is in its log."""
     cluster = group()
     leader = cluster.elect("n0")
@@ -751,7 +747,7 @@ def test_a_member_goes_by_the_newest_list_in_its_log_committed_or_not() -> None:
         assert listed(cluster.node(name)).learner("n3") is not None
 
 
-def test_a_member_that_is_removed_is_counted_no_more_from_that_entry_on() -> None:
+def test_removed_member_is_not_counted() -> None:
     """Thesis §4.1: the entry itself is committed by a majority of the new configuration."""
     cluster = group(4)
     leader = cluster.elect("n0")
@@ -799,7 +795,7 @@ def test_only_one_voter_comes_or_goes_in_one_change() -> None:
     assert leader.journal.last_index == leader.journal.members.index
 
 
-def test_a_member_falls_back_to_the_list_before_when_the_entry_is_cut() -> None:
+def test_cut_entry_restores_the_list_before() -> None:
     """Thesis §4.1: a server must be prepared to fall back to the previous configuration."""
     cluster = group()
     cluster.elect("n0")
@@ -825,7 +821,7 @@ def vouched(cluster: Cluster, by: str, name: str) -> Hello:
     return replace(hello, members=(*hello.members, key), members_index=hello.members_index + 1)
 
 
-def test_a_member_hears_nobody_that_no_member_answers_for() -> None:
+def test_member_refuses_unvouched_callers() -> None:
     """Thesis §4.1 lets anybody lead; a stranger on the network must not."""
     cluster = group()
     cluster.elect("n0")
@@ -868,7 +864,7 @@ def test_what_is_vouched_for_in_an_older_list_counts_for_nothing() -> None:
         cluster.node("n1").receive("n2", frame(Kind.VOTE, 2, 9, 1, True))
 
 
-def test_a_member_hears_a_leader_that_is_not_on_its_list() -> None:
+def test_member_follows_a_leader_not_on_its_list() -> None:
     """Thesis §4.1: appends are accepted from a leader outside the server's latest configuration.
 
     Another member must answer for it.
@@ -966,7 +962,7 @@ def test_a_removed_member_does_not_disturb_the_others(knows: bool) -> None:
     assert [cluster.node(name).term for name in cluster.names] == [1, 1, 1, 1]
 
 
-def test_a_member_that_hears_a_leader_ignores_requests_for_its_vote() -> None:
+def test_member_with_a_leader_ignores_vote_requests() -> None:
     """Thesis §4.2.3: within the minimum election timeout neither term nor vote is changed."""
     cluster = group()
     leader = cluster.elect("n0")
@@ -1011,7 +1007,7 @@ def install_all(cluster: ScenarioCluster) -> None:
             cluster.install(name)
 
 
-def test_a_follower_that_lacks_what_was_discarded_is_sent_a_snapshot() -> None:
+def test_follower_behind_the_floor_gets_a_snapshot() -> None:
     """§7: when the next entry to send was discarded, the leader sends its snapshot instead."""
     cluster = ScenarioCluster()
     leader = behind(cluster)
@@ -1062,9 +1058,7 @@ def test_a_snapshot_of_what_a_member_has_already_cuts_nothing() -> None:
     assert [tuple(r.frame.fields) for r in replies] == [(3, 4, leader.journal.last_index + 1)]
 
 
-def test_a_snapshot_of_what_is_not_known_to_be_committed_is_compared_before_anything_is_cut() -> (
-    None
-):
+def test_snapshot_is_compared_before_a_cut() -> None:
     """§7: only the entry itself, not its index, shows that a log has what a snapshot describes."""
     cluster = ScenarioCluster()
     leader = cluster.elect("n0")
@@ -1123,7 +1117,7 @@ def test_a_leader_begins_its_term_with_an_entry_of_its_own() -> None:
     assert leader.commit_index >= leader.state.noop_index
 
 
-def test_who_does_not_lead_tells_where_the_leader_is() -> None:
+def test_follower_names_the_leader() -> None:
     """§8: a client that asks somebody else is told about the most recent leader."""
     cluster = group()
     before = cluster.node("n2").transfers.leader_client_address()
@@ -1155,9 +1149,7 @@ def answer_reads(node: RaftNode) -> None:
 @pytest.mark.parametrize(
     ("size", "echoes", "answered"), [(3, 1, True), (5, 1, False), (5, 2, True)]
 )
-def test_a_read_is_answered_when_a_majority_has_echoed_a_later_heartbeat(
-    size: int, echoes: int, answered: bool
-) -> None:
+def test_read_needs_a_majority_of_later_echoes(size: int, echoes: int, answered: bool) -> None:
     """§8, thesis §6.4: before a read is answered, heartbeats are exchanged with a majority."""
     cluster = group(size)
     leader = cluster.elect("n0")
@@ -1200,7 +1192,7 @@ def test_a_deposed_leader_answers_no_read() -> None:
 # -- thesis §9.6 pre-vote ------------------------------------------------------------------
 
 
-def test_asking_whether_one_would_win_changes_nobodys_term_or_vote() -> None:
+def test_pre_vote_changes_no_term_and_no_vote() -> None:
     """Thesis §9.6: a candidate increments its term only after a majority says it would vote."""
     cluster = group()
     cluster.clock.now_s += 1.0
@@ -1220,7 +1212,7 @@ def test_asking_whether_one_would_win_changes_nobodys_term_or_vote() -> None:
     ("reason", "granted"),
     [("none", True), ("hears a leader", False), ("leads", False), ("has a newer log", False)],
 )
-def test_only_who_would_vote_says_that_it_would(reason: str, granted: bool) -> None:
+def test_pre_vote_is_granted_by_those_that_would_vote(reason: str, granted: bool) -> None:
     """Thesis §9.6: granted if the log is new enough and no leader was heard for a timeout."""
     cluster = group()
     leader = cluster.elect("n1" if reason == "leads" else "n2")
@@ -1270,7 +1262,7 @@ def test_of_two_that_stand_at_once_the_newer_log_goes_first() -> None:
     assert {cluster.node(name).term for name in ("n0", "n1")} == {2}
 
 
-def test_who_says_yes_gives_way_for_a_moment() -> None:
+def test_pre_vote_grant_delays_the_granter() -> None:
     cluster = group()
     cluster.clock.now_s += 1.0
     cluster.node("n1").timer.lost_leader(cluster.clock.now_s)
@@ -1281,7 +1273,7 @@ def test_who_says_yes_gives_way_for_a_moment() -> None:
     )
 
 
-def test_a_member_that_returns_from_a_partition_does_not_raise_the_term() -> None:
+def test_returning_member_does_not_raise_the_term() -> None:
     """Thesis §9.6: one that was partitioned does not increase its term, so disturbs nobody."""
     cluster = group()
     leader = cluster.elect("n0")
@@ -1303,7 +1295,7 @@ def test_a_member_that_returns_from_a_partition_does_not_raise_the_term() -> Non
 # -- thesis §3.10 leadership transfer ------------------------------------------------------
 
 
-def test_a_leader_brings_its_successor_up_to_date_before_it_asks_it() -> None:
+def test_transfer_updates_its_target_first() -> None:
     """Thesis §3.10: it takes no requests, brings the target's log up to date, then asks it."""
     cluster = group()
     leader = cluster.elect("n0")
@@ -1326,7 +1318,7 @@ def test_a_leader_brings_its_successor_up_to_date_before_it_asks_it() -> None:
     assert transfer.phase == "asked"
 
 
-def test_a_target_stands_at_once_and_is_voted_for_although_a_leader_is_heard() -> None:
+def test_transfer_target_wins_beside_a_leader() -> None:
     """Thesis §3.10, §4.2.3: no timeout, no pre-vote; the request says that it is a transfer."""
     cluster = group()
     cluster.elect("n0")
@@ -1344,7 +1336,7 @@ def test_a_target_stands_at_once_and_is_voted_for_although_a_leader_is_heard() -
     assert (target.is_leader, target.term) == (True, 2)
 
 
-def test_a_transfer_that_takes_longer_than_an_election_timeout_is_given_up() -> None:
+def test_slow_transfer_is_given_up() -> None:
     """Thesis §3.10: after about an election timeout the leader takes requests again."""
     cluster = group()
     leader = cluster.elect("n0")

@@ -29,7 +29,7 @@ def test_a_heartbeat_that_left_before_the_read_proves_nothing() -> None:
     assert len(reads) == 0
 
 
-def test_a_majority_is_needed_and_a_later_echo_counts_for_an_earlier_heartbeat() -> None:
+def test_later_echo_counts_for_an_earlier_heartbeat() -> None:
     reads = ReadIndex()
     others = ["b", "c", "d", "e"]
     asked(reads)
@@ -43,7 +43,7 @@ def test_a_majority_is_needed_and_a_later_echo_counts_for_an_earlier_heartbeat()
     assert reads.pop_ready(1, 1) == [ignore]
 
 
-def test_the_echo_of_one_who_is_no_voter_counts_for_nothing() -> None:
+def test_echo_of_a_non_voter_counts_nothing() -> None:
     reads = ReadIndex()
     asked(reads)
     reads.heartbeat_sent(1)

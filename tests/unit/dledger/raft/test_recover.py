@@ -80,7 +80,7 @@ async def test_it_leads_alone_with_all_it_had_and_others_join_it_again(tmp_path:
         assert bodies(groups, "n0") == [b"a", b"b", b"c"]
 
 
-async def test_what_may_be_lost_is_said_and_nothing_is_done_without_force(
+async def test_recover_names_losses_and_needs_force(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_groups(tmp_path) as groups:
@@ -111,7 +111,7 @@ async def test_a_folder_in_use_or_of_something_else_is_refused(tmp_path: Path) -
         Recovery(OsDisk(), str(tmp_path))
 
 
-async def test_entries_that_nobody_knew_to_be_committed_are_named(tmp_path: Path) -> None:
+async def test_recover_names_entries_of_unknown_commit(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         name = await lose_all_but_one(groups)
         recovery = Recovery(OsDisk(), str(tmp_path / name))
@@ -131,7 +131,7 @@ def spoil_term(folder: Path, term: int) -> None:
     slots.close()
 
 
-async def test_a_term_that_nobody_comes_to_is_found_and_repaired(tmp_path: Path) -> None:
+async def test_impossible_term_is_found_and_repaired(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         await lose_all_but_one(groups)
         for name in groups.names:

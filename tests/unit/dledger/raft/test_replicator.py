@@ -58,14 +58,14 @@ def send(sender: Replicator) -> tuple[int, int] | None:
     return append.first, last
 
 
-def test_a_reign_begins_with_one_probe_and_waits_for_its_answer() -> None:
+def test_leadership_begins_with_one_probe() -> None:
     sender = reign(5)
     assert send(sender) == (6, 5)
     assert send(sender) is None
     assert not sender.has_work("b")
 
 
-def test_after_a_match_appends_go_out_ahead_of_answers_until_the_window_is_full() -> None:
+def test_window_fills_ahead_of_answers() -> None:
     sender = reign(10)
     send(sender)
     sender.matched("b", 10, 0.0)
@@ -86,7 +86,7 @@ def test_an_answer_never_moves_the_next_index_back() -> None:
     assert send(sender) is None
 
 
-def test_a_rejection_goes_back_to_what_the_follower_asks_for_in_one_round() -> None:
+def test_rejection_goes_back_in_one_round() -> None:
     sender = reign(1000)
     send(sender)
     sender.rejected("b", 200, 0.0)
@@ -123,9 +123,7 @@ def test_the_commit_index_travels_with_entries_and_never_alone() -> None:
 
 
 @given(st.lists(st.sampled_from(["grow", "send", "match", "reject", "reset", "stall"])), st.data())
-def test_whatever_happens_match_stays_below_next_and_the_window_holds(
-    events: list[str], data: st.DataObject
-) -> None:
+def test_match_stays_below_next_and_window_holds(events: list[str], data: st.DataObject) -> None:
     sender = reign(5)
     progress = sender.peers["b"]
     now = 0.0
@@ -152,7 +150,7 @@ def test_whatever_happens_match_stays_below_next_and_the_window_holds(
             assert on_its_way <= sender.window_bytes + ENTRY_BYTES
 
 
-def test_log_below_the_floor_is_held_while_a_follower_refills_and_not_for_ever() -> None:
+def test_refill_holds_log_for_a_bounded_time() -> None:
     sender = reign(40)
     assert not sender.holds_log(0.0)
     sender.offered("b", 30)
@@ -168,7 +166,7 @@ def test_log_below_the_floor_is_held_while_a_follower_refills_and_not_for_ever()
     assert not sender.holds_log(100.0 + REFILL_HOLD_S)
 
 
-def test_a_follower_that_is_gone_holds_no_log() -> None:
+def test_absent_follower_holds_no_log() -> None:
     sender = reign(40)
     sender.offered("b", 30)
     sender.follow([], 1.0)

@@ -32,14 +32,12 @@ def hello(name: str, incarnation: str = "", *, doubtful: bool = False) -> Hello:
         ([hello("n1"), hello("n2", doubtful=True), hello("n3")], True),
     ],
 )
-def test_a_list_can_commit_with_a_majority_that_is_there_and_has_a_vote(
-    connected: list[Hello], can: bool
-) -> None:
+def test_list_commits_with_a_majority_that_votes(connected: list[Hello], can: bool) -> None:
     """Name and incarnation count, the leader counts itself, doubt does not."""
     assert could_commit(LIST, connected) is can
 
 
-def test_an_owner_that_said_nothing_is_asked_for_nothing_it_cannot_give() -> None:
+def test_owner_without_hooks_is_not_called() -> None:
     owner = Owner(lambda: None)
     assert owner.may_lead()
     assert not owner.on_suspect(7)
@@ -49,7 +47,7 @@ def test_an_owner_that_said_nothing_is_asked_for_nothing_it_cannot_give() -> Non
         owner.on_snapshot("n1", b"abc")
 
 
-def test_who_wraps_the_end_of_events_sees_every_event_after_the_owner(tmp_path: Path) -> None:
+def test_end_of_events_runs_after_the_owner(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 1)
     node, seen = cluster.elect("n0"), list[tuple[int, int]]()
     inner = node.owner.on_settled
@@ -77,7 +75,7 @@ def test_what_the_owner_answers_may_change_while_the_node_runs(tmp_path: Path) -
     assert cluster.elect("n0").is_leader
 
 
-def test_the_failure_of_a_disk_is_kept_and_is_no_error_of_a_connection() -> None:
+def test_disk_failure_is_no_connection_error() -> None:
     failure = Failure()
     raised = failure.of_disk(OSError(5, "input/output error"))
     assert failure.error is raised

@@ -67,7 +67,7 @@ def others(groups: Groups) -> set[str]:
     return {name for r in groups.replicas.values() for name in r.group.node.peers}
 
 
-async def test_a_second_leader_of_the_same_term_is_not_heard(
+async def test_second_leader_of_the_same_term_is_ignored(
     groups: Groups, stranger: Stranger
 ) -> None:
     before = standing(groups)
@@ -99,7 +99,7 @@ async def test_addresses_that_cannot_be_looked_up_end_nothing(
     assert others(groups) == set(ADDRESSES)
 
 
-async def test_a_stranger_is_sent_no_entries_and_nobody_calls_it_back(
+async def test_stranger_gets_no_entries_and_no_call(
     groups: Groups, stranger: Stranger, nursery: trio.Nursery
 ) -> None:
     leader = await groups.leader()
@@ -156,7 +156,7 @@ async def test_names_of_strangers_are_not_kept(groups: Groups, stranger: Strange
     assert others(groups) == set(ADDRESSES)
 
 
-async def test_a_stranger_hears_no_names_and_no_incarnations(
+async def test_stranger_gets_no_names_and_no_incarnations(
     groups: Groups, stranger: Stranger
 ) -> None:
     incarnations = {r.group.node.identity.incarnation for r in groups.replicas.values()}
@@ -184,7 +184,7 @@ async def test_a_stranger_under_a_members_name_does_not_take_its_place(
     await still_acknowledges(groups)
 
 
-async def test_unfinished_hellos_hold_little_memory_and_keep_nobody_out(
+async def test_unfinished_hellos_hold_little_memory(
     groups: Groups, stranger: Stranger, nursery: trio.Nursery
 ) -> None:
     """Two hundred that say half a hello: those that came first give way."""

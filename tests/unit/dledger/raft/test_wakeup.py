@@ -65,7 +65,7 @@ async def test_a_cancelled_wait_leaves_a_set_for_the_next() -> None:
     assert await noticed(wakeup) == 1
 
 
-async def test_a_wait_with_a_time_out_tells_which_it_was() -> None:
+async def test_wait_reports_event_or_time_out() -> None:
     wakeup, clock = Wakeup(), TrioClock()
     began = trio.current_time()
     assert not await wakeup.wait_or(clock, 5.0)

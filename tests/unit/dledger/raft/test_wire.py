@@ -128,6 +128,6 @@ def test_bytes_behind_the_cbor_head_are_refused() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 5, FRAME_BYTES_MAX + 1, 0xFFFFFFFF])
-def test_lengths_out_of_bounds_are_refused_before_anything_is_read(length: int) -> None:
+def test_wire_refuses_lengths_out_of_bounds(length: int) -> None:
     with pytest.raises(RemoteProtocolError, match="a peer frame of"):
         PeerFrameDecoder().feed(length.to_bytes(4, "big") + bytes(4))

@@ -19,7 +19,7 @@ def test_each_span_counts_from_its_oldest_copy() -> None:
     assert minute.per_second == 61 / 60
 
 
-def test_a_topic_made_anew_never_counts_backwards() -> None:
+def test_recreated_topic_never_counts_backwards() -> None:
     ends = {"T": 100}
     stats = BrokerStats(lambda: ends)
     stats.copy_counters(0.0)

@@ -21,7 +21,7 @@ SEND = {
 }  # fmt: skip
 
 
-async def test_it_is_full_from_the_warning_level_on_and_recovers_by_itself(
+async def test_disk_is_full_from_the_warning_level_on(
     autojump_clock: Any,
 ) -> None:
     used = 0.5
@@ -39,7 +39,7 @@ async def test_it_is_full_from_the_warning_level_on_and_recovers_by_itself(
         nursery.cancel_scope.cancel()
 
 
-def test_the_error_says_that_nothing_was_stored() -> None:
+def test_error_names_not_stored() -> None:
     error = DiskSpace(lambda: 1.0, 0.9).full_error()
     assert isinstance(error, DiskFullError)
     assert (error.outcome, error.retriable) == ("not_stored", True)

@@ -31,7 +31,7 @@ class Failing:
         await trio.sleep_forever()
 
 
-async def test_it_begins_again_after_a_pause_that_doubles_up_to_a_minute(
+async def test_fence_pause_doubles_up_to_a_minute(
     autojump_clock: Any, nursery: trio.Nursery
 ) -> None:
     failing, counts = Failing(*[ValueError("x")] * 9), ServiceCounts()
@@ -109,7 +109,7 @@ async def test_a_service_that_ends_is_not_run_again() -> None:
         pytest.param(1, "TIMER_DELAY_SEC\x012\x02", id="timer"),
     ],
 )
-async def test_what_was_in_flight_when_a_service_failed_is_delivered_once(
+async def test_failed_service_delivers_in_flight_once(
     autojump_clock: Any, tmp_path: Path, nursery: trio.Nursery, number: int, wait: str
 ) -> None:
     leader = LeaderServices(tmp_path)

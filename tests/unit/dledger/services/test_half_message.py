@@ -56,7 +56,7 @@ def stored(
         (b"", False),
     ],
 )
-def test_the_property_says_what_is_a_half_message(properties: bytes, is_one: bool) -> None:
+def test_property_marks_a_half_message(properties: bytes, is_one: bool) -> None:
     assert is_half(properties) is is_one
 
 

@@ -150,7 +150,7 @@ async def test_the_timer_sets_aside_what_goes_nowhere(
 
 
 @pytest.mark.parametrize(("properties", "reason"), NO_WAY)
-async def test_a_half_message_that_goes_nowhere_is_set_aside_and_decided(
+async def test_unroutable_half_message_is_set_aside(
     autojump_clock: Any,
     leader: LeaderServices,
     nursery: trio.Nursery,

@@ -79,6 +79,6 @@ def in_berlin() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("in_berlin")
-def test_the_machine_says_how_far_its_local_time_is_ahead() -> None:
+def test_local_time_offset_is_read_from_the_machine() -> None:
     assert local_offset_ms(at("2026-01-15T12:00")) == HOUR_MS
     assert local_offset_ms(at("2026-07-15T12:00")) == 2 * HOUR_MS

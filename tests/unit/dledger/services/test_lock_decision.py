@@ -45,7 +45,7 @@ def decided(
     )
 
 
-def test_free_queues_are_granted_to_who_asks_first() -> None:
+def test_free_queue_is_granted_to_the_first_request() -> None:
     decision = decided(lock("a", K0, at=5.0), lock("b", K0, K1, at=6.0))
     assert decision.grants == {K0: LockGrant(K0, "a"), K1: LockGrant(K1, "b")}
     assert decision.granted == {K0: 5.0, K1: 6.0}
@@ -66,7 +66,7 @@ def test_a_lease_keeps_others_out_until_its_last_moment() -> None:
     assert decision.grants == {K0: LockGrant(K0, "b", replaces=3)}
 
 
-def test_a_new_reign_honours_every_grant_for_a_whole_lease() -> None:
+def test_new_leader_honours_grants_for_a_lease() -> None:
     leases, locks = Leases(LEASE_S), {K0: QueueLock("a", 3)}
     leases.begin(0.0)
     leases.renew({K0: 10.0})
@@ -75,12 +75,12 @@ def test_a_new_reign_honours_every_grant_for_a_whole_lease() -> None:
     assert decided(lock("b", K0), locks=locks, leases=leases, now=160.0).grants
 
 
-def test_a_holder_whose_lease_is_over_keeps_its_token_if_nobody_came() -> None:
+def test_expired_holder_keeps_its_token_without_rivals() -> None:
     decision = decided(lock("a", K0, at=500.0), locks={K0: QueueLock("a", 3)}, now=500.0)
     assert (decision.change, decision.renewed) == (None, {K0: 500.0})
 
 
-def test_who_renews_first_in_a_batch_is_not_taken_over() -> None:
+def test_first_renewal_in_a_batch_wins() -> None:
     decision = decided(
         lock("a", K0, at=500.0), lock("b", K0), locks={K0: QueueLock("a", 3)}, now=500.0
     )
@@ -113,7 +113,7 @@ def test_a_queue_that_is_going_away_is_left_alone() -> None:
     assert decided(*asks, locks=locks, now=1e6, gone=(K0,), forgotten=(K0,)).change is None
 
 
-def test_grants_nobody_renewed_for_long_are_given_back_beside() -> None:
+def test_unrenewed_grants_are_given_back() -> None:
     leases, locks = Leases(LEASE_S), {K0: QueueLock("a", 3), K1: QueueLock("b", 3)}
     leases.renew({K1: 1.0})
     now = FORGOTTEN_LEASES * LEASE_S
@@ -137,7 +137,7 @@ LOCKS = st.dictionaries(
 
 
 @given(st.lists(ASKS, max_size=8), LOCKS, st.sampled_from((0.0, 30.0, 90.0)))
-def test_every_decision_applies_and_no_running_lease_changes_hands(
+def test_running_lease_never_changes_hands(
     asks: list[LockAsk], locks: dict[LockKey, QueueLock], now: float
 ) -> None:
     decision = decided(*asks, locks=locks, now=now)

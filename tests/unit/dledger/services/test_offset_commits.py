@@ -14,9 +14,7 @@ from dledger.testing.clocks import VirtualClock
 from tests.harness.fake_group import FakeGroup
 
 
-async def test_commits_are_flushed_every_second_and_dropped_with_the_leadership(
-    autojump_clock: Any, tmp_path: Path
-) -> None:
+async def test_commits_are_flushed_every_second(autojump_clock: Any, tmp_path: Path) -> None:
     group = FakeGroup(tmp_path, VirtualClock())
     offsets = OffsetCommits(group, VirtualClock())
     async with trio.open_nursery() as nursery:
@@ -71,7 +69,7 @@ def test_an_offset_answered_early_is_seen_until_it_is_applied(group: FakeGroup) 
     assert group.state.consumer_offset("g", "TBW102", 0) == 8
 
 
-async def test_many_offsets_are_proposed_some_at_a_time_each_when_the_last_is_stored(
+async def test_many_offsets_are_proposed_in_turns(
     autojump_clock: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(offset_commits, "OFFSETS_PER_TURN", 10)

@@ -49,7 +49,7 @@ def test_a_change_answered_before_its_apply_counts_until_then(
     assert len(pending) == 0
 
 
-def test_a_removal_of_unknown_outcome_keeps_the_topic_closed_until_it_is_applied(
+def test_unknown_removal_keeps_the_topic_closed(
     group: FakeGroup, pending: PendingConfigs[TopicConfig]
 ) -> None:
     apply(group, TopicsChange(put=(OLD,)))

@@ -109,7 +109,7 @@ async def test_expired_segments_wait_for_their_hour_unless_asked_for(clock: Manu
     assert await kept.service.check() is None
 
 
-async def test_what_has_not_expired_stays_when_somebody_asks(clock: ManualClock) -> None:
+async def test_unexpired_segments_stay_on_request(clock: ManualClock) -> None:
     kept = Kept(clock)
     kept.service.expire_soon("root at 10.0.0.1")
     assert await kept.service.check() is None
@@ -123,7 +123,7 @@ async def test_a_filling_disk_lets_what_has_expired_go_at_any_hour(
     assert (await kept.service.check() is not None) == goes
 
 
-async def test_with_default_settings_a_full_disk_takes_nothing_that_has_not_expired(
+async def test_full_disk_takes_nothing_unexpired(
     clock: ManualClock,
 ) -> None:
     store = load_config().store
@@ -139,7 +139,7 @@ async def test_with_default_settings_a_full_disk_takes_nothing_that_has_not_expi
     assert kept.group.changes == []
 
 
-async def test_by_force_one_segment_goes_and_the_next_when_the_disk_is_still_full_without_it(
+async def test_force_removes_segment_by_segment(
     clock: ManualClock,
 ) -> None:
     kept = Kept(clock, used=0.9)
@@ -216,7 +216,7 @@ async def test_the_record_holds_what_a_judge_of_the_move_needs(
 
 
 @pytest.mark.parametrize("cause", ["size", "forced"])
-def test_a_cause_that_its_settings_switch_off_entitles_to_nothing(cause: str) -> None:
+def test_disabled_cause_removes_nothing(cause: str) -> None:
     off = FloorReason(
         cause=cause, decided_ms=1, end_position=10**9, reserved_hours=1, keep_bytes=0,
         disk_used_permille=1000, force_permille=0,

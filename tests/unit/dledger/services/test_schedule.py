@@ -94,7 +94,7 @@ async def test_a_message_comes_out_when_due_and_not_before(
 
 
 @pytest.mark.parametrize("before_s", [0.3, 0.01, 0.002])
-async def test_a_service_that_begins_shortly_before_the_time_still_waits(
+async def test_schedule_waits_a_short_rest(
     world: World, nursery: trio.Nursery, before_s: float
 ) -> None:
     world.delay(1, b"a")
@@ -106,7 +106,7 @@ async def test_a_service_that_begins_shortly_before_the_time_still_waits(
     assert record.store_timestamp_ms >= due_ms
 
 
-async def test_what_is_delivered_together_fits_the_smallest_entry_a_group_may_have(
+async def test_delivery_batch_fits_the_smallest_entry(
     world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -233,9 +233,7 @@ async def test_an_entry_that_was_lost_is_delivered_by_the_next_leader(
     assert world.bodies() == [b"a"]
 
 
-async def test_a_wait_that_was_over_in_the_same_leadership_is_waited_out(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_schedule_waits_out_the_same_leadership(world: World, nursery: trio.Nursery) -> None:
     world.delay(1, b"a")
     world.group.stalled = True
     nursery.start_soon(world.serve)
@@ -310,7 +308,7 @@ async def test_a_level_waits_for_a_topic_that_is_being_deleted(
     assert world.bodies("U") == [b"first", b"behind"]
 
 
-async def test_a_clock_set_back_delays_nobody_longer_than_the_level_and_delivers_none_early(
+async def test_clock_set_back_delays_by_the_level_at_most(
     world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)

@@ -7,7 +7,7 @@ from dledger.state.tables import QueueBounds, StateTables
 from dledger.testing.clocks import ManualClock
 
 
-def test_a_topic_counts_all_its_queues_those_before_the_start_too() -> None:
+def test_topic_counts_all_its_queues() -> None:
     tables = StateTables(queues={("T", 0): QueueBounds(0, 5), ("T", 1): QueueBounds(2, 7)})
     clock = ManualClock()
     throughput = Throughput(clock, tables)
@@ -23,7 +23,7 @@ def test_a_topic_counts_all_its_queues_those_before_the_start_too() -> None:
     assert throughput.put == 7
 
 
-def test_a_topic_made_anew_begins_again() -> None:
+def test_recreated_topic_begins_at_zero() -> None:
     clock = ManualClock()
     throughput = Throughput(clock, StateTables(queues={("T", 0): QueueBounds(0, 5)}))
     throughput.on_applied([("T", 0, 2)])

@@ -72,9 +72,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     world.group.close()
 
 
-async def test_messages_come_out_when_due_and_in_the_order_of_their_times(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_timers_deliver_when_due_in_order(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.serve)
     await trio.sleep(0)
     world.schedule(7, b"seven")
@@ -97,9 +95,7 @@ async def test_messages_come_out_when_due_and_in_the_order_of_their_times(
     )
 
 
-async def test_nobody_is_early_when_the_clock_stands_behind(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_timers_are_not_early_with_a_late_clock(world: World, nursery: trio.Nursery) -> None:
     world.schedule(5, b"five")
     world.clock.skew_ms = -3000
     nursery.start_soon(world.serve)
@@ -234,9 +230,7 @@ async def test_an_entry_holds_no_more_bytes_and_messages_than_it_may(
     assert counts == [3, 3, 2, 1, 1, 1, 1]
 
 
-async def test_what_waits_long_is_stored_anew_and_delivered_once(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_long_timer_is_rolled_and_delivered_once(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.serve)
     await trio.sleep(0)
     world.schedule(3 * DAY_S, b"a", b"b")
@@ -262,7 +256,7 @@ async def test_a_message_is_not_delivered_by_two_entries(world: World) -> None:
         world.group.settle()
 
 
-async def test_claims_of_an_earlier_reign_are_forgotten(world: World) -> None:
+async def test_claims_of_an_earlier_term_are_dropped(world: World) -> None:
     world.schedule(1, b"a")
     assert world.claims.claim(0)
     assert not world.claims.claim(0)

@@ -50,9 +50,7 @@ def test_what_is_no_time_is_refused(value: str) -> None:
         retention_ms({"retention.ms": value})
 
 
-def test_queues_begin_with_their_first_message_that_is_new_enough(
-    group: FakeGroup, clock: ManualClock
-) -> None:
+def test_queues_begin_at_the_first_kept_message(group: FakeGroup, clock: ManualClock) -> None:
     make_topic(group, "T", **{"retention.ms": str(3 * HOUR_MS)})
     make_topic(group, "kept")
     fill(group, clock, "T")
@@ -132,9 +130,7 @@ def shorter(broker: Broker, keeps_ms: int, **fields: str) -> RemotingCommand:
     )
 
 
-def test_a_topic_with_messages_keeps_them_for_a_shorter_time_only_when_that_is_confirmed(
-    group: FakeGroup, clock: ManualClock
-) -> None:
+def test_shorter_retention_needs_confirmation(group: FakeGroup, clock: ManualClock) -> None:
     make_topic(group, "T")
     fill(group, clock, "T")
     broker = Broker(group, clock)

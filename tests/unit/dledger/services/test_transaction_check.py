@@ -108,9 +108,7 @@ def asked(connection: FakeConnection) -> list[tuple[int, int]]:
     return found
 
 
-async def test_a_producer_is_asked_when_the_time_is_over_and_then_at_intervals(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_check_asks_the_producer_at_intervals(world: World, nursery: trio.Nursery) -> None:
     producer = world.producer()
     nursery.start_soon(world.serve)
     await trio.sleep(1)
@@ -125,9 +123,7 @@ async def test_a_producer_is_asked_when_the_time_is_over_and_then_at_intervals(
     assert asked(producer) == [(half.offset, 1), (half.offset, 2)]
 
 
-async def test_the_question_carries_the_message_and_what_its_answer_needs(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_check_carries_the_half_message(world: World, nursery: trio.Nursery) -> None:
     producer = world.producer()
     nursery.start_soon(world.serve)
     begin(world.broker, b"other")
@@ -158,9 +154,7 @@ async def test_the_decided_are_not_asked_for(world: World, nursery: trio.Nursery
     assert asked(producer) == [(second.offset, 1)]
 
 
-async def test_producers_are_asked_in_turn_and_the_dead_are_passed_over(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_check_skips_closed_producers(world: World, nursery: trio.Nursery) -> None:
     first, second, other = world.producer(), world.producer(), world.producer("other")
     nursery.start_soon(world.serve)
     for _ in range(6):
@@ -176,9 +170,7 @@ async def test_producers_are_asked_in_turn_and_the_dead_are_passed_over(
     assert len(asked(second)) == 9
 
 
-async def test_without_a_producer_nothing_is_counted_and_the_next_round_tries_again(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_check_without_a_producer_counts_nothing(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.serve)
     half = begin(world.broker)
     before = world.group.log.last_index
@@ -221,9 +213,7 @@ async def test_many_are_given_up_together(world: World, nursery: trio.Nursery) -
 
 
 @pytest.mark.slow
-async def test_what_is_older_than_messages_are_kept_is_given_up_unasked(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_check_gives_up_what_retention_passed(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.serve)
     begin(world.broker, b"old")
     await trio.sleep(3_590)
@@ -232,9 +222,7 @@ async def test_what_is_older_than_messages_are_kept_is_given_up_unasked(
     assert world.discarded == [b"old"]
 
 
-async def test_what_stands_in_retentions_way_is_given_up_after_its_time(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_check_gives_up_what_holds_retention(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.serve)
     begin(world.broker, b"in the way")
     second = begin(world.broker, b"behind")

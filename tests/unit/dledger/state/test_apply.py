@@ -166,7 +166,7 @@ def test_groups_and_offsets_are_kept(group: FakeGroup) -> None:
     assert group.state.consumer_offset("g", "T", 0) == 2
 
 
-def test_built_in_topics_exist_without_entries_and_can_be_overlaid(group: FakeGroup) -> None:
+def test_built_in_topics_can_be_overlaid(group: FakeGroup) -> None:
     state = group.state
     schedule = state.topic_config("SCHEDULE_TOPIC_XXXX")
     assert schedule is not None
@@ -190,6 +190,6 @@ def test_delay_progress_moves_from_where_it_stands(group: FakeGroup) -> None:
         group.settle()
 
 
-def test_a_state_record_nobody_can_read_stops_the_node(group: FakeGroup) -> None:
+def test_unreadable_state_record_stops_the_node(group: FakeGroup) -> None:
     with pytest.raises(InvariantBroken, match="unreadable state record"):
         group.put(STATE_TOPIC, TOPICS_QUEUE, b"\xa1\x61v\x01")

@@ -113,9 +113,7 @@ def steps(group: FakeGroup, rng: random.Random) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_image_that_follows_by_cuts_has_the_bytes_of_a_whole_snapshot(
-    group: FakeGroup, seed: int
-) -> None:
+def test_image_by_cuts_equals_a_whole_snapshot(group: FakeGroup, seed: int) -> None:
     rng = random.Random(seed)
     image, late = Image(), Image()
     image.take(cut_everything(group.state))
@@ -157,7 +155,7 @@ def test_timers_and_recalls_follow_by_cuts(group: FakeGroup) -> None:
     assert image.snapshot() == snapshot(group.state, hints=True)
 
 
-def test_a_floor_looks_only_at_queues_that_keep_something_before_it(group: FakeGroup) -> None:
+def test_floor_visits_only_queues_it_changes(group: FakeGroup) -> None:
     for number in range(40):
         group.put(f"T{number:02d}", 0, b"x", b"y")
         group.settle()

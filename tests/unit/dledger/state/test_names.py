@@ -9,7 +9,7 @@ from dledger.state.topic_config import PERM_READ, PERM_WRITE, TopicConfig
 from remoting.settings.reader import ConfigFile
 
 
-def test_the_topic_of_message_trace_is_there_when_it_is_asked_for() -> None:
+def test_trace_topic_exists_when_enabled() -> None:
     def trace_topics(text: str) -> list[TopicConfig]:
         tables = empty_tables(load_config([ConfigFile("broker.conf", text)]))
         plain = empty_tables(load_config([]))

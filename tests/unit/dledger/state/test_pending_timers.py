@@ -36,7 +36,7 @@ def test_it_is_a_set_of_offsets(added: set[int], data: st.DataObject) -> None:
     assert not any(again.was_recalled(offset) for offset in added - recalled)
 
 
-def test_what_is_done_takes_no_room() -> None:
+def test_done_timers_hold_no_memory() -> None:
     timers = PendingTimers()
     timers.add(range(3 * PIECE_OFFSETS))
     timers.finish(range(PIECE_OFFSETS + 1, 3 * PIECE_OFFSETS))

@@ -42,7 +42,7 @@ def test_what_the_producer_has_settled_is_forgotten() -> None:
     assert sorted(session.stored) == [3, 4]
 
 
-def test_a_floor_never_goes_back_and_a_late_sequence_below_it_is_not_remembered() -> None:
+def test_session_floor_never_goes_back() -> None:
     sessions = ProducerSessions()
     sessions.open(A, 7, 0)
     sessions.note(A, 7, 9, 8, StoredSend(1), 0)
@@ -60,7 +60,7 @@ def test_a_sequence_that_is_stored_twice_stops_the_node() -> None:
         sessions.note(A, 7, 0, 0, StoredSend(900), 0)
 
 
-def test_a_new_epoch_forgets_the_old_one_and_what_still_comes_of_it() -> None:
+def test_new_epoch_replaces_the_old_one() -> None:
     sessions = ProducerSessions()
     sessions.open(A, 7, 0)
     sessions.note(A, 7, 0, 0, StoredSend(500), 0)
@@ -102,7 +102,7 @@ def test_over_the_limit_the_session_used_longest_ago_goes(
     assert len(sessions) == 2
 
 
-def test_a_send_whose_session_expired_on_the_way_begins_it_again_from_there() -> None:
+def test_send_restarts_an_expired_session() -> None:
     sessions = ProducerSessions()
     sessions.note(A, 7, 5, 3, StoredSend(500), 0)
     session = sessions.get(A)

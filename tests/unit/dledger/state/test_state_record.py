@@ -128,7 +128,7 @@ def test_what_was_written_is_read_back(change: StateChange) -> None:
         assert read == change
 
 
-def test_a_batch_of_changes_is_one_record_each_on_the_state_topic() -> None:
+def test_state_batch_is_one_record_per_change() -> None:
     batch = state_batch(DelayProgressChange(1, 0, 1), TopicsChange(delete=("T",)))
     assert [(run.topic, run.queue_id, run.count) for run in batch.runs] == [
         (STATE_TOPIC, DELAY_PROGRESS_QUEUE, 1),

@@ -26,7 +26,7 @@ def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def test_behind_the_proxy_every_pair_of_broker_and_name_server_has_a_link(tmp_path: Path) -> None:
+def test_proxy_links_every_broker_and_name_server(tmp_path: Path) -> None:
     cluster = lay_out(tmp_path, PLAN)
     targets = cluster.targets()
     for name in cluster.brokers:
@@ -49,7 +49,7 @@ def test_behind_the_proxy_every_pair_of_broker_and_name_server_has_a_link(tmp_pa
     assert not bound & set(targets), "a process is told a port that another one has bound"
 
 
-def test_behind_the_proxy_members_and_clients_are_told_no_real_port(tmp_path: Path) -> None:
+def test_proxy_hides_real_ports(tmp_path: Path) -> None:
     cluster = lay_out(tmp_path, PLAN)
     targets = cluster.targets()
     for name in cluster.brokers:
@@ -63,7 +63,7 @@ def test_behind_the_proxy_members_and_clients_are_told_no_real_port(tmp_path: Pa
         assert advertised.port == settings["server"]["listen_port"]
 
 
-def test_in_a_network_of_its_own_everybody_is_told_real_ports_at_first_addresses(
+def test_own_network_uses_real_ports(
     tmp_path: Path,
 ) -> None:
     hosts = RunNetwork("chaos-1-2-3-", ["n0", "n1", "n2", "ns0", "ns1", CLIENTS]).hosts
@@ -85,13 +85,13 @@ def test_in_a_network_of_its_own_everybody_is_told_real_ports_at_first_addresses
     ]
 
 
-def test_name_servers_unlist_who_missed_four_registrations(tmp_path: Path) -> None:
+def test_name_servers_unlist_after_four_registrations(tmp_path: Path) -> None:
     settings = told(lay_out(tmp_path, PLAN), "ns1")["namesrv"]
     assert settings["broker_expiry_ms"] == 20_000
     assert settings["scan_interval_ms"] < 5_000
 
 
-def test_a_broker_is_ahead_from_its_next_start_until_it_is_told_otherwise(tmp_path: Path) -> None:
+def test_broker_is_ahead_from_its_next_start(tmp_path: Path) -> None:
     cluster = lay_out(tmp_path, PLAN)
     assert cluster.brokers["n1"].arguments[2:] == ("0",)
     cluster.be_ahead("n1", 1)

@@ -63,11 +63,11 @@ def test_a_bad_argument_starts_nothing(
 
 
 @pytest.mark.parametrize("command", ["check", "report", "minimize"])
-def test_what_is_no_run_is_said_so(capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_folder_without_a_run_is_reported(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert "gone is no run, here or in runs; name one" in refused(capsys, command, "gone")
 
 
-def test_only_a_broken_promise_of_our_own_brokers_can_be_minimized(
+def test_minimize_needs_a_violation_of_own_brokers(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "plan.json").write_text(encode_plan(Plan(1, 1000)))
@@ -83,7 +83,7 @@ def test_only_a_broken_promise_of_our_own_brokers_can_be_minimized(
     assert "--plays" in refused(capsys, "minimize", str(tmp_path), "--plays", "0")
 
 
-def test_a_list_that_cannot_be_served_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_names_why_it_cannot(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gone is no folder; give the --store of a run" in refused(
         capsys, "serve", "--store", "gone"
     )
@@ -93,7 +93,7 @@ def test_a_list_that_cannot_be_served_says_why(capsys: pytest.CaptureFixture[str
     assert f"port {port} cannot be had: Address already in use; give another --port" in line
 
 
-def test_the_command_that_repeats_a_run_has_all_that_is_no_part_of_its_plan() -> None:
+def test_repeat_command_has_all_beside_the_plan() -> None:
     assert Extras().command(Path("p.json")) == "dledger-chaos run --plan p.json"
     all_of_it = Extras(("a.b=c d", "e.f=1"), "/other tree", "h:1;i:2", "kernel").command(
         Path("p.json")

@@ -96,7 +96,7 @@ def test_replicas_are_equal_only_if_proved(verdicts: tuple[Verdict, ...]) -> Non
     assert facts_of(ran(*verdicts))["replicas_equal"] is False
 
 
-def test_show_tells_people_and_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_the_verdict_and_sets_the_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert show(facts_of(ran(*SOUND)), "table") == 0
     printed = capsys.readouterr().out
     assert KEPT in printed

@@ -37,12 +37,12 @@ def test_a_flood_is_split_so_that_no_holder_runs_out(
     assert all(share <= min(PER_HOLDER, files_max - OWN_FILES) for share in found)
 
 
-def test_holders_have_addresses_of_their_own_where_the_broker_is_on_loopback() -> None:
+def test_holders_have_loopback_addresses_of_their_own() -> None:
     assert len({source_for("127.0.0.1", place) for place in range(HOLDERS_MAX)}) == HOLDERS_MAX
     assert source_for("10.9.0.2", 0) == ""
 
 
-def test_what_became_of_a_flood_says_when_it_was_made_smaller() -> None:
+def test_flood_reports_when_it_was_made_smaller() -> None:
     assert str(Flood(10, 10, 10, 4)) == "10 of 10 connections, 6 closed by the broker"
     assert str(Flood(10_000, 7_680, 7_000, 7_000)) == (
         "7000 of 7680 connections instead of 10000 (descriptors), 0 closed by the broker"

@@ -16,7 +16,7 @@ def frame(body: bytes) -> bytes:
 
 
 @given(bodies, turns)
-def test_frames_are_found_wherever_looking_begins_and_no_byte_is_lost(
+def test_frames_are_found_from_any_byte(
     contents: list[bytes], looks: list[tuple[int, bool]]
 ) -> None:
     stream = b"".join(map(frame, contents))

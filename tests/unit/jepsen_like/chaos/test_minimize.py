@@ -52,7 +52,7 @@ def searched(folder: Path, plays: int) -> tuple[Candidates, list[str]]:
     return candidates, said
 
 
-def test_the_smallest_plan_that_breaks_the_same_promise_is_kept_alone(tmp_path: Path) -> None:
+def test_smallest_plan_with_the_violation_is_kept(tmp_path: Path) -> None:
     candidates, said = searched(tmp_path, 40)
     assert candidates.smallest is not None
     assert [step.at_ms for step in candidates.smallest.steps] == [CULPRIT.at_ms]
@@ -70,9 +70,7 @@ def test_the_smallest_plan_that_breaks_the_same_promise_is_kept_alone(tmp_path: 
     assert again.ran.folder != candidates.ran.folder
 
 
-def test_a_person_is_told_what_to_do_next(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_result_names_the_next_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     candidates, _ = searched(tmp_path, 40)
     assert show_smallest(WHOLE, candidates, EXTRAS, tmp_path / "report.html") == 0
     told = capsys.readouterr()
@@ -88,7 +86,7 @@ def test_a_person_is_told_what_to_do_next(
     assert "5.0 s" in told.out
 
 
-def test_nothing_smaller_is_said_with_the_way_on(
+def test_no_smaller_plan_is_reported_with_the_next_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     candidates, _ = searched(tmp_path, 1)

@@ -20,7 +20,7 @@ from jepsen_like.nemesis.ground import FaultError
 A, B, C = "10.77.1.2", "10.77.2.2", "10.77.3.2"
 
 
-def test_the_router_is_told_what_changes_and_nothing_else() -> None:
+def test_router_gets_changes_only() -> None:
     assert rule_lines((), [(A, B)]) == [f"rule add priority 10 from {A} to {B} blackhole"]
     assert rule_lines([(A, B), (B, C)], [(B, C), (B, A)]) == [
         f"rule del priority 10 from {A} to {B} blackhole",
@@ -30,7 +30,7 @@ def test_the_router_is_told_what_changes_and_nothing_else() -> None:
     assert rule_lines([(A, B)], ()) == [f"rule del priority 10 from {A} to {B} blackhole"]
 
 
-def test_a_network_of_a_process_that_is_gone_is_left_over_also_when_its_id_came_again() -> None:
+def test_network_of_an_ended_process_is_left_over() -> None:
     starts = {70: 5_000}.get
     assert is_left_over(name_prefix(71, 4_000, 0) + "n0", starts)
     assert is_left_over(name_prefix(70, 4_000, 0) + "router", starts)
@@ -61,7 +61,7 @@ def test_every_host_has_two_addresses_and_a_namespace_of_its_own() -> None:
     ]
 
 
-def test_more_hosts_than_there_are_addresses_are_refused_before_anything_is_made() -> None:
+def test_too_many_hosts_are_refused_first() -> None:
     with (
         pytest.raises(FaultError, match=f"{HOSTS_MAX} at most"),
         run_network([f"n{n}" for n in range(HOSTS_MAX + 1)]),

@@ -218,7 +218,7 @@ async def test_what_is_sent_in_odd_pieces_arrives_as_it_is_both_ways() -> None:
         assert net.proxy.sometimes == {"connections": 1}
 
 
-async def test_a_sender_waits_for_a_reader_that_does_not_read_and_nothing_is_lost() -> None:
+async def test_sender_waits_for_a_slow_reader() -> None:
     big = [frame(n, random.Random(n).randbytes(16 * WINDOW_BYTES)) for n in range(3)]
     sent = False
 
@@ -296,7 +296,7 @@ async def test_a_frame_is_overtaken_and_the_others_keep_their_order() -> None:
         assert net.proxy.sometimes["frame_overtaken"] == len(overtaken)
 
 
-async def test_a_held_frame_arrives_on_a_later_connection_of_its_channel_and_on_no_other() -> None:
+async def test_held_frame_arrives_on_its_own_channel() -> None:
     async with proxied() as net:
         net.proxy.set_fault("a", "b", fault(hold=1.0))
         ours, theirs = await net.link(channel="control")
@@ -354,7 +354,7 @@ async def test_a_fault_that_begins_within_a_frame_begins_with_the_next(at: int) 
 
 
 @pytest.mark.parametrize("at", [1, 3, 4, 6, 30])
-async def test_a_fault_that_ends_within_a_frame_leaves_that_frame_whole(at: int) -> None:
+async def test_fault_that_ends_in_a_frame_leaves_it_whole(at: int) -> None:
     async with proxied() as net:
         ours, theirs = await net.link()
         net.proxy.set_fault("a", "b", fault(duplicate=1.0, spread_s=0.0))
@@ -401,7 +401,7 @@ async def test_a_connection_takes_a_round_trip_to_stand() -> None:
         assert trio.current_time() - began_s >= 0.02 + 0.03 + 0.02
 
 
-async def test_a_limited_link_lets_through_so_many_bytes_in_a_second() -> None:
+async def test_limited_link_passes_its_bytes_per_second() -> None:
     async with proxied() as net:
         ours, theirs = await net.link()
         net.proxy.set_fault("a", "b", fault(bytes_per_s=20_000.0))
@@ -417,7 +417,7 @@ async def test_a_limited_link_lets_through_so_many_bytes_in_a_second() -> None:
 
 
 @pytest.mark.parametrize("then", [HEALTHY, fault(delay_s=0.01)])
-async def test_what_a_slow_link_has_taken_does_not_outlive_its_slowness(then: LinkFault) -> None:
+async def test_slow_link_sends_all_when_healed(then: LinkFault) -> None:
     async with proxied() as net:
         ours, theirs = await net.link()
         net.proxy.set_fault("a", "b", fault(bytes_per_s=1.0, delay_s=1000.0))
@@ -515,7 +515,7 @@ async def test_a_reset_does_not_pass_a_cut() -> None:
             await theirs.sequences_to_the_end()
 
 
-async def test_mending_may_break_connections_with_bytes_waiting_and_no_others() -> None:
+async def test_heal_breaks_only_connections_with_waiting_bytes() -> None:
     async with proxied() as net:
         ours, theirs = await net.link()
         idle, theirs_idle = await net.link(channel="data")
@@ -534,7 +534,7 @@ async def test_mending_may_break_connections_with_bytes_waiting_and_no_others() 
 # -- ends --------------------------------------------------------------------------------------
 
 
-async def test_a_reset_reaches_both_ends_of_all_connections_between_two() -> None:
+async def test_reset_reaches_both_ends() -> None:
     async with proxied() as net:
         both = [*await net.link(channel="control"), *await net.link(channel="data")]
         other, theirs = await net.link("c")
@@ -558,7 +558,7 @@ async def test_a_reset_reaches_a_dialler_that_waits_at_a_cut() -> None:
             await ours.stream.receive_some()
 
 
-async def test_a_connection_may_be_reset_before_anything_was_done_for_it() -> None:
+async def test_connection_may_be_reset_at_once() -> None:
     async with proxied(source="clients") as net:
         net.proxy.cut("clients", "b")
         for number in range(1, 21):
@@ -571,7 +571,7 @@ async def test_a_connection_may_be_reset_before_anything_was_done_for_it() -> No
                     ours.recv(1)
 
 
-async def test_a_killed_target_breaks_those_who_dial_it() -> None:
+async def test_killed_target_breaks_its_connections() -> None:
     async with proxied() as net:
         await net.listener.aclose()
         ours = await net.dial(hello("a"))
@@ -580,7 +580,7 @@ async def test_a_killed_target_breaks_those_who_dial_it() -> None:
         assert net.proxy.sometimes == {"connections": 1, "resets": 1}
 
 
-async def test_an_end_that_resets_breaks_the_other_behind_what_it_said() -> None:
+async def test_reset_arrives_behind_the_bytes_sent() -> None:
     async with proxied() as net:
         ours, theirs = await net.link()
         await ours.send(frame(1))
@@ -591,7 +591,7 @@ async def test_an_end_that_resets_breaks_the_other_behind_what_it_said() -> None
         assert net.proxy.sometimes == {"connections": 1}
 
 
-async def test_a_side_that_is_gone_after_its_end_breaks_the_one_that_still_sends() -> None:
+async def test_closed_side_breaks_a_sender() -> None:
     async with proxied() as net:
         ours, theirs = await net.link()
         await ours.close()
@@ -600,7 +600,7 @@ async def test_a_side_that_is_gone_after_its_end_breaks_the_one_that_still_sends
             await theirs.send(frame(1, bytes(64 * WINDOW_BYTES)))
 
 
-async def test_a_stranger_that_says_no_hello_is_refused() -> None:
+async def test_stranger_without_a_hello_is_refused() -> None:
     async with proxied() as net:
         for bad in (frame(1), hello("a")[:-1] + b"\xff", b"\xff" * 8):
             ours = await net.dial(bad)
@@ -609,7 +609,7 @@ async def test_a_stranger_that_says_no_hello_is_refused() -> None:
         assert await net.has_nobody()
 
 
-async def test_a_member_of_a_later_release_is_let_through_to_be_refused_by_its_peer() -> None:
+async def test_newer_member_is_refused_by_its_peer() -> None:
     said = {"v": 99, "name": "a", "channel": "data", "new": [1]}
     data = encode_frame(encode_head(Kind.HELLO, 1, EPOCH, 0, (said,)))
     async with proxied() as net:
@@ -633,7 +633,7 @@ async def test_clients_need_no_frames_and_the_server_may_speak_first() -> None:
         assert await theirs.stream.receive_some() == b""
 
 
-async def test_frames_of_clients_are_lost_with_their_connection_and_never_altered() -> None:
+async def test_client_frames_are_never_altered() -> None:
     async with proxied(source="clients") as net:
         wrong = fault(silent=True, duplicate=1.0, reorder=1.0, hold=1.0, corrupt=1.0)
         net.proxy.set_fault("clients", "b", wrong)
@@ -647,7 +647,7 @@ async def test_frames_of_clients_are_lost_with_their_connection_and_never_altere
                 await end.stream.receive_some()
 
 
-async def test_clients_wait_at_a_cut_before_they_have_said_a_word() -> None:
+async def test_clients_wait_at_a_cut_from_their_first_byte() -> None:
     async with proxied(source="clients") as net:
         net.proxy.cut("b", "clients")
         ours = await net.dial()

@@ -67,7 +67,7 @@ def drained(sock: socket.socket) -> bytes:
         got += data
 
 
-async def test_a_cut_stops_a_send_that_waits_for_room(pair: Pair) -> None:
+async def test_cut_stops_a_waiting_send(pair: Pair) -> None:
     sent = random.Random(2).randbytes(4 << 20)
     async with trio.open_nursery() as nursery:
         pair.out.take(memoryview(sent))
@@ -87,7 +87,7 @@ async def test_a_cut_stops_a_send_that_waits_for_room(pair: Pair) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_nothing_overtakes_what_waits_for_room(pair: Pair) -> None:
+async def test_nothing_overtakes_waiting_bytes(pair: Pair) -> None:
     sent = random.Random(2).randbytes(1 << 20)
     pair.out.take(memoryview(sent))
     got = drained(pair.right)
@@ -103,7 +103,7 @@ async def test_nothing_overtakes_what_waits_for_room(pair: Pair) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_side_found_gone_while_sending_ends_in_a_reset_and_not_in_an_end(
+async def test_closed_side_found_by_a_send_is_a_reset(
     pair: Pair,
 ) -> None:
     said = b"last words"

@@ -40,7 +40,7 @@ class Network(RunNetwork):
                 self.cuts.add((names[source], names[target]))
 
 
-async def test_what_a_broker_said_before_it_ended_is_over(
+async def test_answers_of_an_ended_broker_do_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = lay_out(tmp_path, Plan(seed=1, duration_ms=300))
@@ -66,7 +66,7 @@ async def test_what_a_broker_said_before_it_ended_is_over(
     assert member.status == {}
 
 
-async def test_a_split_puts_name_servers_into_rooms(tmp_path: Path) -> None:
+async def test_split_assigns_name_servers(tmp_path: Path) -> None:
     plan = Plan(
         seed=1,
         duration_ms=300,

@@ -20,7 +20,7 @@ def row(op_id: int) -> Operation:
     return Operation(op_id, op_id, 1, -1, F.SEND, Outcome.INFO, op_id, NEVER, "orders", 0)
 
 
-def test_a_row_is_there_from_its_call_on_and_once_when_it_has_ended(tmp_path: Path) -> None:
+def test_row_is_recorded_at_call_and_end(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "history", RunHeader("r", 7, "{}"))
     first, second, fault = row(0), row(1), Event(5, 5, "kill", "leader", "n0")
     for item in (first, second):
@@ -43,7 +43,7 @@ def test_a_row_is_there_from_its_call_on_and_once_when_it_has_ended(tmp_path: Pa
     assert [(event.at_ns, event.end_ns) for event in history.events] == [(5, 8)]
 
 
-def test_a_torn_last_row_is_left_over_and_said_so(tmp_path: Path) -> None:
+def test_torn_last_row_is_reported(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "history", RunHeader("r"))
     for number in range(3):
         recorder.note(row(number))

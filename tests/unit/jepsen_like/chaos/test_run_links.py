@@ -37,7 +37,7 @@ async def settled(network: Network, orders: int) -> list[str]:
     return told
 
 
-async def test_what_is_cut_and_mended_the_router_is_told() -> None:
+async def test_router_gets_cuts_and_heals() -> None:
     network = Network()
     links = KernelLinks(network)
     async with trio.open_nursery() as nursery:
@@ -67,7 +67,7 @@ async def test_what_is_cut_and_mended_the_router_is_told() -> None:
         nursery.cancel_scope.cancel()
 
 
-def test_the_kernel_does_not_spoil_frames_and_resets_nothing() -> None:
+def test_kernel_damages_and_resets_nothing() -> None:
     links = KernelLinks(Network())
     links.set_fault("n0", "n1", HEALTHY)
     with pytest.raises(CannotBeDone, match="cut only"):
@@ -76,7 +76,7 @@ def test_the_kernel_does_not_spoil_frames_and_resets_nothing() -> None:
         links.reset_between("n0", "n1")
 
 
-def test_where_links_cannot_be_broken_every_step_says_why_and_mending_is_no_error() -> None:
+def test_impossible_links_skip_with_the_reason() -> None:
     kernel = KernelLinks(Network())
     links = RealLinks(kernel, lambda *_: True, "only root may make network namespaces")
     with pytest.raises(CannotBeDone, match="only root may"):

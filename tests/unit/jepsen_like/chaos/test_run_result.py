@@ -34,7 +34,7 @@ def lost(at_ms: int, node: str, detail: str = "") -> Event:
     return Event(at_ms * MS, at_ms * MS, "kill", "leader", node, detail)
 
 
-def test_a_fail_over_lasts_until_a_send_called_since_is_acknowledged() -> None:
+def test_fail_over_ends_at_a_new_acknowledged_send() -> None:
     sends = (
         send(0, 90, 400),
         send(1, 150, 160, Outcome.FAIL),
@@ -63,7 +63,7 @@ def test_percentiles() -> None:
     assert percentile(list(map(float, range(100))), 99) == 98.0
 
 
-def test_a_checker_names_a_few_losses_and_says_how_many_there_are() -> None:
+def test_checker_names_few_losses_and_their_number() -> None:
     found = Violation(
         "acknowledged message lost", "orders/0", "value 7 is not there (40 like it)", (1,), "t"
     )

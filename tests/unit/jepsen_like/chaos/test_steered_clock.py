@@ -39,7 +39,7 @@ def test_a_jump_moves_the_date_and_no_duration(tmp_path: Path) -> None:
     assert (clock.monotonic() - before[0], clock.wall_ms() - before[1]) == (0.0, -3_599_000)
 
 
-def test_drift_gathers_from_when_it_is_noticed_and_stays_when_it_ends(tmp_path: Path) -> None:
+def test_drift_gathers_and_stays(tmp_path: Path) -> None:
     hand, file = Hand(), ClockFile(tmp_path / "clock")
     clock = SteeredClock(hand, file.path)
     begin, date = clock.monotonic(), clock.wall_ms()
@@ -54,7 +54,7 @@ def test_drift_gathers_from_when_it_is_noticed_and_stays_when_it_ends(tmp_path: 
     assert clock.wall_ms() - date == 20_200
 
 
-async def test_who_runs_fast_wakes_early(tmp_path: Path) -> None:
+async def test_fast_clock_wakes_early(tmp_path: Path) -> None:
     hand, file = Hand(), ClockFile(tmp_path / "clock")
     clock = SteeredClock(hand, file.path)
     file.drift(250_000.0)

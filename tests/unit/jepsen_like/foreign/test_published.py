@@ -82,7 +82,7 @@ def test_the_example_of_elles_paper_is_a_single_rw_cycle() -> None:
     assert "row 5 appended 4 to 256, read without 3 (row 7)" in violation.detail
 
 
-def test_an_order_that_only_time_contradicts_has_realtime_in_its_name() -> None:
+def test_order_that_time_contradicts_is_named_realtime() -> None:
     rows = [("0", "[[:append x 1]]"), ("1", "[[:append x 2]]"), ("2", "[[:r x [1]]]"),
             ("3", "[[:r x [1 2]]]")]  # fmt: skip
     text = "".join(
@@ -216,7 +216,7 @@ def test_sets_are_judged_as_set_full_does(rows: Any, validity: str) -> None:
     assert judged(register_rows(*rows)).validity == validity
 
 
-def test_an_element_that_comes_back_is_stale_and_one_that_stays_away_is_lost() -> None:
+def test_returning_element_is_stale_and_absent_one_lost() -> None:
     text = register_rows(
         (0, "invoke", "add", 0), (0, "ok", "add", 0), (1, "invoke", "add", 1),
         (2, "invoke", "read", None), (2, "ok", "read", (1,)), (1, "ok", "add", 1),
@@ -265,7 +265,7 @@ WHOLE = (
 
 
 @pytest.mark.parametrize("text", WHOLE)
-def test_a_damaged_history_is_judged_or_unknown_and_never_an_error(text: str) -> None:
+def test_damaged_history_is_judged_or_unknown(text: str) -> None:
     rng = random.Random(text)
     for _ in range(1_500):
         damaged = list(text)

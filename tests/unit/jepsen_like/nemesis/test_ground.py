@@ -8,7 +8,7 @@ from dledger.testing.crash_disk import CrashDisk
 from jepsen_like.nemesis.ground import marked_end
 
 
-def test_the_newest_mark_says_how_far_the_log_is_at_rest() -> None:
+def test_newest_mark_gives_the_end_of_the_log() -> None:
     disk = CrashDisk()
     disk.make_dir("/raft")
     slots = SlotFile(disk, "/raft/commit_mark")
