@@ -209,7 +209,7 @@ class RealGround:
         )
         if leader is None:
             return Soundness(True, firm, is_caught_up=False, is_intact=False)
-        caught_up = firm and status["applied_index"] >= leader.status["commit_index"]
+        caught_up = firm and status["commit_index"] >= leader.status["commit_index"]
         intact = caught_up and status["scrub"]["passes"] > 0
         return Soundness(True, firm, caught_up, intact)
 
@@ -219,7 +219,7 @@ class RealGround:
         status = member.status
         if not member.is_up or not status:
             return None
-        held = min(int(status["applied_index"]), int(status["stable_index"]))
+        held = min(int(status["commit_index"]), int(status["stable_index"]))
         return LogEnd(int(status["last_index"]), held)
 
     # -- orders ----------------------------------------------------------------------------

@@ -46,7 +46,8 @@ class Soundness:
     Attributes:
         is_up: Its process runs and is not paused.
         keeps_promises: It is eligible, knows of no damage, and votes.
-        is_caught_up: It has applied all that is committed, too.
+        is_caught_up: It knows as committed all that the leader does, too. When it is applied is no
+            matter: the log is what the others rely on.
         is_intact: And its log bytes are those of its peers, as far as both reach.
     """
 
@@ -67,7 +68,7 @@ class LogEnd:
 
     Attributes:
         last_index: Its newest entry.
-        held_index: Up to here it is applied and on its disk.
+        held_index: Up to here it is committed and on its disk.
     """
 
     last_index: int

@@ -326,7 +326,7 @@ class SimGround:
         )
         if leader is None or leader.group is None:
             return Soundness(True, firm, is_caught_up=False, is_intact=False)
-        caught_up = firm and group.state.applied_index >= leader.group.node.commit_index
+        caught_up = firm and raft.commit_index >= leader.group.node.commit_index
         return Soundness(True, firm, caught_up, caught_up and is_intact(node, leader))
 
     async def look(self) -> None:
@@ -338,7 +338,7 @@ class SimGround:
         if not node.is_up or node.group is None:
             return None
         journal = node.group.node.journal
-        held = min(node.group.state.applied_index, journal.stable_index)
+        held = min(node.group.node.commit_index, journal.stable_index)
         return LogEnd(journal.last_index, held)
 
     async def order(self, kind: Kind, name: str) -> None:
