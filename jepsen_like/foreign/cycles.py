@@ -17,7 +17,9 @@ from jepsen_like.history.operation import NEVER
 
 SEARCHED_MAX: Final = 512
 """Edges of a component from which a cycle is searched, for each name; a search visits the component
-once, and the shortest cycle found is reported."""
+once, and the shortest cycle found is reported. No component passes by this: G0 and G1c are searched
+only from edges that lie on such a cycle, and so is the last name, G2-item. What is a G-single or a
+G-nonadjacent from a later edge alone is named G2-item."""
 
 REALTIME: Final = "-realtime"
 
@@ -168,17 +170,30 @@ def shortest_cycle(
         apart: No two rw edges may follow each other.
     """
     best: tuple[tuple[int, ...], tuple[str, ...]] | None = None
+    part = _parts(graph, group, {first, *rest})
     begins = (
         (begin, end)
-        for begin in sorted(group)
+        for begin in sorted(part)
         for end, kinds in sorted(graph.edges.get(begin, {}).items())
-        if end in group and first in kinds
+        if part.get(end) == part[begin] and first in kinds
     )
     for _, (begin, end) in zip(range(SEARCHED_MAX), begins, strict=False):
         back = _path(graph, group, (end, begin), rest, apart=apart)
         if back is not None and (best is None or len(back[0]) + 1 < len(best[0])):
             best = ((begin, *back[0]), (first, *back[1]))
     return best
+
+
+def _parts(graph: Graph, group: set[int], kinds: Collection[str]) -> dict[int, int]:
+    """Return node to component, of the nodes of *group* that lie on a cycle of *kinds*."""
+    inside = Graph(
+        {
+            begin: {end: found for end, found in graph.edges.get(begin, {}).items() if end in group}
+            for begin in group
+        }
+    )
+    found = components(inside, kinds)
+    return {node: number for number, nodes in enumerate(found) for node in nodes}
 
 
 def _path(
