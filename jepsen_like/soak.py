@@ -107,7 +107,7 @@ class Totals:
         return [name for name in SOAK_CHECKERS if not self.verdicts[name]]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what programs are told."""
+        """Return the report for programs."""
         violations: list[dict[str, Any]] = []
         for report in self.failed:
             for violation in report.violations:
@@ -201,7 +201,7 @@ class Gate(msgspec.Struct):
         played: Seeds both have played.
         simulated_s: Virtual time of one interpreter.
         differing: Seeds whose digests differ.
-        invalid: Seeds that broke a promise.
+        invalid: Seeds with a violation.
     """
 
     counted: int = 0

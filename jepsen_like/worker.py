@@ -32,7 +32,7 @@ SOAK_FAULT_INTERVAL_S = 26.0
 
 
 PRESET_KINDS = SIMULATED - {Kind.CLOCK_JUMP}
-"""With a clock an hour ahead a message is an hour late by the others', and nobody's fault."""
+"""With a clock an hour ahead a message is an hour late by the others', which is no fault."""
 
 
 LOCK_LEASE_MS = 10_000
@@ -47,11 +47,11 @@ class Order(msgspec.Struct):
         step: Between seeds.
         count: Seeds at most; 0: as many as time allows.
         duration_s: Of the faults of each plan.
-        seconds: No new seed is begun after so many seconds.
-        cpu_seconds: And none after so much CPU time; 0: no limit.
+        seconds: Seconds after which no new seed is begun.
+        cpu_seconds: CPU time after which none is; 0: no limit.
         stop_at_violation: End with the first seed that shows one.
         is_soak: Play the workload of long runs.
-        calm: Play without faults, and let nobody of a push group come or go.
+        calm: Play without faults, and let no member of a push group come or go.
         preset: Play the workload of this name; empty: the one that is drawn.
         modes: Draw modes, too, in long runs; see `jepsen_like.plans.modes`.
         faults: Names of faults to draw from, with commas between; empty: what is drawn otherwise.
@@ -254,7 +254,7 @@ def _report(seed: int, order: Order, cpu_s: float) -> Report:
 
 
 def main(argument: str) -> int:
-    """Do what *argument*, an `Order` as JSON, says."""
+    """Play the plans of *argument*, an `Order` as JSON."""
     order = msgspec.json.decode(argument, type=Order)
     for report in reports(order):
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")

@@ -2,7 +2,7 @@
 
 A source is an engine over tables, or the rows of a history in memory. The log of each queue, the
 multiset algebra, replicas, committed offsets and what is given back are judged in columns; the
-other promises row by row, over the rows that they look at.
+other guarantees row by row, over the rows that they look at.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ SENDS: Final = Want((("f", (int(F.SEND),)),))
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What the run promised.
+    """What the run guarantees.
 
     Attributes:
         settled: Faults were over, everything was drained and every replica read; None: if a replica
@@ -148,7 +148,7 @@ def check_source(
 ) -> list[Verdict]:
     """Return one verdict per checker.
 
-    A checker of operations that a history does not have gives no verdict: nothing was promised.
+    A checker of operations that a history does not have gives no verdict: nothing is guaranteed.
 
     Args:
         progress: Called with what is judged now.
@@ -428,7 +428,7 @@ CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
     producer_order.NAME: _Check.producer_order,
     total_queue.NAME: _Check.total_queue,
 }
-"""Every check of a history, by the name of its checker. None: nothing of its kind was promised.
+"""Every check of a history, by the name of its checker. None: nothing of its kind is guaranteed.
 
 A push group leaves a record of its own, beside the history; see `push_group`.
 """

@@ -95,7 +95,7 @@ def _sightings(history: History, wanted: set[_Queue]) -> dict[_Queue, list[_Sigh
 
 
 def _ends(history: History, wanted: set[_Queue]) -> dict[_Queue, list[tuple[int, int]]]:
-    """Return where reads saw each queue end, sorted, and who."""
+    """Return where reads saw each queue end, sorted, and the operation."""
     ends: dict[_Queue, list[tuple[int, int]]] = {}
     for op in history.operations:
         is_end = op.f in (F.PULL, F.MAX_OFFSET) and op.outcome == Outcome.OK

@@ -24,7 +24,7 @@ REPORTED_MAX: Final = 8
 TAGS: Final = 4
 NUMBERS: Final = 10
 WITHOUT_NUMBER: Final = 7
-"""Every so many-th value has no number: a comparison with it is neither true nor false."""
+"""Of this many values one has no number: a comparison with it is neither true nor false."""
 PROPERTY: Final = "number"
 
 
@@ -88,7 +88,7 @@ def check_source(source: Source, rows_max: int) -> Verdict | None:
     """Return the verdict over the filtered pulls of a source; None where there are none.
 
     Raises:
-        TooManyRowsError: A queue holds more than *rows_max*, or there are so many pulls.
+        TooManyRowsError: A queue holds more than *rows_max*, or there are more pulls.
     """
     pulls = operations_of(source.ops(PULLS, rows_max), source.obs(Want(), 0))
     if not pulls:

@@ -26,7 +26,7 @@ OPERATIONS: Final = frozenset({F.HALF, F.END_TRANSACTION, F.CHECK})
 
 @dataclass(slots=True)
 class Transaction:
-    """One half message and what was said about it.
+    """One half message and its ends.
 
     Attributes:
         value: Of the half message.
@@ -41,7 +41,7 @@ class Transaction:
     checks: list[Operation] = field(default_factory=list)
 
     def ended(self, decision: Decision, *, only_acknowledged: bool = False) -> list[Operation]:
-        """Return the ends that said *decision* and may have counted; or that certainly did."""
+        """Return the ends with *decision* that may have counted; or that certainly did."""
         return [
             op
             for op in self.ends

@@ -56,7 +56,7 @@ class PushRecord:
         stored: Queue → first offset kept and the values from there on.
         owners: Live member → the queues that it owns.
         committed: Queue → offset the group has committed.
-        counts: Member's life → what it counted as consumed, what its listener did.
+        counts: A run of a member → what it counted as consumed, what its listener did.
         is_orderly: Queues are consumed in their order.
     """
 
@@ -105,7 +105,9 @@ def check_record(record: PushRecord) -> Verdict:
     for queue, count in sorted(ownership(record.stored, record.owners).items())[:REPORTED_MAX]:
         who = ", ".join(sorted(name for name, own in record.owners.items() if queue in own))
         found.append(
-            Violation(TWO_OWNERS if count else NO_OWNER, f"queue {queue}", who or "nobody has it")
+            Violation(
+                TWO_OWNERS if count else NO_OWNER, f"queue {queue}", who or "no member has it"
+            )
         )
     for queue, (begin, values) in sorted(record.stored.items()):
         end, committed = begin + len(values), record.committed.get(queue)

@@ -2,7 +2,7 @@
 
 Checksums first: two replicas at one applied index have one chain and one digest of their tables.
 Then the queues themselves: where two replicas both hold an offset, they hold one value, and every
-acknowledged send is on every replica at the offset its acknowledgement said. Where no retention is
+acknowledged send is on every replica at the offset of its acknowledgement. Where no retention is
 set every queue begins at offset 0.
 """
 
@@ -34,7 +34,7 @@ def check_heads(
     """Return what the checksums and the list of queues of each replica show.
 
     Args:
-        states: What replicas said of themselves.
+        states: What replicas report of themselves.
         heads: Which queues were read from them; their values are not looked at.
         settled: Faults were over and replicas had their time, so all must have applied the same.
     """

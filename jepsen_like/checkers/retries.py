@@ -1,4 +1,4 @@
-"""Messages that consumers gave back: every one is there, as often as was said, and counted right.
+"""Messages that consumers gave back: every one is there, as often as given back, and counted right.
 
 A message that was given back when it had been tried *n* times is there once more with *n* + 1, in
 the retry topic, or in the dead letter topic when that was asked for or it was tried too often.
@@ -31,7 +31,7 @@ REPORTED_MAX: Final = 8
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_PREFIX: Final = "%DLQ%"
 MAX_TRIES: Final = 3
-"""What consumers of a workload ask for: so many tries, then the dead letters."""
+"""What consumers of a workload ask for: this many tries, then the dead letters."""
 
 OPERATIONS: Final = frozenset({F.SEND_BACK, F.RETURNED})
 _NUMBERS: Final = ("op_id", "f", "outcome", "value", "cnt", "status", "min_off")

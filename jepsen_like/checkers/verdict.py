@@ -21,7 +21,7 @@ class BadInputError(MQError):
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """One broken promise.
+    """One violation.
 
     Attributes:
         name: Which anomaly, by the name it has in docs/internals/simulation/checkers.md.
@@ -59,7 +59,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def is_valid(self) -> bool:
-        """Whether everything that was promised was found kept."""
+        """Whether no violation was found."""
         return self.validity == "valid"
 
 
@@ -94,7 +94,7 @@ def checked(checker: str, run: Callable[[], Verdict]) -> Verdict:
 
 
 def merge(verdicts: Iterable[Verdict], *, name: str = "all") -> Verdict:
-    """Return one verdict: invalid beats unknown beats valid."""
+    """Return one verdict: invalid before unknown before valid."""
     every = list(verdicts)
     validity: Validity = "valid"
     if any(verdict.validity == "invalid" for verdict in every):

@@ -84,9 +84,9 @@ class WorkloadClients:
 
     Args:
         stage: Time.
-        broker: Name of the broker group; empty: whoever has the queues of the topic.
+        broker: Name of the broker group; empty: any that has queues of the topic.
         topic: What is sent to; made when it is not there.
-        record: Told of a row when it is called and when it has ended; what an answer held is
+        record: Gets a row when it is called and when it has ended; what an answer held is
             written into it before the next checkpoint of trio.
 
     Attributes:
@@ -138,7 +138,7 @@ class WorkloadClients:
         self.queues = [MessageQueue(topic, broker, i) for i in range(plan.workload.queues)]
 
     def rng_of(self, role: str, index: int) -> SimRng:
-        """Return chance for the next life of a client: who was killed does not begin anew."""
+        """Return chance for the next run of a client: a killed one does not repeat itself."""
         self._lives[role, index] += 1
         return rng_stream(self._plan.seed, role, index, self._lives[role, index])
 
@@ -189,11 +189,11 @@ class WorkloadClients:
         self.counts[f"{F(op.f).name.lower()}_fail"] += 1
 
     def next_value(self, client: int) -> int:
-        """Return a value nobody sent before."""
+        """Return a value that was not sent before."""
         self._values[client] += 1
         return client << CLIENT_BITS | self._values[client]
 
-    # -- life ------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------
 
     async def run(self, node: Machine) -> None:
         """Set up, then let producers and consumers work until `finish`; a machine's program."""
@@ -237,7 +237,7 @@ class WorkloadClients:
         """
         instance = node.instance
         assert instance is not None
-        # One process lets nobody have an id twice; on another machine nobody would ask.
+        # One process gives no id twice; another machine would not check.
         own, instance.client_id = instance.client_id, self._consumers.client_id
         try:
             async with trio.open_nursery() as nursery:
@@ -257,11 +257,11 @@ class WorkloadClients:
             self._awaited.pop(moment, None)
 
     def is_awaited(self, moment: Moment) -> bool:
-        """Whether somebody waits for *moment*."""
+        """Whether a fault waits for *moment*."""
         return moment in self._awaited
 
     def arrive(self, moment: Moment) -> None:
-        """Tell whoever waits that some client is at *moment*."""
+        """Wake the fault that waits for a client at *moment*."""
         awaited = self._awaited.pop(moment, None)
         if awaited is not None:
             awaited.set()
@@ -397,7 +397,7 @@ class WorkloadClients:
             if offset >= error.max_offset:
                 op.max_off = error.max_offset
             else:
-                op.level = Level.LOCAL  # that it is too small anybody says, by what it knows
+                op.level = Level.LOCAL  # any member refuses too small ones, by what it knows
             op.min_off = error.min_offset
             return op, error.next_begin_offset
         except ClientError as error:

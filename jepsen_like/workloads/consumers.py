@@ -103,18 +103,18 @@ class Consumers:
             await self._go_on(consumer, rng, tried, offsets, is_double=False)
 
     async def double(self, instance: ClientInstance, index: int) -> None:
-        """Be another consumer *index*, which stands still for nobody, until it is over."""
+        """Be another consumer *index*, which never pauses, until it is over."""
         async with PullConsumer(instance, f"consumers-{index}") as consumer:
             offsets = await self._committed(consumer)
             rng = self._clients.rng_of("double", index)
             await self._go_on(consumer, rng, self._tried_by(index), offsets, is_double=True)
 
     def _tried_by(self, index: int) -> Offsets:
-        # Kept over lives: no offset is committed twice, or nobody could tell the two apart.
+        # Kept over restarts: two commits of one offset could not be distinguished.
         return self._tried.setdefault(index, dict.fromkeys(self._clients.queues, 0))
 
     async def _committed(self, consumer: PullConsumer) -> Offsets:
-        """Return what was committed last, as the broker says."""
+        """Return what was committed last, as the broker answers."""
         found = dict.fromkeys(self._clients.queues, 0)
         for queue in found:
             while not self._clients.is_over:
@@ -216,7 +216,7 @@ class Retriers:
     async def _read(
         self, consumer: PullConsumer, rng: SimRng, offsets: dict[MessageQueue, int]
     ) -> list[MessageExt]:
-        """Return the next messages of a queue; none when there are none, or nobody says."""
+        """Return the next messages of a queue; none when there are none, or no answer."""
         queues = list(self._clients.queues)
         try:
             if rng.random() < 0.5:
@@ -253,7 +253,7 @@ class Retriers:
             address = instance.leaders.address(name)
             if address is None:
                 await instance.route(clients.topic, fresh=True)
-                raise BrokerUnreachableError(f"nobody is known to lead {name}")
+                raise BrokerUnreachableError(f"no leader of {name} is known")
             answer = await instance.ask(
                 address,
                 RequestCode.CONSUMER_SEND_MSG_BACK,

@@ -1,6 +1,6 @@
 """What consumers do that want some messages only: pull with an expression, and begin again.
 
-A row says which offsets an answer passed and what it found there, as a count and a hash.
+A row holds which offsets an answer passed and what it found there, as a count and a hash.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 AGAIN: Final = 0.05
 """How likely a step is to begin again somewhere before."""
 WAIT_S: Final = 2.0
-"""For how long a broker holds some of the pulls: woken, it looks at the expression again."""
+"""For how long a broker holds some of the pulls: woken, it evaluates the expression again."""
 PULLED: Final = 32
 
 

@@ -1,8 +1,8 @@
 """What lockers do: lock queues, renew, commit under their locks, give them back, or forget them.
 
-Some stand still for longer than a lease lasts and commit with the token they had, as somebody does
-who knows nothing of it: whoever has the queue by then must be the only one heard. A locker that
-saw an unknown outcome, or forgets its locks, goes on as another client: nobody gives back for it.
+Some pause for longer than a lease lasts and commit with the token they had, as a paused process
+does: only the holder of the queue by then may commit. A locker that saw an unknown outcome, or
+forgets its locks, goes on as another client: its locks are not given back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GROUP: Final = "lockers"
 STILL_STEP_S: Final = 0.5
-"""How often one that stands still looks whether the run is over."""
+"""Between two checks of a paused one whether the run is over."""
 RENEW, COMMIT, FETCH, UNLOCK, STAND_STILL = 0.35, 0.70, 0.80, 0.88, 0.96
 """Where the shares of what a holder does end, in a draw from 0 to 1; the rest forgets its lock."""
 
@@ -89,7 +89,7 @@ class Lockers:
         if token is None or chance < RENEW:
             return await self._lock(locker, queue)
         if chance < COMMIT:
-            # Every offset once, or nobody could tell two commits apart.
+            # Every offset once: two commits of one offset could not be distinguished.
             self._committed[queue] += 1
             offset = self._committed[queue]
             op = await self._clients.commit(locker.consumer, locker.process, queue, offset, token)

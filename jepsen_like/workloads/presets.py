@@ -57,7 +57,7 @@ PRESETS: Final[dict[str, Preset]] = {
         _workload(producers=24, consumers=0, readers=0, push_members=4, push_change_s=8),
     ),
     "transactions": Preset(
-        "transactional messages, ends told twice, late, both ways or never: each decided once",
+        "transactional messages, ends sent twice, late, both ways or never: each decided once",
         _workload(transactions_per_mille=800, producers=32, consumers=4, readers=4),
     ),
     "delayed": Preset(
@@ -143,7 +143,7 @@ PRESETS: Final[dict[str, Preset]] = {
         members=(3, 4, 5, 5),
     ),
     "rolls": Preset(
-        "messages with times further away than the roll window, of any properties: stored anew in"
+        "messages with times further away than the roll window, of any properties: rolled in"
         " time, delivered once",
         _workload(
             producers=32,

@@ -97,7 +97,7 @@ class Producers:
         while not self._clients.is_over:
             end_s = self._stage.elapsed_s + (life_s or float("inf"))
             if workload.idempotent:
-                # Values name the producer: who comes after it knows nothing of its sends.
+                # Values name the producer: its successor knows nothing of its sends.
                 self._producers += 1
                 index = self._producers
             async with Producer(instance, f"producers-{index}", config) as producer:

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 GROUP: Final = "push-group"
 REFUSED_AT_FIRST: Final = 16
-"""Of so many messages one is refused at its first try."""
+"""One message of this many is refused at its first try."""
 SLOW_OF: Final = 64
-"""Of so many messages one takes its listener long, so that it is in hand when things happen."""
+"""One message of this many takes its listener long, so that faults meet it there."""
 SLOW_S: Final = 2.0
 SETTLED_WITHIN_S: Final = 120.0
 """The group must have consumed all there is within this; a retry waits for ten seconds of it."""
@@ -168,7 +168,7 @@ class PushGroup:
     # -- coming and going ------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Let members come and go until the clients are told to finish."""
+        """Let members come and go until the clients are to finish."""
         rng = rng_stream(self._plan.seed, "push members")
         names = sorted(self._machines)
         change_s = self._plan.workload.push_change_s

@@ -1,11 +1,11 @@
 """Producers of transactional messages, and the application that brokers ask about them.
 
 What became of a local part is written once in what stands for the application's database; answers
-to questions come from there, whoever gives them. Beside plain ends there are ends told several
-times, two that contradict each other at the same moment, ends told again much later, and half
-messages nobody says anything about: these are for check-back, and some of them nobody ever knows.
+to questions come from there, whichever producer gives them. Beside plain ends there are ends sent
+several times, two that contradict each other at the same moment, ends sent again much later, and
+half messages without an end: these are for check-back, and some of them stay undecided.
 
-A row is one end told, with retries after unknown outcomes switched off. Questions leave a row when
+A row is one end sent, with retries after unknown outcomes switched off. Questions leave a row when
 they arrive.
 """
 
@@ -42,7 +42,7 @@ PATIENCE_S: Final = (TIMEOUT_MS + CHECKS_MAX * INTERVAL_MS) / 1000
 """How long check-back takes at most while a producer of the group is connected."""
 
 NEVER_KNOWN: Final = 12
-"""One value of so many is one whose application never knows."""
+"""One value of this many is one whose application never decides."""
 
 LOCAL_S: Final = 0.3
 """Mean time that a local part takes."""
@@ -56,7 +56,7 @@ _DECISIONS: Final = {COMMIT: Decision.COMMIT, ROLLBACK: Decision.ROLLBACK}
 
 
 def broker_settings(workload: Workload) -> dict[str, str]:
-    """Return what brokers are told where a workload needs other settings than the usual ones."""
+    """Return the settings of brokers where a workload needs other ones than usual."""
     settings: dict[str, str] = {}
     if workload.timer_roll_s:
         settings["store.timer_roll_window_slot"] = str(workload.timer_roll_s)
@@ -90,7 +90,7 @@ class Transactions:
         """The application's database: value to what became of its local part, written once."""
         self._producer: _Recorded | None = None
 
-    # -- who answers -----------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------
 
     async def serve(self, instance: ClientInstance) -> None:
         """Keep the machine's producer open, for transactions and for questions."""
@@ -125,7 +125,7 @@ class Transactions:
         # Not done yet: then it never will be.
         return self._said.setdefault(value, ROLLBACK)
 
-    # -- who begins ------------------------------------------------------------------------
+    # -- begins ----------------------------------------------------------------------------
 
     async def transact(
         self, process: int, queue: MessageQueue, message: Message, rng: SimRng
@@ -182,11 +182,11 @@ class Transactions:
         try:
             await producer.end(half, state)
         except ClientError:
-            pass  # its row says so
+            pass  # its row has it
 
 
 class _Recorded(TransactionProducer):
-    """A producer that leaves a row for every end it tells and every question it gets."""
+    """A producer that leaves a row for every end it sends and every question it gets."""
 
     def __init__(
         self, run: Transactions, instance: ClientInstance, config: TransactionProducerConfig
@@ -197,7 +197,7 @@ class _Recorded(TransactionProducer):
     async def _send_end(self, end: TransactionEnd) -> bool:
         decision = _DECISIONS.get(end.state)
         if decision is None:
-            return await super()._send_end(end)  # it says nothing
+            return await super()._send_end(end)  # it decides nothing
         clients = self._run.clients
         with clients.acting():
             op = clients.begin(clients.new_process(), F.END_TRANSACTION)

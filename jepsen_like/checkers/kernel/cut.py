@@ -159,7 +159,7 @@ def routes(ops: Columns, width: int, chunks: int) -> tuple[I64, I64]:
     Args:
         ops: Rows of one queue.
         width: Offsets of a chunk.
-        chunks: Rows without an offset are spread over so many.
+        chunks: Rows without an offset are spread over this many.
     """
     anchor = anchors(ops)
     everywhere = np.arange(len(anchor), dtype=np.int64)

@@ -100,7 +100,7 @@ class QueueFacts:
 
     Attributes:
         lo, hi, log: By offset; `NOT_YET`, `NEVER` and `NOTHING` where nothing is known.
-        length: One past the last offset that anything was said of.
+        length: One past the last offset of any fact.
         conflicts: Offsets acknowledged for two values.
         displaced: Offset and value where a greater one was acknowledged at the same offset.
         contradictions: Reads that contradict themselves.

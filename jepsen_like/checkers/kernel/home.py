@@ -1,6 +1,6 @@
 """Multiset algebra over everything sent and everything held, in columns.
 
-A message is *at home* where its acknowledgement said and a replica holds it. Nearly all are, and
+A message is *at home* where its acknowledgement has it and a replica holds it. Nearly all are, and
 those are only counted. What is left, acknowledged and not at home or held and not acknowledged
 there, is few, and is compared across queues by its values.
 """

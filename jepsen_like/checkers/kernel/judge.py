@@ -82,7 +82,7 @@ class Judged(msgspec.Struct):
         reads_wrong: Reads that contradict themselves.
         pulls_wrong: Pulls that found something else than was there, by their hash.
         unproved: Pulls whose hash could not be compared: a message of theirs is unknown.
-        beyond: Who saw the queue longer than it can be.
+        beyond: The operation that saw the queue longer than it can be.
         pairs: Times that contradict each other.
         lows: Pairs of reads whose first offset kept went back: earlier, later.
         rows: Rows of the queue.
@@ -141,7 +141,7 @@ def judge_chunks(chunks: Sequence[Chunk], again: I64, look: LookAgain) -> Judged
     Args:
         chunks: Without a gap; where the queue is longer than sends can be, cut at their number.
         again: Values of two sends, or acknowledged at two offsets.
-        look: Looks at the chunks again; called when something is wrong with times.
+        look: Reads the chunks again; called when something is wrong with times.
     """
     length, attempts = attempts_of(chunks)
     spares = spares_in(chunks)
@@ -172,7 +172,7 @@ def _least(parts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _longest(chunks: Sequence[Chunk]) -> int:
-    """Return who saw the queue longest: of several, the first operation of the first kind."""
+    """Return the operation that saw the queue longest: of several, the first of the first kind."""
     found = (NOTHING, NOTHING)
     for kind in range(3):
         ends = [chunk.longest[kind] for chunk in chunks]

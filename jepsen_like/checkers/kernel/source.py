@@ -94,6 +94,4 @@ class TooManyRowsError(Exception):
     """A check that cannot be split wants more rows than fit; its verdict is unknown."""
 
     def __init__(self, rows_max: int) -> None:
-        super().__init__(
-            f"it looks at more than {rows_max:,} rows at once, and they cannot be split"
-        )
+        super().__init__(f"it needs more than {rows_max:,} rows at once, and they cannot be split")
