@@ -35,10 +35,11 @@ SETTINGS: dict[str, object] = {
     "raft.checkpoint_interval_ms": 600_000,
 }
 SENDS = 40
+SENDING = ("sendto", "write")
 _CALL = re.compile(
     r"^\d+ +(?P<at>[\d.]+) (?P<call>\w+)\(.*?\) += (?P<result>-?\d+)\D.*<(?P<took>[\d.]+)>$"
 )
-_BEGUN = re.compile(r"^\d+ +(?P<at>[\d.]+) sendto\(.* <unfinished \.\.\.>$")
+_BEGUN = re.compile(r"^\d+ +(?P<at>[\d.]+) (?:sendto|write)\(.* <unfinished \.\.\.>$")
 _RESUMED = re.compile(
     r"^\d+ +(?P<at>[\d.]+) <\.\.\. (?P<call>\w+) resumed>.* = (?P<result>-?\d+)\D.*<[\d.]+>$"
 )
@@ -60,7 +61,14 @@ async def straced(cluster: LocalCluster, folder: Path) -> AsyncIterator[dict[str
     for name, node in cluster.brokers.items():
         files[name] = folder / f"{name}.strace"
         command = ["strace", "-f", "-ttt", "-T", "-yy", "-s", "0"]
-        command += ["-e", "trace=fdatasync,sendto", "-o", str(files[name]), "-p", str(node.pid)]
+        command += [
+            "-e",
+            "trace=fdatasync,sendto,write",
+            "-o",
+            str(files[name]),
+            "-p",
+            str(node.pid),
+        ]
         tracers.append(subprocess.Popen(command, stderr=subprocess.PIPE))
     try:
         for tracer in tracers:
@@ -82,7 +90,7 @@ def read_trace(path: Path, client_ports: set[int]) -> Trace:
             at, took = float(found["at"]), float(found["took"])
             if found["call"] == "fdatasync" and found["result"] == "0":
                 trace.flush_ends.append(at + took)
-            elif found["call"] == "sendto" and any(f":{port}]>" in line for port in client_ports):
+            elif found["call"] in SENDING and any(f":{p}]>" in line for p in client_ports):
                 trace.ack_begins.append(at)
         elif found := _BEGUN.match(line):
             if any(f":{port}]>" in line for port in client_ports):
