@@ -209,12 +209,30 @@ def test_tables_in_memory_are_judged_at_once() -> None:
     assert said.sends == sum(op.f == F.SEND for op in rows) + len(appends)
 
 
-def test_one_value_acknowledged_at_two_offsets_is_a_duplicate() -> None:
-    rows = [
-        Operation(at, at, 1, -1, F.SEND, Outcome.OK, at * 10, at * 10 + 5, "t", 0, at, value=value)
-        for at, value in enumerate((5, 6, 5, 7))
-    ]
+def test_a_value_sent_once_and_read_twice_is_a_duplicate() -> None:
+    rows = sends({0: 5, 1: 6, 3: 7})
+    rows.append(Operation(9, 9, 2, -1, F.PULL, Outcome.OK, 50, 60, "t", 0, 0, 4, 4))
+    rows[-1].values = (5, 6, 5, 7)
+    # As many sends as the queue has messages: one more of an unknown outcome.
+    rows.append(Operation(10, 10, 3, -1, F.SEND, Outcome.INFO, 0, 90, "t", 0, value=8))
     said, found = by_columns(rows, ("t", 0), random.Random(1))
     assert said.values == (5,)
     assert found == row_wise(rows, ("t", 0))
-    assert [(v.name, v.operations) for v in found] == [(queue_log.DUPLICATE, (0, 2))]
+    assert [(v.name, v.operations) for v in found] == [(queue_log.DUPLICATE, (9, 9))]
+
+
+def test_a_value_sent_twice_has_two_offsets() -> None:
+    rows = sends({0: 5, 1: 6, 2: 5, 3: 7})
+    said, found = by_columns(rows, ("t", 0), random.Random(1))
+    assert said.values == (5,)
+    assert found == row_wise(rows, ("t", 0)) == []
+
+
+def sends(at: dict[int, int]) -> list[Operation]:
+    """Return an acknowledged send for each offset and its value."""
+    return [
+        Operation(
+            off, off, 1, -1, F.SEND, Outcome.OK, off * 10, off * 10 + 5, "t", 0, off, value=value
+        )
+        for off, value in at.items()
+    ]

@@ -48,7 +48,7 @@ def test_no_tail_is_torn_that_an_isolated_voter_may_need(target: str) -> None:
         Step(20_000, Kind.TORN_TAIL, target, 500, 4_000),
     )
     (event,) = events(ran, Kind.TORN_TAIL)
-    assert event.detail == "skipped: others do not hold all it may have promised"
+    assert event.detail == "skipped: others do not hold all it may have acknowledged"
     assert ran.sometimes["tail_torn"] == 0
 
 
