@@ -33,7 +33,7 @@ from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, O
 
 NAME: Final = "consumer_offsets"
 
-NEVER_COMMITTED: Final = "offset nobody committed"
+NEVER_COMMITTED: Final = "offset never committed"
 ABORTED_COMMIT: Final = "aborted commit read"
 BEFORE_COMMIT: Final = "offset read before its commit"
 WENT_BACK: Final = "committed offset went back"

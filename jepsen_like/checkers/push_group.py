@@ -114,10 +114,10 @@ def check_record(record: PushRecord) -> Verdict:
         if values and committed != end:
             text = f"{committed} is committed, the queue ends at {end}"
             found.append(Violation(NOT_COMMITTED, f"queue {queue}", text))
-    for life, (counted, handled) in sorted(record.counts.items()):
+    for start, (counted, handled) in sorted(record.counts.items()):
         if counted != handled:
             text = f"it counts {counted}, its listener dealt with {handled}"
-            found.append(Violation(WRONG_COUNT, life, text))
+            found.append(Violation(WRONG_COUNT, start, text))
     found += _phantoms(record)[:REPORTED_MAX]
     if record.is_orderly:
         found += _out_of_order(record)[:REPORTED_MAX]

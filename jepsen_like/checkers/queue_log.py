@@ -50,7 +50,7 @@ INCONSISTENT_OFFSETS: Final = "inconsistent offsets"
 DUPLICATE: Final = "duplicate"
 ABORTED_READ: Final = "aborted read"
 PHANTOM: Final = "phantom value"
-BY_NOBODY: Final = "slot written by nobody"
+OF_NO_SEND: Final = "slot of no send"
 SELF_CONTRADICTION: Final = "read contradicts itself"
 MIN_WENT_BACK: Final = "min offset went back"
 
@@ -163,7 +163,7 @@ def name_violations(
             "succeeded"
         )
         who = () if judged.beyond == NOTHING else (judged.beyond,)
-        found = [Violation(BY_NOBODY, subject, text, who)]
+        found = [Violation(OF_NO_SEND, subject, text, who)]
     else:
         found = [_time(pair, ops, subject) for pair in judged.pairs]
     return found + [
@@ -407,8 +407,8 @@ def check_values(columns: QueueColumns, subject: str) -> list[Violation]:
         Violation(
             PHANTOM,
             subject,
-            f"offset {columns.seen_off[at]} holds value {columns.seen_value[at]}, which nobody "
-            "sent to this queue",
+            f"offset {columns.seen_off[at]} holds value {columns.seen_value[at]}, which "
+            "no send to this queue has",
             (int(columns.seen_id[at]),),
         )
         for at in _first_of_each(columns.seen_value, ~known)

@@ -24,7 +24,7 @@ from jepsen_like.history.operation import Operation, Outcome
 NAME: Final = "total_queue"
 
 LOST: Final = "acknowledged message lost"
-UNEXPECTED: Final = "message nobody sent"
+UNEXPECTED: Final = "message never sent"
 DUPLICATED: Final = "message stored twice"
 FAILED_BUT_THERE: Final = "failed message stored"
 REPORTED_MAX: Final = 8

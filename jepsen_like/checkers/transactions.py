@@ -50,7 +50,7 @@ COMMITTED_TWICE: Final = "committed message stored twice"
 OTHER_QUEUE: Final = "committed message in another queue"
 COMMIT_LOST: Final = "committed message lost"
 SHARED_OFFSET: Final = "half messages share an offset"
-NEVER_BEGUN: Final = "transaction nobody began"
+NEVER_BEGUN: Final = "transaction never begun"
 CHECKED_DECIDED: Final = "decided transaction checked"
 CHECKED_EARLY: Final = "transaction checked too early"
 CHECKED_OFTEN: Final = "transaction checked too often"
@@ -189,7 +189,7 @@ def _check_seen(one: Transaction, seen: _Sightings | None) -> list[Violation]:
         name, text = ROLLED_BACK_VISIBLE, "is visible, but its rollback was acknowledged"
         witnesses = seen.witnesses(refused[0])
     elif called is None:
-        name, text = HALF_VISIBLE, "is visible, and nobody may have committed it"
+        name, text = HALF_VISIBLE, "is visible, and no commit of it may have taken effect"
     elif seen.first_ns < called:
         name, text = HALF_VISIBLE, "was visible before its first commit was called"
     elif len(seen.places) > 1:

@@ -94,7 +94,7 @@ class PushGroup:
         self.is_settled = False
         self._live: dict[str, PushConsumer] = {}
         self._leave: dict[str, trio.Event] = {}
-        self._lives = 0
+        self._starts = 0
         self._machines: dict[str, MemberMachine] = {
             name: make(name, self._program(name))
             for name in (f"m{index}" for index in range(plan.workload.push_members))
@@ -111,8 +111,8 @@ class PushGroup:
     async def _consume(self, name: str, host: Host) -> None:
         instance = host.instance
         assert instance is not None
-        self._lives += 1
-        life = f"{name} life {self._lives}"
+        self._starts += 1
+        start = f"{name} start {self._starts}"
         leave = self._leave[name] = trio.Event()
         heard = 0
 
@@ -150,7 +150,7 @@ class PushGroup:
             if self._live.get(name) is consumer:
                 del self._live[name]
             if host.instance is instance:
-                self.record.counts[life] = (consumer.counts["consumed"], heard)
+                self.record.counts[start] = (consumer.counts["consumed"], heard)
 
     def _note(self, name: str, message: DeliveredMessage, value: int) -> None:
         clients, queue = self._clients, message.message_queue

@@ -151,7 +151,7 @@ def _phantom(block: Block, rng: np.random.Generator) -> tuple[int, ...]:
     return (_see(block, NEVER - int(rng.integers(1 << 20))),)
 
 
-def _by_nobody(block: Block, rng: np.random.Generator) -> tuple[int, ...]:
+def _of_no_send(block: Block, rng: np.random.Generator) -> tuple[int, ...]:
     far = int(block.ops["op_id"].max()) * 2 + int(rng.integers(1 << 20)) + 1
     return (block.append(F.MAX_OFFSET, max_off=far),)
 
@@ -235,7 +235,7 @@ PLANTERS: Final[dict[str, Planter]] = {
     queue_log.DUPLICATE: Planter(queue_log.NAME, _duplicate, at_end=True),
     queue_log.ABORTED_READ: Planter(queue_log.NAME, _aborted, at_end=True),
     queue_log.PHANTOM: Planter(queue_log.NAME, _phantom, at_end=True),
-    queue_log.BY_NOBODY: Planter(queue_log.NAME, _by_nobody, at_end=True),
+    queue_log.OF_NO_SEND: Planter(queue_log.NAME, _of_no_send, at_end=True),
     queue_log.SELF_CONTRADICTION: Planter(queue_log.NAME, _self_contradiction),
     queue_log.MIN_WENT_BACK: Planter(queue_log.NAME, _min_went_back),
     total_queue.LOST: Planter(total_queue.NAME, _lost, at_end=True),

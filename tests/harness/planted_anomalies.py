@@ -51,7 +51,7 @@ NO_PLACE: frozenset[Kind] = frozenset(
         queue_log.SEND_INVERTED,
         queue_log.NON_MONOTONIC,
         queue_log.FROM_THE_FUTURE,
-        queue_log.BY_NOBODY,
+        queue_log.OF_NO_SEND,
     )
 )
 """What an acknowledged commit says of a queue that has no place for it."""
@@ -305,7 +305,7 @@ def phantom(scene: Scene) -> Planted:
     return Planted((pulls[0].op_id,), also)
 
 
-def by_nobody(scene: Scene) -> Planted:
+def of_no_send(scene: Scene) -> Planted:
     read = scene.add_last(F.MAX_OFFSET, scene.queue(is_whole=False))
     read.max_off = len(scene.ops)
     return Planted((read.op_id,))
@@ -883,7 +883,7 @@ PLANTERS: dict[Kind, Planter] = {
     (queue_log.NAME, queue_log.DUPLICATE): duplicate,
     (queue_log.NAME, queue_log.ABORTED_READ): aborted_read,
     (queue_log.NAME, queue_log.PHANTOM): phantom,
-    (queue_log.NAME, queue_log.BY_NOBODY): by_nobody,
+    (queue_log.NAME, queue_log.OF_NO_SEND): of_no_send,
     (queue_log.NAME, queue_log.SELF_CONTRADICTION): self_contradiction,
     (queue_log.NAME, queue_log.MIN_WENT_BACK): min_went_back,
     (consumer_offsets.NAME, consumer_offsets.NEVER_COMMITTED): never_committed,

@@ -655,7 +655,7 @@ async def lost_in_cuts(
                 await create_topic([cluster.namesrv_address], "t", queues=2)
                 found = await read_all(cluster)
                 assert len(found) == len(set(found)), "a message is there twice"
-                assert set(found) <= there | set(sent), "a message nobody sent"
+                assert set(found) <= there | set(sent), "a message never sent"
                 gone = (there | set(acknowledged)) - set(found)
                 lost.append((len(acknowledged), len(gone)))
                 there = set(found)

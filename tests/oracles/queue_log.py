@@ -14,11 +14,11 @@ import numpy.typing as npt
 from jepsen_like.checkers.half_messages import SYSTEM_TOPICS, transactions_of
 from jepsen_like.checkers.kernel.facts import I64, REPORTED_MAX
 from jepsen_like.checkers.queue_log import (
-    BY_NOBODY,
     FROM_THE_FUTURE,
     MIN_WENT_BACK,
     NAME,
     NON_MONOTONIC,
+    OF_NO_SEND,
     SEND_INVERTED,
     STALE_READ,
     Bound,
@@ -287,7 +287,7 @@ def _nobody(
     who = int(ids[int(np.argmax(ends))]) if len(ends) else NOTHING
     return [
         Violation(
-            BY_NOBODY,
+            OF_NO_SEND,
             subject,
             f"the queue has {length} messages, but only {attempts} sends can have succeeded",
             () if who == NOTHING else (who,),

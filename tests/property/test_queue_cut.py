@@ -37,7 +37,7 @@ HOT_OPS = 100_000
 CHUNKS = (1, 7, 64)
 HOT_PLANTS = (
     "", "stale read", "non-monotonic read", "send order inverted", "read from the future",
-    "inconsistent offsets", "duplicate", "aborted read", "phantom value", "slot written by nobody",
+    "inconsistent offsets", "duplicate", "aborted read", "phantom value", "slot of no send",
     "read contradicts itself", "min offset went back", "acknowledged message lost",
 )  # fmt: skip
 

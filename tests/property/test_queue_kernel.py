@@ -150,7 +150,7 @@ def test_absurd_offset_takes_no_memory_and_names_its_row() -> None:
     read = Operation(1, 1, 2, -1, F.MAX_OFFSET, Outcome.OK, 3, 4, "t", 0, max_off=1 << 60)
     said, found = by_columns([send, read], ("t", 0), random.Random(1))
     assert (said.length, said.attempts) == (1 << 60, 1)
-    assert [(v.name, v.operations) for v in found] == [(queue_log.BY_NOBODY, (1,))]
+    assert [(v.name, v.operations) for v in found] == [(queue_log.OF_NO_SEND, (1,))]
 
 
 def test_equal_stamps_overlap() -> None:

@@ -144,7 +144,7 @@ def test_one_digest_however_the_rows_lie_and_however_they_are_shuffled(
     assert local_digest(tmp_path / "clean" / "parquet") != expected
 
 
-@pytest.mark.parametrize("plant", ["", "stale-read", "slot-written-by-nobody", "duplicate"])
+@pytest.mark.parametrize("plant", ["", "stale-read", "slot-of-no-send", "duplicate"])
 def test_one_hot_queue_in_chunks_has_the_digest_of_one_task(
     spark: SparkSession, tmp_path: Path, plant: str
 ) -> None:

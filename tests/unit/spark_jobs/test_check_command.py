@@ -199,7 +199,7 @@ def test_a_push_group_is_judged_again_from_its_record(
         stored={0: (0, (10, 11, 12))},
         owners={"m0": frozenset({0}), "m1": frozenset()},
         committed={0: 3},
-        counts={"m0 life 1": (1, 1)},
+        counts={"m0 start 1": (1, 1)},
         is_orderly=True,
     )
     (run / "history" / PUSH_RECORD).write_bytes(encode_record(record))

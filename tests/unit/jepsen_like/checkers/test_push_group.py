@@ -35,7 +35,7 @@ def good() -> PushRecord:
         stored={0: (0, (10, 11, 12)), 1: (0, (20, 21))},
         owners={"a": frozenset({1}), "b": frozenset({0})},
         committed={0: 3, 1: 2},
-        counts={"a life 1": (2, 2), "b life 2": (4, 4)},
+        counts={"a start 1": (2, 2), "b start 2": (4, 4)},
     )
 
 
@@ -70,7 +70,7 @@ def commit_nothing(record: PushRecord) -> None:
 
 
 def count_badly(record: PushRecord) -> None:
-    record.counts["a life 1"] = (3, 2)
+    record.counts["a start 1"] = (3, 2)
 
 
 def invent(record: PushRecord) -> None:

@@ -116,7 +116,7 @@ PLANTED = {
         (0, 1),
     ),
     queue_log.PHANTOM: ([send(0, 0, 0, 10), pull(1, 1, (777,), 2, 20, 30)], (1,)),
-    queue_log.BY_NOBODY: ([send(0, 0, 0, 10), max_offset(1, 2, 20, 30)], (1,)),
+    queue_log.OF_NO_SEND: ([send(0, 0, 0, 10), max_offset(1, 2, 20, 30)], (1,)),
     queue_log.SELF_CONTRADICTION: ([send(0, 0, 0, 10), pull(1, 0, (100,), 0, 20, 30)], (1,)),
 }
 
@@ -293,7 +293,7 @@ def test_a_checker_that_breaks_says_unknown() -> None:
 
 def test_an_absurd_offset_costs_no_memory() -> None:
     verdict = check_history([send(0, 0, 0, 10), max_offset(1, 1 << 50, 20, 30)])
-    assert [violation.name for violation in verdict.violations] == [queue_log.BY_NOBODY]
+    assert [violation.name for violation in verdict.violations] == [queue_log.OF_NO_SEND]
 
 
 def test_many_violations_are_reported_a_few_at_a_time() -> None:

@@ -163,7 +163,7 @@ def test_the_queue_sees_a_commit_between_its_call_and_its_return() -> None:
 def test_a_half_message_nobody_committed_explains_no_gap() -> None:
     rows = [half(0, 0, 10), pull(1, 20, 30, end=1)]
     rows[1].off = 1
-    assert [v.name for v in judged(queue_log.NAME, rows).violations] == [queue_log.BY_NOBODY]
+    assert [v.name for v in judged(queue_log.NAME, rows).violations] == [queue_log.OF_NO_SEND]
     assert judged(queue_log.NAME, [*rows, end(2, 20, 30, INFO)]).is_valid
 
 
