@@ -18,9 +18,7 @@ from dataclasses import replace
 import trio
 
 from client.core.client_instance import ClientInstance
-from client.core.errors import (
-    BackpressureError,
-)
+from client.core.errors import BackpressureError
 from client.core.hooks import CommunicationMode
 from client.core.message import Message
 from client.core.retry import (

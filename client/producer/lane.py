@@ -106,9 +106,9 @@ class RunRefusal:
     """A run the broker did not take.
 
     Attributes:
-        slots: Its sends; not settled yet, the driver decides about another try.
+        slots: Its sends; not settled yet; the engine decides their next step.
         code: Response code for this run.
-        remark: The broker's own words.
+        remark: Of the answer.
     """
 
     slots: list[SendSlot]

@@ -57,7 +57,7 @@ class ProducerSession:
         """Lowest sequence whose outcome is not known; the next one when there is none."""
         return next(iter(self._open), self._next)
 
-    async def room(self) -> None:
+    async def wait_while_full(self) -> None:
         """Return when `begin` may be called: at once, unless something is being repeated.
 
         Nothing happens between the return and the caller's next checkpoint.
@@ -159,7 +159,7 @@ class Sequences:
             session = self._session
             if session is None:
                 session = await self._open(link, timeout_s)
-            await session.room()
+            await session.wait_while_full()
             if session is self._session:
                 return HeldSend(session, session.begin(), schedule)
 

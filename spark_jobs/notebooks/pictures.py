@@ -95,7 +95,8 @@ class Looked:
         rows = nodes.filter(pc.equal(nodes.column("kind"), int(NodeKind.SAMPLE))).to_pylist()
         names = ("at_ns", "node", "role", "term", "commit_index", "last_index")
         return sorted(
-            (Sample(*(row[name] for name in names)) for row in rows), key=lambda told: told.at_ns
+            (Sample(*(row[name] for name in names)) for row in rows),
+            key=lambda sample: sample.at_ns,
         )
 
     @cached_property
@@ -353,20 +354,20 @@ def timeline(draw: Pictures, operations: Sequence[Operation]) -> str:
     return _finish(draw, made)
 
 
-def bounds(draw: Pictures, told: Bounds) -> str:
+def bounds(draw: Pictures, found: Bounds) -> str:
     """Draw for each offset when its append may have happened; red where it cannot have."""
     made = canvas(
         "bounds",
         draw.layout,
         [3.4],
         legend_rows=4,
-        title=f"{told.queue}: when each offset was appended, by what clients saw",
+        title=f"{found.queue}: when each offset was appended, by what clients saw",
     )
     (axes,) = made.axes
-    offs = np.arange(len(told.earliest))
+    offs = np.arange(len(found.earliest))
     begin, end = draw.span.begin_ns, draw.span.end_ns
-    low = np.where(told.earliest == NOT_YET, begin, told.earliest)
-    high = np.where(told.latest == NEVER, end, told.latest)
+    low = np.where(found.earliest == NOT_YET, begin, found.earliest)
+    high = np.where(found.latest == NEVER, end, found.latest)
     low_s, high_s = (low - begin) / NS, (high - begin) / NS
     wrong = low > high
     axes.vlines(offs[~wrong], low_s[~wrong], high_s[~wrong], color=FAINT, lw=1.5)
@@ -380,7 +381,7 @@ def bounds(draw: Pictures, told: Bounds) -> str:
         (Patch(color=BAD), "there, and missing later"),
     ]
     axes.set_ylabel("time (s)")
-    axes.set_xlabel(f"offset in {told.queue}", labelpad=3)
+    axes.set_xlabel(f"offset in {found.queue}", labelpad=3)
     axes.grid(axis="both")
     return save(made, draw.folder)
 

@@ -38,8 +38,8 @@ def copied(whole: Path, into: Path) -> Path:
 
 def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
     code = main(["check", *arguments, "--output", "json"])
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return code, told
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, answer
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -48,11 +48,11 @@ def test_bad_tables_are_unknown_and_the_sentence_names_the_file(
 ) -> None:
     folder = copied(whole, tmp_path)
     file = BAD[name](folder)
-    code, told = asked(capsys, str(folder))
-    assert (code, told["verdict"], told["anomalies"]) == (2, "unknown", [])
-    assert str(folder / file) in told["reason"]
-    assert "again" in told["reason"] or "version" in told["reason"]
-    assert "\n" not in told["reason"]
+    code, answer = asked(capsys, str(folder))
+    assert (code, answer["verdict"], answer["anomalies"]) == (2, "unknown", [])
+    assert str(folder / file) in answer["reason"]
+    assert "again" in answer["reason"] or "version" in answer["reason"]
+    assert "\n" not in answer["reason"]
 
 
 def test_a_plan_of_a_newer_format_is_unknown(
@@ -62,9 +62,9 @@ def test_a_plan_of_a_newer_format_is_unknown(
     plan = json.loads(encode_plan(Plan(1, 1_000)))
     for text in (json.dumps({**plan, "version": PLAN_VERSION + 1}), "no plan", "[]"):
         (tmp_path / "plan.json").write_text(text)
-        code, told = asked(capsys, str(tmp_path))
-        assert (code, told["verdict"]) == (2, "unknown")
-        assert str(tmp_path / "plan.json") in told["reason"]
+        code, answer = asked(capsys, str(tmp_path))
+        assert (code, answer["verdict"]) == (2, "unknown")
+        assert str(tmp_path / "plan.json") in answer["reason"]
 
 
 @pytest.mark.parametrize("text", ['{"verdicts": 5}', "[]", "{", '{"extras": 5}'])
@@ -74,9 +74,9 @@ def test_a_damaged_result_is_unknown(
     copied(whole, tmp_path)
     (tmp_path / "plan.json").write_text(encode_plan(Plan(1, 1_000)))
     (tmp_path / "result.json").write_text(text)
-    code, told = asked(capsys, str(tmp_path))
-    assert (code, told["verdict"]) == (2, "unknown")
-    assert str(tmp_path / "result.json") in told["reason"]
+    code, answer = asked(capsys, str(tmp_path))
+    assert (code, answer["verdict"]) == (2, "unknown")
+    assert str(tmp_path / "result.json") in answer["reason"]
 
 
 def newer(op_id: int, **fields: int) -> bytes:
@@ -94,12 +94,12 @@ def test_a_run_that_is_followed_with_a_bad_record_is_unknown(
     history.mkdir()
     (history / "runner.cbor").write_bytes(newer(0, off=0) + record + newer(2, ret_ns=NEVER))
     (tmp_path / "result.json").write_text("{}")
-    code, told = asked(capsys, str(tmp_path), "--follow")
-    assert (code, told["verdict"]) == (2, "unknown")
-    assert str(history / "runner.cbor") in told["reason"]
-    code, told = asked(capsys, str(tmp_path))
-    assert (code, told["verdict"]) == (2, "unknown")
-    assert "could not be read" in told["reason"]
+    code, answer = asked(capsys, str(tmp_path), "--follow")
+    assert (code, answer["verdict"]) == (2, "unknown")
+    assert str(history / "runner.cbor") in answer["reason"]
+    code, answer = asked(capsys, str(tmp_path))
+    assert (code, answer["verdict"]) == (2, "unknown")
+    assert "could not be read" in answer["reason"]
 
 
 def mutated(folder: Path, seed: int) -> None:

@@ -45,7 +45,7 @@ async def test_nothing_new_leaves_while_one_is_repeated() -> None:
     left: list[int] = []
 
     async def send() -> None:
-        await session.room()
+        await session.wait_while_full()
         left.append(session.begin())
 
     async with trio.open_nursery() as nursery:
@@ -77,17 +77,17 @@ async def test_of_two_repetitions_the_earlier_goes_first() -> None:
 async def test_session_bounds_the_open_sequences() -> None:
     session = ProducerSession(ID, 7)
     for _ in range(OPEN_SEQUENCES_MAX):
-        await session.room()
+        await session.wait_while_full()
         session.begin()
     with trio.move_on_after(0) as waited:
-        await session.room()
+        await session.wait_while_full()
     assert waited.cancelled_caught
     session.settle(5)  # not the lowest
     with trio.move_on_after(0) as waited:
-        await session.room()
+        await session.wait_while_full()
     assert waited.cancelled_caught
     session.settle(0)
-    await session.room()
+    await session.wait_while_full()
     assert session.begin() == OPEN_SEQUENCES_MAX
 
 
