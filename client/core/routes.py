@@ -343,22 +343,23 @@ class Routes:
                 if self._clock.monotonic() >= until:
                     raise
 
-    async def publish(self, topic: str) -> TopicRoute:
-        """Return where messages of *topic* can go.
+    async def publish(self, topic: str, *, fresh: bool = False) -> TopicRoute:
+        """Return where messages of *topic* can go, from the cache unless *fresh*.
 
-        For a topic that does not exist that is where the brokers would create it.
+        For a topic that does not exist that is where the brokers would create it. While no group
+        has a leader the route has no queues.
 
         Raises:
             NoRouteError: No broker can take it.
             NoNameServerError: None answers and nothing is cached.
         """
         try:
-            route = await self.find(topic)
+            route = await self.find(topic, fresh=fresh)
         except NoRouteError:
             borrowed = self._borrowed.get(topic)
             if borrowed is not None:
                 return borrowed
-            default = await self.find(DEFAULT_TOPIC)
+            default = await self.find(DEFAULT_TOPIC, fresh=fresh)
             route = default.borrowed(topic, self._default_queue_nums)
             if route.publish_queues:
                 self._borrowed[topic] = route

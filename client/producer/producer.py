@@ -55,6 +55,9 @@ from remoting.protocol.headers import RecallMessageHeader
 from remoting.protocol.outcome import outcome_of
 from remoting.protocol.recall_handle import RecallHandle
 
+MIN_TIMEOUT_S: Final = 0.001
+"""What is left of a budget at least: a send whose route came late fails by its own rules."""
+
 ASK_AGAIN_S: Final = 0.1
 """Pause before a broker that does not know what became of a recall is asked again."""
 
@@ -203,7 +206,8 @@ class Producer(ManagedScope):
             Where it is stored.
         Raises:
             MessageIllegalError: Refused before sending; not stored.
-            NoRouteError, NoNameServerError: Nowhere to send it; not stored.
+            NoRouteError, NoNameServerError: Nowhere to send it, or no broker with a leader within
+                *timeout_s*; not stored.
             BrokerRefusedError, BrokerUnreachableError: Not stored.
             UnknownOutcomeError: May be stored.
             ClientClosedError: The producer is not open; not stored.
@@ -211,7 +215,7 @@ class Producer(ManagedScope):
         """
         queue = None
         if selector is not None:
-            topic = await self._topic(message.topic)
+            topic, timeout_s = await self._topic(message.topic, timeout_s)
             queue = selector(topic.queues, message, selector_arg)
         return await self._send(message, queue, timeout_s)
 
@@ -233,7 +237,9 @@ class Producer(ManagedScope):
         Raises:
             MessageIllegalError, NoRouteError, NoNameServerError, ClientClosedError: Not stored.
         """
-        topic = self._topics.known(message.topic) or await self._topic(message.topic)
+        topic = self._topics.known(message.topic)
+        if topic is None:
+            topic, timeout_s = await self._topic(message.topic, timeout_s)
         queue, lane, pinned = self._choose(topic, queue)
         if not lane.line.has_room:
             await self._engine.wait_for_room(lane, timeout_s or self.config.send_timeout_s)
@@ -286,7 +292,7 @@ class Producer(ManagedScope):
         if not messages:
             raise MessageIllegalError("the batch is empty")
         name = messages[0].topic
-        topic = await self._topic(name)
+        topic, timeout_s = await self._topic(name, timeout_s)
         queue, lane, pinned = self._choose(topic, queue)
         as_records = lane.records is not False
         slot = self._slots.batch(messages, topic.name, queue, pinned, timeout_s, as_records)
@@ -307,7 +313,7 @@ class Producer(ManagedScope):
             MessageIllegalError, NoRouteError, NoNameServerError: Not sent.
             BrokerUnreachableError: No connection, or its buffer is full; not sent.
         """
-        topic = await self._topic(message.topic)
+        topic, _ = await self._topic(message.topic, None)
         queue, lane, pinned = self._choose(topic, queue)
         slot = self._slots.single(message, queue, pinned, None)
         command = self._slots.request_of(slot)
@@ -393,14 +399,17 @@ class Producer(ManagedScope):
         Raises:
             NoRouteError, NoNameServerError: There are none, or none answers.
         """
-        return (await self._topic(topic)).queues
+        found, _ = await self._topic(topic, None)
+        return found.queues
 
     # ------------------------------------------------------------------------------ inside
 
     async def _send(
         self, message: Message, queue: MessageQueue | None, timeout_s: float | None
     ) -> SendResult:
-        topic = self._topics.known(message.topic) or await self._topic(message.topic)
+        topic = self._topics.known(message.topic)
+        if topic is None:
+            topic, timeout_s = await self._topic(message.topic, timeout_s)
         queue, lane, pinned = self._choose(topic, queue)
         engine = self._engine
         if not lane.line.has_room:
@@ -422,13 +431,17 @@ class Producer(ManagedScope):
     def _not_open(self) -> ClientClosedError:
         return ClientClosedError(f"producer {self.group} is not open; use 'async with'")
 
-    async def _topic(self, name: str) -> PublishTopic:
+    async def _topic(self, name: str, timeout_s: float | None) -> tuple[PublishTopic, float | None]:
+        """Return the topic, and what is left of *timeout_s* after the wait for its route."""
         topic = self._topics.known(name)
         if topic is not None:
-            return topic
+            return topic, timeout_s
         if self._closed:
             raise self._not_open()
-        return await self._topics.find(name)
+        clock, budget_s = self._instance.clock, timeout_s or self.config.send_timeout_s
+        until = clock.monotonic() + budget_s
+        topic = await self._topics.find(name, budget_s)
+        return topic, max(time_left_s(until, clock.monotonic()), MIN_TIMEOUT_S)
 
 
 def unique_ids(instance: ClientInstance) -> UniqKeyFactory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from client.core.client_instance import ClientInstance
 from client.core.errors import NoRouteError
@@ -18,6 +19,10 @@ NOT_AVAILABLE_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
 
 ISOLATION_LATENCY_MS = 10000
 """What a failed send counts as."""
+
+LEADER_POLL_S: Final = 0.1
+"""Between two questions for the route of a topic whose group elects a leader: an election takes a
+few of these, and a NameServer answers far more than ten questions a second."""
 
 
 def not_available_ms(latency_ms: float) -> int:
@@ -160,6 +165,7 @@ class PublishTopics:
         self._clock = instance.clock
         self._topics: dict[str, PublishTopic] = {}
         self._route_version = -1
+        self._ask_at: dict[str, float] = {}
         self._faults = LatencyFaultTable() if latency_fault_enable else None
 
     def known(self, name: str) -> PublishTopic | None:
@@ -173,21 +179,45 @@ class PublishTopics:
                     self._put(known, route)
         return self._topics.get(name)
 
-    async def find(self, name: str) -> PublishTopic:
+    async def find(self, name: str, timeout_s: float) -> PublishTopic:
         """Return the topic; a NameServer is asked for one that is not known.
+
+        While its group elects a leader, the NameServer is asked again, once for all who wait.
+
+        Args:
+            timeout_s: For how long at most a leader is waited for.
 
         Raises:
             MessageIllegalError: No topic has such a name.
-            NoRouteError, NoNameServerError: It has no queues, or no NameServer answers.
+            NoRouteError, NoNameServerError: It does not exist, has no queue on a broker with a
+                leader within *timeout_s*, or no NameServer answers.
         """
         topic = self.known(name)
         if topic is not None:
             return topic
         check_topic(name)
+        until = self._clock.monotonic() + timeout_s
         route = await self._instance.routes.publish(name)
-        if not route.publish_queues:
-            route = await self._instance.route(name, fresh=True)
+        while not route.publish_queues:
+            now = self._clock.monotonic()
+            if now >= until:
+                self._ask_at.pop(name, None)
+                raise NoRouteError(
+                    f"no broker with a leader took messages of {name} within {timeout_s:g} s; "
+                    "nothing was sent"
+                )
+            route = await self._ask_again(name, route, min(LEADER_POLL_S, until - now))
+        self._ask_at.pop(name, None)
         return self._put(name, route)
+
+    async def _ask_again(self, name: str, route: TopicRoute, pause_s: float) -> TopicRoute:
+        """Return the route as it is now, asked for now or, by another sender, since a pause."""
+        routes, now = self._instance.routes, self._clock.monotonic()
+        if now >= self._ask_at.get(name, now):
+            self._ask_at[name] = now + LEADER_POLL_S
+            return await routes.publish(name, fresh=True)
+        await self._clock.sleep(pause_s)
+        return routes.known_publish(name) or route
 
     def next_queue(self, topic: PublishTopic) -> MessageQueue:
         """Return the next queue of *topic* in turn, away from brokers to avoid."""
@@ -216,8 +246,6 @@ class PublishTopics:
             self._faults.note(broker_name, latency_ms, self._clock.monotonic(), isolate=failed)
 
     def _put(self, name: str, route: TopicRoute) -> PublishTopic:
-        if not route.publish_queues:
-            raise NoRouteError(f"no broker with a leader takes messages of {name} now")
         old = self._topics.get(name)
         start = (
             self._instance.rng.randrange(len(route.publish_queues))

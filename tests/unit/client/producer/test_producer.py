@@ -18,10 +18,11 @@ from client.core.errors import (
     UnknownOutcomeError,
 )
 from client.core.message import Message
-from client.core.message_ext import CompressionType, MessageExt, SendStatus, decompress
+from client.core.message_ext import CompressionType, MessageExt, SendResult, SendStatus, decompress
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
+from client.producer.queue_selection import LEADER_POLL_S
 from commitlog.errors import ConfigError
 from commitlog.record import decode_record
 from jepsen_like.seeded_rng import rng_stream
@@ -633,6 +634,66 @@ async def test_send_to_a_topic_that_cannot_exist_has_no_route(
         await producer.send(Message("new", b"x"))
     with pytest.raises(NoRouteError):
         producer.send_nowait(Message("new", b"x"))
+
+
+@pytest.mark.parametrize("topic", ["T", "new"])
+async def test_first_sends_wait_for_an_election_and_ask_together(
+    world: World, producer: Producer, topic: str
+) -> None:
+    group = world.groups["g"]
+    group.leader = None
+    group.register()
+    results: list[SendResult] = []
+
+    async def one(i: int) -> None:
+        results.append(await producer.send(Message(topic, b"%d" % i), timeout_s=20))
+
+    async with trio.open_nursery() as nursery:
+        for i in range(50):
+            nursery.start_soon(one, i)
+        await trio.sleep(2)
+        assert not results
+        group.elect(1)
+        began = trio.current_time()
+    assert trio.current_time() - began < 0.5
+    stored = sorted(int(body) for body in group.bodies(topic))
+    assert stored == list(range(50))
+    firsts, polls = 2 * 50, 2 * 2.5 / LEADER_POLL_S
+    assert world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) <= firsts + polls
+
+
+async def test_first_send_without_a_leader_ends_with_its_budget(
+    world: World, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    group.leader = None
+    group.register()
+    began = trio.current_time()
+    with pytest.raises(NoRouteError, match=r"no broker with a leader .* within 1\.5 s") as caught:
+        await producer.send(Message("T", b"x"), timeout_s=1.5)
+    assert 1.5 <= trio.current_time() - began < 1.7
+    assert caught.value.outcome == "not_stored"
+    assert caught.value.retriable
+
+
+async def test_wait_for_a_route_counts_for_the_budget_of_a_send(
+    world: World, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    group.leader = None
+    group.register()
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def _elect() -> None:
+            await trio.sleep(2)
+            group.elect(1)
+            group.brokers[1].delay_s = 100.0
+
+        with pytest.raises(UnknownOutcomeError):
+            await producer.send(Message("T", b"x"), timeout_s=3)
+    assert 3 <= trio.current_time() - began < 3.2
 
 
 async def test_with_all_name_servers_down_a_running_producer_goes_on() -> None:
