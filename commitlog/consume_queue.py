@@ -15,45 +15,68 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from commitlog.consume_queue_flush import Move, Part
-from commitlog.errors import (
-    InvariantBroken,
-    OffsetOutOfRangeError,
-)
-from commitlog.lost_files import QueueKey
+from commitlog.errors import InvariantBroken, OffsetOutOfRangeError
+from commitlog.queue_files import QueueFiles, QueueKey
 from commitlog.queue_unit import UNIT_BYTES, UNIT_DTYPE, Units, fillers
 from commitlog.shared_units import Row, RowKind, Tail
-
-if TYPE_CHECKING:
-    from commitlog.consume_queue_store import ConsumeQueueStore
 
 SHARED_QUEUE_BYTES: Final = 32 << 10
 """Shared units of one queue; with more of them it gets files of its own at the next flush."""
 
+SHARED_BYTES_MAX: Final = 32 << 20
+"""Shared units in memory. Beyond it units are written into files of their queue at once."""
+
 _NAME_DIGITS: Final = 20
+
+
+class Sharing:
+    """The queues of a store that have shared units.
+
+    Attributes:
+        queues: Those, the ones that have had some for the longest time first.
+        long: Those of them that have too many.
+        size_bytes: All shared units.
+        changes: Of shared units, since the last flush.
+    """
+
+    __slots__ = ("changes", "long", "queues", "size_bytes")
+
+    def __init__(self) -> None:
+        self.queues: dict[ConsumeQueue, None] = {}
+        self.long: dict[ConsumeQueue, None] = {}
+        self.size_bytes = 0
+        self.changes: list[Row] = []
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whether more than half of the shared units that may be are there."""
+        return self.size_bytes > SHARED_BYTES_MAX // 2
 
 
 class ConsumeQueue:
     """One queue. Offsets are logical: unit *n* stands at byte 20·n of its files."""
 
     __slots__ = (
+        "_files",
         "_known_begins",
         "_moving",
-        "_store",
+        "_sharing",
         "_tail",
         "_wanted_min",
         "queue_id",
         "topic",
     )
 
-    def __init__(self, store: ConsumeQueueStore, topic: str, queue_id: int) -> None:
+    def __init__(self, files: QueueFiles, sharing: Sharing, topic: str, queue_id: int) -> None:
         self.topic = topic
         self.queue_id = queue_id
-        self._store = store
+        self._files = files
+        self._sharing = sharing
         # First offsets of its files; None before anything has asked for them.
         self._known_begins: set[int] | None = None
         # Shared units: the newest ones, behind all that is in files.
@@ -67,12 +90,8 @@ class ConsumeQueue:
         return self.topic, self.queue_id
 
     @property
-    def _is_known(self) -> bool:
-        return self._store._queues.get(self._key) is self
-
-    @property
     def _folder(self) -> str:
-        return f"{self._store._root}/{self.topic}/{self.queue_id}"
+        return f"{self._files.root}/{self.topic}/{self.queue_id}"
 
     @property
     def _begins(self) -> set[int]:
@@ -81,18 +100,18 @@ class ConsumeQueue:
         return self._known_begins
 
     def _find_begins(self) -> set[int]:
-        store = self._store
-        if self.topic not in store._topics_with_files or self.topic in store._late_folders:
+        files = self._files
+        if self.topic not in files.topics or self.topic in files.late_topics:
             return set()
         folder = self._folder
         begins = {
             int(name) // UNIT_BYTES
-            for name in store._disk.list_dir(folder)
+            for name in files.disk.list_dir(folder)
             if len(name) == _NAME_DIGITS and name.isdecimal()
         }
         if begins:
             # A process that was killed may have left names that no flush has reached.
-            store._note_folder(folder)
+            files.note_folder(folder)
         return begins
 
     # -- shared units ----------------------------------------------------------------------
@@ -112,34 +131,34 @@ class ConsumeQueue:
 
     def _count(self, more: int) -> None:
         """Note that there are *more* bytes of shared units, or less."""
-        store, tail = self._store, self._tail
-        store._shared_bytes += more
+        sharing, tail = self._sharing, self._tail
+        sharing.size_bytes += more
         if tail is None or not tail.units:
             self._tail = None
-            store._sharing.pop(self, None)
-            store._long.pop(self, None)
+            sharing.queues.pop(self, None)
+            sharing.long.pop(self, None)
             return
-        store._sharing[self] = None
+        sharing.queues[self] = None
         if len(tail.units) > SHARED_QUEUE_BYTES:
-            store._long[self] = None
+            sharing.long[self] = None
 
     def _share(self, first: int, units: Units) -> bool:
         """Let units be shared ones, if that is how they are to be stored."""
-        store, tail, size = self._store, self._tail, len(units) * UNIT_BYTES
+        files, tail, size = self._files, self._tail, len(units) * UNIT_BYTES
         if tail is None:
-            if self.topic not in store._late_folders:
+            if self.topic not in files.late_topics:
                 lacks_file = self._lacks_file(first, len(units))
-                if not lacks_file and self._path(self._locate(first)[0]) in store._files:
+                if not lacks_file and self._path(self._locate(first)[0]) in files:
                     return False
-                if not store._may_share(size, lacks_file=lacks_file):
+                if not self._may_share(size, lacks_file=lacks_file):
                     return False
             tail = Tail()
-        elif self._moving is not None or self.topic in store._late_folders:
+        elif self._moving is not None or self.topic in files.late_topics:
             if not tail.takes(first):
                 # Those of a topic of this name that was deleted since: the others may be moved.
                 self._count(-len(tail.units))
                 tail = Tail()
-        elif not tail.takes(first) or not store._may_share(
+        elif not tail.takes(first) or not self._may_share(
             size, lacks_file=self._lacks_file(tail.first, first + len(units) - tail.first)
         ):
             self._write_shared()
@@ -149,8 +168,13 @@ class ConsumeQueue:
         tail.put(first, data)
         self._tail = tail
         self._count(len(tail.units) - before)
-        store._changes.append(Row(RowKind.UNITS, self.topic, self.queue_id, first, data))
+        self._sharing.changes.append(Row(RowKind.UNITS, self.topic, self.queue_id, first, data))
         return True
+
+    def _may_share(self, size: int, *, lacks_file: bool) -> bool:
+        """Whether units may be shared ones: of a file that is not there, or is not open."""
+        is_wanted = lacks_file or len(self._files) >= self._files.most
+        return is_wanted and self._sharing.size_bytes + size <= SHARED_BYTES_MAX
 
     def _lacks_file(self, first: int, count: int) -> bool:
         """Whether a file would have to be made for *count* units from *first* on."""
@@ -171,7 +195,7 @@ class ConsumeQueue:
         before = len(tail.units)
         tail.cut_before(offset)
         self._count(len(tail.units) - before)
-        self._store._changes.append(Row(RowKind.FROM, self.topic, self.queue_id, offset))
+        self._sharing.changes.append(Row(RowKind.FROM, self.topic, self.queue_id, offset))
 
     def _begin_move(self) -> Move:
         tail = self._tail
@@ -179,7 +203,7 @@ class ConsumeQueue:
             raise InvariantBroken(f"{self.topic} queue {self.queue_id} has no shared units")
         # Found now: while a flush makes files, the content of the folder proves nothing.
         _ = self._begins
-        self._store._topics_with_files.add(self.topic)
+        self._files.topics.add(self.topic)
         self._moving = tail
         parts = [
             Part(self._path(begin), within, tail.within(first, first + count))
@@ -194,7 +218,7 @@ class ConsumeQueue:
         moved, self._moving = self._moving, None
         if moved is None:
             return  # its topic was deleted
-        self._store._long.pop(self, None)
+        self._sharing.long.pop(self, None)
         if end is None:
             self._known_begins = None  # some of its files may have been made
         else:
@@ -215,7 +239,7 @@ class ConsumeQueue:
     def _check(self) -> None:
         # One file decides: files of two sizes never lie side by side.
         for begin in sorted(self._begins)[:1]:
-            self._store._files.open(self._path(begin))
+            self._files.open(self._path(begin))
 
     def put(self, first_queue_offset: int, units: Units) -> None:
         """Write *units* at *first_queue_offset* and on, over whatever is there.
@@ -240,7 +264,7 @@ class ConsumeQueue:
 
     def _put_files(self, first: int, units: Units) -> None:
         begin, within = self._locate(first)
-        if within + len(units) <= self._store.units_per_file:
+        if within + len(units) <= self._files.units_per_file:
             self._put_file(begin, within, units)
             return
         for offset, begin, within, count in self._pieces(first, len(units)):
@@ -252,27 +276,27 @@ class ConsumeQueue:
         end = first + count
         while first < end:
             begin, within = self._locate(first)
-            part = min(self._store.units_per_file - within, end - first)
+            part = min(self._files.units_per_file - within, end - first)
             yield first, begin, within, part
             first += part
 
     def _put_file(self, begin: int, within: int, units: Units) -> None:
         path = self._path(begin)
-        if not self._store.lost.takes_units(self._key, begin):
+        if not self._files.lost.takes_units(self._key, begin):
             return  # they are put again from the log, with the others
         if begin in self._begins:
-            file = self._store._files.open(path)
+            file = self._files.open(path)
         else:
-            file = self._store._files.create(path)
-            self._store._topics_with_files.add(self.topic)
+            file = self._files.create(path)
+            self._files.topics.add(self.topic)
             self._begins.add(begin)
             if within:
                 file.write_at(0, fillers(within))
-        self._store._dirty.add(path)
+        self._files.dirty.add(path)
         try:
             file.write_at(within * UNIT_BYTES, np.ascontiguousarray(units, UNIT_DTYPE).tobytes())
         except OSError as error:
-            self._store._lose(self, path, error)  # the rest of a page cannot be read
+            self._files.lose(self._key, path, error)  # the rest of a page cannot be read
 
     def read(self, first: int, count: int) -> Units:
         """Return a read-only copy of *count* units from *first* on.
@@ -297,14 +321,14 @@ class ConsumeQueue:
                     f"{self.topic} queue {self.queue_id} has no file for queue offset {offset}"
                 )
             path = self._path(begin)
-            if not self._store.lost.gives_units(self._key, begin):
+            if not self._files.lost.gives_units(self._key, begin):
                 raise OSError(errno.EIO, "units are being put again from the log", path)
-            file = self._store._files.open(path)
+            file = self._files.open(path)
             try:
                 # Not a view: a bad sector below that ends the process.
                 parts.append(file.read(within * UNIT_BYTES, part * UNIT_BYTES))
             except OSError as error:
-                self._store._lose(self, path, error)
+                self._files.lose(self._key, path, error)
                 raise
         data = b"".join([*parts, late]) if parts else late
         return np.frombuffer(data, UNIT_DTYPE)
@@ -320,7 +344,7 @@ class ConsumeQueue:
             tail.cut_from(max_offset)
             self._count(len(tail.units) - before)
             # Nothing from there on: what is put there later may stand in a file.
-            self._store._changes.append(
+            self._sharing.changes.append(
                 Row(RowKind.UNITS, self.topic, self.queue_id, max_offset, b"")
             )
         for begin in [begin for begin in self._begins if begin >= max_offset]:
@@ -333,7 +357,7 @@ class ConsumeQueue:
             return
         self._wanted_min = 0
         self._cut_shared_before(min_offset)
-        last = min_offset - self._store.units_per_file
+        last = min_offset - self._files.units_per_file
         for begin in [begin for begin in self._begins if begin <= last]:
             self._remove(begin)
 
@@ -341,7 +365,7 @@ class ConsumeQueue:
         """Whether `delete_before` *offset* gives something up that *min_offset* did not."""
         if self._tail is not None and self._tail.first < offset:
             return True
-        per_file = self._store.units_per_file
+        per_file = self._files.units_per_file
         return offset // per_file > min_offset // per_file
 
     @property
@@ -350,7 +374,7 @@ class ConsumeQueue:
         return bool(self._begins)
 
     def _locate(self, queue_offset: int) -> tuple[int, int]:
-        within = queue_offset % self._store.units_per_file
+        within = queue_offset % self._files.units_per_file
         return queue_offset - within, within
 
     def _path(self, begin: int) -> str:
@@ -358,10 +382,10 @@ class ConsumeQueue:
 
     def _remove(self, begin: int) -> None:
         path = self._path(begin)
-        self._store.lost.forget(self._key, begin)
-        self._store._drop(path)
-        self._store._disk.unlink(path)
-        self._store._dirty_folders.add(self._folder)
+        self._files.lost.forget(self._key, begin)
+        self._files.drop(path)
+        self._files.disk.unlink(path)
+        self._files.dirty_folders.add(self._folder)
         self._begins.discard(begin)
 
     def _forget(self) -> None:
@@ -369,7 +393,7 @@ class ConsumeQueue:
             gone, self._tail = len(self._tail.units), None
             self._count(-gone)
         for begin in self._known_begins or ():
-            self._store.lost.forget(self._key, begin)
-            self._store._drop(self._path(begin))
+            self._files.lost.forget(self._key, begin)
+            self._files.drop(self._path(begin))
         self._known_begins = set()
         self._moving = None

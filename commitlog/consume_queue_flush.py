@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from commitlog.lost_files import QueueKey
-from commitlog.queue_files import made
+from commitlog.queue_files import QueueKey, made
 from commitlog.queue_unit import UNIT_BYTES, fillers
 from commitlog.seams import CANNOT_BE_READ, Disk
 from commitlog.shared_units import Row, RowKind, SharedUnits

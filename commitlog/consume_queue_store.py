@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from commitlog.consume_queue import ConsumeQueue
+from commitlog.consume_queue import ConsumeQueue, Sharing
 from commitlog.consume_queue_flush import ConsumeQueueFlush, Move
 from commitlog.errors import InvariantBroken
-from commitlog.lost_files import LostFiles
 from commitlog.queue_files import QueueFiles
 from commitlog.queue_unit import UNIT_BYTES
-from commitlog.seams import CANNOT_BE_READ, Disk
+from commitlog.seams import Disk
 from commitlog.shared_units import Row, RowKind, SharedUnits
 
 UNITS_PER_FILE: Final = 300_000
@@ -31,9 +30,6 @@ the usual limit of a process."""
 EAGER_QUEUES: Final = 1_000
 """Queues with files that are looked for when the store is opened; with more of them each is looked
 for when it is asked for, so that a start does not read a hundred thousand folders."""
-
-SHARED_BYTES_MAX: Final = 32 << 20
-"""Shared units in memory. Beyond it units are written into files of their queue at once."""
 
 MOVED_TOGETHER: Final = 256
 """Queues that one flush gives files of their own: about a quarter of a second of a worker."""
@@ -49,23 +45,15 @@ class ConsumeQueueStore:
     """
 
     __slots__ = (
-        "_changes",
-        "_dirty",
-        "_dirty_folders",
         "_disk",
         "_files",
         "_last_flush",
-        "_late_folders",
-        "_long",
         "_moving",
-        "_on_unreadable",
         "_queues",
         "_queues_of",
         "_root",
         "_shared",
-        "_shared_bytes",
         "_sharing",
-        "_topics_with_files",
         "lost",
         "units_per_file",
     )
@@ -90,29 +78,16 @@ class ConsumeQueueStore:
         """
         self._disk = disk
         self._root = root
-        self._on_unreadable = on_unreadable
-        self.lost = LostFiles()
         self.units_per_file = units_per_file
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._queues_of: dict[str, dict[int, ConsumeQueue]] = {}
-        self._files = QueueFiles(disk, self.file_bytes, max_open_files, self._note_folder)
-        self._dirty: set[str] = set()
-        self._dirty_folders: set[str] = set()
         self._last_flush: ConsumeQueueFlush | None = None
         self._shared = SharedUnits(disk, shared_folder(root))
-        self._shared_bytes = 0
-        # Queues with shared units, those that have had some for the longest time first; and those
-        # of them that have too many.
-        self._sharing: dict[ConsumeQueue, None] = {}
-        self._long: dict[ConsumeQueue, None] = {}
-        # Changes of shared units since the last flush.
-        self._changes: list[Row] = []
+        self._files = QueueFiles(disk, root, units_per_file, max_open_files, on_unreadable)
+        self.lost = self._files.lost
+        self._sharing = Sharing()
         # Those whose shared units the last flush moves into files, in its order.
         self._moving: list[ConsumeQueue] = []
-        # Topics that were deleted while a flush made files of theirs: nothing else makes any.
-        self._late_folders: set[str] = set()
-        disk.make_dir(root)  # durably: folders of topics are not made so
-        self._topics_with_files = set(disk.list_dir(root))
         self._find()
 
     def _find(self) -> None:
@@ -120,7 +95,7 @@ class ConsumeQueueStore:
             for queue_id, tail in tails.items():
                 self.queue(topic, queue_id)._take_shared(tail)
         eager = 0
-        for topic in sorted(self._topics_with_files):
+        for topic in sorted(self._files.topics):
             for name in self._disk.list_dir(f"{self._root}/{topic}"):
                 if name.isdecimal():
                     self.queue(topic, int(name))._check()
@@ -136,7 +111,7 @@ class ConsumeQueueStore:
                 raise InvariantBroken(f"topic {topic!r} cannot name a folder")
             if queue_id < 0:
                 raise InvariantBroken(f"queue id {queue_id} of {topic} is negative")
-            queue = ConsumeQueue(self, topic, queue_id)
+            queue = ConsumeQueue(self._files, self._sharing, topic, queue_id)
             self._queues[topic, queue_id] = queue
             self._queues_of.setdefault(topic, {})[queue_id] = queue
         return queue
@@ -158,20 +133,20 @@ class ConsumeQueueStore:
             is_moving |= queue._is_moving
             queue._forget()
         if had_shared:
-            self._changes.append(Row(RowKind.TOPIC_DELETED, topic))
-        if topic not in self._topics_with_files:
+            self._sharing.changes.append(Row(RowKind.TOPIC_DELETED, topic))
+        if topic not in self._files.topics:
             return
         folder = f"{self._root}/{topic}"
-        self._dirty_folders = {
-            path for path in self._dirty_folders if not f"{path}/".startswith(f"{folder}/")
+        self._files.dirty_folders = {
+            path for path in self._files.dirty_folders if not f"{path}/".startswith(f"{folder}/")
         }
         if is_moving:
-            self._late_folders.add(topic)
+            self._files.late_topics.add(topic)
             return
         self._remove_folder(topic)
 
     def _remove_folder(self, topic: str) -> None:
-        self._topics_with_files.discard(topic)
+        self._files.topics.discard(topic)
         self._disk.remove_tree(f"{self._root}/{topic}")
         self._disk.flush_dir(self._root)
 
@@ -186,43 +161,47 @@ class ConsumeQueueStore:
         moves = self._begin_moves()
         job = ConsumeQueueFlush(
             self._disk,
-            sorted(self._dirty),
-            sorted(self._dirty_folders),
+            sorted(self._files.dirty),
+            sorted(self._files.dirty_folders),
             shared=self._shared,
-            changes=self._changes,
+            changes=self._sharing.changes,
             moves=moves,
             file_bytes=self.file_bytes,
         )
         self._last_flush = job
-        self._dirty = set()
-        self._dirty_folders = set()
-        self._changes = []
+        self._files.dirty = set()
+        self._files.dirty_folders = set()
+        self._sharing.changes = []
         return job
 
     def _end_flush(self, job: ConsumeQueueFlush) -> None:
         """Take in what *job*, which has ended, came to."""
         if not job.done:
-            self._dirty.update(job.paths)
-            self._dirty_folders.update(job.folders)
-            self._changes = [*job.changes, *self._changes]
+            self._files.dirty.update(job.paths)
+            self._files.dirty_folders.update(job.folders)
+            self._sharing.changes = [*job.changes, *self._sharing.changes]
         for queue, move in zip(self._moving, job.moves, strict=True):
             found = job.unreadable.get((move.topic, move.queue_id))
             queue._end_move(move.end if job.has_moved and found is None else None)
-            if found is not None and queue._is_known:
-                self._lose(queue, *found)
-        for topic in self._late_folders:
+            if found is not None and self._queues.get(queue._key) is queue:
+                self._files.lose(queue._key, *found)
+        for topic in self._files.late_topics:
             self._remove_folder(topic)
-        self._late_folders.clear()
+        self._files.late_topics.clear()
 
     def _begin_moves(self) -> list[Move]:
         """Choose queues that get files of their own, as many as one flush is to make."""
-        chosen = list(islice(self._long, MOVED_TOGETHER))
+        chosen = list(islice(self._sharing.long, MOVED_TOGETHER))
         wanted = MOVED_TOGETHER - len(chosen)
-        if self._shared_bytes <= SHARED_BYTES_MAX // 2:
+        if not self._sharing.is_half_full:
             # A store of few queues gives each its files, as RocketMQ has them.
-            wanted = min(wanted, self._files.most - len(self._topics_with_files))
+            wanted = min(wanted, self._files.most - len(self._files.topics))
         if wanted > 0:
-            chosen += [queue for queue in islice(self._sharing, wanted) if queue not in self._long]
+            chosen += [
+                queue
+                for queue in islice(self._sharing.queues, wanted)
+                if queue not in self._sharing.long
+            ]
         if self.lost:
             chosen = [queue for queue in chosen if not self.lost.has(queue._key)]
         self._moving = chosen
@@ -236,12 +215,7 @@ class ConsumeQueueStore:
     @property
     def shared_bytes(self) -> int:
         """Size of the units that are in no file of their queue."""
-        return self._shared_bytes
-
-    def _may_share(self, size: int, *, lacks_file: bool) -> bool:
-        """Whether units may be shared ones: of a file that is not there, or is not open."""
-        is_wanted = lacks_file or len(self._files) >= self._files.most
-        return is_wanted and self._shared_bytes + size <= SHARED_BYTES_MAX
+        return self._sharing.size_bytes
 
     def flush(self) -> None:
         """Make all units put so far durable.
@@ -255,24 +229,6 @@ class ConsumeQueueStore:
         """Give all descriptors back; what was not flushed stays in the page cache, or is lost."""
         self._shared.close()
         self._files.close()
-
-    def _note_folder(self, folder: str) -> None:
-        """Note a folder in which a file was made: its names are to be flushed, too.
-
-        It may be new, and so may be the one of its topic.
-        """
-        self._dirty_folders.update((folder, folder.rpartition("/")[0], self._root))
-
-    def _lose(self, queue: ConsumeQueue, path: str, error: OSError) -> None:
-        """Note that the disk does not give a file back.
-
-        Raises:
-            OSError: The error is another one.
-        """
-        if error.errno not in CANNOT_BE_READ:
-            raise error
-        if self.lost.add(queue._key, _begin_of(path)):
-            self._on_unreadable(path, error)
 
     def renew_lost(self) -> None:
         """Make a new file for each that the disk does not give back. Blocking.
@@ -288,19 +244,11 @@ class ConsumeQueueStore:
                 self.lost.forget(key, begin)
                 continue
             path = queue._path(begin)
-            self._drop(path)
+            self._files.drop(path)
             self._disk.unlink(path)
             self._files.create(path)
-            self._dirty.add(path)
+            self._files.dirty.add(path)
             self.lost.fill(key, begin)
-
-    def _drop(self, path: str) -> None:
-        self._dirty.discard(path)
-        self._files.drop(path)
-
-
-def _begin_of(path: str) -> int:
-    return int(path.rpartition("/")[2]) // UNIT_BYTES
 
 
 def shared_folder(root: str) -> str:

@@ -1,4 +1,7 @@
-"""Files of consume queues that are kept open, the least recently used ones given up first."""
+"""The files of all consume queues: which are open, which a flush is to reach, which are lost.
+
+Of the open ones the least recently used are given up first.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,70 @@ from typing import TypeVar
 
 from commitlog.descriptors import NO_DESCRIPTOR
 from commitlog.errors import ForeignStoreError
-from commitlog.seams import Disk, DiskFile
+from commitlog.queue_unit import UNIT_BYTES
+from commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
 
 T = TypeVar("T")
 
+QueueKey = tuple[str, int]
+"""Topic and queue id."""
+
 
 class QueueFiles:
-    """Open files by path; fewer than may be where the process has no descriptor left.
+    """Files below one folder: ``<root>/<topic>/<queue id>/<20-digit byte offset>``.
+
+    Fewer are open than may be where the process has no descriptor left.
 
     Args:
-        file_bytes: Size of each.
+        units_per_file: Size of each.
         most: Files kept open.
-        on_made: Called with the folder of a file that was made.
+        on_unreadable: Called with the path of a file that cannot be read, and why.
+
+    Attributes:
+        lost: Files that the disk does not give back.
+        dirty: Files that were written since the last flush.
+        dirty_folders: Folders whose names have changed since.
+        topics: Those that may have files.
+        late_topics: Topics that were deleted while a flush made files of theirs: nothing else
+            makes any.
     """
 
-    __slots__ = ("_disk", "_file_bytes", "_on_made", "_open", "most")
+    __slots__ = (
+        "_file_bytes",
+        "_on_unreadable",
+        "_open",
+        "dirty",
+        "dirty_folders",
+        "disk",
+        "late_topics",
+        "lost",
+        "most",
+        "root",
+        "topics",
+        "units_per_file",
+    )
 
     def __init__(
-        self, disk: Disk, file_bytes: int, most: int, on_made: Callable[[str], None]
+        self,
+        disk: Disk,
+        root: str,
+        units_per_file: int,
+        most: int,
+        on_unreadable: Callable[[str, OSError], None],
     ) -> None:
+        self.disk = disk
+        self.root = root
+        self.units_per_file = units_per_file
         self.most = most
-        self._disk = disk
-        self._file_bytes = file_bytes
-        self._on_made = on_made
+        self.lost = LostFiles()
+        self.dirty: set[str] = set()
+        self.dirty_folders: set[str] = set()
+        self.late_topics: set[str] = set()
+        self._file_bytes = units_per_file * UNIT_BYTES
+        self._on_unreadable = on_unreadable
         self._open: OrderedDict[str, DiskFile] = OrderedDict()
+        disk.make_dir(root)  # durably: folders of topics are not made so
+        self.topics = set(disk.list_dir(root))
 
     def __len__(self) -> int:
         return len(self._open)
@@ -50,12 +93,12 @@ class QueueFiles:
         if file is not None:
             self._open.move_to_end(path)
             return file
-        file = self._with_descriptor(lambda: self._disk.open(path))
+        file = self._with_descriptor(lambda: self.disk.open(path))
         if file.size != self._file_bytes:
             file.close()
             if file.size == 0:
                 # A crash came between making the file and giving it its size.
-                self._disk.unlink(path)
+                self.disk.unlink(path)
                 return self.create(path)
             raise ForeignStoreError(f"{path} has {file.size} bytes in place of {self._file_bytes}")
         self._keep(path, file)
@@ -70,14 +113,33 @@ class QueueFiles:
         folder = path.rpartition("/")[0]
         # Not durably: that would stop the event loop twice for each queue. The next flush sees
         # to the names of all of them.
-        self._disk.make_dir(folder, durably=False)
-        file, _ = self._with_descriptor(lambda: made(self._disk, path, self._file_bytes))
-        self._on_made(folder)
+        self.disk.make_dir(folder, durably=False)
+        file, _ = self._with_descriptor(lambda: made(self.disk, path, self._file_bytes))
+        self.note_folder(folder)
         self._keep(path, file)
         return file
 
+    def note_folder(self, folder: str) -> None:
+        """Note a folder in which a file was made: its names are to be flushed, too.
+
+        It may be new, and so may be the one of its topic.
+        """
+        self.dirty_folders.update((folder, folder.rpartition("/")[0], self.root))
+
+    def lose(self, key: QueueKey, path: str, error: OSError) -> None:
+        """Note that the disk does not give a file of a queue back.
+
+        Raises:
+            OSError: The error is another one.
+        """
+        if error.errno not in CANNOT_BE_READ:
+            raise error
+        if self.lost.add(key, int(path.rpartition("/")[2]) // UNIT_BYTES):
+            self._on_unreadable(path, error)
+
     def drop(self, path: str) -> None:
-        """Close the file at *path*, if it is open."""
+        """Close the file at *path*, if it is open; a flush need not reach it any more."""
+        self.dirty.discard(path)
         file = self._open.pop(path, None)
         if file is not None:
             file.close()
@@ -102,6 +164,76 @@ class QueueFiles:
                     raise
             for _ in range((len(self._open) + 1) // 2):
                 self._open.popitem(last=False)[1].close()
+
+
+class LostFiles:
+    """Which files are lost, by queue and by the first offset they have.
+
+    At first such a file takes no units. Once a new one stands in its place, it takes units, and
+    gives none before `end`: some of them are still missing.
+    """
+
+    __slots__ = ("_filling", "_unreadable")
+
+    def __init__(self) -> None:
+        self._unreadable: dict[QueueKey, set[int]] = {}
+        self._filling: dict[QueueKey, set[int]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self._unreadable or self._filling)
+
+    @property
+    def unreadable(self) -> list[tuple[QueueKey, int]]:
+        """Those in whose place no new file stands."""
+        return [(key, begin) for key, begins in self._unreadable.items() for begin in begins]
+
+    @property
+    def filling(self) -> dict[QueueKey, list[int]]:
+        """First offsets of the new files that do not have all their units yet, by queue."""
+        return {key: sorted(begins) for key, begins in self._filling.items()}
+
+    def add(self, key: QueueKey, begin: int) -> bool:
+        """Note that a file is lost; tell whether that is new."""
+        if not self.takes_units(key, begin):
+            return False
+        _discard(self._filling, key, begin)
+        self._unreadable.setdefault(key, set()).add(begin)
+        return True
+
+    def has(self, key: QueueKey) -> bool:
+        """Whether a file of that queue is lost."""
+        return key in self._unreadable or key in self._filling
+
+    def takes_units(self, key: QueueKey, begin: int) -> bool:
+        """Whether units may be put into that file."""
+        return begin not in self._unreadable.get(key, ())
+
+    def gives_units(self, key: QueueKey, begin: int) -> bool:
+        """Whether units may be read from that file."""
+        return self.takes_units(key, begin) and begin not in self._filling.get(key, ())
+
+    def fill(self, key: QueueKey, begin: int) -> None:
+        """Note that a new file stands in the place of an unreadable one."""
+        _discard(self._unreadable, key, begin)
+        self._filling.setdefault(key, set()).add(begin)
+
+    def forget(self, key: QueueKey, begin: int) -> None:
+        """Note that a file is not wanted any more."""
+        _discard(self._unreadable, key, begin)
+        _discard(self._filling, key, begin)
+
+    def end(self) -> None:
+        """Note that the new files have their units."""
+        self._filling.clear()
+
+
+def _discard(begins_of: dict[QueueKey, set[int]], key: QueueKey, begin: int) -> None:
+    begins = begins_of.get(key)
+    if begins is not None:
+        begins.discard(begin)
+        if not begins:
+            del begins_of[key]
 
 
 def made(disk: Disk, path: str, size: int) -> tuple[DiskFile, bool]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from commitlog.consume_queue_store import ConsumeQueueStore
     from commitlog.entry_log import EntryLog
-    from commitlog.lost_files import QueueKey
+    from commitlog.queue_files import QueueKey
 
 log = structlog.get_logger(__name__)
 

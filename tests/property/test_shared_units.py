@@ -143,7 +143,7 @@ class Model:
 @pytest.fixture(autouse=True)
 def small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(consume_queue_store, "SHARED_BYTES_MAX", 80 * UNIT_BYTES)
+        patch.setattr(consume_queue, "SHARED_BYTES_MAX", 80 * UNIT_BYTES)
         patch.setattr(consume_queue, "SHARED_QUEUE_BYTES", 12 * UNIT_BYTES)
         patch.setattr(consume_queue_store, "MOVED_TOGETHER", 3)
         patch.setattr(shared_units, "FILE_BYTES_MIN", 3000)
@@ -222,7 +222,7 @@ def test_hundred_thousand_queues_take_no_file_of_their_own(tmp_path: object) -> 
     root = f"{tmp_path}/consumequeue"
     store = ConsumeQueueStore(OsDisk(), root, 8, max_open_files=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(consume_queue_store, "SHARED_BYTES_MAX", 32 << 20)
+        patch.setattr(consume_queue, "SHARED_BYTES_MAX", 32 << 20)
         for number in range(100_000):
             store.queue(f"t{number // 5}", number % 5).put(0, np.array([unit(number)], UNIT_DTYPE))
         store.flush()

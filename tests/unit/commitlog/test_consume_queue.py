@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commitlog import consume_queue_flush, consume_queue_store
+from commitlog import consume_queue, consume_queue_flush, consume_queue_store
 from commitlog.consume_queue_store import ConsumeQueueStore
 from commitlog.disk import OsDisk
 from commitlog.errors import ForeignStoreError, InvariantBroken, OffsetOutOfRangeError
@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let units go into files at once, as they do when there are too many shared ones."""
-    monkeypatch.setattr(consume_queue_store, "SHARED_BYTES_MAX", 0)
+    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 0)
 
 
 def open_store(root: Path, units_per_file: int = 10) -> ConsumeQueueStore:
@@ -202,7 +202,7 @@ class RecordingDisk(OsDisk):
 def test_a_flush_covers_every_file_written_since_the_last_one(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consume_queue_store, "SHARED_BYTES_MAX", 0)
+    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 0)
     disk = RecordingDisk()
     store = ConsumeQueueStore(disk, str(root), 10, max_open_files=1)
     disk.folders.clear()
@@ -254,7 +254,7 @@ def test_many_queues_moved_into_files_survive_a_power_cut(
     together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consume_queue_flush, "FLUSH_TOGETHER", together)
-    monkeypatch.setattr(consume_queue_store, "SHARED_BYTES_MAX", 60 * UNIT_BYTES)
+    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 60 * UNIT_BYTES)
     disk = CrashDisk()
     store = ConsumeQueueStore(disk, "/queues", 10, max_open_files=1)
     for queue_id in range(15):
@@ -324,7 +324,7 @@ def test_a_flush_that_failed_leaves_its_units_to_the_next_one(root: Path) -> Non
 def test_shared_units_are_bounded_and_written_over_at_will(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consume_queue_store, "SHARED_BYTES_MAX", 4 * UNIT_BYTES)
+    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 4 * UNIT_BYTES)
     store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=1)
     store.queue("T1", 0).put(0, units(0, 1))
     late = store.queue("T2", 0)
@@ -422,7 +422,7 @@ def test_file_of_a_killed_process_survives_after_a_flush() -> None:
 
 
 def test_a_new_file_survives_the_power_after_the_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume_queue_store, "SHARED_BYTES_MAX", 0)
+    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 0)
     disk = CrashDisk()
     store = ConsumeQueueStore(disk, "/data/queues", 10)
     store.queue("T1", 0).put(0, units(0, 3))

@@ -372,7 +372,7 @@ async def test_a_disk_too_full_to_apply_leaves_a_node_that_can_be_read(
     derived: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On all three replicas at once, as happens to equal disks."""
-    monkeypatch.setattr("commitlog.consume_queue_store.SHARED_BYTES_MAX", 0)
+    monkeypatch.setattr("commitlog.consume_queue.SHARED_BYTES_MAX", 0)
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = (await groups.leader()).group
         keyed = b"KEYS\x01k\x02"

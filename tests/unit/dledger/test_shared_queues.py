@@ -106,7 +106,7 @@ def checkpoint(store: ReplicaStore) -> None:
 def test_unreadable_queue_file_is_derived_at_start(
     log: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitlog.consume_queue_store.SHARED_BYTES_MAX", 0)
+    monkeypatch.setattr("commitlog.consume_queue.SHARED_BYTES_MAX", 0)
     disk = CrashDisk()
     kept = replace(settings(Path("/n0")), queue_files_max=200)
     store = ReplicaStore(disk, kept, StateTables)
