@@ -95,7 +95,7 @@ NODE: Final = "drain"
 
 
 class RealTime:
-    """A `jepsen_like.workloads.clients.Stage` that began when it was made."""
+    """A `jepsen_like.workloads.recorder.Stage` that began when it was made."""
 
     def __init__(self) -> None:
         self._begin_ns = time.monotonic_ns()

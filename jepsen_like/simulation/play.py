@@ -32,10 +32,11 @@ from jepsen_like.simulation.stall import StallWatch
 from jepsen_like.simulation.world import Violation as Broken
 from jepsen_like.simulation.world import World, run_world
 from jepsen_like.simulation.world_settings import WorldSettings
-from jepsen_like.workloads.clients import BROKER, TOPIC, WorkloadClients
+from jepsen_like.workloads.clients import WorkloadClients
 from jepsen_like.workloads.due import LEVEL_SLACK_S, due_within_s
 from jepsen_like.workloads.final_read import read_replica
 from jepsen_like.workloads.push_groups import PushGroup
+from jepsen_like.workloads.recorder import BROKER, TOPIC
 from jepsen_like.workloads.transactions import (
     INTERVAL_MS,
     PATIENCE_S,

@@ -21,7 +21,8 @@ from jepsen_like.simulation.machine import Node, State
 from jepsen_like.simulation.node import BrokerNode, ClientNode
 from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
 from jepsen_like.simulation.world import World
-from jepsen_like.workloads.clients import BROKER, TOPIC, WorkloadClients
+from jepsen_like.workloads.clients import WorkloadClients
+from jepsen_like.workloads.recorder import BROKER, TOPIC
 
 POINT_WAIT_S: Final = 10.0
 """How long a kill waits for the disk to do something."""

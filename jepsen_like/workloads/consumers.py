@@ -11,7 +11,7 @@ with one request each. In the end retry topic and dead letters are read from end
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -31,14 +31,10 @@ from jepsen_like.checkers.retries import DEAD_PREFIX, MAX_TRIES, RETRY_PREFIX
 from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from jepsen_like.nemesis.ground import Moment
 from jepsen_like.seeded_rng import SimRng, rng_stream
-from jepsen_like.workloads.producers import value_of
+from jepsen_like.workloads.recorder import Recorder, value_of
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.headers import ConsumerSendMsgBackHeader
 from remoting.protocol.outcome import outcome_of
-
-if TYPE_CHECKING:
-    from jepsen_like.workloads.clients import WorkloadClients
-
 
 ASK_AGAIN_S: Final = 0.5
 """Pause before a consumer asks again where it may begin."""
@@ -57,7 +53,7 @@ class Consumers:
         ask_first: Those that start from now on begin where they committed, not where they know.
     """
 
-    def __init__(self, clients: WorkloadClients) -> None:
+    def __init__(self, clients: Recorder) -> None:
         self._clients = clients
         self._tried: dict[int, Offsets] = {}
         self._waking: trio.Event | None = None
@@ -191,7 +187,7 @@ ATTEMPT_S: Final = 8.0
 class Retriers:
     """Consumers that give messages back, each a group of its own."""
 
-    def __init__(self, clients: WorkloadClients, seed: int, per_mille: int) -> None:
+    def __init__(self, clients: Recorder, seed: int, per_mille: int) -> None:
         self._clients = clients
         self._seed = seed
         self._per_mille = per_mille

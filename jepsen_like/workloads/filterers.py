@@ -5,7 +5,7 @@ A row holds which offsets an answer passed and what it found there, as a count a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from client.consumer.pull_consumer import PullConsumer
 from client.consumer.subscriptions import SubscriptionExpression
@@ -16,10 +16,7 @@ from jepsen_like.checkers.filters import FILTERS, Filter
 from jepsen_like.history.columns import hash_range
 from jepsen_like.history.operation import F, Operation, Outcome
 from jepsen_like.seeded_rng import SimRng, rng_stream
-from jepsen_like.workloads.producers import value_of
-
-if TYPE_CHECKING:
-    from jepsen_like.workloads.clients import WorkloadClients
+from jepsen_like.workloads.recorder import Recorder, value_of
 
 AGAIN: Final = 0.05
 """How likely a step is to begin again somewhere before."""
@@ -37,7 +34,7 @@ def _expression(chosen: Filter) -> SubscriptionExpression:
 class Filterers:
     """Consumers with an expression each."""
 
-    def __init__(self, clients: WorkloadClients, seed: int) -> None:
+    def __init__(self, clients: Recorder, seed: int) -> None:
         self._clients = clients
         self._seed = seed
 

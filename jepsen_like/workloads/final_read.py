@@ -14,8 +14,7 @@ from dledger.state.tables import StateTables
 from jepsen_like.checkers.half_messages import DISCARD_TOPIC
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import NOTHING, History, ReplicaRead, ReplicaState
-from jepsen_like.workloads.clients import TOPIC
-from jepsen_like.workloads.producers import value_of
+from jepsen_like.workloads.recorder import TOPIC, value_of
 
 CHECKER = "final_read"
 UNREADABLE = "replica cannot be read"

@@ -8,7 +8,7 @@ forgets its locks, goes on as another client: its locks are not given back.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -19,9 +19,7 @@ from client.core.errors import ClientError, LockLostError
 from client.core.route import MessageQueue
 from jepsen_like.history.operation import F, Operation, Outcome
 from jepsen_like.seeded_rng import SimRng, rng_stream
-
-if TYPE_CHECKING:
-    from jepsen_like.workloads.clients import WorkloadClients
+from jepsen_like.workloads.recorder import Recorder
 
 GROUP: Final = "lockers"
 STILL_STEP_S: Final = 0.5
@@ -39,7 +37,7 @@ class Lockers:
         lease_s: How long brokers let a lock last.
     """
 
-    def __init__(self, clients: WorkloadClients, seed: int, *, lease_s: float) -> None:
+    def __init__(self, clients: Recorder, seed: int, *, lease_s: float) -> None:
         self._clients = clients
         self._seed = seed
         self._lease_s = lease_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError
@@ -21,17 +21,14 @@ from client.producer.producer import Producer
 from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, OWNED_NAMES
 from dledger.settings_values import parse_delay_levels
 from jepsen_like.checkers.filters import PROPERTY, number_of, tag_of
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from jepsen_like.history.operation import F, Operation, Outcome
 from jepsen_like.nemesis.ground import Moment
 from jepsen_like.plans.plan import Plan
 from jepsen_like.seeded_rng import SimRng, rng_stream
 from jepsen_like.workloads.due import timer_delay_max_ms
+from jepsen_like.workloads.recorder import VALUE_BYTES, Recorder, Stage
+from jepsen_like.workloads.transactions import Transactions
 
-if TYPE_CHECKING:
-    from jepsen_like.workloads.clients import Stage, WorkloadClients
-    from jepsen_like.workloads.transactions import Transactions
-
-VALUE_BYTES: Final = 8
 SEND_TIMEOUT_S: Final = 10.0
 ATTEMPT_TIMEOUT_S: Final = 8.0
 """Longer than a broker waits for a majority: its answer is to arrive, whatever it is."""
@@ -39,12 +36,6 @@ REPEATED_AFTER_S: Final = 1.0
 """Shorter than a broker waits: an idempotent producer repeats while the first attempt is out."""
 RECALLABLE_MAX: Final = 16
 """Messages that a producer remembers for a recall; some of them are over when it comes to it."""
-
-
-def value_of(body: Any) -> int:
-    """Return the value in a message body, or `NOTHING` when it is not one of a workload."""
-    view = memoryview(body)
-    return int.from_bytes(view[:VALUE_BYTES], "big") if view.nbytes >= VALUE_BYTES else NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +61,7 @@ class Producers:
     """
 
     def __init__(
-        self, clients: WorkloadClients, stage: Stage, plan: Plan, transactions: Transactions
+        self, clients: Recorder, stage: Stage, plan: Plan, transactions: Transactions
     ) -> None:
         self._clients = clients
         self._stage = stage

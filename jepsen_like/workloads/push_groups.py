@@ -30,7 +30,7 @@ from jepsen_like.checkers.push_group import (
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.operation import NOTHING, F, Level
 from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.workloads.producers import value_of
+from jepsen_like.workloads.recorder import value_of
 
 if TYPE_CHECKING:
     from jepsen_like.plans.plan import Plan

@@ -11,8 +11,7 @@ they arrive.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import trio
 
@@ -30,9 +29,7 @@ from jepsen_like.history.operation import Decision, F, Outcome
 from jepsen_like.plans.plan import Workload
 from jepsen_like.plans.promised import CHECKS_MAX
 from jepsen_like.seeded_rng import SimRng
-
-if TYPE_CHECKING:
-    from jepsen_like.workloads.clients import WorkloadClients
+from jepsen_like.workloads.recorder import Recorder, value_of
 
 GROUP: Final = "transactions"
 
@@ -74,15 +71,11 @@ class Transactions:
 
     Args:
         clients: Whose they are: the rows, the queues and the time.
-        value_of: The value in a message body.
         halves: How half messages are sent.
     """
 
-    def __init__(
-        self, clients: WorkloadClients, value_of: Callable[[Any], int], halves: ProducerConfig
-    ) -> None:
+    def __init__(self, clients: Recorder, halves: ProducerConfig) -> None:
         self.clients = clients
-        self.value_of = value_of
         self._halves = halves
         self.values: dict[str, int] = {}
         """Transaction id to value."""
@@ -118,7 +111,7 @@ class Transactions:
     async def ask(self, message: MessageExt) -> LocalTransactionState:
         """Be the application that is asked what became of a local part."""
         await trio.lowlevel.checkpoint()
-        value = self.value_of(message.body)
+        value = value_of(message.body)
         self.values[message.message_id] = value
         if value % NEVER_KNOWN == 0:
             return UNKNOWN
@@ -134,7 +127,7 @@ class Transactions:
         clients, producer = self.clients, self._producer
         if producer is None:
             return True  # the machine has just started
-        value = self.value_of(message.body)
+        value = value_of(message.body)
         op = clients.begin(process, F.HALF, queue)
         op.value = value
         try:
@@ -215,6 +208,6 @@ class _Recorded(TransactionProducer):
     def _on_question(self, question: Question) -> None:
         clients = self._run.clients
         op = clients.begin(clients.new_process(), F.CHECK)
-        op.value, op.txn = self._run.value_of(question.message.body), question.half_offset
+        op.value, op.txn = value_of(question.message.body), question.half_offset
         clients.end(op)
         super()._on_question(question)

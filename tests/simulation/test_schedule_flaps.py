@@ -39,8 +39,7 @@ from jepsen_like.simulation.machine import current_node
 from jepsen_like.simulation.node import BrokerNode
 from jepsen_like.simulation.play import Played, play
 from jepsen_like.simulation.world import World
-from jepsen_like.workloads.clients import TOPIC
-from jepsen_like.workloads.producers import value_of
+from jepsen_like.workloads.recorder import TOPIC, value_of
 
 FLAPS = 100
 SECONDS_PER_FLAP = 6

@@ -1,0 +1,316 @@
+"""What all clients of a run share: the rows of their calls, the values they send, and the time.
+
+A call leaves a row when it begins and completes it when it ends; what is known of its outcome
+follows from its error. A logical client that saw an unknown outcome is retired: another process
+number goes on in its place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+import trio
+
+from client.consumer.pull_consumer import PullConsumer
+from client.core.errors import ClientError, OffsetIllegalError
+from client.core.message_ext import PullStatus
+from client.core.route import MessageQueue
+from jepsen_like.history.operation import (
+    CLIENT_BITS,
+    NEVER,
+    NOTHING,
+    F,
+    History,
+    Level,
+    Operation,
+    Outcome,
+)
+from jepsen_like.history.outcome import classify
+from jepsen_like.nemesis.ground import Moment
+from jepsen_like.plans.plan import REST_FACTOR, Plan
+from jepsen_like.seeded_rng import SimRng, rng_stream
+
+TOPIC: Final = "orders"
+BROKER: Final = "sim"
+PULL_MESSAGES: Final = 32
+VALUE_BYTES: Final = 8
+
+
+class Stage(Protocol):
+    """Where clients act: simulated or real time."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time of the run; the history's clock."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+
+
+def unrecorded(_: Operation) -> None:
+    """Keep rows in memory only."""
+
+
+def value_of(body: Any) -> int:
+    """Return the value in a message body, or `NOTHING` when it is not one of a workload."""
+    view = memoryview(body)
+    return int.from_bytes(view[:VALUE_BYTES], "big") if view.nbytes >= VALUE_BYTES else NOTHING
+
+
+class Recorder:
+    """Records what the clients of a run do, and lets them act until it is over.
+
+    Args:
+        stage: Time.
+        broker: Name of the broker group; empty: any that has queues of the topic.
+        topic: What is sent to.
+        record: Gets a row when it is called and when it has ended; what an answer held is
+            written into it before the next checkpoint of trio.
+
+    Attributes:
+        history: Where rows go.
+        counts: Rows by kind and outcome, and ``unclassified`` errors.
+        unclassified: Errors the outcome table does not know; the run fails.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        plan: Plan,
+        history: History,
+        *,
+        broker: str = BROKER,
+        topic: str = TOPIC,
+        record: Callable[[Operation], None] = unrecorded,
+    ) -> None:
+        self._stage = stage
+        self._plan = plan
+        self._record = record
+        self.history = history
+        self.counts: Counter[str] = Counter()
+        self.unclassified: list[str] = []
+        self._op_id = 0
+        self._process = 0
+        self._values: Counter[int] = Counter()
+        self._awaited: dict[Moment, trio.Event] = {}
+        self._lives: Counter[tuple[str, int]] = Counter()
+        self._is_over = False
+        self._busy = 0
+        self.topic = topic
+        self.queues = [MessageQueue(topic, broker, i) for i in range(plan.workload.queues)]
+
+    def rng_of(self, role: str, index: int) -> SimRng:
+        """Return chance for the next run of a client: a killed one does not repeat itself."""
+        self._lives[role, index] += 1
+        return rng_stream(self._plan.seed, role, index, self._lives[role, index])
+
+    # -- rows ------------------------------------------------------------------------------
+
+    def new_process(self) -> int:
+        """Return the number of a logical client that has done nothing yet."""
+        self._process += 1
+        return self._process
+
+    @property
+    def now_ns(self) -> int:
+        """The history's clock."""
+        return round(self._stage.elapsed_s * 1e9)
+
+    def begin(self, process: int, f: F, queue: MessageQueue | None = None) -> Operation:
+        """Return the row of an operation that is called now."""
+        op_id = self._op_id
+        self._op_id += 1
+        topic, queue_id = (queue.topic, queue.queue_id) if queue is not None else ("", NOTHING)
+        op = Operation(
+            op_id, op_id, process, NOTHING, f, Outcome.INFO, self.now_ns, NEVER, topic, queue_id
+        )
+        self.history.operations.append(op)
+        self._record(op)
+        return op
+
+    def end(self, op: Operation) -> None:
+        """It ended well, now."""
+        op.outcome, op.ret_ns = Outcome.OK, self.now_ns
+        self._record(op)
+        self.counts[f"{F(op.f).name.lower()}_ok"] += 1
+
+    def failed(self, op: Operation, error: Exception) -> None:
+        """It ended in *error*, now."""
+        outcome, is_known = classify(error)
+        op.outcome, op.err = outcome, type(error).__name__
+        op.ret_ns = NEVER if outcome is Outcome.INFO else self.now_ns
+        self._record(op)
+        self.counts[f"{F(op.f).name.lower()}_{outcome.name.lower()}"] += 1
+        if not is_known:
+            self.unclassified.append(f"{type(error).__name__}: {error}")
+
+    def refused(self, op: Operation, why: str) -> None:
+        """It was answered with a plain no, now; it did not happen."""
+        op.outcome, op.ret_ns, op.err = Outcome.FAIL, self.now_ns, why
+        self._record(op)
+        self.counts[f"{F(op.f).name.lower()}_fail"] += 1
+
+    def next_value(self, client: int) -> int:
+        """Return a value that was not sent before."""
+        self._values[client] += 1
+        return client << CLIENT_BITS | self._values[client]
+
+    # -- moments that faults wait for --------------------------------------------------------
+
+    async def reach(self, moment: Moment) -> None:
+        """Wait until some client is at *moment*."""
+        reached = self._awaited.setdefault(moment, trio.Event())
+        try:
+            await reached.wait()
+        finally:
+            self._awaited.pop(moment, None)
+
+    def is_awaited(self, moment: Moment) -> bool:
+        """Whether a fault waits for *moment*."""
+        return moment in self._awaited
+
+    def arrive(self, moment: Moment) -> None:
+        """Wake the fault that waits for a client at *moment*."""
+        awaited = self._awaited.pop(moment, None)
+        if awaited is not None:
+            awaited.set()
+
+    # -- until it is over ----------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """Begin nothing new; return when everything begun has ended."""
+        self._is_over = True
+        while self._busy:
+            await self._stage.sleep(0.1)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing new is to be begun."""
+        return self._is_over
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Be waited for by `finish` meanwhile."""
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        await self._stage.sleep(seconds)
+
+    async def pause(self, rng: SimRng) -> bool:
+        """Wait between two operations; false when it is over."""
+        await self._stage.sleep(rng.expovariate(1000.0 / self._plan.workload.interval_ms))
+        return not self._is_over
+
+    async def rest(self, rng: SimRng) -> bool:
+        """Wait for much longer now and then; false when it is over."""
+        rests = self._plan.workload.rest_per_mille
+        if rests and rng.randrange(1000) < rests:
+            for _ in range(REST_FACTOR - 1):
+                if not await self.pause(rng):
+                    return False
+        return not self._is_over
+
+    # -- calls that leave a row ------------------------------------------------------------
+
+    async def commit(
+        self,
+        consumer: PullConsumer,
+        process: int,
+        queue: MessageQueue,
+        offset: int,
+        token: int | None = None,
+    ) -> Operation:
+        """Commit an offset, under a lock where there is a *token*."""
+        op = self.begin(process, F.COMMIT, queue)
+        op.group, op.off = consumer.group, offset
+        op.token = NOTHING if token is None else token
+        try:
+            await consumer.commit_offset(queue, offset, lock_token=token)
+        except ClientError as error:
+            self.failed(op, error)
+        else:
+            self.end(op)
+        return op
+
+    async def fetch_commit(
+        self, consumer: PullConsumer, process: int, queue: MessageQueue
+    ) -> Operation:
+        """Ask for the committed offset."""
+        op = self.begin(process, F.FETCH_COMMIT, queue)
+        op.group = consumer.group
+        try:
+            offset = await consumer.committed_offset(queue)
+        except ClientError as error:
+            self.failed(op, error)
+        else:
+            self.end(op)
+            op.off = NOTHING if offset is None else offset
+        return op
+
+    async def pull(
+        self,
+        consumer: PullConsumer,
+        process: int,
+        queue: MessageQueue,
+        offset: int,
+        wait_s: float = 0.0,
+        group: str = "",
+    ) -> tuple[Operation, int]:
+        """Pull at an offset; return the row and where to go on.
+
+        Args:
+            group: Of a consumer that goes on where it was; none of one that pulls anywhere.
+        """
+        op = self.begin(process, F.PULL, queue)
+        op.off, op.group = offset, group
+        try:
+            result = await consumer.pull(
+                queue, offset, max_messages=PULL_MESSAGES, timeout_s=wait_s
+            )
+        except OffsetIllegalError as error:
+            self.end(op)
+            if offset >= error.max_offset:
+                op.max_off = error.max_offset
+            else:
+                op.level = Level.LOCAL  # any member refuses too small ones, by what it knows
+            op.min_off = error.min_offset
+            return op, error.next_begin_offset
+        except ClientError as error:
+            self.failed(op, error)
+            return op, offset
+        self.end(op)
+        values = []
+        for place, message in enumerate(result.messages):
+            values.append(value_of(message.body))
+            if message.queue_offset != offset + place:
+                self.unclassified.append(f"a pull at {offset} has a hole at {offset + place}")
+        op.values, op.cnt = tuple(values), len(values)
+        if values and result.next_begin_offset != offset + len(values):
+            self.unclassified.append(
+                f"a pull at {offset} found {len(values)} and goes on at {result.next_begin_offset}"
+            )
+        if result.status is PullStatus.NO_NEW_MESSAGE:
+            # Only then a majority was asked; beside messages the bounds may be old.
+            op.max_off, op.min_off = result.max_offset, result.min_offset
+        return op, result.next_begin_offset
+
+    async def max_offset(
+        self, consumer: PullConsumer, process: int, queue: MessageQueue
+    ) -> Operation:
+        """Ask where a queue ends."""
+        op = self.begin(process, F.MAX_OFFSET, queue)
+        try:
+            op.max_off = await consumer.max_offset(queue)
+        except ClientError as error:
+            self.failed(op, error)
+        else:
+            self.end(op)
+        return op
