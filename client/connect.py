@@ -28,13 +28,12 @@ from client.core.client_instance import ClientConfig, ClientInstance
 from client.core.route import parse_address_list
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
-from remoting.access.credentials_file import parse_credentials
+from remoting.access.account_file import parse_credentials
 from remoting.clock import TrioClock
 from remoting.executor import ThreadExecutor
 from remoting.protocol.signature import Credentials
 from remoting.rng import SystemRng
-from remoting.tcp import TcpNetwork
-from remoting.tls import client_tls
+from remoting.tcp import TcpNetwork, client_tls
 
 CREDENTIALS_FILE: Final = "DLEDGER_CREDENTIALS"
 ACCESS_KEY: Final = "DLEDGER_ACCESS_KEY"

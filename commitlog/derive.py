@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from commitlog.columns import gather_bytes
 from commitlog.entry import KIND_RECORDS, EntryHeader, record_sizes, record_starts
 from commitlog.errors import CorruptEntryError, CorruptRecordError
 from commitlog.java_hash import (
@@ -42,7 +41,7 @@ from commitlog.record import (
     SYS_FLAG_TRANSACTION_MASK,
     decode_record,
 )
-from commitlog.record_columns import RecordColumns, record_columns
+from commitlog.record_columns import RecordColumns, gather_bytes, record_columns
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 """Its units hold the delivery time in place of a tags code; queue id + 1 is the delay level."""

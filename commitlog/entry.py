@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from commitlog.columns import scatter
 from commitlog.errors import CorruptEntryError, InvariantBroken, NewerEntryError
 from commitlog.record import (
     BORN_HOST_OFFSET,
@@ -40,6 +39,7 @@ from commitlog.record import (
     SYS_FLAG_OFFSET,
     SYS_FLAG_STORE_HOST_V6,
 )
+from commitlog.record_columns import scatter
 
 ENTRY_MAGIC: Final = 0xD1ED6E01
 ENTRY_FORMAT: Final = 1

@@ -23,9 +23,8 @@ from commitlog.errors import (
     MQError,
 )
 from commitlog.extent import Extent, Truncation
-from commitlog.flush import FlushTicket
 from commitlog.log_format import LogFormat, check_format
-from commitlog.log_reader import LogFiles, LogReader
+from commitlog.log_reader import FlushTicket, LogFiles, LogReader
 from commitlog.log_repair import LogRepair
 from commitlog.mark import Anchor, Mark, load_anchor, store_anchor
 from commitlog.recovery import (

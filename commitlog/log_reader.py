@@ -1,4 +1,4 @@
-"""Reading the entries of a log: by index, by position, from memory or from file.
+"""Reading the entries of a log: by index, by position, from memory or from file; and their flush.
 
 Spec: docs/reference/formats.md, sections 5 and 6.
 """
@@ -17,15 +17,77 @@ from commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
     CorruptStoreError,
+    FlushFailedError,
+    InvariantBroken,
+    MQError,
     OffsetOutOfRangeError,
 )
-from commitlog.flush import Health
 from commitlog.mark import Anchor, Mark
 from commitlog.record import MAGIC_V1, MAGIC_V2, MIN_RECORD_BYTES
 from commitlog.recovery import Recovered, RecoveryReport
-from commitlog.seams import Disk
+from commitlog.seams import Disk, DiskFile
 from commitlog.segment import BLANK_BYTES, Segment, segment_base
 from commitlog.store_paths import StorePaths
+
+
+@dataclass(slots=True)
+class Health:
+    """Whether a log may be written. Shared with worker threads: set once, never cleared."""
+
+    failure: str | None = None
+    closed: bool = False
+
+    def refusal(self) -> MQError:
+        """Return why nothing may be written."""
+        if self.closed:
+            return InvariantBroken("the log is closed")
+        return FlushFailedError(f"an earlier flush failed: {self.failure}")
+
+
+class FlushTicket:
+    """What one flush has to make durable; made by `EntryLog.begin_flush`.
+
+    Only `run` may be called in a worker thread; it touches nothing but files.
+    """
+
+    __slots__ = ("_health", "done", "files", "folder", "generation", "last_index", "number")
+
+    def __init__(
+        self,
+        number: int,
+        last_index: int,
+        generation: int,
+        files: tuple[DiskFile, ...],
+        folder: tuple[Disk, str] | None,
+        health: Health,
+    ) -> None:
+        self.number = number
+        self.last_index = last_index
+        self.generation = generation
+        self.files = files
+        self.done = False
+        self.folder = folder
+        self._health = health
+
+    def run(self) -> None:
+        """Flush the files. Blocking; thread-safe.
+
+        Raises:
+            FlushFailedError: The log is poisoned from now on.
+        """
+        try:
+            for file in self.files:
+                file.flush()
+            if self.folder is not None:
+                disk, path = self.folder
+                disk.flush_dir(path)
+        except (MQError, OSError) as error:
+            self._health.failure = str(error)
+            raise FlushFailedError(
+                f"flush up to entry {self.last_index} failed: {error}"
+            ) from error
+        self.done = True
+
 
 RESIDENT_BYTES: Final = 256 << 20
 """Of what this process wrote itself, this much at the end of the log is taken to be in memory."""

@@ -1,6 +1,6 @@
-"""Message properties: ``key \\x01 value \\x02`` repeated, as UTF-8.
+"""Message properties: ``key \\x01 value \\x02`` repeated, as UTF-8; request and reply.
 
-Spec: docs/reference/formats.md, section 1.
+Spec: docs/reference/formats.md, section 1; docs/internals/protocol/remoting.md, section 11.
 """
 
 from __future__ import annotations
@@ -137,3 +137,14 @@ def with_properties(raw: bytes, added: Mapping[str, str]) -> bytes:
     """
     kept = without_properties(raw, {name.encode() for name in added})
     return kept + encode_properties(added)
+
+
+REPLY_MESSAGE_FLAG: Final = "reply"
+"""Value of the property MSG_TYPE on a reply."""
+
+REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
+
+
+def reply_topic(cluster: str) -> str:
+    """Return the topic that replies within *cluster* go by."""
+    return cluster + REPLY_TOPIC_SUFFIX

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from commitlog.columns import gather_bytes
 from commitlog.entry import Run
 from commitlog.errors import CorruptRecordError
 from commitlog.record import (
@@ -27,7 +26,7 @@ from commitlog.record import (
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_COMPRESSION_TYPE_MASK,
 )
-from commitlog.record_columns import RecordColumns, record_columns
+from commitlog.record_columns import RecordColumns, gather_bytes, record_columns
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """RocketMQ's maxMessageSize by default; the broker passes its own setting."""

@@ -14,7 +14,7 @@ _MODULES = {
     "ClientConfig": "client.core.client_instance",
     "ClientInstance": "client.core.client_instance",
     "Credentials": "remoting.protocol.signature",
-    "client_tls": "remoting.tls",
+    "client_tls": "remoting.tcp",
     "connect": "client.connect",
     # Messages
     "CompressionType": "client.core.message_ext",
@@ -159,7 +159,7 @@ if TYPE_CHECKING:
     )
     from remoting.protocol.codes import RequestCode
     from remoting.protocol.signature import Credentials
-    from remoting.tls import client_tls
+    from remoting.tcp import client_tls
 else:
 
     def __getattr__(name: str) -> Any:

@@ -22,6 +22,7 @@ from commitlog.store_paths import StorePaths
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.config import BrokerConfig
 from dledger.doors import listener_tls, namesrv_tls, own_credentials
+from dledger.fence import LeaderService
 from dledger.group import Group
 from dledger.live_settings import LiveSettings, Parts
 from dledger.membership_changes import MembershipChanges
@@ -50,7 +51,6 @@ from dledger.processors.wiring import (
 from dledger.raft.clocks import VotersClock
 from dledger.raft.identity import Identity, check_owner
 from dledger.registration import RegisteredBroker, Registration
-from dledger.services.fence import LeaderService
 from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService

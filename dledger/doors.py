@@ -8,10 +8,10 @@ from commitlog.errors import ConfigError
 from commitlog.seams import Disk
 from dledger.config import BrokerConfig
 from dledger.raft.identity import GroupSecret
-from remoting.access.credentials_file import parse_credentials
+from remoting.access.account_file import parse_credentials
 from remoting.protocol.signature import Credentials
 from remoting.seams import ServerTls
-from remoting.tls import client_tls, server_tls
+from remoting.tcp import client_tls, server_tls
 
 
 def listener_tls(config: BrokerConfig) -> ServerTls:

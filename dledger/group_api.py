@@ -12,7 +12,7 @@ from commitlog.errors import MQError, Outcome
 from commitlog.key_index import KeyIndex
 from commitlog.log_reader import LogReader
 from dledger.broker_errors import NotLeaderError
-from dledger.services.service_counts import ServiceCounts
+from dledger.fence import ServiceCounts
 from dledger.state.tables import StateTables
 
 QueueTouched = tuple[str, int, int]

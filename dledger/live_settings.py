@@ -18,10 +18,10 @@ from msgspec import structs
 from commitlog.errors import ConfigError
 from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.broker_id import LEADER_ID, follower_id
+from dledger.broker_settings import BrokerSettings
 from dledger.config import BrokerConfig
 from dledger.group import Group
 from dledger.part_settings import group_settings
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.registration import Registration
 from dledger.services.disk_space import DiskSpace
 from dledger.services.offset_commits import OffsetCommits
@@ -31,8 +31,8 @@ from dledger.services.shorter_retention import keeps_less, lost_to_settings
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.settings_keys import IGNORED_KEYS, IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REFUSED_KEYS
 from dledger.settings_tables import ROCKETMQ_KEYS, SCHEMA, SETTINGS
-from dledger.state.floor_reason import AGE, FORCED, SIZE
 from dledger.state.names import AUTO_CREATE_TOPIC_KEY_TOPIC
+from dledger.state.state_record import AGE, FORCED, SIZE
 from remoting.protocol.bodies import DataVersion
 from remoting.protocol.confirmation import GivenUp
 from remoting.seams import Clock

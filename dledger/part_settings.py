@@ -12,9 +12,9 @@ from commitlog.queue_unit import UNIT_BYTES
 from commitlog.record import pack_host
 from commitlog.seams import Disk, UtcOffset, utc
 from dledger.broker_id import follower_id
+from dledger.broker_settings import BrokerSettings
 from dledger.config import BrokerConfig
 from dledger.doors import group_secret, peer_tls
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.proposals import GroupSettings
 from dledger.raft.settings import RaftSettings
 from dledger.state.names import builtin_groups, builtin_topics
@@ -23,7 +23,7 @@ from dledger.store_settings import StoreSettings
 from remoting.connection import DEFAULT_LIMITS, ConnectionLimits
 from remoting.frame_room import FrameRoom
 from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
-from remoting.protocol.reserved_codes import BROKER_RESERVED
+from remoting.protocol.not_supported import BROKER_RESERVED
 from remoting.server import ServerLimits
 
 LOCALHOST: Final = {"localhost": "127.0.0.1"}

@@ -28,12 +28,11 @@ from dledger.broker_errors import (
     ShuttingDownError,
     UnknownOutcomeError,
 )
+from dledger.fence import STOPS_NODE, ServiceCounts
 from dledger.group_api import OnDone, Proposed
 from dledger.raft.journal import Proposal
 from dledger.raft.member import RaftNode
 from dledger.raft.wakeup import Wakeup
-from dledger.services.fence import STOPS_NODE
-from dledger.services.service_counts import ServiceCounts
 from dledger.state.tables import QueueKey, StateTables
 from dledger.store import ReplicaStore
 from remoting.seams import Clock

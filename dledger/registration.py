@@ -4,6 +4,10 @@ A group registers as RocketMQ's DLedger groups do: one broker name, the leader a
 as the number in its own id plus one. Every NameServer has a task of its own, so one that is down
 never holds up the others; with all of them down the broker goes on serving.
 
+Each topic is encoded once, and again when it has changed. A registration with all of them is the
+pieces joined; one with differences has only what changed since the version that a NameServer
+confirmed.
+
 Spec: docs/internals/protocol/semantics.md, section 11; docs/internals/protocol/remoting.md, section
 12.
 """
@@ -13,8 +17,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import structlog
 import trio
 
@@ -23,11 +28,16 @@ from dledger.broker_id import LEADER_ID, follower_id
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.services.waiting import wait_for
 from dledger.settings_tables import ClientTable
-from dledger.topic_table import TopicTable, data_version
+from dledger.state.configs import TopicConfig
 from remoting.client import RemotingClient
 from remoting.connection import Connection
 from remoting.errors import RemotingError
-from remoting.protocol.bodies import DataVersion
+from remoting.protocol import bodies
+from remoting.protocol.bodies import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfigSerializeWrapper,
+)
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.headers import (
@@ -37,6 +47,113 @@ from remoting.protocol.headers import (
     RegisterBrokerResponseHeader,
 )
 from remoting.seams import Clock
+
+TOPICS_PER_TURN: Final = 500
+"""Topics encoded before other tasks get their turn: about two milliseconds."""
+
+
+def wire_topic(config: TopicConfig) -> bodies.TopicConfig:
+    """Return a topic as remoting bodies show it."""
+    return bodies.TopicConfig(
+        topic_name=config.topic,
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=config.perm,
+        topic_filter_type=config.topic_filter_type,
+        topic_sys_flag=config.topic_sys_flag,
+        order=config.order,
+        attributes=dict(config.attributes),
+    )
+
+
+def data_version(group: BrokerGroup) -> bodies.DataVersion:
+    """Return how new the topics of a broker are.
+
+    The term stands first in the version: a newer leader's table is newer, whatever was counted.
+    """
+    state = group.state
+    return bodies.DataVersion(
+        timestamp=state.topics_changed_ms,
+        counter=state.topics_counter,
+        state_version=group.term,
+    )
+
+
+class TopicTable:
+    """The encoded topics of one group.
+
+    Attributes:
+        encoded: How many topics were encoded so far, a topic that changed again.
+    """
+
+    def __init__(self, group: BrokerGroup) -> None:
+        self._group = group
+        self._pieces: dict[str, bytes] = {}
+        self._counter: int | None = None
+        self._lock = trio.Lock()
+        self.encoded = 0
+
+    async def whole(self) -> tuple[DataVersion, bytes]:
+        """Return the version now and a registration's body with all topics."""
+        async with self._lock:
+            await self._catch_up()
+            version = data_version(self._group)
+            body = b"".join(
+                (
+                    b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":',
+                    version.encode(),
+                    b',"topicConfigTable":{',
+                    b",".join(self._pieces.values()),
+                    b"}}}",
+                )
+            )
+        return version, body
+
+    def since(self, base: DataVersion) -> tuple[DataVersion, bytes] | None:
+        """Return the version now and a body with what changed since *base*; None: too much."""
+        state = self._group.state
+        changed = state.topics_since(base.counter)
+        if changed is None:
+            return None
+        table, removed = {}, []
+        for name in changed:
+            config = state.topic_config(name)
+            if config is None:
+                removed.append(name)
+            else:
+                table[name] = wire_topic(config)
+        self.encoded += len(table)
+        version = data_version(self._group)
+        wrapper = TopicConfigSerializeWrapper(topic_config_table=table, data_version=version)
+        body = RegisterBrokerBody(
+            topic_config_serialize_wrapper=wrapper, removed_topics=removed or None
+        )
+        return version, body.encode()
+
+    async def _catch_up(self) -> None:
+        state = self._group.state
+        while self._counter != state.topics_counter:
+            counter = state.topics_counter
+            changed = None if self._counter is None else state.topics_since(self._counter)
+            if changed is None:
+                self._pieces.clear()
+                changed = [config.topic for config in state.all_topics()]
+            for place, name in enumerate(changed):
+                self._encode(name)
+                if place % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
+                    await trio.lowlevel.checkpoint()
+            self._counter = counter
+
+    def _encode(self, name: str) -> None:
+        config = self._group.state.topic_config(name)
+        if config is None:
+            self._pieces.pop(name, None)
+            return
+        # A topic has no field without a value, which alone would want the dialect's own writer.
+        topic = msgspec.json.encode(wire_topic(config))
+        self._pieces[name] = msgspec.json.encode(name) + b":" + topic
+        self.encoded += 1
+
 
 RETRY_S = 3.0
 """After a failed registration: a NameServer that comes back gets one soon, not after 30 s."""

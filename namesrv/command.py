@@ -125,7 +125,7 @@ def listener_tls(config: NamesrvConfig) -> ServerTls:
     Raises:
         ConfigError: A file is missing or not what it should be.
     """
-    from remoting.tls import server_tls
+    from remoting.tcp import server_tls
 
     server = config.server
     return server_tls(

@@ -17,11 +17,10 @@ import structlog
 from commitlog.errors import ConfigError
 from namesrv.errors import RegistrationRefusedError, SettingLockedError
 from namesrv.kv_config import ORDER_TOPIC_CONFIG
-from namesrv.name_server import NameServer
+from namesrv.name_server import NameServer, route_dialect
 from namesrv.refused import SHOWN_CHARACTERS
 from namesrv.register_body import decode_register_body
 from namesrv.registration import BrokerLiveInfo, RegisterResult, Registration
-from namesrv.route_cache import route_dialect
 from namesrv.takeover import MEMBERS_MAX, PROOF_CHARS_MAX
 from remoting.connection import Connection
 from remoting.errors import BadRequestError

@@ -15,9 +15,9 @@ from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
 from namesrv.route_table import RouteInfoManager
 from remoting.access.account_store import AccountStore
+from remoting.access.accounts import ADMIN, SIGNED, Rule
 from remoting.access.gate import AccessGate, guarded_table
 from remoting.access.local_admin import LocalAdmin
-from remoting.access.rules import ADMIN, SIGNED, Rule
 from remoting.connection import ConnectionLimits
 from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
 from remoting.metrics.families import Family, Sample, family_text, load_library
@@ -26,7 +26,7 @@ from remoting.metrics.server_metrics import Guard, ServerMetrics
 from remoting.processor import Limiter
 from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import RequestCode
-from remoting.protocol.reserved_codes import NAMESRV_RESERVED
+from remoting.protocol.not_supported import NAMESRV_RESERVED
 from remoting.seams import Clock, Executor, Network, Rng, ServerTls
 from remoting.server import RemotingServer, ServerLimits
 

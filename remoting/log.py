@@ -6,6 +6,9 @@ The SDK's lines go to what the program has set up, never to its standard output.
 configured structlog, as our daemons and commands do, gets them there. Any other one gets them from
 the standard library's `logging`, below the logger ``dledger``: one line of text, tracebacks without
 local variables. With nothing set up that means warnings on standard error.
+
+Names of topics, groups and clients come from any client that connects. What a terminal would obey
+in them (to move, to hide lines, to answer as if typed) is written as an escape.
 """
 
 from __future__ import annotations
@@ -19,7 +22,22 @@ from typing import Any, Final, Literal, TextIO
 
 import structlog
 
-from remoting.escaped_text import escaped
+
+def escaped(text: str, keep: str = "") -> str:
+    """Return *text* with every character that is not printable written as ``\\x1b`` or the like.
+
+    Args:
+        keep: Characters that stay, such as line ends of a text of several lines.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one
+        if one.isprintable() or one in keep
+        else one.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for one in text
+    )
+
 
 ROOT: Final = "dledger"
 """Name of the logger above all of ours."""

@@ -37,8 +37,9 @@ from commitlog.properties import (
     PROPERTY_MSG_TYPE,
     PROPERTY_REPLY_TO_CLIENT,
     PROPERTY_TTL,
+    REPLY_MESSAGE_FLAG,
+    reply_topic,
 )
-from commitlog.reply_names import REPLY_MESSAGE_FLAG, reply_topic
 
 SEND_ENDS_WITHIN_S: Final = 1.0
 """How long after its deadline a request waits for what its send has to say of the message."""

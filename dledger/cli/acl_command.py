@@ -20,11 +20,11 @@ from remoting.access.accounts import (
     AccountTable,
     Permission,
     Right,
+    WhiteAddresses,
     group_right,
     parse_permission,
     topic_right,
 )
-from remoting.access.addresses import WhiteAddresses
 
 app = App(name="acl", help="Accounts in an account file.", backend="trio")
 

@@ -23,17 +23,16 @@ import structlog
 from commitlog.entry import parse_header
 from commitlog.errors import ConfigError, OffsetOutOfRangeError
 from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
 from dledger.live_settings import LiveSettings
 from dledger.processors.answers import RefusedError
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.handles import Limit, handles
 from dledger.processors.request_checks import asked_by, is_confirmed
-from dledger.services.broker_stats import BrokerStats, Span
 from dledger.services.delay_level import queue_of_level
-from dledger.services.throughput import Throughput
+from dledger.services.throughput import BrokerStats, Span, Throughput
 from dledger.state.names import SCHEDULE_TOPIC
-from remoting.access.rules import ADMIN, SIGNED
+from remoting.access.accounts import ADMIN, SIGNED
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.processor import Handled, Limiter

@@ -16,13 +16,13 @@ import trio
 
 from commitlog.errors import CorruptRecordError, LocalProtocolError, MQError, OffsetOutOfRangeError
 from commitlog.message_id import decode_offset_message_id
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.client_table import Client, ClientTable, connection_of
 from dledger.processors.handles import Limit, handles
 from dledger.processors.rights import SUB, needs
-from remoting.access.rules import ADMIN, SIGNED
+from remoting.access.accounts import ADMIN, SIGNED
 from remoting.connection import Connection
 from remoting.errors import RequestTimedOutError
 from remoting.processor import Answered, Handled

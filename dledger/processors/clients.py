@@ -25,16 +25,15 @@ from dledger.processors.handles import Limit, handles
 from dledger.processors.property_filters import PropertyFilters
 from dledger.processors.request_checks import check_group_name, check_topic_name
 from dledger.processors.rights import HEARTBEAT, SUB, UNREGISTERS, needs
-from dledger.services.known_groups import KnownGroups
-from dledger.services.pending_configs import TopicView
+from dledger.services.pending_configs import KnownGroups, TopicView
 from dledger.services.table_limits import (
     CLIENT_ID_CHARACTERS,
     GROUPS_PER_HEARTBEAT,
     SUBSCRIPTIONS_PER_GROUP,
 )
 from dledger.services.waiting import wait_for
+from remoting.access.accounts import SIGNED
 from remoting.access.gate import limited_account
-from remoting.access.rules import SIGNED
 from remoting.connection import Connection
 from remoting.errors import RemotingError
 from remoting.processor import Handled

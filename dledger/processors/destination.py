@@ -13,16 +13,15 @@ import numpy as np
 
 from commitlog.entry import RecordBatch, Run
 from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, leaves_room
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.answers import RefusedError
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.request_checks import check_sendable
 from dledger.services.disk_space import DiskSpace
 from dledger.services.pending_configs import TopicView
+from dledger.state.configs import PERM_READ, PERM_WRITE, SubscriptionGroupConfig, TopicConfig
 from dledger.state.names import dlq_topic, retry_topic
 from dledger.state.state_record import StateRecord, TopicsChange, state_record
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
-from dledger.state.topic_config import PERM_READ, PERM_WRITE, TopicConfig
 from remoting.protocol.outcome import Condition
 from remoting.seams import Rng
 

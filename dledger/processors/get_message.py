@@ -28,10 +28,10 @@ from commitlog.entry import parse_header
 from commitlog.errors import MQError
 from commitlog.queue_unit import Units
 from dledger.broker_id import LEADER_ID, follower_id
+from dledger.broker_settings import ReadLimits
 from dledger.filters.property_filter import PropertyFilter, scan
 from dledger.group_api import BrokerGroup
-from dledger.processors.broker_settings import ReadLimits
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
+from dledger.state.configs import SubscriptionGroupConfig
 from remoting.seams import Clock
 
 MIN_SCAN_UNITS = 800

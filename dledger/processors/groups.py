@@ -11,20 +11,19 @@ from typing import Any, Final
 import trio
 
 from commitlog.errors import OffsetOutOfRangeError
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.answers import RefusedError, answer_when_done, require_leader
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.client_table import ClientTable
 from dledger.processors.handles import Limit, handles
 from dledger.processors.offsets import store_time_at
 from dledger.processors.request_checks import check_group_name
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
+from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
 from dledger.state.names import RETRY_PREFIX, STATE_TOPIC, SUBSCRIPTION_GROUPS_QUEUE
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
-from dledger.state.topic_config import TopicConfig
-from remoting.access.rules import ADMIN, SIGNED
+from remoting.access.accounts import ADMIN, SIGNED
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol import bodies

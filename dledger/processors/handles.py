@@ -19,7 +19,7 @@ from commitlog.errors import ConfigError
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import not_leader
 from dledger.processors.rights import Places, RuleOf
-from remoting.access.rules import Rule
+from remoting.access.accounts import Rule
 from remoting.connection import Connection
 from remoting.processor import Handled, Limiter
 from remoting.processor_table import Handler, ProcessorTable

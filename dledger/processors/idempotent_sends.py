@@ -24,7 +24,7 @@ from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
 from dledger.processors.answers import answer_when_done, require_leader
 from dledger.processors.handles import Limit, handles
 from dledger.state.state_record import ProducerOpenedChange, state_batch
-from remoting.access.rules import SIGNED
+from remoting.access.accounts import SIGNED
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.processor import DEFERRED, Handled

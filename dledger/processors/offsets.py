@@ -20,6 +20,7 @@ from commitlog.record import (
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_OFFSET,
 )
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
     RefusedError,
@@ -29,7 +30,6 @@ from dledger.processors.answers import (
     require_leader,
     when_current,
 )
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.handles import Limit, handles
 from dledger.processors.locks import check_lock_token
@@ -38,8 +38,8 @@ from dledger.processors.rights import ANY, CONSUMES, SUB, needs
 from dledger.services.offset_commits import MAX_OFFSETS_PER_RECORD, OffsetCommits, OffsetSlot
 from dledger.services.pending_configs import TopicView
 from dledger.services.queue_locks import QueueLocks
+from remoting.access.accounts import ADMIN
 from remoting.access.gate import limited_account
-from remoting.access.rules import ADMIN
 from remoting.connection import Connection
 from remoting.errors import RemotingError
 from remoting.processor import DEFERRED, Handled

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from dledger.broker_settings import BrokerSettings
 from dledger.filters.errors import ExpressionIllegalError
-from dledger.filters.expression import Expression, ExpressionCache
-from dledger.filters.property_filter import PropertyFilter, RetryFilter
+from dledger.filters.property_filter import Expression, ExpressionCache, PropertyFilter, RetryFilter
 from dledger.processors.answers import RefusedError
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.client_table import ConsumerGroup, Subscription
 from dledger.state.names import RETRY_PREFIX
 from remoting.connection import Connection

@@ -18,11 +18,11 @@ from typing_extensions import Buffer
 from commitlog.errors import CorruptRecordError, MQError
 from commitlog.record import check_bodies
 from dledger.broker_id import LEADER_ID
+from dledger.broker_settings import BrokerSettings, ReadLimits
 from dledger.filters.errors import DamagedMessageError
 from dledger.filters.property_filter import MAX_SCANNED_UNITS, PropertyFilter
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.processors.answers import refusal, when_current
-from dledger.processors.broker_settings import BrokerSettings, ReadLimits
 from dledger.processors.get_message import (
     GetStatus,
     MessageRange,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dledger.broker_settings import BrokerSettings, ReadLimits
 from dledger.filters.property_filter import PropertyFilter
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError, not_leader
-from dledger.processors.broker_settings import BrokerSettings, ReadLimits
 from dledger.processors.client_table import (
     ClientTable,
     ConsumerGroup,
@@ -21,12 +21,10 @@ from dledger.processors.client_table import (
 from dledger.processors.locks import check_lock_token
 from dledger.processors.property_filters import PropertyFilters
 from dledger.processors.request_checks import check_group_name
-from dledger.services.known_groups import KnownGroups
 from dledger.services.offset_commits import OffsetCommits
-from dledger.services.pending_configs import TopicView
+from dledger.services.pending_configs import KnownGroups, TopicView
 from dledger.services.queue_locks import QueueLocks
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
-from dledger.state.topic_config import PERM_READ
+from dledger.state.configs import PERM_READ, SubscriptionGroupConfig
 from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.protocol.codes import RequestCode

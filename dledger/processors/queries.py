@@ -28,7 +28,7 @@ from dledger.processors.get_message import MessageRange, read_units
 from dledger.processors.handles import Limit, handles
 from dledger.processors.property_filters import PropertyFilters
 from dledger.processors.rights import SUB, message_at, needs
-from remoting.access.rules import SIGNED
+from remoting.access.accounts import SIGNED
 from remoting.connection import Connection
 from remoting.processor import Handled
 from remoting.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody

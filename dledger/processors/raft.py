@@ -11,12 +11,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
 from dledger.membership_changes import MembershipChanges
 from dledger.processors.answers import RefusedError
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.handles import Limit, handles
-from remoting.access.rules import ADMIN, SIGNED
+from remoting.access.accounts import ADMIN, SIGNED
 from remoting.connection import Connection
 from remoting.processor import Handled
 from remoting.protocol.codes import RequestCode

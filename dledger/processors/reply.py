@@ -25,9 +25,9 @@ from commitlog.properties import (
 )
 from commitlog.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK, encode_record
 from commitlog.reserved_properties import OWNED_NAMES
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import RefusedError, refusal, require_leader
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.destination import Destinations, body_refused, check_room
 from dledger.processors.handles import Limit, handles

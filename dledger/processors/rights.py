@@ -26,8 +26,7 @@ from dledger.state.names import (
     TRACE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
-from remoting.access.accounts import Permission, Right, group_right, topic_right
-from remoting.access.rules import Rule
+from remoting.access.accounts import Permission, Right, Rule, group_right, topic_right
 from remoting.errors import BadRequestError
 from remoting.protocol.bodies import HeartbeatData, LockBatchRequestBody
 from remoting.protocol.codes import RequestCode

@@ -38,9 +38,9 @@ from commitlog.record import (
     iter_records,
 )
 from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, may_have_owned, without_owned
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import RefusedError, answer_when_done, not_leader, refusal
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.destination import (
     Destinations,
     body_refused,
@@ -57,10 +57,10 @@ from dledger.services.delay_level import delay_level_of, queue_of_level, with_re
 from dledger.services.half_message import HALF_RUN, delay_of, half_properties, is_half
 from dledger.services.producer_sends import ProducerSends, SendInFlight, behind
 from dledger.services.timer_message import TIMER_MARK, TIMER_RUN, without_timer
+from dledger.state.configs import TopicConfig
 from dledger.state.names import MAX_GROUP_CHARS, RETRY_PREFIX, SCHEDULE_TOPIC, name_problem
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, state_record
-from dledger.state.topic_config import TopicConfig
 from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.errors import BadRequestError

@@ -18,16 +18,16 @@ from commitlog.errors import (
     LocalProtocolError,
     OffsetOutOfRangeError,
 )
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError, answer_when_done, require_leader
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.destination import Destinations, check_accepts, retries_allowed
 from dledger.processors.handles import Limit, handles
 from dledger.processors.request_checks import check_group_name, check_sendable
 from dledger.processors.rights import sends_back
 from dledger.services.retry_message import NAME, dead_letter_copy, retry_copy, retry_level
 from dledger.services.stored_record import StoredRecord, StoredRecords
-from dledger.state.topic_config import TopicConfig
+from dledger.state.configs import TopicConfig
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode

@@ -39,9 +39,9 @@ from commitlog.record import (
 from commitlog.record_layout import verify_record_layout
 from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, OWNED_NAMES, without_owned
 from dledger.broker_errors import SequenceReusedError
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.answers import RefusedError, answer_when_done, not_leader
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.destination import Destinations, check_accepts, check_room
 from dledger.processors.handles import Limit, handles
 from dledger.processors.idempotent_sends import check_same, identities, stored_records
@@ -49,10 +49,10 @@ from dledger.processors.request_checks import born_host_of
 from dledger.processors.rights import SENDS_RECORDS
 from dledger.services.pending_configs import TopicView
 from dledger.services.producer_sends import ProducerSends, SendInFlight, behind
+from dledger.state.configs import TopicConfig
 from dledger.state.names import AUTO_CREATE_TOPIC_KEY_TOPIC
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, TopicsChange, state_record
-from dledger.state.topic_config import TopicConfig
 from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.errors import BadRequestError

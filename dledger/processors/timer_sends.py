@@ -23,10 +23,10 @@ from commitlog.properties import (
     get_property,
 )
 from commitlog.record import Record
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.key_indexing import KEYS_ARE_MISSING
 from dledger.processors.answers import RefusedError, answer_when_done, require_leader
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.destination import check_accepts
 from dledger.processors.handles import Limit, handles
 from dledger.processors.rights import PUB, needs

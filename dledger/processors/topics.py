@@ -12,19 +12,19 @@ import structlog
 from msgspec import structs
 
 from dledger.broker_errors import ConfirmationNeededError
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.answers import RefusedError, answer_when_done, require_leader
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.handles import Limit, handles
 from dledger.processors.offsets import store_time_at
 from dledger.processors.request_checks import asked_by, check_topic_name, is_confirmed
+from dledger.registration import data_version, wire_topic
 from dledger.services.pending_configs import TopicView
+from dledger.services.retention import RETENTION_ATTRIBUTE, retention_ms
 from dledger.services.shorter_retention import has_messages, lost_to_topic
-from dledger.services.topic_retention import RETENTION_ATTRIBUTE, retention_ms
+from dledger.state.configs import TopicConfig
 from dledger.state.state_record import TopicsChange, state_batch
-from dledger.state.topic_config import TopicConfig
-from dledger.topic_table import data_version, wire_topic
-from remoting.access.rules import ADMIN, SIGNED
+from remoting.access.accounts import ADMIN, SIGNED
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol import bodies

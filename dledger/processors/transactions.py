@@ -12,6 +12,7 @@ from __future__ import annotations
 from commitlog.errors import CorruptEntryError, CorruptRecordError, MQError, OffsetOutOfRangeError
 from commitlog.message_id import encode_offset_message_id
 from dledger.broker_errors import UnprocessableMessageError
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import (
     RefusedError,
@@ -19,7 +20,6 @@ from dledger.processors.answers import (
     proposal_answer,
     require_leader,
 )
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.client_table import ClientTable
 from dledger.processors.handles import Limit, handles
 from dledger.processors.rights import PUB, message_at

@@ -9,7 +9,8 @@ from typing import Final
 import trio
 
 from commitlog.message_id import UniqKeyFactory
-from commitlog.reply_names import reply_topic
+from commitlog.properties import reply_topic
+from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
 from dledger.processors.admin import (
     AuthProcessor,
@@ -19,7 +20,6 @@ from dledger.processors.admin import (
     RuntimeInfoProcessor,
     SlaveSyncProcessor,
 )
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.client_calls import ClientCallsProcessor, ClientQueriesProcessor
 from dledger.processors.client_table import ClientTable
 from dledger.processors.clients import ClientsProcessor
@@ -68,7 +68,7 @@ from dledger.services.timer_claims import TimerClaims
 from dledger.services.transaction_decisions import TransactionDecisions
 from dledger.services.waiting import every_second
 from dledger.settings_tables import BrokerTable
-from remoting.access.rules import Rule
+from remoting.access.accounts import Rule
 from remoting.connection import Connection
 from remoting.processor import Limiter
 from remoting.processor_table import Handler, ProcessorTable

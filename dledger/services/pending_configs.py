@@ -2,6 +2,9 @@
 
 A configuration change is decided before it is applied, and sends to a topic that is just being
 made follow its entry in the log. So the leader checks here instead of at the tables alone.
+
+A consumer group becomes known, with its retry topic, by the first pull of a topic that exists or by
+a message that is sent back. A heartbeat alone makes nothing: it names any group its sender likes.
 """
 
 from __future__ import annotations
@@ -10,12 +13,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import structlog
+
+from commitlog.errors import MQError
+from dledger.broker_errors import ReplicationError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.services.table_limits import AccountShares, Made, TableLimits
+from dledger.state.configs import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from dledger.state.names import DLQ_PREFIX, RETRY_PREFIX
-from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
-from dledger.state.topic_config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
+from dledger.state.state_record import (
+    StateChange,
+    SubscriptionGroupsChange,
+    TopicsChange,
+    state_batch,
+)
 
 ConfigT = TypeVar("ConfigT", TopicConfig, SubscriptionGroupConfig)
 
@@ -239,3 +256,54 @@ class TopicView:
             self.check_room()
         queues = config.retry_queue_nums
         return TopicsChange(put=(TopicConfig(retry, queues, queues, PERM_READ | PERM_WRITE),))
+
+
+logger = structlog.get_logger(__name__)
+
+
+class KnownGroups:
+    """Proposes consumer groups and their retry topics where they are missing."""
+
+    def __init__(self, group: BrokerGroup, topics: TopicView) -> None:
+        self._group = group
+        self._topics = topics
+
+    def make_known(self, name: str, account: str = "") -> None:
+        """Propose what is missing of a consumer group; does nothing where this node is no leader.
+
+        What cannot be proposed now is tried again with the next use; until then the group works
+        with defaults.
+
+        Args:
+            account: The group counts as this one's; empty: as no account's.
+        """
+        if self._group.leadership is None:
+            return
+        changes: list[StateChange] = []
+        notes: list[OnDone] = []
+        try:
+            group_change = self._topics.group_to_create(name, account)
+            if group_change is not None:
+                changes.append(group_change)
+            topic_change = self._topics.retry_topic_to_create(name)
+            if topic_change is not None:
+                changes.append(topic_change)
+            if not changes:
+                return
+
+            def done(proposed: Proposed) -> None:
+                for answered in notes:
+                    answered(proposed)
+
+            self._group.propose(state_batch(*changes), done)
+        except ReplicationError as error:
+            logger.info("consumer_group_not_made", group=name, reason=str(error))
+            return
+        except MQError as error:
+            logger.warning("consumer_group_not_made", group=name, reason=str(error))
+            return
+        if group_change is not None:
+            notes.append(self._topics.pending_groups.put(name, group_change.put[0]))
+        if topic_change is not None:
+            retry = topic_change.put[0]
+            notes.append(self._topics.pending.put(retry.topic, retry))

@@ -4,7 +4,8 @@ The leader checks whole segments from the oldest on and moves the floor past tho
 too old, or too much. The floor never passes a delayed message that was not delivered, one with a
 time of its own included, a half message without a decision, and never what this leader has not
 saved in a checkpoint. Each replica removes its files once it has saved the moved floor itself.
-A topic may keep its messages for a shorter time: then its queues begin later.
+A topic may keep its messages for a shorter time (``retention.ms``): then its queues begin later.
+What is before the begin of a queue is not there for consumers; its bytes leave with their segment.
 
 What has not expired stays, however full the disk is: sends are refused then (`disk_space`). Only
 where the operator has set `cleanFileForciblyEnable` the oldest segment goes by force, one at a
@@ -19,26 +20,60 @@ Spec: docs/internals/protocol/store.md, section 12.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import structlog
 
 from commitlog.entry import RecordBatch
+from commitlog.errors import CorruptEntryError, OffsetOutOfRangeError
 from commitlog.mark import Anchor
+from commitlog.record import STORE_TIMESTAMP_OFFSET, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_OFFSET
 from commitlog.seams import UtcOffset, utc
 from dledger.group_api import BrokerGroup
 from dledger.services.delay_level import queue_of_level
 from dledger.services.leader_loop import Fate, LeaderLoop
-from dledger.services.local_hour import HOUR_MS, is_in_hours
-from dledger.services.topic_retention import queue_floors
 from dledger.settings_tables import StoreTable
-from dledger.state.floor_reason import AGE, CAUSES, FORCED, REQUEST, SIZE, FloorReason
 from dledger.state.names import SCHEDULE_TOPIC, TIMER_TOPIC
-from dledger.state.state_record import FloorChange, state_batch
+from dledger.state.state_record import (
+    AGE,
+    CAUSES,
+    FORCED,
+    REQUEST,
+    SIZE,
+    FloorChange,
+    FloorReason,
+    QueueFloorsChange,
+    state_batch,
+)
 from dledger.state.tables import StateTables
 from remoting.seams import Clock
+
+HOUR_MS: Final = 3_600_000
+DAY_HOURS: Final = 24
+
+
+def is_in_hours(wall_ms: int, hours: Collection[int], offset_ms: UtcOffset) -> bool:
+    """Tell whether it is one of *hours* of the local day. Pure, but for *offset_ms*.
+
+    An hour that a change to summer time leaves out counts as the hour after it, so that no day
+    is without it. One that comes twice when summer time ends counts both times.
+    """
+    hour = _hour(wall_ms, offset_ms)
+    if hour in hours:
+        return True
+    left_out = (_hour(wall_ms - HOUR_MS, offset_ms) + 1) % DAY_HOURS
+    while left_out != hour and (hour - left_out) % DAY_HOURS < DAY_HOURS // 2:
+        if left_out in hours:
+            return True
+        left_out = (left_out + 1) % DAY_HOURS
+    return False
+
+
+def _hour(wall_ms: int, offset_ms: UtcOffset) -> int:
+    return (wall_ms + offset_ms(wall_ms)) // HOUR_MS % DAY_HOURS
+
 
 log = structlog.get_logger(__name__)
 
@@ -347,3 +382,83 @@ class RetentionService:
             queue_id + 1 for queue_id in self._group.state.queues_of.get(SCHEDULE_TOPIC, ())
         )
         return sorted(found)
+
+
+RETENTION_ATTRIBUTE: Final = "retention.ms"
+
+QUEUE_FLOORS_PER_ENTRY: Final = 4096
+"""Queues that begin later in one entry; the next check moves more."""
+
+DIGITS_MAX: Final = 15
+"""Of that number: some ten thousand years."""
+
+_TIME_BYTES: Final = 8
+_IPV6_EXTRA_BYTES: Final = 12
+
+
+def retention_ms(attributes: Mapping[str, str]) -> int | None:
+    """Return what a topic's attributes say, or None where they say nothing.
+
+    Raises:
+        ValueError: What they say is no number of milliseconds.
+    """
+    value = attributes.get(RETENTION_ATTRIBUTE)
+    if value is None:
+        return None
+    if not value.isascii() or not value.isdigit() or len(value) > DIGITS_MAX or not int(value):
+        raise ValueError(f"{RETENTION_ATTRIBUTE} is a number of milliseconds, not {value!r}")
+    return int(value)
+
+
+def queue_floors(
+    group: BrokerGroup, now_ms: int, *, is_deleting: Callable[[str], bool]
+) -> QueueFloorsChange | None:
+    """Return the queues that are to begin later, with their first offset kept; None: no queue.
+
+    Args:
+        now_ms: Wall time, as store times are.
+        is_deleting: Topics whose removal is in flight are left alone.
+    """
+    found: list[tuple[str, int, int]] = []
+    keeps: dict[str, int] = {}
+    for topic in group.state.topics_with.get(RETENTION_ATTRIBUTE, ()):
+        config = group.state.topics[topic]
+        keeps_ms = retention_ms(config.attributes)
+        if keeps_ms is None or is_deleting(topic):
+            continue
+        for queue_id in range(config.queue_nums):
+            first = first_since(group, topic, queue_id, now_ms - keeps_ms)
+            if first > group.state.min_offset(topic, queue_id):
+                keeps[topic] = keeps_ms
+                found.append((topic, queue_id, first))
+                if len(found) == QUEUE_FLOORS_PER_ENTRY:
+                    return QueueFloorsChange(tuple(found), now_ms, tuple(keeps.items()))
+    return QueueFloorsChange(tuple(found), now_ms, tuple(keeps.items())) if found else None
+
+
+def first_since(group: BrokerGroup, topic: str, queue_id: int, since_ms: int) -> int:
+    """Return the first offset of a queue that was stored at *since_ms* or later."""
+    low, high = group.state.min_offset(topic, queue_id), group.state.max_offset(topic, queue_id)
+    kept = low
+    while low < high:
+        middle = (low + high) // 2
+        stored_ms = _store_time(group, topic, queue_id, middle)
+        if stored_ms is None:
+            return kept  # it is being repaired: later
+        if stored_ms < since_ms:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _store_time(group: BrokerGroup, topic: str, queue_id: int, offset: int) -> int | None:
+    position = int(group.queues.queue(topic, queue_id).read(offset, 1)[0]["phy_offset"])
+    try:
+        flags = int.from_bytes(group.log.read(position + SYS_FLAG_OFFSET, 4), "big")
+        at = STORE_TIMESTAMP_OFFSET
+        if flags & SYS_FLAG_BORN_HOST_V6:
+            at += _IPV6_EXTRA_BYTES
+        return int.from_bytes(group.log.read(position + at, _TIME_BYTES), "big")
+    except (CorruptEntryError, OffsetOutOfRangeError):
+        return None

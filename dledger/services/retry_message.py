@@ -25,7 +25,7 @@ from commitlog.properties import (
 )
 from commitlog.record import SYS_FLAG_TRANSACTION_MASK
 from dledger.services.delay_level import queue_of_level
-from dledger.services.set_aside import fitting_properties, set_aside_properties
+from dledger.services.leader_loop import fitting_properties, set_aside_properties
 from dledger.services.stored_record import StoredRecord, copy_of
 from dledger.state.names import SCHEDULE_TOPIC
 

@@ -11,10 +11,10 @@ from dledger.services.retention import (
     Look,
     SegmentedLog,
     choose_floor,
+    first_since,
     force_ratio,
     segment_starts,
 )
-from dledger.services.topic_retention import first_since
 from dledger.settings_tables import StoreTable
 from dledger.state.names import STATE_TOPIC
 from dledger.state.tables import QueueBounds

@@ -23,15 +23,15 @@ from dledger.group_api import BrokerGroup, Proposed, QueueTouched
 from dledger.services.delay_level import Delivery
 from dledger.services.half_message import HALF_RUN, HalfMessage, half_message_at
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
-from dledger.services.local_hour import HOUR_MS
 from dledger.services.pending_configs import TopicView
+from dledger.services.retention import HOUR_MS
 from dledger.services.stored_record import StoredRecords
 from dledger.services.transaction_decisions import TransactionDecisions
 from dledger.services.waiting import wait_for
 from dledger.settings_tables import BrokerTable, StoreTable
+from dledger.state.configs import PERM_READ, PERM_WRITE, TopicConfig
 from dledger.state.names import HALF_TOPIC
 from dledger.state.state_record import TransactionsChange, state_batch
-from dledger.state.topic_config import PERM_READ, PERM_WRITE, TopicConfig
 from dledger.state.transactions import OpenHalf, TransactionDecision
 from remoting.seams import Clock
 

@@ -15,9 +15,9 @@ import numpy as np
 from commitlog.entry import RecordBatch, Run
 from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
 from dledger.services.pending_configs import TopicView
+from dledger.state.configs import TopicConfig
 from dledger.state.names import STATE_TOPIC
 from dledger.state.state_record import TopicsChange, TransactionsChange, state_record
-from dledger.state.topic_config import TopicConfig
 from dledger.state.transactions import TransactionDecision
 
 

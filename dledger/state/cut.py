@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dledger.state.marks import Marks
+from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
 from dledger.state.queue_lock import LockKey, QueueLock
 from dledger.state.state_record import floor_to_state
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
-from dledger.state.tables import StateTables
-from dledger.state.topic_config import TopicConfig
+from dledger.state.tables import Marks, StateTables
 from dledger.state.transactions import OpenHalf, TransactionDecision
 
 

@@ -8,9 +8,14 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from commitlog.reply_names import reply_topic
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
-from dledger.state.topic_config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig
+from commitlog.properties import reply_topic
+from dledger.state.configs import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 
 STATE_TOPIC = "RMQ_SYS_DLEDGER_STATE"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"

@@ -17,14 +17,13 @@ import cbor2
 from typing_extensions import Buffer
 
 from commitlog.errors import CorruptStoreError, ForeignStoreError
+from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
 from dledger.state.cut import scalars
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import locks_from_state, locks_to_state
 from dledger.state.state_record import floor_from_state
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.tables import QueueBounds, StateTables
-from dledger.state.topic_config import TopicConfig
 from dledger.state.transactions import TransactionTable
 
 SNAPSHOT_MAGIC = b"DLSTATE\n"

@@ -5,14 +5,17 @@ subscription groups, 2 consumer offsets, 3 the progress of delayed delivery, 4 t
 transactions, 8 queue locks, 10 producer sessions, 12 messages with a time of their own, 13 queues
 that begin later.
 
+Beside a floor stands why messages were given up: the cause, the settings in force, and what was
+measured. Every member and every checker can judge afterwards whether the move was entitled.
+
 Spec: docs/internals/state.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
 
 import cbor2
 import numpy as np
@@ -22,7 +25,7 @@ from commitlog.entry import RecordBatch, Run
 from commitlog.errors import InvariantBroken
 from commitlog.mark import Anchor
 from commitlog.record import encode_record
-from dledger.state.floor_reason import FloorReason, floor_reason
+from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
 from dledger.state.names import (
     CONSUMER_OFFSETS_QUEUE,
     DELAY_PROGRESS_QUEUE,
@@ -37,9 +40,91 @@ from dledger.state.names import (
     TRANSACTIONS_QUEUE,
 )
 from dledger.state.queue_lock import QueueLocksChange
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
-from dledger.state.topic_config import TopicConfig
 from dledger.state.transactions import TransactionDecision
+
+AGE: Final = "age"
+"""Older than `fileReservedTime`, at an hour of `deleteWhen` or on a filling disk."""
+REQUEST: Final = "request"
+"""Older than `fileReservedTime`, at once because a request asked for it."""
+SIZE: Final = "size"
+"""More than `keep_bytes`."""
+FORCED: Final = "forced"
+"""Not expired: the leader's disk was fuller than `diskSpaceCleanForciblyRatio` allows."""
+
+CAUSES: Final = (AGE, REQUEST, SIZE, FORCED)
+
+_HOUR_MS: Final = 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloorReason:
+    """Cause of a move of the floor, and the settings in force on the leader that moved it.
+
+    Attributes:
+        cause: One of `CAUSES`. It covers all that the move gives up: what is older than the
+            newest message given up was older, and further from the end, as well.
+        decided_ms: Wall time of the leader.
+        end_position: Where its log ended.
+        reserved_hours: `fileReservedTime`.
+        keep_bytes: `store.keep_bytes`; 0: no limit.
+        disk_used_permille: Used part of the leader's disk.
+        force_permille: From where on unexpired segments go; 0: never.
+        asked_by: The requester: of a request, or for the setting that the cause comes from, where
+            it was changed while the broker ran. Empty: its configuration.
+    """
+
+    cause: str
+    decided_ms: int
+    end_position: int
+    reserved_hours: int
+    keep_bytes: int
+    disk_used_permille: int
+    force_permille: int
+    asked_by: str = ""
+
+    def to_state(self) -> dict[str, Any]:
+        """Return it as it stands in the record."""
+        return asdict(self)
+
+
+_FIELDS: Final = tuple(field.name for field in fields(FloorReason))
+
+
+def floor_reason(value: Mapping[str, Any] | None) -> FloorReason | None:
+    """Return the reason in a record; None in one of an earlier version, which has none.
+
+    Raises:
+        KeyError, TypeError: A field is missing.
+    """
+    return None if value is None else FloorReason(**{name: value[name] for name in _FIELDS})
+
+
+def entitlement_error(floor: Anchor, reason: FloorReason | None) -> str | None:
+    """Return what is wrong with a move of the floor, or None when its reason covers it. Pure."""
+    if reason is None:
+        return "the record gives no reason"
+    if reason.cause in (AGE, REQUEST):
+        expired_before_ms = reason.decided_ms - reason.reserved_hours * _HOUR_MS
+        if floor.prev_store_time_ms < expired_before_ms:
+            return None
+        return (
+            f"messages up to {floor.prev_store_time_ms} ms were given up for their age; expired is"
+            f" what was stored before {expired_before_ms} ms"
+        )
+    if reason.cause == SIZE:
+        left_bytes = reason.end_position - floor.position
+        if 0 < reason.keep_bytes <= left_bytes:
+            return None
+        return f"{left_bytes} bytes were left, keep_bytes was {reason.keep_bytes}"
+    if reason.cause == FORCED:
+        if 0 < reason.force_permille <= reason.disk_used_permille:
+            return None
+        return (
+            f"the disk was at {reason.disk_used_permille} per mille; unexpired messages go from"
+            f" {reason.force_permille} on (0: never)"
+        )
+    return f"unknown cause {reason.cause!r}"
+
 
 STATE_RECORD_VERSION = 1
 

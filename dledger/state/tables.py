@@ -1,4 +1,8 @@
-"""The tables that applied entries build up: everything a broker knows besides the messages."""
+"""The tables that applied entries build up: everything a broker knows besides the messages.
+
+Apply marks the rows that change, `dledger.state.cut` takes the marks and copies these rows: a copy
+costs what changed, not what there is.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,41 @@ from itertools import takewhile
 from typing import Final
 
 from commitlog.mark import Anchor
-from dledger.state.marks import Marks
+from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import LockKey, QueueLock
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
-from dledger.state.topic_config import TopicConfig
 from dledger.state.transactions import TransactionTable
+
+
+@dataclass(slots=True)
+class Marks:
+    """Keys of changed rows, deleted ones included. A topic stands for all its queues."""
+
+    topics: set[str] = field(default_factory=set)
+    groups: set[str] = field(default_factory=set)
+    offsets: set[tuple[str, str]] = field(default_factory=set)
+    queues: set[str] = field(default_factory=set)
+    locks: set[LockKey] = field(default_factory=set)
+    halves: dict[int, None] = field(default_factory=dict)
+    """Half messages begun, checked or decided, in the order of the log."""
+    decided: list[int] = field(default_factory=list)
+    timer_pieces: set[int] = field(default_factory=set)
+    recalled: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return (
+            len(self.topics)
+            + len(self.groups)
+            + len(self.offsets)
+            + len(self.queues)
+            + len(self.locks)
+            + len(self.halves)
+            + len(self.decided)
+            + len(self.timer_pieces)
+            + len(self.recalled)
+        )
+
 
 QueueKey = tuple[str, int]
 """Topic and queue id."""

@@ -9,12 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dledger.testing.assertions import assert_messages, drain, wait_for_lag
     from dledger.testing.clocks import ManualClock, VirtualClock
+    from dledger.testing.contract import check_executor
     from dledger.testing.crash_disk import CrashDisk
     from dledger.testing.disk_contract import check_disk
-    from dledger.testing.embedded_broker import EmbeddedBroker
-    from dledger.testing.executor_contract import check_executor
+    from dledger.testing.embedded_broker import EmbeddedBroker, assert_messages, drain, wait_for_lag
     from dledger.testing.group_contract import check_broker_group
     from dledger.testing.in_process import EmbeddedCluster, embedded_cluster
     from dledger.testing.in_processes import ProcessCluster, process_cluster
@@ -31,15 +30,15 @@ _HOMES = {
     "MemoryNetwork": "memory_network",
     "ProcessCluster": "in_processes",
     "VirtualClock": "clocks",
-    "assert_messages": "assertions",
+    "assert_messages": "embedded_broker",
     "check_broker_group": "group_contract",
     "check_disk": "disk_contract",
-    "check_executor": "executor_contract",
+    "check_executor": "contract",
     "check_network": "network_contract",
-    "drain": "assertions",
+    "drain": "embedded_broker",
     "embedded_cluster": "in_process",
     "process_cluster": "in_processes",
-    "wait_for_lag": "assertions",
+    "wait_for_lag": "embedded_broker",
 }
 
 __all__ = [

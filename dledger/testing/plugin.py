@@ -1,6 +1,7 @@
 """The pytest plug-in: a cluster, a fresh topic and a client for the asking.
 
-``--dledger-addr host:port`` runs the same tests against a cluster that runs already.
+``--dledger-addr host:port`` runs the same tests against a cluster that runs already. A nemesis does
+the same fault again and again, and heals it in between.
 
 Every pytest run of an environment loads this module: brokers and clients are imported by the
 fixtures that need them.
@@ -10,17 +11,83 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
-
-from dledger.testing.nemesis import NEMESES, disturb
 
 if TYPE_CHECKING:
     from client.blocking import BlockingClient
     from dledger.testing.embedded_broker import EmbeddedBroker
+
+
+FAULT_S: Final = 1.0
+CALM_S: Final = 2.0
+"""Long enough to elect a leader and do some work under it."""
+
+
+def _kill_leader(cluster: EmbeddedBroker) -> Callable[[], None]:
+    leader = cluster.leader()
+    cluster.kill(leader)
+    return lambda: cluster.start(leader)
+
+
+def _restart_leader(cluster: EmbeddedBroker) -> Callable[[], None]:
+    leader = cluster.leader()
+    cluster.stop(leader)
+    return lambda: cluster.start(leader)
+
+
+def _partition_leader(cluster: EmbeddedBroker) -> Callable[[], None]:
+    leader = cluster.leader()
+    cluster.partition([[leader], [name for name in cluster.brokers if name != leader]])
+    return cluster.heal
+
+
+NEMESES: Final[Mapping[str, Callable[[EmbeddedBroker], Callable[[], None]]]] = {
+    "kill-leader": _kill_leader,
+    "restart-leader": _restart_leader,
+    "partition-leader": _partition_leader,
+}
+"""What each does; it returns what undoes it."""
+
+
+@contextmanager
+def disturb(cluster: EmbeddedBroker, name: str) -> Iterator[None]:
+    """Do *name* to the cluster again and again while the block runs; healed when it is left.
+
+    Raises:
+        ValueError: No such nemesis.
+        BaseException: What the nemesis could not do.
+    """
+    if name not in NEMESES:
+        raise ValueError(f"no nemesis {name!r}; there are {', '.join(sorted(NEMESES))}")
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            while not stop.is_set():
+                undo = NEMESES[name](cluster)
+                stop.wait(FAULT_S)
+                undo()
+                stop.wait(CALM_S)
+        except BaseException as error:  # noqa: BLE001  # raised where the block ends
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name=f"nemesis {name}")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+
 
 _numbers = itertools.count(1)
 

@@ -31,11 +31,16 @@ from commitlog.entry import KIND_CONFIG, parse_header
 from commitlog.errors import MQError
 from dledger.group import Group
 from dledger.raft.clocks import SKEW_MAX_MS
-from dledger.services.topic_retention import retention_ms
+from dledger.services.retention import retention_ms
 from dledger.state.apply import Applied
-from dledger.state.floor_reason import FORCED, entitlement_error
 from dledger.state.names import TIMER_TOPIC
-from dledger.state.state_record import FloorChange, QueueFloorsChange, TimersChange
+from dledger.state.state_record import (
+    FORCED,
+    FloorChange,
+    QueueFloorsChange,
+    TimersChange,
+    entitlement_error,
+)
 from dledger.state.tables import StateTables
 from jepsen_like.simulation.checked_world import CheckedWorld
 from jepsen_like.simulation.disk_copies import DiskCopies

@@ -3,19 +3,131 @@
 A right is asked for as *publish* or *subscribe* on a topic or a consumer group. An account grants
 the permission on its own line about that name; where it has none, its default for topics or for
 groups. A consumer group is named by its retry topic in RocketMQ, so a right to that topic is a
-right to the group.
+right to the group. Each request code has one rule.
+
+From a white address an account, or any client, needs no signature. A pattern is an address,
+``a.b.c.*``, a range in an octet (``a.b.c.10-20``), a choice of last octets (``a.b.c.{10,11}``), or
+``*``; several stand one after the other with ``,`` or ``;`` between them. IPv6 addresses are
+compared whole.
 
 Spec: docs/internals/protocol/semantics.md, section 9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import ipaddress
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Flag
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from remoting.access.addresses import WhiteAddresses
+from remoting.protocol.command import RemotingCommand
+
+PATTERNS_MAX: Final = 1_000
+"""Patterns in one list: each is looked at for every request that none before it fits."""
+
+_CHOICE: Final = re.compile(r"(?P<head>[^{}]*\.)\{(?P<octets>[^{}]*)\}")
+_OCTETS: Final = 4
+_OCTET_MAX: Final = 255
+
+# Lowest and highest value of each octet.
+_Ranges: TypeAlias = tuple[tuple[int, int], ...]
+
+
+class WhiteAddresses:
+    """A list of patterns, ready to be asked about addresses."""
+
+    __slots__ = ("_anybody", "_exact", "_ranges", "text")
+
+    def __init__(self, text: str = "") -> None:
+        """Read a list.
+
+        Raises:
+            ValueError: One pattern is none; names it.
+        """
+        self.text = text
+        self._anybody = False
+        self._exact: set[str] = set()
+        self._ranges: list[_Ranges] = []
+        patterns = _split(text)
+        if len(patterns) > PATTERNS_MAX:
+            raise ValueError(f"{len(patterns)} address patterns, at most {PATTERNS_MAX}")
+        for pattern in patterns:
+            self._add(pattern)
+
+    def __bool__(self) -> bool:
+        return self._anybody or bool(self._exact) or bool(self._ranges)
+
+    def _add(self, pattern: str) -> None:
+        if pattern in ("*", "*.*.*.*"):
+            self._anybody = True
+            return
+        choice = _CHOICE.fullmatch(pattern)
+        if choice is not None:
+            for octet in choice["octets"].split(","):
+                self._ranges.append(_ranges(choice["head"] + octet.strip(), pattern))
+            return
+        if ":" in pattern:
+            try:
+                self._exact.add(str(ipaddress.IPv6Address(pattern.strip("[]"))))
+            except ValueError:
+                raise ValueError(f"{pattern!r} is not an address") from None
+            return
+        ranges = _ranges(pattern, pattern)
+        if all(low == high for low, high in ranges):
+            self._exact.add(".".join(str(low) for low, _ in ranges))
+        else:
+            self._ranges.append(ranges)
+
+    def fits(self, host: str) -> bool:
+        """Whether one of the patterns is about *host*, a numeric address."""
+        if self._anybody:
+            return True
+        if not self._exact and not self._ranges:
+            return False
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        if str(address) in self._exact:
+            return True
+        if isinstance(address, ipaddress.IPv6Address):
+            return False
+        octets = address.packed
+        return any(
+            all(low <= octet <= high for (low, high), octet in zip(ranges, octets, strict=True))
+            for ranges in self._ranges
+        )
+
+
+def _split(text: str) -> list[str]:
+    """Cut at commas and semicolons that do not stand in braces."""
+    parts = re.split(r"[;,](?![^{]*\})", text)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _ranges(text: str, shown: str) -> _Ranges:
+    octets = text.split(".")
+    if len(octets) != _OCTETS:
+        raise ValueError(f"{shown!r} is not an address, nor a pattern of addresses")
+    found: list[tuple[int, int]] = []
+    for octet in octets:
+        low, dash, high = octet.partition("-")
+        if octet == "*":
+            found.append((0, _OCTET_MAX))
+            continue
+        ends = (low, high) if dash else (octet, octet)
+        if not all(end.isascii() and end.isdecimal() and int(end) <= _OCTET_MAX for end in ends):
+            raise ValueError(f"{shown!r} is not an address, nor a pattern of addresses")
+        first, last = int(ends[0]), int(ends[1])
+        if first > last:
+            raise ValueError(f"{shown!r}: {octet} runs backwards")
+        found.append((first, last))
+    return tuple(found)
+
 
 RETRY_PREFIX: Final = "%RETRY%"
 
@@ -136,3 +248,26 @@ class AccountTable:
 
     def __len__(self) -> int:
         return len(self.accounts)
+
+
+Rights: TypeAlias = Callable[[RemotingCommand], Iterable[Right]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What stands between a request whose signature is right and its handler.
+
+    Attributes:
+        admin: Only an administrator's account may ask.
+        rights: What the account needs for what stands in the request; None: nothing.
+    """
+
+    admin: bool = False
+    rights: Rights | None = None
+
+
+SIGNED: Final = Rule()
+"""A right signature is enough."""
+
+ADMIN: Final = Rule(admin=True)
+"""For administrators. Also the rule of a code without a rule."""

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from remoting.access.account_store import AccountStore
-from remoting.access.accounts import Account, Permission, Right
-from remoting.access.rules import ADMIN, Rule
+from remoting.access.accounts import ADMIN, Account, Permission, Right, Rule
 from remoting.connection import Connection
 from remoting.errors import AccessRefusedError
 from remoting.log import get_logger

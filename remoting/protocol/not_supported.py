@@ -1,7 +1,10 @@
-"""RocketMQ's requests that are answered *not supported*, and what takes the place of each.
+"""Requests with a rule of their own: those a full daemon still accepts, and those it does not know.
 
-The answer carries the sentence, so that a person that types a command of RocketMQ's tools reads it
-there.
+Administration and registration are accepted without capacity for others: they are few and small,
+and an operator that cannot reach a daemon under pressure cannot help it.
+
+The answer *not supported* carries what takes the place of the request, so that a person that types
+a command of RocketMQ's tools reads it there.
 """
 
 from __future__ import annotations
@@ -10,6 +13,49 @@ from collections.abc import Mapping
 from typing import Final
 
 from remoting.protocol.codes import RequestCode
+
+BROKER_RESERVED: Final = frozenset(
+    {
+        RequestCode.CAPABILITIES,
+        RequestCode.SIGNATURE_CHALLENGE,
+        RequestCode.RAFT_STATUS,
+        RequestCode.RAFT_CHANGE,
+        RequestCode.GET_BROKER_CONFIG,
+        RequestCode.UPDATE_BROKER_CONFIG,
+        RequestCode.GET_BROKER_RUNTIME_INFO,
+        RequestCode.GET_CONSUMER_CONNECTION_LIST,
+        RequestCode.GET_PRODUCER_CONNECTION_LIST,
+        RequestCode.GET_ALL_PRODUCER_INFO,
+        RequestCode.GET_ALL_TOPIC_CONFIG,
+        RequestCode.GET_TOPIC_CONFIG,
+        RequestCode.GET_TOPIC_STATS_INFO,
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        RequestCode.DELETE_TOPIC_IN_BROKER,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+        RequestCode.GET_CONSUME_STATS,
+    }
+)
+"""What the tools ask a broker."""
+
+NAMESRV_RESERVED: Final = frozenset(
+    {
+        RequestCode.CAPABILITIES,
+        RequestCode.SIGNATURE_CHALLENGE,
+        RequestCode.REGISTER_BROKER,
+        RequestCode.UNREGISTER_BROKER,
+        RequestCode.BROKER_HEARTBEAT,
+        RequestCode.QUERY_DATA_VERSION,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_BROKER_MEMBER_GROUP,
+        RequestCode.GET_NAMESRV_CONFIG,
+        RequestCode.UPDATE_NAMESRV_CONFIG,
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+        RequestCode.ADD_WRITE_PERM_OF_BROKER,
+    }
+)
+"""What brokers and tools ask a NameServer."""
+
 
 _INSTEAD: Final[Mapping[str, str]] = {
     "RocketMQ has no handler for it either": """

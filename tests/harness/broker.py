@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 from msgspec import Struct, structs
 
 from commitlog.errors import MQError
+from dledger.broker_settings import BrokerSettings, ReadLimits
 from dledger.processors.answers import refusal
-from dledger.processors.broker_settings import BrokerSettings, ReadLimits
 from dledger.processors.wiring import BrokerProcessors, ProcessorSeams
-from dledger.services.known_groups import KnownGroups
+from dledger.services.pending_configs import KnownGroups
 from dledger.settings_tables import BrokerTable, StoreTable
+from dledger.state.configs import TopicConfig
 from dledger.state.state_record import TopicsChange, state_batch
-from dledger.state.topic_config import TopicConfig
 from dledger.testing.clocks import ManualClock, VirtualClock
 from dledger.testing.inline_executor import InlineExecutor
 from remoting.processor import DEFERRED, Answered

@@ -28,9 +28,9 @@ from commitlog.message_id import UniqKeyFactory
 from commitlog.record import encode_record, pack_host
 from commitlog.store_paths import StorePaths
 from dledger.broker_errors import NotLeaderError, UnknownOutcomeError
+from dledger.fence import ServiceCounts
 from dledger.group_api import AppliedListener, OnBarrier, OnDone, Proposed
 from dledger.proposals import PendingQueueOffsets
-from dledger.services.service_counts import ServiceCounts
 from dledger.state.apply import Applied, apply_entry
 from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.tables import StateTables

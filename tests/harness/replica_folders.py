@@ -17,9 +17,9 @@ from commitlog.consume_queue_store import MAX_OPEN_FILES
 from commitlog.disk import OsDisk
 from commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op
 from commitlog.record import encode_record, pack_host
+from dledger.state.configs import TopicConfig
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.tables import StateTables
-from dledger.state.topic_config import TopicConfig
 from dledger.store import ReplicaStore
 from dledger.store_settings import StoreSettings
 

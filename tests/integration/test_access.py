@@ -29,7 +29,7 @@ from dledger.cli.probe import NoAnswerError, _access, ask
 from dledger.cli.topic_command import create_topic
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.signature import Credentials
-from remoting.tls import client_tls
+from remoting.tcp import client_tls
 from tests.harness.eventually import logged, look_until, wait_logged
 from tests.harness.module_cluster import running
 

@@ -54,6 +54,7 @@ from dledger.raft.follower import split_frames
 from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.journal import TermVote
 from dledger.raft.wire import Kind, PeerFrameDecoder, encode_frame, encode_head
+from dledger.state.configs import TopicConfig
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
@@ -63,7 +64,6 @@ from dledger.state.state_record import (
     encode_change,
 )
 from dledger.state.tables import StateTables
-from dledger.state.topic_config import TopicConfig
 from dledger.testing.crash_disk import CrashDisk
 from dledger.testing.sectors import Inode
 from namesrv.kv_config import decode_kv_config, encode_kv_config

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptEntryError, CorruptStoreError
-from commitlog.flush import FlushTicket
+from commitlog.log_reader import FlushTicket
 from commitlog.mark import Mark
 from commitlog.recovery import DamagedLogError
 from commitlog.store_paths import StorePaths

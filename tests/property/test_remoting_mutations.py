@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from commitlog.errors import RemoteProtocolError
 from remoting.errors import BadRequestError
 from remoting.protocol import fastjson
-from remoting.protocol.binary_header import decode_binary_header
 from remoting.protocol.bodies import HeartbeatData, RegisterBrokerBody, ResetOffsetBody
 from remoting.protocol.cbor_header import decode_cbor_header
 from remoting.protocol.command import RemotingCommand, SerializeType, request
-from remoting.protocol.frame import FrameDecoder, encode_command
+from remoting.protocol.frame import FrameDecoder, decode_binary_header, encode_command
 from remoting.protocol.headers import Header, PullMessageHeader, SendMessageHeader
 from remoting.protocol.json_header import decode_json_header
 from tests.property.strategies_remoting import commands, cuts, mutated

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from namesrv.config import NamesrvTable
 from namesrv.errors import RegistrationRefusedError
+from namesrv.name_server import RouteCache
 from namesrv.registration import Registration
-from namesrv.route_cache import RouteCache
 from namesrv.route_table import RouteInfoManager
 from namesrv.takeover import HOLDER_SILENCE_MS
 from remoting.protocol.bodies import DataVersion, QueueData, TopicConfig

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from commitlog.properties import encode_properties
 from dledger.filters.errors import ExpressionIllegalError
-from dledger.filters.expression import Expression
+from dledger.filters.property_filter import Expression
 from tests.harness import sql_oracle
 
 NAMES: Final = ("a", "b", "c")

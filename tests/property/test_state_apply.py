@@ -13,6 +13,7 @@ from commitlog.entry import RecordBatch, Run, parse_header, seal_entry
 from commitlog.record import encode_record
 from dledger.proposals import PendingQueueOffsets
 from dledger.state.apply import apply_entry
+from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
 from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import (
@@ -23,9 +24,7 @@ from dledger.state.state_record import (
     TopicsChange,
     state_batch,
 )
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.tables import StateTables
-from dledger.state.topic_config import TopicConfig
 from tests.harness.fake_group import BROKER, CLUSTER, STORE_HOST, batch_of
 
 TOPICS = st.sampled_from(["T", "U", "SCHEDULE_TOPIC_XXXX", "%RETRY%g"])

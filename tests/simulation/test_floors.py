@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.services import retention
-from dledger.state.floor_reason import SIZE
+from dledger.state.state_record import SIZE
 from jepsen_like.plans.draw import draw_plan
 from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from jepsen_like.simulation.play import Played, play

@@ -14,10 +14,10 @@ from commitlog.entry import EntryHeader
 from commitlog.mark import Anchor
 from dledger import key_indexing, store
 from dledger.processors import offsets
+from dledger.state.configs import TopicConfig
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.producer_sessions import ProducerSessions, StoredSend
 from dledger.state.tables import QueueBounds, StateTables
-from dledger.state.topic_config import TopicConfig
 from dledger.state.transactions import TransactionTable
 from jepsen_like.plans.plan import Kind, Plan, Step, Workload
 from jepsen_like.simulation.play import Played, play

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dledger.services.known_groups import KnownGroups
+from dledger.services.pending_configs import KnownGroups
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from dledger.testing.clocks import ManualClock
 from remoting.processor import DEFERRED

@@ -20,8 +20,7 @@ from dledger.group import Group
 from dledger.raft.snapshot import Installation
 from dledger.raft.wire import PeerFrame
 from dledger.replica_records import Phase
-from dledger.services.local_hour import is_in_hours
-from dledger.services.retention import Look, RetentionService, choose_floor
+from dledger.services.retention import Look, RetentionService, choose_floor, is_in_hours
 from dledger.settings_tables import StoreTable
 from dledger.state.names import HALF_TOPIC
 from dledger.state.state_record import FloorChange, TransactionsChange, state_batch

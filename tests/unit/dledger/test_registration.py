@@ -13,7 +13,7 @@ import trio
 
 from commitlog.errors import ConfigError
 from dledger.broker_id import follower_id
-from dledger.state.topic_config import TopicConfig
+from dledger.state.configs import TopicConfig
 from dledger.testing.clocks import VirtualClock
 from remoting.errors import ConnectFailedError
 from remoting.protocol.bodies import RegisterBrokerBody

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from commitlog.disk import OsDisk
-from dledger.state.topic_config import TopicConfig
+from dledger.state.configs import TopicConfig
 from dledger.testing.clocks import VirtualClock
 from namesrv.config import NamesrvConfig, NamesrvTable
 from namesrv.name_server import NameServer

@@ -16,7 +16,7 @@ from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
 from namesrv.server import NAMESRV_RULES
 from remoting.access.account_store import RELOAD_INTERVAL_S
-from remoting.access.rules import ADMIN, SIGNED
+from remoting.access.accounts import ADMIN, SIGNED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.signature import Credentials
 from remoting.settings.reader import ConfigFile

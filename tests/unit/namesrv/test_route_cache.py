@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from namesrv.route_cache import RouteCache, route_dialect
+from namesrv.name_server import RouteCache, route_dialect
 from remoting.protocol.bodies import BrokerData, TopicRouteData
 from remoting.protocol.fastjson import Dialect
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from commitlog.errors import LocalProtocolError, RemoteProtocolError
-from remoting.protocol.binary_header import decode_binary_header, encode_binary_header
 from remoting.protocol.command import SerializeType, request
+from remoting.protocol.frame import decode_binary_header, encode_binary_header
 
 EMPTY = bytes.fromhex("0022 00 0197 00000001 00000002 00000000 00000000".replace(" ", ""))
 

@@ -21,8 +21,7 @@ from remoting.processor_table import ProcessorTable
 from remoting.protocol.command import request, response_to
 from remoting.seams import TlsMode
 from remoting.server import RemotingServer
-from remoting.tcp import TcpNetwork
-from remoting.tls import client_tls, server_tls
+from remoting.tcp import TcpNetwork, client_tls, server_tls
 
 ECHO = 900
 

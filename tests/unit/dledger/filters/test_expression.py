@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.filters.errors import ExpressionIllegalError
-from dledger.filters.expression import SEARCHED_NAMES, Expression, ExpressionCache
+from dledger.filters.property_filter import SEARCHED_NAMES, Expression, ExpressionCache
 from dledger.filters.sql_tree import MAX_DEPTH
 
 

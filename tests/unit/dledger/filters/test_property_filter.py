@@ -11,8 +11,7 @@ from commitlog.queue_unit import UNIT_DTYPE, Units
 from commitlog.record import encode_record
 from dledger.filters import property_filter
 from dledger.filters.errors import DamagedMessageError
-from dledger.filters.expression import Expression
-from dledger.filters.property_filter import RetryFilter, scan
+from dledger.filters.property_filter import Expression, RetryFilter, scan
 
 
 class Log:

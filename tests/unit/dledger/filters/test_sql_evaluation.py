@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commitlog.properties import encode_properties
-from dledger.filters.expression import Expression
+from dledger.filters.property_filter import Expression
 
 
 def matches(text: str, **properties: str) -> bool:

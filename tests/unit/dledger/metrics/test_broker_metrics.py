@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from dledger import broker_metrics
+from dledger.broker_metrics import BrokerMetrics, LeaderChanges
 from dledger.group_api import BrokerGroup
-from dledger.metrics import broker_metrics
-from dledger.metrics.broker_metrics import BrokerMetrics, LeaderChanges
 from dledger.metrics.traffic import Traffic
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from dledger.testing.clocks import ManualClock

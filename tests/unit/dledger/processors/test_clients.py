@@ -12,8 +12,8 @@ import trio
 from dledger.processors.clients import NOTIFIED_AT_ONCE, NOTIFIED_LATER_S, SETTLE_S, SettlingGroups
 from dledger.processors.pull_checks import FLAG_SUBSCRIPTION
 from dledger.services.table_limits import CLIENT_ID_CHARACTERS, GROUPS_PER_HEARTBEAT
+from dledger.state.configs import SubscriptionGroupConfig
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.testing.clocks import ManualClock, VirtualClock
 from remoting.protocol.bodies import (
     CheckClientRequestBody,

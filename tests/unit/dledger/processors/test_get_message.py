@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dledger.processors.get_message import ALIVE_MS, FOLLOWERS_AGE_S, ReadSuggestion
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
+from dledger.state.configs import SubscriptionGroupConfig
 from dledger.testing.clocks import ManualClock
 from tests.harness.fake_group import FakeGroup
 

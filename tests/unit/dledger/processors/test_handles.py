@@ -20,7 +20,7 @@ from dledger.processors.handles import (
 )
 from dledger.processors.rights import SUB, Places, message_at, needs
 from dledger.processors.wiring import PROCESSORS
-from remoting.access.rules import ADMIN, SIGNED
+from remoting.access.accounts import ADMIN, SIGNED
 from remoting.connection import Connection
 from remoting.processor import Handled, Limiter
 from remoting.processor_table import ProcessorTable

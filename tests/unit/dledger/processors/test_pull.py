@@ -10,8 +10,8 @@ import trio
 
 from commitlog.java_hash import tags_code
 from commitlog.record import iter_records
+from dledger.state.configs import SubscriptionGroupConfig
 from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange, state_batch
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.testing.clocks import ManualClock, VirtualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import ConsumerData, HeartbeatData, MessageModel, SubscriptionData

@@ -21,9 +21,8 @@ from dledger.processors.wiring import PROCESSORS, broker_rules
 from dledger.state.names import HALF_TOPIC, SCHEDULE_TOPIC
 from dledger.testing.clocks import ManualClock
 from remoting.access.account_store import AccountStore
-from remoting.access.accounts import Permission, Right
+from remoting.access.accounts import ADMIN, SIGNED, Permission, Right
 from remoting.access.gate import AccessGate
-from remoting.access.rules import ADMIN, SIGNED
 from remoting.errors import AccessRefusedError, BadRequestError
 from remoting.processor import Limiter
 from remoting.processor_table import ProcessorTable

@@ -9,9 +9,9 @@ import pytest
 from commitlog.message_id import decode_offset_message_id
 from commitlog.record import Record, decode_record
 from dledger.services.delay_level import queue_of_level
+from dledger.state.configs import SubscriptionGroupConfig
 from dledger.state.names import SCHEDULE_TOPIC, STATE_TOPIC, TOPICS_QUEUE
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.testing.clocks import ManualClock
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.services.broker_stats import MAX_PAIRS, BrokerStats
+from dledger.services.throughput import MAX_PAIRS, BrokerStats
 
 
 def test_each_span_counts_from_its_oldest_copy() -> None:

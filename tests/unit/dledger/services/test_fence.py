@@ -11,8 +11,7 @@ import pytest
 import trio
 
 from commitlog.errors import FlushFailedError, InvariantBroken
-from dledger.services.fence import LONGEST_PAUSE_S, LeaderService, fenced
-from dledger.services.service_counts import ServiceCounts
+from dledger.fence import LONGEST_PAUSE_S, LeaderService, ServiceCounts, fenced
 from dledger.testing.clocks import VirtualClock
 from tests.harness.leader_services import LeaderServices
 

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from commitlog.seams import utc
-from dledger.services.local_hour import HOUR_MS, is_in_hours
+from dledger.services.retention import HOUR_MS, is_in_hours
 from remoting.clock import local_offset_ms
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -13,11 +13,9 @@ from commitlog.mark import Anchor
 from commitlog.record import checked_body
 from dledger.config import load_config
 from dledger.group_api import Proposed
-from dledger.services.local_hour import HOUR_MS
-from dledger.services.retention import RetentionService
+from dledger.services.retention import HOUR_MS, RetentionService
 from dledger.settings_tables import StoreTable
-from dledger.state.floor_reason import FloorReason, entitlement_error
-from dledger.state.state_record import FloorChange, decode_change
+from dledger.state.state_record import FloorChange, FloorReason, decode_change, entitlement_error
 from dledger.state.tables import StateTables
 from dledger.testing.clocks import ManualClock
 from tests.harness.fake_group import Term

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger.services.timer_index import HOUR_MS, TimerIndex
+from dledger.services.timer import HOUR_MS, TimerIndex
 
 TIMES = st.lists(st.integers(0, 3 * 3600).map(lambda second: second * 1000), max_size=60)
 

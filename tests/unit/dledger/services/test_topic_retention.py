@@ -6,11 +6,10 @@ import pytest
 import structlog.testing
 
 from commitlog.errors import InvariantBroken
-from dledger.services.retention import RetentionService
-from dledger.services.topic_retention import queue_floors, retention_ms
+from dledger.services.retention import RetentionService, queue_floors, retention_ms
 from dledger.settings_tables import StoreTable
+from dledger.state.configs import TopicConfig
 from dledger.state.state_record import QueueFloorsChange, TopicsChange, state_batch
-from dledger.state.topic_config import TopicConfig
 from dledger.testing.clocks import ManualClock
 from remoting.protocol import bodies
 from remoting.protocol.codes import RequestCode

@@ -15,8 +15,7 @@ from commitlog.record import encode_record
 from dledger.group import Group
 from dledger.raft.clocks import VotersClock
 from dledger.services.delay_level import queue_of_level, with_real_destination
-from dledger.services.local_hour import HOUR_MS
-from dledger.services.retention import RetentionService
+from dledger.services.retention import HOUR_MS, RetentionService
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.timer_claims import TimerClaims

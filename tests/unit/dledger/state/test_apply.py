@@ -9,6 +9,7 @@ from commitlog.entry import EntryHeader, RecordBatch, Run, parse_header, seal_en
 from commitlog.errors import InvariantBroken
 from commitlog.record import encode_record
 from dledger.state.apply import apply_entry
+from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
 from dledger.state.names import STATE_TOPIC, TOPICS_QUEUE
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
@@ -17,8 +18,6 @@ from dledger.state.state_record import (
     TopicsChange,
     state_batch,
 )
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
-from dledger.state.topic_config import TopicConfig
 from tests.harness.fake_group import STORE_HOST, FakeGroup, batch_of, empty_tables
 
 

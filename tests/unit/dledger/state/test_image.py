@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dledger.state.apply import raise_min_offsets
+from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
 from dledger.state.cut import cut_everything, take_cut
 from dledger.state.image import Image
 from dledger.state.names import HALF_TOPIC, TIMER_TOPIC
@@ -27,9 +28,7 @@ from dledger.state.state_record import (
     TransactionsChange,
     state_batch,
 )
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
 from dledger.state.tables import QueueBounds
-from dledger.state.topic_config import TopicConfig
 from dledger.state.transactions import TransactionDecision
 from tests.harness.fake_group import FakeGroup
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dledger.config import load_config
 from dledger.part_settings import empty_tables
+from dledger.state.configs import PERM_READ, PERM_WRITE, TopicConfig
 from dledger.state.names import TRACE_TOPIC
-from dledger.state.topic_config import PERM_READ, PERM_WRITE, TopicConfig
 from remoting.settings.reader import ConfigFile
 
 

@@ -8,6 +8,7 @@ import cbor2
 import pytest
 
 from commitlog.errors import CorruptStoreError
+from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
 from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.snapshot import framed, load, snapshot
 from dledger.state.state_record import (
@@ -17,8 +18,6 @@ from dledger.state.state_record import (
     TopicsChange,
     state_batch,
 )
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
-from dledger.state.topic_config import TopicConfig
 from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
 
 BUILTIN: dict[str, Any] = {

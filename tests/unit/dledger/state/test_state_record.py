@@ -8,7 +8,7 @@ import pytest
 from commitlog.errors import InvariantBroken
 from commitlog.mark import Anchor
 from commitlog.record import decode_record
-from dledger.state.floor_reason import FloorReason
+from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
 from dledger.state.names import (
     CONSUMER_OFFSETS_QUEUE,
     DELAY_PROGRESS_QUEUE,
@@ -23,6 +23,7 @@ from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
     FloorChange,
+    FloorReason,
     ProducerSendChange,
     QueueFloorsChange,
     StateChange,
@@ -34,8 +35,6 @@ from dledger.state.state_record import (
     floor_to_state,
     state_batch,
 )
-from dledger.state.subscription_group_config import SubscriptionGroupConfig
-from dledger.state.topic_config import TopicConfig
 from dledger.state.transactions import TransactionDecision
 
 GOLDEN: list[tuple[StateChange, int, str]] = [

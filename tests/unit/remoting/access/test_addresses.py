@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remoting.access.addresses import WhiteAddresses
+from remoting.access.accounts import WhiteAddresses
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commitlog.errors import ConfigError
-from remoting.access.credentials_file import parse_credentials
+from remoting.access.account_file import parse_credentials
 from remoting.protocol.signature import Credentials
 
 

@@ -13,8 +13,8 @@ import trio
 from commitlog.disk import OsDisk
 from dledger.testing.clocks import ManualClock
 from remoting.access.account_store import AccountStore
+from remoting.access.accounts import SIGNED
 from remoting.access.gate import AccessGate, guarded_table
-from remoting.access.rules import SIGNED
 from remoting.client import RemotingClient
 from remoting.connection import Connection
 from remoting.errors import ConnectFailedError

@@ -13,9 +13,8 @@ import structlog.testing
 from commitlog.disk import OsDisk
 from dledger.testing.clocks import ManualClock
 from remoting.access.account_store import AccountStore
-from remoting.access.accounts import Permission, Right
+from remoting.access.accounts import ADMIN, SIGNED, Permission, Right, Rule
 from remoting.access.gate import AccessGate, admitted_account, limited_account
-from remoting.access.rules import ADMIN, SIGNED, Rule
 from remoting.errors import AccessRefusedError, BadRequestError
 from remoting.processor import Limiter
 from remoting.processor_table import ProcessorTable

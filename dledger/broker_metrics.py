@@ -16,12 +16,12 @@ from typing import Any, Final, TypeVar
 
 from commitlog.entry import parse_header
 from commitlog.errors import OffsetOutOfRangeError
+from dledger.broker_settings import BrokerSettings
+from dledger.fence import ServiceCounts
 from dledger.group_api import BrokerGroup
 from dledger.metrics.traffic import MAX_COUNTERS, Traffic
 from dledger.processors.admin import earliest_message_ms, unflushed_bytes
-from dledger.processors.broker_settings import BrokerSettings
 from dledger.processors.wiring import BrokerProcessors
-from dledger.services.service_counts import ServiceCounts
 from dledger.state.names import RETRY_PREFIX
 from remoting.metrics.families import Family, Sample, family_text
 from remoting.metrics.server_metrics import ServerMetrics
