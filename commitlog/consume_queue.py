@@ -258,6 +258,24 @@ class ConsumeQueue:
         """Write units into a file that was made again, over whatever is there; as `put`."""
         self._put_files(first_queue_offset, units)
 
+    def give_up(self, offset: int) -> bool:
+        """Note that the file with the unit at *offset* holds what was not put there.
+
+        Returns:
+            Whether a file was given up; not one that had been, and not for a unit in memory.
+        """
+        begin, _ = self._locate(offset)
+        tail = self._tail
+        is_in_memory = tail is not None and tail.first <= offset < tail.end
+        if is_in_memory or begin not in self._begins:
+            return False
+        if not self._files.lost.takes_units(self._key, begin):
+            return False
+        path = self._path(begin)
+        error = OSError(errno.EIO, f"the unit at offset {offset} is not what was put", path)
+        self._files.lose(self._key, path, error)
+        return True
+
     def has_file(self, begin: int) -> bool:
         """Whether there is a file whose first unit is that of offset *begin*."""
         return begin in self._begins

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.errors import ForeignStoreError
+from commitlog.errors import CorruptStoreError, ForeignStoreError
 from commitlog.java_hash import index_key_hash
 from commitlog.key_index_file import (
     ENTRY_BYTES,
@@ -164,7 +164,7 @@ class KeyIndex:
         on_unreadable: Called with the path of a file that is to be given up, and why.
     Raises:
         ForeignStoreError: A file has another size than these settings give.
-        CorruptStoreError: A file's header cannot be right.
+        CorruptStoreError: A file's header cannot be right, and there is no *mark*.
     """
 
     __slots__ = (
@@ -236,6 +236,11 @@ class KeyIndex:
             has_entries = index_file.load_header()
         except OSError as error:
             self._note_unreadable(path, error)
+            has_entries = True
+        except CorruptStoreError as error:
+            if self._mark is None:
+                raise
+            self._give_up_later(path, str(error))
             has_entries = True
         if has_entries:
             self._files.append(index_file)

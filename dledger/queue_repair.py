@@ -12,6 +12,7 @@ import structlog
 from commitlog.derive import Derived
 from commitlog.errors import OffsetOutOfRangeError
 from dledger.key_indexing import walk
+from dledger.queue_check import points_to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,7 +91,8 @@ class QueueRepair:
         if begin:
             try:
                 unit = self._queues.queue(*key).read(begin - 1, 1)[0]
-                return entry_log.index_of(int(unit["phy_offset"]))
+                if points_to(entry_log, unit, *key, begin - 1):
+                    return entry_log.index_of(int(unit["phy_offset"]))
             except (OSError, OffsetOutOfRangeError):
                 pass
         return entry_log.first_index

@@ -112,7 +112,7 @@ class ReplicaStore:
         committed = mark.index if mark and self.log.mark_valid else 0
         self.restored_commit_index = min(committed, self.log.last_index)
         self._checkpoint_file = CheckpointFile(disk, self.paths.checkpoint)
-        self._delays = delays_of_levels(settings.delay_levels_ms)
+        self.delays = delays_of_levels(settings.delay_levels_ms)
         self.on_derived_behind: Callable[[], object] = lambda: None
         """Called when units or keys of applied entries are to be put again."""
         self.derived = DerivedFiles(disk, self.paths, settings, self._note_derived_behind)
@@ -243,7 +243,7 @@ class ReplicaStore:
         self._note_doubt()
 
     def _decoded_file(self, path: str) -> StateTables | None:
-        """Return the tables in a file; None when it is not there, or is damaged.
+        """Return the tables in a file; None when it is not there, damaged, or on a bad sector.
 
         What is in it can be made again, from the log or from a leader.
         """
@@ -255,7 +255,11 @@ class ReplicaStore:
             raise ForeignStoreError(f"{path}: {error}") from error
         except CorruptStoreError as error:
             log.error("tables_damaged", path=path, error=str(error))
-            return None
+        except OSError as error:
+            if error.errno not in CANNOT_BE_READ:
+                raise
+            log.error("tables_damaged", path=path, error=str(error))
+        return None
 
     def _holds(self, loaded: StateTables) -> bool:
         """Whether the log holds the entry that these tables were taken after."""
@@ -520,7 +524,7 @@ class ReplicaStore:
             if len(headers) < 2:
                 self._alone = first
                 return None
-            derived = derive_together(frames[:size], headers, delay_ms=self._delays)
+            derived = derive_together(frames[:size], headers, delay_ms=self.delays)
             entries = entries_together(frames, headers, derived)
         except (CorruptEntryError, CorruptRecordError):
             entries = first  # alone the damaged entry is found
@@ -542,7 +546,7 @@ class ReplicaStore:
         header = parse_header(frame)
         if header.index != index:
             raise InvariantBroken(f"entry {header.index} stands where {index} should")
-        derived = derive(frame, header, delay_ms=self._delays)
+        derived = derive(frame, header, delay_ms=self.delays)
         if index <= self.tables.applied_index:
             # The tables know this entry already: units and keys only, of queues that still exist.
             self.derived.put(derived, self.tables.queues)
@@ -586,14 +590,14 @@ class ReplicaStore:
         """Put units that queue files lack, of a few entries; see `QueueRepair.step`."""
         if self.refilling:
             return False
-        return self.derived.put_units_again(self.log, self.derived_index, self._delays, max_bytes)
+        return self.derived.put_units_again(self.log, self.derived_index, self.delays, max_bytes)
 
     def put_missing_keys(self, max_bytes: int, *, skip_damaged: bool) -> bool:
         """Put keys of applied entries that the key index lacks; see `KeyIndexing.step`."""
         if self.refilling:
             return False
         return self.keys.step(
-            self.log, self.derived_index, self._delays, max_bytes, skip_damaged=skip_damaged
+            self.log, self.derived_index, self.delays, max_bytes, skip_damaged=skip_damaged
         )
 
     def begin_checkpoint(self, commit_index: int) -> Checkpointing | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -234,8 +235,9 @@ def _read(disk: Disk, path: str, owner: tuple[str, str, str] | None) -> dict[str
             isinstance(version, int)
             and isinstance(record["inc"], str)
             and isinstance(record["voters"], dict)
+            and (version > FORMAT_VERSION or _fits_its_checksum(record))
         )
-    except (cbor2.CBORDecodeError, KeyError, TypeError) as error:
+    except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError) as error:
         raise CorruptStoreError(f"{path}: the identity of this member is damaged") from error
     if not whole:
         raise CorruptStoreError(f"{path}: the identity of this member is damaged")
@@ -247,6 +249,25 @@ def _read(disk: Disk, path: str, owner: tuple[str, str, str] | None) -> dict[str
             f"{found[0]}, not to {owner[2]} of {owner[1]} in {owner[0]}"
         )
     return dict(record)
+
+
+_FIELDS: Final = frozenset(("v", "cluster", "group", "name", "inc", "voters"))
+
+
+def _checksum(record: Mapping[str, Any]) -> int:
+    return zlib.crc32(cbor2.dumps({key: record[key] for key in _FIELDS}, canonical=True))
+
+
+def _fits_its_checksum(record: Mapping[str, Any]) -> bool:
+    """Whether a record is what was written; older versions wrote no checksum."""
+    if "crc" in record:
+        return bool(record["crc"] == _checksum(record))
+    return record.keys() == _FIELDS
+
+
+def _write(disk: Disk, path: str, record: dict[str, Any]) -> None:
+    record["crc"] = _checksum(record)
+    disk.replace(path, cbor2.dumps(record, canonical=True))
 
 
 class Identity:
@@ -285,7 +306,7 @@ class Identity:
             "inc": self.incarnation,
             "voters": self.voters,
         }
-        self._disk.replace(self._path, cbor2.dumps(record, canonical=True))
+        _write(self._disk, self._path, record)
 
     @staticmethod
     def refound(disk: Disk, path: str, incarnation: str) -> None:
@@ -302,7 +323,7 @@ class Identity:
             "inc": incarnation,
             "voters": {name: incarnation},
         }
-        disk.replace(path, cbor2.dumps(record, canonical=True))
+        _write(disk, path, record)
 
     @property
     def group_identity(self) -> str:

@@ -1,9 +1,10 @@
 """Old entries are read again and again, slowly; what went bad is fetched from another replica.
 
 Disks lose bits that are not read for months. So every replica compares its log with the checksums
-and the entry index, all of it about once a day. A replica with a damaged entry neither votes nor
-leads nor acknowledges until it has the entry's bytes again from any other member; since all
-replicas hold the same bytes at the same positions, they are written where they belong.
+and the entry index, and the consume queues with the log, all of it about once a day. A replica
+with a damaged entry neither votes nor leads nor acknowledges until it has the entry's bytes again
+from any other member; since all replicas hold the same bytes at the same positions, they are
+written where they belong.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ import trio
 
 from commitlog.damage import check_entries
 from commitlog.entry import KIND_CONFIG, EntryHeader, parse_header
+from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptEntryError, DiskFullError, RemoteProtocolError
 from commitlog.log_repair import PAGE_BYTES
 from commitlog.seams import CANNOT_BE_READ
+from dledger.key_indexing import walk
+from dledger.queue_check import give_up_differing
 from dledger.raft.acks import FLUSH
 from dledger.raft.follower import split_frames
 from dledger.raft.member import RaftNode
 from dledger.raft.replicator import Repair
 from dledger.raft.wakeup import Wakeup
+from dledger.services.derived_repair import STEP_BYTES, STEP_PAUSE_S
 from dledger.store import ReplicaStore
 from remoting.seams import Clock, Executor
 
@@ -89,6 +94,7 @@ class ScrubService:
         self.checked_bytes = 0
         self.found = 0
         self.repaired = 0
+        self.files_differing = 0
         self._pages_lost = 0
         self.on_config_repaired: Callable[[], None] = lambda: None
         node.owner.on_suspect = self.suspect
@@ -111,6 +117,7 @@ class ScrubService:
             "found": self.found,
             "repaired": self.repaired,
             "index_pages_lost": entry_log.index_pages_lost,
+            "queue_files_differing": self.files_differing,
         }
 
     def suspect(self, index: int) -> bool:
@@ -191,6 +198,22 @@ class ScrubService:
             self.suspect(index)
         if was_whole and len(entry_log.damaged):
             self._node.settle()
+        await self._check_queues(entry_log, first, checked.next_index - 1)
+
+    async def _check_queues(self, entry_log: EntryLog, first: int, last: int) -> None:
+        """Compare the units that entries have in consume queues, some at a time."""
+        store = self._store
+        last = min(last, store.derived_index)
+        while first <= last and entry_log is store.log and not store.refilling:
+            for index, derived in walk(
+                entry_log, first, last, store.delays, STEP_BYTES, skip_damaged=True
+            ):
+                if derived is not None:
+                    self.files_differing += give_up_differing(store, derived)
+                first = index + 1
+            first = max(first, entry_log.first_index)
+            if first <= last:
+                await self._clock.sleep(STEP_PAUSE_S)
 
     # -- repairing -------------------------------------------------------------------------
 

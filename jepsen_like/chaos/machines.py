@@ -278,6 +278,10 @@ class RealMember(RealMachine):
         """Say why not."""
         raise CannotBeDone("the sectors of this machine's disks are good")
 
+    async def rot_file(self, arg: int) -> str:
+        """Say why not."""
+        raise CannotBeDone("`bit_rot` flips bits of the files of this machine")
+
     async def lie_about_flushes(self, *, lies: bool) -> None:
         """State why not."""
         raise CannotBeDone("the disks of this machine do what they report")

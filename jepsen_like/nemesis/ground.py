@@ -102,6 +102,15 @@ class Member(Machine, Protocol):
             CannotBeDone: Its disk is a real one.
         """
 
+    async def rot_file(self, arg: int) -> str:
+        """Let a file that is not a segment go bad, on a machine that is down; return where.
+
+        Args:
+            arg: As `Kind.FILE_ROT` has it.
+        Raises:
+            CannotBeDone: Its disk is a real one.
+        """
+
     async def tear_tail(self, size_bytes: int) -> str:
         """Write over the newest bytes of the log of a machine that is down; tell where.
 

@@ -131,6 +131,7 @@ class Nemesis:
             Kind.BIT_ROT: self._rot,
             Kind.TORN_TAIL: self._tear_tail,
             Kind.BAD_SECTOR: self._spoil_sectors,
+            Kind.FILE_ROT: self._rot_file,
             Kind.LYING_FLUSH: self._lie_about_flushes,
             Kind.STALL: self._stall,
             Kind.NAMESRV_LOSS: self._lose_at_name_servers,
@@ -564,6 +565,21 @@ class Nemesis:
             self._held_down[node.name] -= ends
         if ends:
             await self._down([node], step.for_ms)
+
+    async def _rot_file(self, step: Step, event: Event) -> None:
+        node = self._one(step, event)
+        if not self._may_hurt(step.kind, node, event):
+            return
+        self._held_down[node.name] += 1
+        try:
+            with self._budget.destroying(node.name):
+                await node.kill()
+                event.detail = await node.rot_file(step.arg)
+            if event.detail:
+                self._budget.note_hurt(step.kind, node.name)
+        finally:
+            self._held_down[node.name] -= 1
+        await self._down([node], step.for_ms)
 
     async def _tear_tail(self, step: Step, event: Event) -> None:
         """Tear what no start can prove was acknowledged, once others hold all of it."""

@@ -264,6 +264,7 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.CLOCK_YEARS: _Shape(20, (1_000, 60_000), (-2, 2)),
     Kind.CHANGE_WITHOUT_MINORITY: _Shape(20, (5_000, 90_000), (0, 7), _NO_TARGET),
     Kind.BAD_SECTOR: _Shape(6, (0, 10_000), (0, 7)),
+    Kind.FILE_ROT: _Shape(6, (0, 10_000), (0, 47)),
     Kind.LYING_FLUSH: _Shape(3, (500, 10_000), roles=("follower", "leader", "most_ahead", "#")),
     Kind.STALL: _Shape(6, (2_000, 20_000), (50, 1_500)),
     Kind.NAMESRV_LOSS: _Shape(4, (5_000, 60_000), (50, 600), _NO_TARGET),

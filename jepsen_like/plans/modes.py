@@ -38,12 +38,23 @@ STEP_MODES: Final[dict[str, tuple[Kind, ...]]] = {
     "name_server_losses": (Kind.NAMESRV_LOSS,),
     "lying_flushes": (Kind.LYING_FLUSH,),
     "bad_sectors": (Kind.BAD_SECTOR,),
+    "file_rot": (Kind.FILE_ROT,),
 }
 """Name and the kinds of the steps it brings; they count as faults."""
 
 MODES: Final = (*SIDE_MODES, *SETTING_MODES, *STEP_MODES)
 
-COUNTERS: Final = tuple(f"mode_{name}" for name in (*SIDE_MODES, *SETTING_MODES))
+ROT_COUNTERS: Final = (
+    "rot_queues",
+    "rot_shared_units",
+    "rot_key_index",
+    "rot_snapshot",
+    "rot_identity",
+    "rot_entry_index",
+)
+"""How often a file of a kind went bad; in the order of `Kind.FILE_ROT`."""
+
+COUNTERS: Final = (*(f"mode_{name}" for name in (*SIDE_MODES, *SETTING_MODES)), *ROT_COUNTERS)
 """Counters of a run that show how often a mode was in use; a long run reports those at 0."""
 
 SHARE: Final = 0.2

@@ -110,6 +110,10 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
         "sectors of the log and of files made from it that cannot be read",
         frozenset({Kind.BAD_SECTOR}),
     ),
+    "file-rot": (
+        "flipped bits and bad sectors in queues, key index, snapshot, identity and entry index",
+        frozenset({Kind.FILE_ROT}),
+    ),
     "stalls": (
         "a process that stands still again and again, or whose blocking work begins late",
         frozenset({Kind.STALL}),

@@ -94,6 +94,11 @@ class Kind(StrEnum):
     """`arg` / 2 sectors of the log, the entry index or the key index, and one more, cannot be read
     until they are written; with an odd `arg` the node is killed first and starts again after
     `for_ms`, so that it meets them at its start. The simulator only."""
+    FILE_ROT = "file_rot"
+    """Killed, and a file that is not a segment goes bad: consume queue, shared units, key index,
+    snapshot, identity or entry index, by `arg` % 6. With `arg` // 6 % 2 a sector of it cannot be
+    read, else `arg` // 12, and one more, of its bits flip. It starts again after `for_ms`; one
+    that refuses to, for its identity, has its disk replaced by an empty one. The simulator only."""
     LYING_FLUSH = "lying_flush"
     """Flushes of the log return for `for_ms` and make nothing durable; then power fails, once the
     other voters hold all that the log may have acknowledged. The simulator only."""
@@ -153,6 +158,7 @@ ASKED_FOR: Final = frozenset(
         Kind.CLOCK_YEARS,
         Kind.CHANGE_WITHOUT_MINORITY,
         Kind.BAD_SECTOR,
+        Kind.FILE_ROT,
         Kind.LYING_FLUSH,
         Kind.STALL,
         Kind.NAMESRV_LOSS,

@@ -63,7 +63,7 @@ _HUES: Final[dict[str, tuple[Kind, ...]]] = {
     BLUE: (Kind.CLEAN_RESTART, Kind.ROLLING_RESTART, Kind.TRANSFER, Kind.VERSION_SKEW),
     SAND: (Kind.PAUSE, Kind.SLOW_LINK, Kind.DISK_SLOW, Kind.CLOCK_YEARS),
     INDIGO: (Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.ZOMBIE_CLIENT, Kind.BAD_SECTOR),
-    WINE: (Kind.WIPE, Kind.BIT_ROT, Kind.CORRUPT, Kind.TORN_TAIL),
+    WINE: (Kind.WIPE, Kind.BIT_ROT, Kind.CORRUPT, Kind.TORN_TAIL, Kind.FILE_ROT),
     TEAL: (Kind.ISOLATE, Kind.PARTIAL, Kind.RESET, Kind.LYING_FLUSH),
     GREEN: (Kind.SPLIT, Kind.RING, Kind.BRIDGE, Kind.SWIZZLE),
     CYAN: (Kind.MUTE, Kind.DEAF, Kind.CLIENT_CUT, Kind.NAMESRV_LOSS),

@@ -25,10 +25,11 @@ from commitlog.errors import (
 )
 from commitlog.slot_file import SLOT_STRIDE_BYTES
 from jepsen_like.nemesis.ground import marked_end
+from jepsen_like.plans.modes import ROT_COUNTERS
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.event_trace import Event, Trace
 from jepsen_like.simulation.sim_clock import SimClock
-from jepsen_like.simulation.sim_disk import Mount, SimDisk
+from jepsen_like.simulation.sim_disk import ROTTEN, Mount, SimDisk
 from jepsen_like.simulation.sim_executor import SimExecutor
 from jepsen_like.simulation.sim_network import NodeNetwork, SimNetwork
 from jepsen_like.simulation.virtual_time import VirtualTime
@@ -398,6 +399,18 @@ class Node:
             self.harmed_s = self.world.elapsed_s
         self.world.sometimes["sectors_bad"] += len(found)
         self._note(Event.DISK_FAULT, 7, len(found))
+        return found
+
+    def rot_file(self, arg: int) -> list[tuple[str, int]]:
+        """Let a file that is not a segment go bad, as `Kind.FILE_ROT` has it; return where."""
+        kind, unreadable = arg % len(ROTTEN), arg // len(ROTTEN) % 2 == 1
+        bits = 1 + arg // (2 * len(ROTTEN))
+        found = self.disk.rot_file(ROTTEN[kind], bits, unreadable=unreadable)
+        if found:
+            self.is_trusted = False
+            self.harmed_s = self.world.elapsed_s
+            self.world.sometimes[ROT_COUNTERS[kind]] += 1
+        self._note(Event.DISK_FAULT, 11, len(found))
         return found
 
     # -- watching --------------------------------------------------------------------------

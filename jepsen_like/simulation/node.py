@@ -14,6 +14,7 @@ from dledger.config import BrokerConfig
 from dledger.group import Group
 from jepsen_like.simulation.machine import MachineWorld, Node, Process
 from jepsen_like.simulation.sim_clock import SimClock
+from jepsen_like.simulation.sim_disk import KEY_INDEX, QUEUES
 from jepsen_like.simulation.world_settings import WorldSettings
 from namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
 from namesrv.name_server import NameServer
@@ -98,6 +99,8 @@ class BrokerNode(Node):
         seen_durable_end: Position up to which its log was seen to be on its disk.
         promised_vote: Newest term in which a vote of it has left, and the candidate.
         promised_entry: Index and chain of the newest entry it has acknowledged.
+        has_rotten_queues: A bit of a queue file has flipped; the scrub finds it.
+        has_rotten_keys: A bit of the key index has flipped; nothing finds that.
     """
 
     kind = "broker"
@@ -120,6 +123,8 @@ class BrokerNode(Node):
         self.seen_durable_end = 0
         self.promised_vote = (0, "")
         self.promised_entry = (0, 0)
+        self.has_rotten_queues = False
+        self.has_rotten_keys = False
         self._stop = trio.Event()
 
     @property
@@ -176,6 +181,14 @@ class BrokerNode(Node):
         self.seen_voters = ()
         self.promised_vote = (0, "")
         self.promised_entry = (0, 0)
+        self.has_rotten_queues = self.has_rotten_keys = False
+
+    def rot_file(self, arg: int) -> list[tuple[str, int]]:
+        """Let a file that is not a segment go bad; return where."""
+        found = super().rot_file(arg)
+        self.has_rotten_queues |= any(QUEUES in path for path, _ in found)
+        self.has_rotten_keys |= any(KEY_INDEX in path for path, _ in found)
+        return found
 
     def spoil_sectors(self, sectors: int) -> list[tuple[str, int]]:
         """Let reads of sectors of the log, or of what is made from it, fail; return where."""

@@ -165,7 +165,7 @@ class SideWork:
         found = await MessageQueries(instance).query_messages(TOPIC, wanted.key)
         at = [message for message in found if message.queue_offset == wanted.offset]
         behind = any(
-            node.group is None or node.group.key_index.is_behind
+            node.group is None or node.group.key_index.is_behind or node.has_rotten_keys
             for node in self._world.brokers.values()
         )
         if not at and self._is_kept(wanted) and not behind:

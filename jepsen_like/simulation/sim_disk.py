@@ -21,6 +21,7 @@ from typing import Final
 
 from typing_extensions import Buffer
 
+from commitlog.derive import SCHEDULE_TOPIC
 from commitlog.errors import DiskFullError, FlushFailedError, StoreLockedError
 from commitlog.seams import DiskFile, Lock
 from dledger.testing.sectors import (
@@ -45,6 +46,22 @@ ROT_TAIL_BYTES: Final = 2048
 
 SPOILED: Final = (SEGMENTS, SEGMENTS, "/entryindex/", "/index/")
 """Where sectors go bad: in the log and in files that are read, not mapped, and made from it."""
+
+IDENTITY: Final = "/raft/identity"
+
+KEY_INDEX: Final = "/index/"
+
+QUEUES: Final = "/consumequeue/"
+
+ROTTEN: Final = (
+    QUEUES,
+    "/consumequeue.shared/",
+    KEY_INDEX,
+    "/raft/snapshot",
+    IDENTITY,
+    "/raft/entryindex/",
+)
+"""Parts of the paths of files that go bad and are no segments; as `Kind.FILE_ROT` counts them."""
 
 TOTAL_BYTES: Final = 1 << 40  # of a disk without a limit
 
@@ -187,6 +204,31 @@ class SimDisk:
             inode.content[at] ^= 1 << self.rng.randrange(8)
             found.append((path, at))
         return found
+
+    def rot_file(self, part: str, bits: int, *, unreadable: bool) -> list[tuple[str, int]]:
+        """Flip bits of one file with *part* in its path, or let a sector of it be unreadable.
+
+        Returns:
+            Path and byte offset of each; empty when there is no such file.
+        """
+        paths = [
+            path
+            for path, inode in sorted(self.names.items())
+            if part in path
+            and path in self.durable_names
+            and inode.written_to
+            # What a unit of it has for a tag is a time, which nothing compares.
+            and SCHEDULE_TOPIC not in path
+        ]
+        if not paths:
+            return []
+        path = paths[self.rng.randrange(len(paths))]
+        size = self.names[path].written_to
+        if not unreadable:
+            return self.flip(path, 0, size, bits)
+        at = self.rng.randrange(size) // SECTOR_BYTES * SECTOR_BYTES
+        self.spoil(path, at, min(at + SECTOR_BYTES, len(self.names[path].content)))
+        return [(path, at)]
 
     def flip(self, path: str, start: int, end: int, bits: int = 1) -> list[tuple[str, int]]:
         """Flip bits of bytes [start, end) of one file; return path and byte offset of each."""
@@ -511,6 +553,9 @@ class Mount:
         inode = self.disk.names.get(path)
         if inode is None:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        if inode.unreadable:
+            self.disk.observe("read_error", path, 0, len(inode.content))
+            raise OSError(errno.EIO, "input/output error", path)
         return bytes(inode.content)
 
     def replace(self, path: str, data: Buffer) -> None:

@@ -19,6 +19,7 @@ from jepsen_like.plans.plan import Kind
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.machine import Node, State
 from jepsen_like.simulation.node import BrokerNode, ClientNode
+from jepsen_like.simulation.sim_disk import IDENTITY
 from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
 from jepsen_like.simulation.world import World
 from jepsen_like.workloads.clients import WorkloadClients
@@ -141,6 +142,18 @@ class SimMember(SimMachine):
     async def spoil_sectors(self, sectors: int) -> str:
         """Let reads of some sectors fail."""
         found = self._broker.spoil_sectors(sectors)
+        return ", ".join(f"{posixpath.relpath(path, '/store')}@{at}" for path, at in found)
+
+    async def rot_file(self, arg: int) -> str:
+        """Let a file go bad; a process that refuses its identity gets an empty disk."""
+        node = self._broker
+        found = node.rot_file(arg)
+        if found and IDENTITY in found[0][0]:
+            with trio.CancelScope(shield=True):
+                if await node.start():
+                    text = f"{node.name} serves with a damaged identity"
+                    node.world.violate("identity", text)
+            node.wipe()
         return ", ".join(f"{posixpath.relpath(path, '/store')}@{at}" for path, at in found)
 
     async def tear_tail(self, size_bytes: int) -> str:

@@ -415,6 +415,8 @@ def _is_scrubbed(node: BrokerNode) -> bool:
     # Rot comes with a kill: this process began to read after it. Sectors go bad at any time.
     spoiled_in, passes = node.spoiled
     wanted = passes + 2 if spoiled_in == node.incarnation else 1
+    if node.has_rotten_queues and group.store.derived.is_behind:
+        return False
     return group.scrub.passes >= wanted and not len(group.log.damaged)
 
 

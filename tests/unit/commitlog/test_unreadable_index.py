@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from commitlog.damage import check_entries
 from commitlog.entry_log import EntryLog
@@ -97,9 +98,13 @@ def three_files() -> tuple[CrashDisk, list[str]]:
     return disk, sorted(path for path in disk.files if "/index/" in path)
 
 
-def test_file_without_a_header_is_given_up() -> None:
+@pytest.mark.parametrize("is_flipped", [False, True])
+def test_file_without_a_header_is_given_up(is_flipped: bool) -> None:
     disk, paths = three_files()
-    disk.files[paths[1]].unreadable.append((0, 512))
+    if is_flipped:
+        disk.files[paths[1]].content[36] ^= 0x40
+    else:
+        disk.files[paths[1]].unreadable.append((0, 512))
     index = key_index(disk)
     assert (index.is_behind, index.files_lost, index.end_phy_offset) == (True, 1, 19)
     assert not disk.exists(MARK)

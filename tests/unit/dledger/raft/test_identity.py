@@ -16,8 +16,13 @@ import trio
 from trio.testing import MockClock
 
 from commitlog.disk import OsDisk
-from commitlog.errors import ConfigError, RemoteProtocolError
-from dledger.raft.identity import GroupSecret, Hello, Identity, Side, check_nonce
+from commitlog.errors import (
+    ConfigError,
+    CorruptStoreError,
+    ForeignStoreError,
+    RemoteProtocolError,
+)
+from dledger.raft.identity import GroupSecret, Hello, Identity, Side, check_nonce, owner_of
 from dledger.raft.recover import Recovery
 from dledger.raft.wire import (
     HELLO_BYTES_MAX,
@@ -27,6 +32,7 @@ from dledger.raft.wire import (
     encode_frame,
     encode_head,
 )
+from dledger.testing.crash_disk import CrashDisk
 from tests.harness.groups import Groups, running_groups
 from tests.unit.dledger.raft.test_recover import lose_all_but_one
 
@@ -318,3 +324,19 @@ async def test_members_of_a_secret_have_one_proof(
             assert group.membership_proof == group.membership_proof
             proofs.add(group.membership_proof)
     assert sorted(map(len, proofs)) == [0, 64, 64]
+
+
+def test_an_identity_with_a_flipped_bit_is_refused() -> None:
+    disk, path = CrashDisk(), "/identity"
+    Identity(disk, path, cluster="C", group="G", name="n0", rng=random.Random(1))
+    content = disk.read(path)
+    for at in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[at // 8] ^= 1 << at % 8
+        disk.replace(path, flipped)
+        with pytest.raises((CorruptStoreError, ForeignStoreError)):
+            owner_of(disk, path)
+    record = cbor2.loads(content)
+    del record["crc"]
+    disk.replace(path, cbor2.dumps(record, canonical=True))
+    assert owner_of(disk, path) == ("C", "G", "n0")  # of an earlier version

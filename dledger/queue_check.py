@@ -1,0 +1,85 @@
+"""Units of consume queues are compared with the log they were made from: they have no checksum.
+
+A bit that flips in a unit lets a pull get bytes that are no message, or lets a tag match nothing.
+The scrub reads every entry anyway: what follows from an entry is compared with what the files of
+its queues have, and a file that differs is given up, as one that the disk does not give back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from commitlog.derive import SCHEDULE_TOPIC
+from commitlog.errors import MQError, OffsetOutOfRangeError
+from commitlog.record import decode_record
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from commitlog.consume_queue import ConsumeQueue
+    from commitlog.derive import Derived
+    from commitlog.entry_log import EntryLog
+    from commitlog.queue_unit import Units
+    from dledger.store import ReplicaStore
+
+
+def give_up_differing(store: ReplicaStore, derived: Derived) -> int:
+    """Compare the units of one applied entry; return how many files were given up.
+
+    Files that are being put again are left alone. Units of the schedule topic are compared without
+    their times, which follow the levels that were set when they were written.
+
+    Raises:
+        FlushFailedError, OSError: It could not be noted; the node must stop.
+    """
+    given_up = 0
+    for topic, queue_id, where in derived.groups:
+        offsets, wanted = derived.queue_offset[where], derived.units[where]
+        bounds = store.tables.queues.get((topic, queue_id))
+        if bounds is None or not len(offsets):
+            continue
+        begin = int(offsets[0])
+        first = max(begin, bounds.min_offset)
+        last = min(begin + len(wanted), bounds.max_offset)
+        if first >= last:
+            continue
+        queue = store.queues.queue(topic, queue_id)
+        wanted = wanted[first - begin : last - begin]
+        try:
+            found = queue.read(first, last - first)
+        except (OSError, OffsetOutOfRangeError):
+            continue  # the queue has noted that it cannot be read
+        for at in np.flatnonzero(_differ(found, wanted, topic)).tolist():
+            if not _is_newer(store.log, queue, first + at, found[at], wanted[at]):
+                given_up += queue.give_up(first + at)
+    return given_up
+
+
+def _differ(found: Units, wanted: Units, topic: str) -> npt.NDArray[np.bool_]:
+    differ: npt.NDArray[np.bool_] = found["phy_offset"] != wanted["phy_offset"]
+    differ |= found["size"] != wanted["size"]
+    if topic != SCHEDULE_TOPIC:
+        differ |= found["tags_code"] != wanted["tags_code"]
+    return differ
+
+
+def _is_newer(
+    entry_log: EntryLog, queue: ConsumeQueue, offset: int, found: Units, wanted: Units
+) -> bool:
+    """Whether a later message has that offset: its topic was deleted and made again."""
+    if int(found["phy_offset"]) <= int(wanted["phy_offset"]):
+        return False
+    return points_to(entry_log, found, queue.topic, queue.queue_id, offset)
+
+
+def points_to(entry_log: EntryLog, unit: Units, topic: str, queue_id: int, offset: int) -> bool:
+    """Whether the log has, where *unit* points to, the message of that queue and offset."""
+    position, size = int(unit["phy_offset"]), int(unit["size"])
+    try:
+        record = decode_record(entry_log.read(position, size), check_crc=False)
+    except (MQError, OSError):
+        return False
+    place = (record.topic, record.queue_id, record.queue_offset, record.phy_offset, record.size)
+    return place == (topic, queue_id, offset, position, size)

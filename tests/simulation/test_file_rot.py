@@ -1,0 +1,55 @@
+"""Files that are no segments go bad: what is read is right, or is refused, and is made good."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger.raft import identity
+from dledger.services import scrub
+from jepsen_like.plans.modes import ROT_COUNTERS
+from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from jepsen_like.simulation.play import Played, play
+from jepsen_like.simulation.sim_disk import ROTTEN
+
+KINDS = len(ROTTEN)
+
+
+def rotten(*args: int, seed: int = 4, keep_segments: int = 0) -> Plan:
+    """Return a plan in which one file after the other goes bad, on one broker after the other."""
+    steps = tuple(
+        Step(12_000 + 25_000 * number, Kind.FILE_ROT, str(number), 500, arg)
+        for number, arg in enumerate(args)
+    )
+    return Plan(
+        seed=seed,
+        duration_ms=20_000 + 25_000 * len(args),
+        steps=steps,
+        workload=Workload(interval_ms=2_000),
+        settings=Settings(checkpoint_ms=1_000, keep_segments=keep_segments),
+        modes=("searches", "follower_reads", "key_queries"),
+    )
+
+
+def names(played: Played) -> set[str]:
+    return {violation.name for violation in played.violations}
+
+
+@pytest.mark.parametrize(("unreadable", "keep_segments"), [(0, 2), (1, 0)])
+def test_a_file_of_each_kind_goes_bad_and_is_made_good(unreadable: int, keep_segments: int) -> None:
+    args = [kind + KINDS * unreadable + 2 * KINDS * unreadable for kind in range(KINDS)]
+    played = play(rotten(*args, keep_segments=keep_segments))
+    assert played.is_valid, played.violations
+    assert sum(played.sometimes[name] for name in ROT_COUNTERS) >= 4, played.sometimes
+    assert played.sometimes["node_gave_up"] == played.sometimes["rot_identity"]
+
+
+def test_a_rotten_queue_that_nothing_compares_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrub, "give_up_differing", lambda *_: 0)
+    played = play(rotten(2 * KINDS, 2 * KINDS, 2 * KINDS))
+    assert names(played) >= {"acknowledged message lost", "replicas disagree on an offset"}
+
+
+def test_an_identity_that_nothing_compares_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "_fits_its_checksum", lambda _: True)
+    played = play(rotten(4, 4, 4))
+    assert names(played) == {"identity"}
