@@ -1,4 +1,4 @@
-# make setup | check | test | docs | spark | bench-spark | notebook | demo | determinism | mutants | soak | chaos | interop | matrix: each sets up what it needs; only Python 3.11+ and make must be there.
+# make setup | check | test | docs | spark | bench-spark | notebook | demo | bench-peers | determinism | mutants | soak | chaos | interop | matrix: each sets up what it needs; only Python 3.11+ and make must be there.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -26,7 +26,7 @@ TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
 TWO_AT_A_TIME := -n 2 --dist loadgroup
 ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
 
-.PHONY: setup docs matrix peer-fuzz small-histories check lint types imports unit unit-together unit-alone test slow-together slow-alone chromium java spark bench-spark notebook demo bench determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
+.PHONY: setup docs matrix peer-fuzz small-histories check lint types imports unit unit-together unit-alone test slow-together slow-alone chromium java spark bench-spark notebook demo bench bench-peers determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
 
 setup: $(STAMP)
 
@@ -130,6 +130,13 @@ demo: setup
 
 bench: setup
 	$(BIN)/dledger bench produce --size 256 --inflight 64 --batch 1 --duration 10
+
+# NATS, RocketMQ and this project in turn: 25 minutes on a machine with nothing else to do. Needs Go
+# and Java with Maven. A short run, which leaves the page alone: PEERS="--rounds 1 --seconds 1".
+PEERS ?= --docs
+
+bench-peers: setup
+	$(BIN)/python -m tests.peers $(PEERS)
 
 soak: setup
 	$(BIN)/dledger sim soak --minutes $(SOAK_MINUTES) --jobs 2 --at-least $(SOAK_AT_LEAST)

@@ -235,8 +235,8 @@ async def _measure(run: _Run) -> ScaleBench:
         latencies, failed, seconds = await _send(run)
     sending = watch.longest_ms, watch.longest_cpu_ms
     stalls, sent_term = watch.stalls, watch.term
-    broker_mib = max(_rss_mib(node.pid) for node in run.cluster.brokers.values())
-    namesrv_mib = _rss_mib(run.cluster.namesrv.pid)
+    broker_mib = max(rss_mib(node.pid) for node in run.cluster.brokers.values())
+    namesrv_mib = rss_mib(run.cluster.namesrv.pid)
     leader_s, listed_s = await _restart(run)
     watch.longest_ms = 0.0
     await watch.look()
@@ -482,18 +482,20 @@ async def _idle_cpu(run: _Run) -> float:
     """Return the processors that three brokers use together without any request."""
     run.tell(f"idle for {run.load.idle_s:.0f} s")
     pids = [node.pid for node in run.cluster.brokers.values()]
-    before = sum(map(_cpu_s, pids))
+    before = sum(map(cpu_s, pids))
     began = time.perf_counter()
     await trio.sleep(run.load.idle_s)
-    return (sum(map(_cpu_s, pids)) - before) / (time.perf_counter() - began)
+    return (sum(map(cpu_s, pids)) - before) / (time.perf_counter() - began)
 
 
-def _cpu_s(pid: int | None) -> float:
+def cpu_s(pid: int | None) -> float:
+    """Return the processor seconds that a process has used, in the kernel too."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-def _rss_mib(pid: int | None) -> float:
+def rss_mib(pid: int | None) -> float:
+    """Return the resident memory of a process, pages of mapped files included."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
