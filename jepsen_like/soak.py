@@ -21,7 +21,14 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from jepsen_like.checkers import consumer_offsets, polls, queue_log, replicas, total_queue
+from jepsen_like.checkers import (
+    availability,
+    consumer_offsets,
+    polls,
+    queue_log,
+    replicas,
+    total_queue,
+)
 from jepsen_like.plans.draw import SIMULATED
 from jepsen_like.plans.modes import COUNTERS, STEP_MODES
 from jepsen_like.worker import Order, Report
@@ -45,6 +52,7 @@ SOAK_CHECKERS: Final = (
     polls.NAME,
     replicas.NAME,
     total_queue.NAME,
+    availability.NAME,
 )
 """Checkers that have something to judge in a soak: without a verdict of each it failed."""
 

@@ -153,6 +153,18 @@ class Tables:
             table = self.dataset("nodes").to_table()
         return checked_nodes(name, table)
 
+    def events(self) -> Any:
+        """Return the table `events`.
+
+        Raises:
+            BadInputError: It cannot be read, or has nulls.
+        """
+        name = self.name("events")
+        with named(name):
+            table = self.dataset("events").to_table()
+        check_nulls(name, table)
+        return table
+
 
 def checked_nodes(name: str, table: Any) -> Any:
     """Return *table*, which has no nulls and no rows of a kind not known here.

@@ -41,6 +41,7 @@ from jepsen_like.chaos.real_ground import RealGround
 from jepsen_like.chaos.recorder import Recorder, write_push_record, write_rest, write_tables
 from jepsen_like.chaos.run_links import KernelLinks, RunLinks
 from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.fault_record import HEALED, SERVED
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import Event, History, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
@@ -268,7 +269,7 @@ class _Run:
         nursery.start_soon(self._tell, clients, nemesis)
         try:
             await nemesis.run()
-            self._mark("healed", ground)
+            self._mark(HEALED, ground)
             self.phase = "healing"
             clients.release_consumers()
             await ground.end_doubles()
@@ -327,6 +328,7 @@ class _Run:
         self.phase = "settling"
         while not await self.nemesis.add_missing():  # noqa: ASYNC110  # likewise
             await trio.sleep(0.5)
+        self._mark(SERVED, ground)
         await clients.finish()
         await trio.sleep(due_within_s(self.plan, clock_ahead_ns(self.plan)))
         if self.plan.workload.transactions_per_mille:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from jepsen_like.checkers import (
+    availability,
     batches,
     consumer_offsets,
     delayed,
@@ -29,13 +30,22 @@ from jepsen_like.checkers import (
     total_queue,
     transactions,
 )
+from jepsen_like.checkers.fault_record import ELECTION_NS, record_of
 from jepsen_like.checkers.half_messages import SYSTEM_TOPICS, transactions_of
 from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
 from jepsen_like.checkers.kernel.home import Home
 from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, Source, Want
 from jepsen_like.checkers.kernel.tables import MemorySource, table_to_numpy
 from jepsen_like.checkers.verdict import Verdict, Violation, checked, judge
-from jepsen_like.history.columns import EVENTS, OPS, NodeKind, history_of, operations_of, table_of
+from jepsen_like.history.columns import (
+    EVENTS,
+    OPS,
+    NodeKind,
+    events_of,
+    history_of,
+    operations_of,
+    table_of,
+)
 from jepsen_like.history.operation import (
     NOTHING,
     F,
@@ -70,6 +80,7 @@ REST: Final = Want(
 SHARED: Final = Want(other_than=(("parent_op_id", "op_id"),))
 """Rows that are not their own logical operation: later attempts, messages of a batch."""
 _RETRIES: Final = tuple(int(f) for f in sorted(retries.OPERATIONS))
+EVERYTHING: Final = Want(other_than=(("op_id", NOTHING - 1),))
 GIVEN_BACK: Final = Want((("f", _RETRIES),))
 """What consumers gave back, and what was found of it."""
 SENDS: Final = Want((("f", (int(F.SEND),)),))
@@ -91,6 +102,7 @@ class Settings(msgspec.Struct, frozen=True):
         idempotent: Producers are idempotent: what each sends stays in order.
         keeps_all: No retention is set: no message may be removed. False: some may, or it is not
             known.
+        election_ns: The longest election timeout of the group.
         rows_max: Rows that a check which cannot be split may want.
     """
 
@@ -103,6 +115,7 @@ class Settings(msgspec.Struct, frozen=True):
     late_max_ns: int | None = None
     idempotent: bool = False
     keeps_all: bool = False
+    election_ns: int = ELECTION_NS
     rows_max: int = ROWS_MAX
 
 
@@ -118,6 +131,7 @@ def check_everything(
     late_max_ns: int | None = None,
     idempotent: bool = False,
     keeps_all: bool = False,
+    election_ns: int = ELECTION_NS,
 ) -> list[Verdict]:
     """Return one verdict per checker over a history in memory; arguments are those of `Settings`.
 
@@ -133,6 +147,7 @@ def check_everything(
         late_max_ns,
         idempotent,
         keeps_all,
+        election_ns,
     )
     try:
         source = MemorySource(history)
@@ -179,6 +194,7 @@ class _Check:
             if row["kind"] == NodeKind.STATE
         ]  # fmt: skip
         self.replicas = replicas_of(self.heads)
+        self.events = events_of(source.events())
         self.settled = bool(self.heads) if settings.settled is None else settings.settled
         self.rest: list[Operation] = []
         self.offsets = OPS.empty_table()
@@ -310,6 +326,13 @@ class _Check:
         lines = producer_order.Lines(self.source.ops(SENDS, rows_max))
         return lines.check(self.source.obs(Want((("value", lines.open_values()),)), rows_max))
 
+    def availability(self) -> Verdict | None:
+        election_ns = self.settings.election_ns
+        if record_of(self.events, election_ns) is None:
+            return None
+        rows = self.source.ops(EVERYTHING, self.settings.rows_max)
+        return availability.check_table(rows, self.events, election_ns=election_ns)
+
     # -- row by row ------------------------------------------------------------------------
 
     def delayed(self) -> Verdict:
@@ -350,8 +373,7 @@ class _Check:
         if not parents or not batches.batches_of(self._ops(Want((("parent_op_id", parents),)))):
             return None
         rows_max = self.settings.rows_max
-        everything = Want(other_than=(("op_id", NOTHING - 1),))
-        tables = (self.source.ops(everything, rows_max), self.source.obs(everything, rows_max))
+        tables = (self.source.ops(EVERYTHING, rows_max), self.source.obs(EVERYTHING, rows_max))
         history = history_of(*tables, table_of(EVENTS, {}), self.source.nodes())
         return batches.check_history(history)
 
@@ -426,6 +448,7 @@ CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
     transactions.NAME: _Check.transactions,
     filters.NAME: _Check.filters,
     producer_order.NAME: _Check.producer_order,
+    availability.NAME: _Check.availability,
     total_queue.NAME: _Check.total_queue,
 }
 """Every check of a history, by the name of its checker. None: nothing of its kind is guaranteed.

@@ -282,8 +282,7 @@ def history_of(
 ) -> History:
     """Return the rows that the tables were made of."""
     history = History(header or RunHeader(run_id=""), operations_of(ops, obs))
-    names = [name for name in EVENTS.names if name != "run_id"]
-    history.events = [Event(*(row[name] for name in names)) for row in events.to_pylist()]
+    history.events = events_of(events)
     states = [row for row in nodes.to_pylist() if row["kind"] == NodeKind.STATE]
     history.replica_states = [
         ReplicaState(
@@ -293,6 +292,12 @@ def history_of(
     ]
     history.replica_reads = replica_reads_of(nodes, obs)
     return history
+
+
+def events_of(events: Any) -> list[Event]:
+    """Return the rows of `events`."""
+    names = [name for name in EVENTS.names if name != "run_id"]
+    return [Event(*(row[name] for name in names)) for row in events.to_pylist()]
 
 
 def replica_reads_of(nodes: Any, obs: Any) -> list[ReplicaRead]:

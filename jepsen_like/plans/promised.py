@@ -22,6 +22,7 @@ class Promised(TypedDict):
     checks_max: int
     idempotent: bool
     keeps_all: bool
+    election_ns: int
 
 
 def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
@@ -36,6 +37,7 @@ def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
         checks_max=transactions.CHECKS_MAX if is_foreign else checks_max(plan.workload),
         idempotent=plan.workload.idempotent,
         keeps_all=not is_foreign and keeps_all(plan),
+        election_ns=2 * plan.settings.election_ms * 1_000_000,
     )
 
 

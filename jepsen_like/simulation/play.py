@@ -17,6 +17,7 @@ from client.core.errors import ClientError
 from dledger.settings_values import parse_delay_levels
 from jepsen_like.checkers import consumer_offsets, producer_order
 from jepsen_like.checkers.all_checks import check_everything
+from jepsen_like.checkers.fault_record import HEALED, SERVED
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
@@ -33,7 +34,7 @@ from jepsen_like.simulation.world import Violation as Broken
 from jepsen_like.simulation.world import World, run_world
 from jepsen_like.simulation.world_settings import WorldSettings
 from jepsen_like.workloads.clients import WorkloadClients
-from jepsen_like.workloads.due import LEVEL_SLACK_S, due_within_s
+from jepsen_like.workloads.due import CALM_S, LEVEL_SLACK_S, due_within_s
 from jepsen_like.workloads.final_read import read_replica
 from jepsen_like.workloads.push_groups import PushGroup
 from jepsen_like.workloads.recorder import BROKER, TOPIC
@@ -203,7 +204,7 @@ class _Run:
         if away := sorted(+nemesis.away):
             await go_on_without(world, nemesis, away, self._election_s)
         stall.end()
-        self._event("healed")
+        self._event(HEALED)
         await world.heal(clients=True)
         await self._demand_progress(world, clients, machine)
 
@@ -220,6 +221,8 @@ class _Run:
             assert self.nemesis is not None
             while not await self.nemesis.add_missing():
                 await world.sleep(1.0)
+        self._event(SERVED)
+        await world.sleep(self._election_s + CALM_S)
         with trio.move_on_after(SETTLED_WITHIN_S):
             if SIDE_MACHINE in world.clients:
                 world.clients[SIDE_MACHINE].kill()

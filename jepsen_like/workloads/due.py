@@ -14,6 +14,11 @@ TIMER_SLACK_S: Final = 3.0
 """Timers have a precision of a second."""
 
 
+CALM_S: Final = 10.0
+"""For how long clients go on when everything serves again: what they are answered then is judged,
+once the longest election timeout has passed."""
+
+
 def timer_delay_max_ms(workload: Workload) -> int:
     """Return the longest delay of a message with a time of its own."""
     return max(TIMER_DELAY_MAX_MS, 1000 * ROLLS_MAX * workload.timer_roll_s)

@@ -79,6 +79,10 @@ class LocalSource:
         """Return the table `nodes`."""
         return self._tables.nodes()
 
+    def events(self) -> Any:
+        """Return the table `events`."""
+        return self._tables.events()
+
     def ops(self, want: Want, rows_max: int) -> Any:
         """Return rows of `ops`."""
         if want not in self._wants:

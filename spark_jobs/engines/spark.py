@@ -90,6 +90,10 @@ class SparkSource:
         """Return the table `nodes`."""
         return self._spark.read.parquet(f"{self._parquet}/nodes.parquet").toArrow()
 
+    def events(self) -> Any:
+        """Return the table `events`."""
+        return self._spark.read.parquet(f"{self._parquet}/events.parquet").toArrow()
+
     def ops(self, want: Want, rows_max: int) -> Any:
         """Return rows of `ops`."""
         return _rows(self.tables["ops"], OPS, want, rows_max)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from jepsen_like.checkers.fault_record import ELECTION_NS, HEALED, SERVED
 from jepsen_like.checkers.half_messages import DISCARD_TOPIC
 from jepsen_like.checkers.locks import LEASE_NS
 from jepsen_like.checkers.transactions import CHECKS_MAX
@@ -19,6 +20,7 @@ from jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     Decision,
+    Event,
     F,
     History,
     Level,
@@ -31,6 +33,8 @@ from jepsen_like.history.operation import (
 
 TOPIC = "orders"
 QUEUES = 2
+CALM_STEPS = 6
+"""Messages after the faults."""
 NODES = ("n0", "n1", "n2")
 GROUP = "readers"
 ORDERLY = "orderly"
@@ -199,6 +203,14 @@ class World:
             self.at(max(due, self.now), lambda: self.append(op, (op.value,)))
 
         self.effect(Outcome(op.outcome), schedule)
+
+    def calm(self) -> None:
+        """Append a message and ask for the end while nothing is wrong."""
+        self.until(self.now + 700 * MS)
+        op = self.row(F.SEND, Outcome.OK)
+        op.value, op.off = self.next_value(), len(self.log(op))
+        self.append(op, (op.value,))
+        self.ask_end()
 
     def pull(self) -> None:
         if self.rng.random() < 0.05:
@@ -489,8 +501,16 @@ def clean_history(seed: int, steps: int = 100) -> History:
         world.advance()
         rng.choices(acts, weights)[0](world)
     world.until(world.now + 1_000 * MS)
-    _read_everything(world)
     history = History(RunHeader(f"clean-{seed}", seed))
+    history.events = [
+        Event(0, world.now, "kill", "leader", NODES[0]),
+        Event(world.now, world.now, HEALED),
+        Event(world.now + MS, world.now + MS, SERVED),
+    ]
+    world.until(world.now + ELECTION_NS + 100 * MS)
+    for _ in range(CALM_STEPS):
+        world.calm()
+    _read_everything(world)
     history.operations = _in_order_of_calls(world.rows)
     end = world.now + 3 * LEASE_NS
     for node in NODES:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 from jepsen_like.checkers import (
+    availability,
     batches,
     consumer_offsets,
     delayed,
@@ -23,6 +24,7 @@ from jepsen_like.checkers import (
     total_queue,
     transactions,
 )
+from jepsen_like.checkers.fault_record import ELECTION_NS
 from jepsen_like.checkers.half_messages import DISCARD_TOPIC, Transaction, transactions_of
 from jepsen_like.checkers.locks import LEASE_NS
 from jepsen_like.checkers.transactions import CHECK_INTERVAL_NS, CHECKS_MAX
@@ -874,7 +876,40 @@ def dropped(scene: Scene) -> Planted:
 
 Planter = Callable[[Scene], Planted]
 
+# -- availability ------------------------------------------------------------------------------
+
+
+def too_few_decided(scene: Scene) -> Planted:
+    """Two reads that were called when nothing was wrong have no answer."""
+    served_ns = max(event.at_ns for event in scene.history.events)
+    asked = [op for op in scene.rows(F.MAX_OFFSET) if op.call_ns >= served_ns + ELECTION_NS]
+    lost = sorted(scene.rng.sample(asked, 2), key=lambda op: (op.call_ns, op.op_id))
+    for op in lost:
+        op.outcome, op.ret_ns, op.max_off = Outcome.INFO, NEVER, NOTHING
+    return Planted(tuple(op.op_id for op in lost))
+
+
+def damaged_answer(scene: Scene) -> Planted:
+    pull = scene.add_last(F.PULL, scene.queue(is_whole=False))
+    pull.outcome, pull.err, pull.off = Outcome.FAIL, availability.DAMAGED_ERROR, 0
+    return Planted((pull.op_id,))
+
+
+def silent(scene: Scene) -> Planted:
+    """The last sends are refused, each for a moment's reason, for longer than a bound."""
+    refused: list[Operation] = []
+    for place in range(availability.SENDS_LEAST):
+        scene.end_ns += availability.SILENT_MAX_NS
+        send = scene.add_last(F.SEND, scene.queue(is_whole=False))
+        send.outcome, send.err, send.value = Outcome.FAIL, "BrokerBusyError", 1_000_000 + place
+        refused.append(send)
+    return Planted((refused[0].op_id, refused[-1].op_id))
+
+
 PLANTERS: dict[Kind, Planter] = {
+    (availability.NAME, availability.UNDECIDED): too_few_decided,
+    (availability.NAME, availability.DAMAGED): damaged_answer,
+    (availability.NAME, availability.SILENT): silent,
     (queue_log.NAME, queue_log.SEND_INVERTED): send_inverted,
     (queue_log.NAME, queue_log.STALE_READ): stale_read,
     (queue_log.NAME, queue_log.NON_MONOTONIC): non_monotonic,

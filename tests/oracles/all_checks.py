@@ -13,9 +13,10 @@ from jepsen_like.checkers import (
     retries,
     transactions,
 )
+from jepsen_like.checkers.fault_record import ELECTION_NS
 from jepsen_like.checkers.verdict import Verdict, checked
 from jepsen_like.history.operation import F, History
-from tests.oracles import producer_order, queue_log, replicas, total_queue
+from tests.oracles import availability, producer_order, queue_log, replicas, total_queue
 
 
 def check_row_wise(
@@ -30,6 +31,7 @@ def check_row_wise(
     late_max_ns: int | None = None,
     idempotent: bool = False,
     keeps_all: bool = False,
+    election_ns: int = ELECTION_NS,
 ) -> list[Verdict]:
     """Return one verdict per checker; arguments as of `jepsen_like.checkers.all_checks`."""
     operations = history.operations
@@ -81,6 +83,13 @@ def check_row_wise(
         verdicts.append(checked(filters.NAME, lambda: filters.check_history(history)))
     if idempotent:
         verdicts.append(checked(producer_order.NAME, lambda: producer_order.check_history(history)))
+    nothing = Verdict(availability.NAME, "valid")
+    answers = checked(
+        availability.NAME,
+        lambda: availability.check_history(history, election_ns=election_ns) or nothing,
+    )
+    if answers is not nothing:
+        verdicts.append(answers)
     if settled:
         verdicts.append(checked(total_queue.NAME, lambda: total_queue.check_history(history)))
     return verdicts

@@ -67,6 +67,10 @@ class Source(Protocol):
         """Return the table `nodes`, whole."""
         ...
 
+    def events(self) -> Any:
+        """Return the table `events`, whole."""
+        ...
+
     def ops(self, want: Want, rows_max: int) -> Any:
         """Return rows of `ops` as an Arrow table.
 

@@ -32,7 +32,7 @@ from jepsen_like.checkers.kernel.source import (
     TooManyRowsError,
     Want,
 )
-from jepsen_like.history.columns import OBS, OPS, nodes_table, obs_table, ops_table
+from jepsen_like.history.columns import OBS, OPS, events_table, nodes_table, obs_table, ops_table
 from jepsen_like.history.operation import History, Operation
 
 _LOW: Final = 0xFFFFFFFF
@@ -186,6 +186,7 @@ class MemorySource:
         run_id = history.header.run_id
         operations = [_counted(op) for op in history.operations]
         self._nodes = nodes_table(run_id, history.replica_states, history.replica_reads)
+        self._events = events_table(run_id, history.events)
         self._ops = _batches(ops_table(run_id, operations), OPS)
         self._obs = _batches(obs_table(run_id, operations, history.replica_reads), OBS)
 
@@ -195,6 +196,10 @@ class MemorySource:
     def nodes(self) -> Any:
         """Return the table `nodes`."""
         return self._nodes
+
+    def events(self) -> Any:
+        """Return the table `events`."""
+        return self._events
 
     def ops(self, want: Want, rows_max: int) -> Any:
         """Return rows of `ops`."""

@@ -1,0 +1,119 @@
+"""When a cluster was left alone, by the faults that a history records.
+
+A fault troubles clients from its begin until a bound after its end, in which a group elects, serves
+and is found again. The bound is a number of elections for each kind, and the time of one attempt.
+The run marks when everything was healed, and when all members served again. A history without the
+second mark has no record of this kind, and nothing is demanded of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from jepsen_like.history.operation import Event
+
+HEALED: Final = "healed"
+"""Kind of the event with which all faults end."""
+SERVED: Final = "served"
+"""Kind of the event with which all members serve again, after that."""
+ROLE: Final = "role"
+"""Kind of an event that is a change of role, and no fault."""
+
+ELECTION_NS: Final = 6_000_000_000
+"""Longest election timeout of a plan that has the defaults."""
+ATTEMPT_NS: Final = 10_000_000_000
+"""A client gives up an operation, and asks for the route again, within this."""
+
+ELECTIONS: Final = 3
+"""Longest election timeouts within which clients are answered again after most kinds of faults."""
+ELECTIONS_AFTER: Final[Mapping[str, int]] = {
+    # No member is harmed.
+    "client_kill": 1,
+    "mid_send_kill": 1,
+    "mid_batch_kill": 1,
+    "zombie_client": 1,
+    "reset": 1,
+    "clock_drift": 1,
+    "name_thief": 1,
+    "peer_stranger": 1,
+    "connections": 1,
+    # A member has to fetch what it lost, or a list of members has to be agreed on.
+    "wipe": 5,
+    "bit_rot": 5,
+    "torn_tail": 5,
+    "bad_sector": 5,
+    "lying_flush": 5,
+    "power_cut_all": 5,
+    "rolling_restart": 5,
+    "member_add": 5,
+    "member_remove": 5,
+    "member_replace": 5,
+    "change_without_minority": 5,
+}
+"""The same after kinds that take less time or more."""
+
+Span = tuple[int, int]
+"""From when to when, in ns of the history's clock."""
+
+
+def recovers_within_ns(kind: str, election_ns: int = ELECTION_NS) -> int:
+    """Return how long after the end of a fault clients may still be without an answer."""
+    return ELECTIONS_AFTER.get(kind, ELECTIONS) * election_ns + ATTEMPT_NS
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRecord:
+    """What a history records of faults.
+
+    Attributes:
+        troubles: When faults acted or were recovered from; sorted, apart from each other.
+    """
+
+    troubles: tuple[Span, ...]
+
+    def quiet(self, begin_ns: int, end_ns: int) -> list[Span]:
+        """Return when nothing troubled the cluster between two instants, in order."""
+        found: list[Span] = []
+        for begin, end in self.troubles:
+            if begin > begin_ns:
+                found.append((begin_ns, min(begin, end_ns)))
+            begin_ns = max(begin_ns, end)
+        found.append((begin_ns, end_ns))
+        return [(begin, end) for begin, end in found if begin < end]
+
+    def quiet_ns(self, begin_ns: int, end_ns: int) -> int:
+        """Return how much of the time between two instants was quiet."""
+        return sum(end - begin for begin, end in self.quiet(begin_ns, end_ns))
+
+
+def record_of(events: Iterable[Event], election_ns: int = ELECTION_NS) -> FaultRecord | None:
+    """Return what *events* record; None: the run did not mark when its members served again.
+
+    A step that was skipped may have begun, and counts as a fault.
+    """
+    every = list(events)
+    served_ns = max((event.at_ns for event in every if event.kind == SERVED), default=None)
+    if served_ns is None:
+        return None
+    well_ns = served_ns + election_ns
+    spans: list[Span] = []
+    for event in every:
+        if event.kind in (ROLE, SERVED):
+            continue
+        end_ns = max(event.at_ns, event.end_ns) + recovers_within_ns(event.kind, election_ns)
+        if event.at_ns <= served_ns:
+            end_ns = well_ns if event.kind == HEALED else min(end_ns, well_ns)
+        spans.append((event.at_ns, end_ns))
+    return FaultRecord(tuple(_joined(spans)))
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    joined: list[Span] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
