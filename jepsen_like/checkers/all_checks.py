@@ -103,6 +103,8 @@ class Settings(msgspec.Struct, frozen=True):
         keeps_all: No retention is set: no message may be removed. False: some may, or it is not
             known.
         election_ns: The longest election timeout of the group.
+        late_quiet_max_ns: How much of the time that a delayed message is late may have been quiet,
+            by the record of faults; None: all of it.
         rows_max: Rows that a check which cannot be split may want.
     """
 
@@ -116,6 +118,7 @@ class Settings(msgspec.Struct, frozen=True):
     idempotent: bool = False
     keeps_all: bool = False
     election_ns: int = ELECTION_NS
+    late_quiet_max_ns: int | None = None
     rows_max: int = ROWS_MAX
 
 
@@ -132,6 +135,7 @@ def check_everything(
     idempotent: bool = False,
     keeps_all: bool = False,
     election_ns: int = ELECTION_NS,
+    late_quiet_max_ns: int | None = None,
 ) -> list[Verdict]:
     """Return one verdict per checker over a history in memory; arguments are those of `Settings`.
 
@@ -148,6 +152,7 @@ def check_everything(
         idempotent,
         keeps_all,
         election_ns,
+        late_quiet_max_ns,
     )
     try:
         source = MemorySource(history)
@@ -195,6 +200,7 @@ class _Check:
         ]  # fmt: skip
         self.replicas = replicas_of(self.heads)
         self.events = events_of(source.events())
+        self.record = record_of(self.events, settings.election_ns)
         self.settled = bool(self.heads) if settings.settled is None else settings.settled
         self.rest: list[Operation] = []
         self.offsets = OPS.empty_table()
@@ -327,11 +333,10 @@ class _Check:
         return lines.check(self.source.obs(Want((("value", lines.open_values()),)), rows_max))
 
     def availability(self) -> Verdict | None:
-        election_ns = self.settings.election_ns
-        if record_of(self.events, election_ns) is None:
+        if self.record is None:
             return None
         rows = self.source.ops(EVERYTHING, self.settings.rows_max)
-        return availability.check_table(rows, self.events, election_ns=election_ns)
+        return availability.check_table(rows, self.record)
 
     # -- row by row ------------------------------------------------------------------------
 
@@ -340,13 +345,16 @@ class _Check:
         sends = [op for op in self.rest if op.f == F.SEND and op.due_ns != NOTHING]
         rows = [*sends, *_of(self.rest, F.RECALL)]
         history = self._sighted(rows, {op.value for op in sends})
-        if settings.late_max_ns is not None:
+        is_bounded = settings.late_quiet_max_ns is not None and self.record is not None
+        if is_bounded or settings.late_max_ns is not None:
             history.operations += self._late_reads(history)
         return delayed.check_history(
             history,
             clock_error_ns=settings.clock_error_ns,
             drained=self.settled,
             late_max_ns=settings.late_max_ns,
+            late_quiet_max_ns=settings.late_quiet_max_ns,
+            record=self.record,
         )
 
     def _late_reads(self, history: History) -> list[Operation]:

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jepsen_like.checkers.fault_record import ELECTION_NS, Span, record_of
+from jepsen_like.checkers.fault_record import FaultRecord, Span
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NEVER, Event, F, Outcome
+from jepsen_like.history.operation import NEVER, F, Outcome
 
 NAME: Final = "availability"
 
@@ -49,23 +49,20 @@ DEADLINE_NS: Final = 20_000_000_000
 SILENT_MAX_NS: Final = 15_000_000_000
 """Between sends without an acknowledgement, above the bound after a fault."""
 SENDS_LEAST = 3
-"""And so many of them, at least."""
+"""Fewer sends are no silence."""
 SENDS: Final = (int(F.SEND), int(F.HALF))
 
 _I64 = npt.NDArray[np.int64]
 
 
-def check_table(
-    rows: Any, events: Iterable[Event], *, election_ns: int = ELECTION_NS
-) -> Verdict | None:
-    """Return the verdict over all operations of a history; None: it has no record of faults.
+def check_table(rows: Any, record: FaultRecord) -> Verdict | None:
+    """Return the verdict over all operations of a history; None: none was called in a quiet time.
 
     Args:
         rows: The table `ops`.
-        election_ns: The longest election timeout of the group.
+        record: Of the faults of the run.
     """
-    record = record_of(events, election_ns)
-    if record is None or not rows.num_rows:
+    if not rows.num_rows:
         return None
     call = rows.column("call_ns").to_numpy()
     ret = rows.column("ret_ns").to_numpy()

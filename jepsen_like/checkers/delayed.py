@@ -8,7 +8,9 @@ looked for in what was pulled and in what the replicas hold when the run is over
 
 Early: an answer with the message returned before it was due, counted from the call of its send.
 Late: a read was called too long after it was due, counted from the return of its send, and found
-the queue to end before the place the message was given in the end. Both can only be too mild.
+the queue to end before the place the message was given in the end. Both can only be too mild. Two
+bounds: one for all the time that passed, and one for the part of it in which, by the record of
+faults, nothing was wrong.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from jepsen_like.checkers.fault_record import FaultRecord
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 from jepsen_like.history.columns import OBS, operations_of
 from jepsen_like.history.operation import (
+    NEVER,
     NOTHING,
     F,
     History,
@@ -58,6 +62,8 @@ def check_history(
     clock_error_ns: int = 0,
     drained: bool = True,
     late_max_ns: int | None = None,
+    late_quiet_max_ns: int | None = None,
+    record: FaultRecord | None = None,
 ) -> Verdict:
     """Return the verdict over the delayed sends of a history.
 
@@ -65,6 +71,8 @@ def check_history(
         clock_error_ns: How far brokers' clocks may be ahead of the history's.
         drained: The run ended with everything due and delivered, so what is missing is lost.
         late_max_ns: How late a message may come, time without a leader included; None: any.
+        late_quiet_max_ns: How much of that time may have been quiet by *record*; None: any.
+        record: Of the faults of the run; None: there is none, and that bound is not judged.
     """
     sends = {op.value: op for op in history.operations if op.f == F.SEND and op.due_ns != NOTHING}
     recalls = [op for op in history.operations if op.f == F.RECALL and op.value in sends]
@@ -87,8 +95,13 @@ def check_history(
                 at = (read.topic, read.queue, read.min_off + place)
                 places.setdefault(value, {}).setdefault(at, NOTHING)
     found += _early(sends, first_seen, clock_error_ns)
+    bounds = [NEVER, NEVER]
     if late_max_ns is not None:
-        found += _late(sends, places, history.operations, late_max_ns + clock_error_ns)
+        bounds[0] = late_max_ns + clock_error_ns
+    if late_quiet_max_ns is not None and record is not None:
+        bounds[1] = late_quiet_max_ns + clock_error_ns
+    if min(bounds) < NEVER:
+        found += _late(sends, places, history.operations, bounds[0], bounds[1], record)
     found += _twice_or_aborted(sends, places)
     found += _recalled(recalls, places, clock_error_ns)
     if drained:
@@ -132,6 +145,8 @@ def _late(
     places: dict[int, dict[_Place, int]],
     operations: Iterable[Operation],
     late_max_ns: int,
+    late_quiet_max_ns: int,
+    record: FaultRecord | None,
 ) -> list[Violation]:
     ends: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
     for op in operations:
@@ -151,9 +166,13 @@ def _late(
         if send.outcome != Outcome.OK or at == 0:
             continue
         call_ns, op_id = last[topic, queue_id][at - 1]
-        late_ns = call_ns - (send.ret_ns + send.due_ns - send.call_ns)
-        if late_ns > late_max_ns:
+        due_ns = send.ret_ns + send.due_ns - send.call_ns
+        late_ns = call_ns - due_ns
+        quiet_ns = record.quiet_ns(due_ns, call_ns) if record is not None and late_ns > 0 else 0
+        if late_ns > late_max_ns or quiet_ns > late_quiet_max_ns:
             text = f"value {value} was not there {late_ns / 1e6:.1f} ms after it was due"
+            if late_ns <= late_max_ns:
+                text += f", and nothing was wrong for {quiet_ns / 1e6:.1f} ms of them"
             pair = (send.op_id, op_id)
             found.append(Violation(LATE, f"{topic}/{queue_id}", text, pair, at_ns=call_ns))
     return found[:REPORTED_MAX]

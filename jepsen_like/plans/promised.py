@@ -13,6 +13,10 @@ CHECKS_MAX: Final = 6
 """Of the runner's own brokers where there are transactions: short, so that check-back has work
 within the faults of a plan."""
 
+LATE_QUIET_MAX_NS: Final = 5_000_000_000
+"""How late a delayed message may come while nothing is wrong: timers have a precision of a second,
+and deliveries of one level follow each other."""
+
 
 class Promised(TypedDict):
     """Arguments of `jepsen_like.checkers.all_checks.check_everything`."""
@@ -23,6 +27,7 @@ class Promised(TypedDict):
     idempotent: bool
     keeps_all: bool
     election_ns: int
+    late_quiet_max_ns: int
 
 
 def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
@@ -38,6 +43,7 @@ def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
         idempotent=plan.workload.idempotent,
         keeps_all=not is_foreign and keeps_all(plan),
         election_ns=2 * plan.settings.election_ms * 1_000_000,
+        late_quiet_max_ns=LATE_QUIET_MAX_NS,
     )
 
 

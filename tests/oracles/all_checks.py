@@ -13,7 +13,8 @@ from jepsen_like.checkers import (
     retries,
     transactions,
 )
-from jepsen_like.checkers.fault_record import ELECTION_NS
+from jepsen_like.checkers.availability import NAME as AVAILABILITY
+from jepsen_like.checkers.fault_record import ELECTION_NS, record_of
 from jepsen_like.checkers.verdict import Verdict, checked
 from jepsen_like.history.operation import F, History
 from tests.oracles import availability, producer_order, queue_log, replicas, total_queue
@@ -32,6 +33,7 @@ def check_row_wise(
     idempotent: bool = False,
     keeps_all: bool = False,
     election_ns: int = ELECTION_NS,
+    late_quiet_max_ns: int | None = None,
 ) -> list[Verdict]:
     """Return one verdict per checker; arguments as of `jepsen_like.checkers.all_checks`."""
     operations = history.operations
@@ -41,7 +43,12 @@ def check_row_wise(
         checked(
             delayed.NAME,
             lambda: delayed.check_history(
-                history, clock_error_ns=clock_error_ns, drained=settled, late_max_ns=late_max_ns
+                history,
+                clock_error_ns=clock_error_ns,
+                drained=settled,
+                late_max_ns=late_max_ns,
+                late_quiet_max_ns=late_quiet_max_ns,
+                record=record_of(history.events, election_ns),
             ),
         ),
         checked(
@@ -83,9 +90,9 @@ def check_row_wise(
         verdicts.append(checked(filters.NAME, lambda: filters.check_history(history)))
     if idempotent:
         verdicts.append(checked(producer_order.NAME, lambda: producer_order.check_history(history)))
-    nothing = Verdict(availability.NAME, "valid")
+    nothing = Verdict(AVAILABILITY, "valid")
     answers = checked(
-        availability.NAME,
+        AVAILABILITY,
         lambda: availability.check_history(history, election_ns=election_ns) or nothing,
     )
     if answers is not nothing:
