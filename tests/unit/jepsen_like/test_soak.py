@@ -60,7 +60,9 @@ def test_violation_is_reported() -> None:
 def test_totals_name_checkers_that_judged_nothing() -> None:
     totals = Totals()
     totals.add(msgspec.structs.replace(REPORT, checked=["queue_log", "replicas", "polls"]))
-    assert totals.without_verdict == ["consumer_offsets", "total_queue"]
-    totals.add(msgspec.structs.replace(REPORT, checked=["total_queue", "consumer_offsets"]))
+    assert totals.without_verdict == ["consumer_offsets", "total_queue", "availability"]
+    totals.add(
+        msgspec.structs.replace(REPORT, checked=["total_queue", "consumer_offsets", "availability"])
+    )
     assert totals.without_verdict == []
     assert totals.as_json()["verdicts"]["polls"] == 1
