@@ -20,7 +20,7 @@ from dledger.raft.settings import RaftSettings
 from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.tables import StateTables
 from dledger.store_settings import StoreSettings
-from remoting.connection import DEFAULT_LIMITS, ConnectionLimits
+from remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits
 from remoting.frame_room import FrameRoom
 from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
 from remoting.protocol.not_supported import BROKER_RESERVED

@@ -18,7 +18,7 @@ from remoting.access.account_store import AccountStore
 from remoting.access.accounts import ADMIN, SIGNED, Rule
 from remoting.access.gate import AccessGate, guarded_table
 from remoting.access.local_admin import LocalAdmin
-from remoting.connection import ConnectionLimits
+from remoting.connection_limits import ConnectionLimits
 from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
 from remoting.metrics.families import Family, Sample, family_text, load_library
 from remoting.metrics.http_server import MetricsServer

@@ -10,7 +10,8 @@ from typing import Final
 import trio
 
 from commitlog.errors import LocalProtocolError
-from remoting.connection import DEFAULT_LIMITS, Connection, ConnectionLimits
+from remoting.connection import Connection
+from remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits
 from remoting.errors import ConnectFailedError, RemotingError
 from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import RequestCode, ResponseCode

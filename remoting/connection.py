@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import trio
@@ -23,8 +22,8 @@ import trio
 from commitlog.errors import InvariantBroken, LocalProtocolError, MQError, RemoteProtocolError
 from remoting.calls import Call, CallTable
 from remoting.connection_ends import ConnectionEnds
+from remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits, MemoryShare
 from remoting.errors import AccessRefusedError, ConnectionLostError, TooManyInFlightError
-from remoting.frame_room import FREE_FRAME_BYTES, FrameTicket
 from remoting.log import get_logger
 from remoting.memory_budget import NOTED_BYTES, MemoryBudget
 from remoting.processor import DEFERRED, Answered, Handled, Limiter
@@ -33,7 +32,7 @@ from remoting.protocol.command import (
     FLAG_RESPONSE,
     RemotingCommand,
 )
-from remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_command_parts
+from remoting.protocol.frame import FrameDecoder, encode_command_parts
 from remoting.protocol.not_supported import not_supported
 from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, answer_error
 from remoting.seams import Stream
@@ -46,43 +45,10 @@ RECEIVE_BYTES: Final = 64 * 1024
 MAX_RECEIVE_BYTES: Final = 1024 * 1024
 # What is still to be sent when the peer has ended its side gets this long.
 FLUSH_AT_END_S: Final = 1.0
-# Unsent answers are counted against the budget again when this much has been added.
-COUNT_EVERY_BYTES: Final = 256 * 1024
 # A client that sent a heartbeat keeps its place for so long (RocketMQ's channel expiry).
 HEARTBEAT_COUNTS_S: Final = 120.0
 # How long a side that shuts down refuses what a peer in the middle of its work goes on sending.
 GOODBYE_S: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Limits of one connection.
-
-    Attributes:
-        max_frame_bytes: Larger frames end the connection, as in RocketMQ.
-        max_in_flight: Requests of the peer that are open; more are answered SYSTEM_BUSY.
-        max_in_flight_bytes: Their bodies together, likewise.
-        max_pending_calls: Requests of ours that wait for an answer; more are refused here.
-        write_buffer_bytes: Unsent answers at which reading stops until half is sent.
-        max_write_buffer_bytes: Unsent bytes, from answers that come late, at which the peer is
-            given up: it asks and does not read.
-        write_timeout_s: A peer that takes nothing for so long is closed.
-        frame_timeout_s: A frame must be complete so long after it began.
-        idle_timeout_s: Nothing either way for so long ends the connection (RocketMQ's 120 s).
-    """
-
-    max_frame_bytes: int = MAX_FRAME_BYTES
-    max_in_flight: int = 16_384
-    max_in_flight_bytes: int = 64 * 1024 * 1024
-    max_pending_calls: int = 65_536
-    write_buffer_bytes: int = 4 * 1024 * 1024
-    max_write_buffer_bytes: int = 256 * 1024 * 1024
-    write_timeout_s: float = 30.0
-    frame_timeout_s: float = 60.0
-    idle_timeout_s: float = 120.0
-
-
-DEFAULT_LIMITS: Final = ConnectionLimits()
 
 
 class Processors(Protocol):
@@ -140,15 +106,10 @@ class Connection:
         self._sign = sign
         self._decoder = FrameDecoder(limits.max_frame_bytes)
         self._frame_began_s: float | None = None
-        self._budget = budget
         self._always_taken = always_taken
         self._on_proven = on_proven
         self._ends = ends
-        self._counted_bytes = 0
-        self._look_at_bytes = limits.max_write_buffer_bytes
-        if budget is not None:
-            self._look_at_bytes = min(self._look_at_bytes, COUNT_EVERY_BYTES)
-        self._ticket = FrameTicket(stream.peer_address[0], self._give_way_to_a_frame)
+        self._share = MemoryShare(budget, limits, stream.peer_address[0], self._give_way_to_a_frame)
         self._heartbeat_until_s = -math.inf
         self._nursery: trio.Nursery | None = None
         self._closed = False
@@ -204,7 +165,7 @@ class Connection:
     @property
     def is_proven(self) -> bool:
         """Whether a whole, valid request has come."""
-        return self._ticket.is_proven
+        return self._share.ticket.is_proven
 
     @property
     def last_activity_s(self) -> float:
@@ -420,11 +381,9 @@ class Connection:
         self._out.clear()
         # Now, and not when the collector of cycles comes by: it may hold megabytes.
         self._decoder.discard()
-        if self._budget is not None:
-            self._count()
-            self._budget.frames.leave(self._ticket, trio.current_time())
+        self._count()
+        self._share.end(trio.current_time())
         self._drained.unpark_all()
-        self._ticket.give_way = self._ticket.granted = _nothing  # a cycle less for the collector
         callbacks, self.on_close = self.on_close, []
         for callback in callbacks:
             callback(self)
@@ -456,7 +415,7 @@ class Connection:
         limits = self._limits
         while not self._closed:
             needed = decoder.bytes_needed
-            if needed and self._needs_room(needed):
+            if needed and self._share.needs_room(needed, decoder.pending_bytes):
                 await self._wait_for_frame_room(scope, needed)
             size = RECEIVE_BYTES if needed <= RECEIVE_BYTES else min(needed, MAX_RECEIVE_BYTES)
             try:
@@ -474,9 +433,9 @@ class Connection:
             except RemoteProtocolError as error:
                 self._note_end(f"protocol error: {error}")
                 return False
-            if self._ticket.held_bytes:
-                self._note_frame_bytes(len(commands), len(memoryview(data)), now)
-            budget = self._budget
+            if self._share.ticket.held_bytes:
+                self._share.note_frame_bytes(len(commands), len(memoryview(data)), now)
+            budget = self._share.budget
             take = self._take_request
             if budget is not None and budget.is_met:
                 take = self._take_over_budget
@@ -491,7 +450,7 @@ class Connection:
             self._out.release()
             if budget is not None:
                 self._count()
-                if not self._ticket.is_proven and self._last_request_s >= 0:
+                if not self.is_proven and self._last_request_s >= 0:
                     self._prove()
             if decoder.error is not None:
                 self._note_end(f"protocol error: {decoder.error}")
@@ -514,63 +473,32 @@ class Connection:
 
     # ------------------------------------------------------------------------------ shares
 
-    def _needs_room(self, needed: int) -> bool:
-        return (
-            self._budget is not None
-            and not self._ticket.held_bytes
-            and needed + self._decoder.pending_bytes > FREE_FRAME_BYTES
-        )
-
     async def _wait_for_frame_room(self, scope: trio.CancelScope, needed: int) -> None:
         """Read on in a large frame only when there is memory for all of it."""
-        assert self._budget is not None
-        pending = self._decoder.pending_bytes
-        ticket = self._ticket
-        granted = trio.Event()
-        ticket.granted = granted.set
-        now = trio.current_time()
-        frames = self._budget.frames
-        if frames.take(ticket, pending + needed, pending, now):
+        granted = self._share.ask_for_room(needed, self._decoder.pending_bytes)
+        if granted is None:
             return
         scope.deadline = math.inf
-        while not granted.is_set():
-            with trio.move_on_after(frames.look_every_s):
-                await granted.wait()
-            frames.relieve(trio.current_time())
-        self._frame_began_s = trio.current_time()  # we were not looking
+        await self._share.wait_for_room(granted)
+        self._frame_began_s = trio.current_time()  # it did not read meanwhile
         scope.deadline = self._silence_ends_s()
-
-    def _note_frame_bytes(self, whole_frames: int, size: int, now: float) -> None:
-        assert self._budget is not None
-        if whole_frames:
-            self._budget.frames.leave(self._ticket, now)
-        else:
-            self._budget.frames.progress(self._ticket, size, now)
 
     def _give_way_to_a_frame(self) -> None:
         self.give_way("its unfinished frame holds memory that others need")
 
     def _count(self) -> None:
-        """Tell the budget what this connection holds: once per chunk, never per message."""
-        held = self._in_flight_bytes + self._out.unsent_bytes
-        before = self._counted_bytes
-        if held != before and self._budget is not None:
-            self._counted_bytes = held
-            self._look_at_bytes = min(
-                self._limits.max_write_buffer_bytes, self._out.unsent_bytes + COUNT_EVERY_BYTES
-            )
-            self._budget.count(self, before, held, trio.current_time())
+        """Count what this connection holds: once per chunk, never per message."""
+        self._share.count(self, self._in_flight_bytes + self._out.unsent_bytes)
 
     def _prove(self) -> None:
-        self._ticket.is_proven = True
+        self._share.ticket.is_proven = True
         if self._on_proven is not None:
             self._on_proven(self)
 
     def _take_over_budget(self, asked: RemotingCommand) -> None:
-        assert self._budget is not None
         if asked.code in self._always_taken:
             return self._take_request(asked)
-        self._budget.refused += 1
+        self._share.note_refused()
         return self._refuse(
             asked,
             Condition.BUSY,
@@ -674,7 +602,7 @@ class Connection:
             self._answer(asked, answer(asked, condition, remark, **fields))
 
     def _failed(self, asked: RemotingCommand, error: Exception) -> RemotingCommand:
-        if isinstance(error, AccessRefusedError) and not self._ticket.is_proven:
+        if isinstance(error, AccessRefusedError) and not self.is_proven:
             self._last_request_s = -math.inf  # a request that anybody can make proves nothing
         if isinstance(error, MQError):
             _log.debug("request_refused", code=asked.code, error=str(error))
@@ -689,7 +617,7 @@ class Connection:
         if self._closed:
             return
         self._out.put(head, body)
-        if self._out.unsent_bytes > self._look_at_bytes:
+        if self._out.unsent_bytes > self._share.look_at_bytes:
             self._count()
             if self._out.unsent_bytes > self._limits.max_write_buffer_bytes:
                 self.close("the peer asks for more than it reads")
@@ -706,10 +634,6 @@ class Connection:
             return self.close(f"broken: {error}")
         self._note_end("the peer does not read")
         return self.close("the peer does not read")
-
-
-def _nothing() -> None:
-    """Stand in for what is no longer to be called."""
 
 
 def _text(address: tuple[str, int]) -> str:

@@ -8,8 +8,9 @@ from typing import Final
 
 import trio
 
-from remoting.connection import Connection, ConnectionLimits
+from remoting.connection import Connection
 from remoting.connection_ends import ConnectionEnds
+from remoting.connection_limits import ConnectionLimits
 from remoting.log import get_logger
 from remoting.memory_budget import MemoryBudget
 from remoting.places import Admission, Places

@@ -16,7 +16,8 @@ from dledger.testing.memory_network import MemoryNetwork
 from namesrv.config import SCHEMA, NamesrvConfig, load_config
 from namesrv.server import serve_namesrv
 from remoting.clock import TrioClock
-from remoting.connection import Connection, ConnectionLimits
+from remoting.connection import Connection
+from remoting.connection_limits import ConnectionLimits
 from remoting.processor_table import ProcessorTable
 from remoting.protocol.bodies import (
     DataVersion,

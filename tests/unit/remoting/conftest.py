@@ -11,7 +11,8 @@ import trio.testing
 from typing_extensions import Buffer
 
 from dledger.testing.memory_network import MemoryNetwork, MemoryStream
-from remoting.connection import DEFAULT_LIMITS, Connection, ConnectionLimits
+from remoting.connection import Connection
+from remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits
 from remoting.processor_table import ProcessorTable
 
 

@@ -11,7 +11,8 @@ import trio
 import trio.testing
 
 from commitlog.errors import DiskFullError, InvariantBroken
-from remoting.connection import Connection, ConnectionLimits
+from remoting.connection import Connection
+from remoting.connection_limits import ConnectionLimits
 from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
 from remoting.processor import DEFERRED, Limiter
 from remoting.processor_table import ProcessorTable

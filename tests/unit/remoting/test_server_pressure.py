@@ -9,7 +9,8 @@ import trio
 import trio.testing
 
 from remoting.client import RemotingClient
-from remoting.connection import Connection, ConnectionLimits
+from remoting.connection import Connection
+from remoting.connection_limits import ConnectionLimits
 from remoting.errors import AccessRefusedError, ConnectionLostError
 from remoting.memory_budget import BudgetLimits, MemoryBudget
 from remoting.places import GRACE_S
