@@ -326,7 +326,7 @@ class _Run:
     ) -> None:
         assert self.nemesis is not None
         self.phase = "settling"
-        while not await self.nemesis.add_missing():  # noqa: ASYNC110  # likewise
+        while not await self.nemesis.members.add_missing():  # noqa: ASYNC110  # likewise
             await trio.sleep(0.5)
         self._mark(SERVED, ground)
         await clients.finish()

@@ -58,7 +58,7 @@ async def go_on_without(
         lambda: (leads := _leads(world, away)) is not None and removed not in leads.seen_voters,
         CHANGED_WITHIN_S,
         f"{removed} was not removed without {', '.join(away)}",
-        partial(nemesis.remove, removed),
+        partial(nemesis.members.remove, removed),
     ):
         world.sometimes["removed_without_minority"] += 1
 

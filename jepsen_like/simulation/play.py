@@ -201,7 +201,7 @@ class _Run:
         nemesis = self.nemesis = Nemesis(SimGround(world, clients), self.plan, self._note_act)
         await nemesis.run()
         clients.release_consumers()
-        if away := sorted(+nemesis.away):
+        if away := sorted(+nemesis.members.away):
             await go_on_without(world, nemesis, away, self._election_s)
         stall.end()
         self._event(HEALED)
@@ -219,7 +219,7 @@ class _Run:
         await world.wait_for_leader(LEADER_WITHIN_ELECTIONS * self._election_s)
         with trio.move_on_after(SETTLED_WITHIN_S):
             assert self.nemesis is not None
-            while not await self.nemesis.add_missing():
+            while not await self.nemesis.members.add_missing():
                 await world.sleep(1.0)
         self._event(SERVED)
         await world.sleep(self._election_s + CALM_S)

@@ -1,0 +1,170 @@
+"""Changes of the members: orders to the leader, some of them while a minority is away."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from commitlog.errors import MQError
+from jepsen_like.history.operation import Event
+from jepsen_like.nemesis.ground import CannotBeDone, Ground
+from jepsen_like.nemesis.links import Links
+from jepsen_like.nemesis.minority import Change, Chosen, choose
+from jepsen_like.nemesis.nodes import Nodes
+from jepsen_like.plans.plan import Kind, Step
+
+ORDER_S: Final = 60.0
+"""How long an order to the group is waited for."""
+
+ADD_TRIES: Final = 60
+"""So often a group that lacks members is asked to add them again."""
+
+ADD_LOOK_S: Final = 2.0
+"""Pause between two of these orders."""
+
+LEADER_GOES_S: Final = (0.0, 0.001, 0.002, 0.005, 0.01, 0.05)
+"""Seconds a leader that goes away with a change has to write it and send it to a member."""
+
+
+class MemberChanges:
+    """The orders of one run.
+
+    Attributes:
+        away: Members that a change goes on without; after the run those that are away still.
+    """
+
+    def __init__(self, ground: Ground, nodes: Nodes, links: Links) -> None:
+        self._ground = ground
+        self._nodes = nodes
+        self._links = links
+        self.away: Counter[str] = Counter()
+
+    async def transfer(self, step: Step, event: Event) -> None:
+        """Ask the leader to give the leadership to a member."""
+        node = self._nodes.one(step, event)
+        if node.name == self._ground.leading():
+            event.detail = "skipped: no other member can move it"
+            return
+        await self._order(event, step.kind, node.name)
+
+    async def add_members(self, step: Step, event: Event) -> None:
+        """Add every broker that is no member."""
+        await self.add_missing(event)
+
+    async def add_missing(self, event: Event | None = None) -> bool:
+        """Add every broker that is no member; tell whether all are members now."""
+        missing = self._ground.missing_members()
+        if missing is None:
+            return False
+        event = event or Event(self._nodes.now_ns, self._nodes.now_ns, "add_missing")
+        for name in missing:
+            await self._order(event, Kind.MEMBER_ADD, name)
+        return not missing
+
+    async def remove(self, name: str) -> None:
+        """Ask the leader to remove *name*; a refusal or an unknown end is no failure."""
+        await self._order(
+            Event(self._nodes.now_ns, self._nodes.now_ns, "remove"), Kind.MEMBER_REMOVE, name
+        )
+
+    async def remove_member(self, step: Step, event: Event) -> None:
+        """Remove one, and add it again later; sometimes with another disk."""
+        node = self._nodes.one(step, event)
+        if not self._nodes.may_hurt(Kind.WIPE, node, event):
+            return
+        await self._order(event, step.kind, node.name)
+        await self._ground.sleep(step.for_ms / 1000)
+        # Much may have happened to others meanwhile.
+        if step.arg % 2 and not event.detail and self._nodes.allows(Kind.WIPE, node):
+            await self._nodes.lose_folder(node)
+            await node.start()
+        await self.add_missing(event)
+
+    async def change_without_minority(self, step: Step, event: Event) -> None:
+        """Ask for a change while a minority is away and others may be down; no fault is healed."""
+        leader, change = self._ground.leading(), Change(step.arg // 2 % len(Change))
+        voters = next((v for v in self._ground.voters() if leader in v), ())
+        order = self._nodes.rng.shuffle
+        chosen = choose(change, leader or "", voters, order)
+        if chosen is None:  # three are enough for the simplest one
+            change = Change.REMOVE_ABSENT
+            chosen = choose(change, leader or "", voters, order)
+        if chosen is None:
+            event.detail = f"skipped: {len(voters)} voters are too few"
+            return
+        event.node = ",".join(chosen.away)
+        event.detail = f"{change.name.lower()} {chosen.removed}".strip()
+        cut_off = step.arg % 2 == 1
+        gone = list(chosen.away)
+        await self._go_away(gone, cut_off=cut_off)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ask, chosen)
+            if chosen.leader_goes and leader is not None:
+                await self._ground.sleep(
+                    LEADER_GOES_S[self._nodes.rng.randrange(len(LEADER_GOES_S))]
+                )
+                await self._go_away([leader], cut_off=cut_off)
+                gone.append(leader)
+            await self._ground.sleep(step.for_ms / 1000)
+            nursery.cancel_scope.cancel()
+        await self._come_back(gone, cut_off=cut_off)
+        await self._add_again()
+
+    async def _ask(self, chosen: Chosen) -> None:
+        event = Event(self._nodes.now_ns, self._nodes.now_ns, "minority")
+        with suppress(CannotBeDone):
+            if chosen.removed:
+                await self._order(event, Kind.MEMBER_REMOVE, chosen.removed)
+            else:
+                await self.add_missing(event)
+            if not event.detail:
+                self._ground.sometimes["change_without_minority"] += 1
+
+    async def _add_again(self) -> None:
+        """Add the removed member as soon as a member leads: else too few are left."""
+        for _ in range(ADD_TRIES):
+            with suppress(CannotBeDone):
+                if await self.add_missing():
+                    return
+            await self._ground.sleep(ADD_LOOK_S)
+
+    async def _go_away(self, names: list[str], *, cut_off: bool) -> None:
+        self.away.update(names)
+        for name in names:
+            if cut_off:
+                self._links.cut(self._links.around(name))
+            else:
+                self._nodes.held_down[name] += 1
+                await self._nodes.machine(name).kill()
+
+    async def _come_back(self, names: list[str], *, cut_off: bool) -> None:
+        self.away -= Counter(names)
+        for name in names:
+            if cut_off:
+                self._links.mend(self._links.around(name))
+        if not cut_off:
+            self._nodes.held_down.subtract(names)
+            await self._nodes.down([self._nodes.machine(name) for name in names], 0)
+
+    async def replace_member(self, step: Step, event: Event) -> None:
+        """A wiped node under an old name: it takes its own former place."""
+        await self._nodes.wipe(step, event)
+        if not event.detail:
+            await self._order(event, step.kind, event.node)
+
+    async def _order(self, event: Event, kind: Kind, name: str) -> None:
+        """Give an order to the leader; that it is refused, or its end unknown, is no failure."""
+        if not self._ground.leads_now():
+            event.detail = "skipped: no member leads"
+            return
+        with trio.move_on_after(ORDER_S):
+            self._nodes.budget.orders += 1
+            try:
+                await self._ground.order(kind, name)
+            except MQError as error:
+                event.detail = f"refused: {type(error).__name__}: {error}"
+            finally:
+                self._nodes.budget.orders -= 1

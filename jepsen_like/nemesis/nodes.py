@@ -1,0 +1,233 @@
+"""The nodes of a cluster as the steps of a plan mean them: which one, held down, ended and started.
+
+Faults overlap: a node is down while any step wants it down. A node that ended by itself is started
+again by a supervisor, as an operator's would.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+import trio
+
+from jepsen_like.history.operation import Event
+from jepsen_like.nemesis.ground import Ground, Machine, Member
+from jepsen_like.plans.budget import Budget
+from jepsen_like.plans.plan import Kind, Step
+from jepsen_like.seeded_rng import SimRng
+
+SUPERVISOR_S: Final = 2.0
+"""Seconds between two searches of a supervisor for processes that ended by themselves."""
+
+CATCH_UP_S: Final = 60.0
+"""How long a rolling restart waits for a node before it goes on."""
+
+STEP_POINTS: Final = 40
+"""Operations of the disk that a kill at a named point waits for, at most."""
+
+
+class Nodes:
+    """The nodes of one run, and the faults that end them.
+
+    Args:
+        ground: The cluster.
+        rng: Chance of the whole nemesis.
+
+    Attributes:
+        rng: The same.
+        budget: What may be destroyed now.
+        held_down: How many steps want a node down, by name.
+        done: How often each kind was done, and ``skipped``.
+    """
+
+    def __init__(self, ground: Ground, rng: SimRng) -> None:
+        self._ground = ground
+        self.rng = rng
+        self.budget = Budget()
+        self.held_down: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
+
+    def resolve(self, target: str) -> list[Member]:
+        """Return the brokers that *target* means now; there is always at least one."""
+        brokers = list(self._ground.brokers.values())
+        if target == "all":
+            return brokers
+        if target.isdecimal():
+            return [brokers[int(target) % len(brokers)]]
+        leading = self._ground.leading()
+        leader = brokers[0] if leading is None else self._ground.brokers[leading]
+        if target == "leader":
+            return [leader]
+        others = [node for node in brokers if node is not leader] or [leader]
+        running = [node for node in others if node.is_up] or others
+        if target == "most_behind":
+            return [min(running, key=lambda node: (node.seen_commit, node.name))]
+        if target == "most_ahead":
+            return [max(running, key=lambda node: (node.seen_commit, node.name))]
+        return [running[self.rng.randrange(len(running))]]
+
+    def one(self, step: Step, event: Event) -> Member:
+        """Return the one broker that a step means, and note it in *event*."""
+        node = self.resolve(step.target)[0]
+        event.node = node.name
+        return node
+
+    def machine(self, name: str) -> Machine:
+        """Return the node of that name: a broker, a NameServer or a client."""
+        ground = self._ground
+        found: Machine
+        for machines in (ground.brokers, ground.name_servers, ground.clients):
+            if name in machines:
+                found = machines[name]
+        return found
+
+    @property
+    def now_ns(self) -> int:
+        """The history's clock."""
+        return round(self._ground.elapsed_s * 1e9)
+
+    async def down(self, nodes: Iterable[Machine], for_ms: int) -> None:
+        """Keep *nodes* down for *for_ms*, then start those that no other step keeps down."""
+        held = [node.name for node in nodes]
+        self.held_down.update(held)
+        await self._ground.sleep(for_ms / 1000)
+        self.held_down.subtract(held)
+        for name in held:
+            node = self.machine(name)
+            if not self.held_down[name] and node.is_down:
+                await node.start()
+
+    def may_hurt(self, kind: Kind, node: Member, event: Event) -> bool:
+        """Whether a fault may destroy data of *node* now; else *event* is skipped."""
+        if self.allows(kind, node):
+            return True
+        event.detail = "skipped: a majority must keep its disks"
+        return False
+
+    def allows(self, kind: Kind, node: Member) -> bool:
+        """Whether the budget allows such a fault on *node* now."""
+        ground = self._ground
+        nodes = {name: ground.soundness(name) for name in ground.brokers}
+        return self.budget.allows(kind, node.name, nodes, ground.voters())
+
+    def _may_cut_power(self, node: Member) -> bool:
+        return self.budget.allows(Kind.POWER_CUT, node.name, {}, self._ground.voters())
+
+    async def _cut_power(self, node: Member) -> None:
+        if self._may_cut_power(node):
+            await node.power_cut()
+        else:
+            await node.kill()
+
+    async def lose_folder(self, node: Member) -> None:
+        """Wipe a node, and note it in the budget."""
+        self.budget.note_hurt(Kind.WIPE, node.name)
+        with self.budget.destroying(node.name):
+            await node.wipe()
+
+    async def supervise(self) -> None:
+        """Start nodes that ended by themselves, until cancelled."""
+        while True:
+            await self._ground.sleep(SUPERVISOR_S)
+            for node in (*self._ground.name_servers.values(), *self._ground.brokers.values()):
+                if node.is_down and not self.held_down[node.name]:
+                    self.done["restarted_by_supervisor"] += 1
+                    await node.start()
+
+    async def kill(self, step: Step, event: Event) -> None:
+        """Kill a node."""
+        node = self.one(step, event)
+        await node.kill()
+        await self.down([node], step.for_ms)
+
+    async def clean_restart(self, step: Step, event: Event) -> None:
+        """Stop a node in order, and start it later."""
+        node = self.one(step, event)
+        if not node.is_up:
+            event.detail = "skipped: it is not up"
+            return
+        self.held_down[node.name] += 1
+        await node.stop()
+        self.held_down[node.name] -= 1
+        await self.down([node], step.for_ms)
+
+    async def rolling_restart(self, step: Step, event: Event) -> None:
+        """Restart all nodes one after the other; each has caught up before the next."""
+        for node in self.resolve("all"):
+            if not node.is_up:
+                continue
+            self.held_down[node.name] += 1
+            await node.stop()
+            self.held_down[node.name] -= 1
+            await self.down([node], step.for_ms)
+            with trio.move_on_after(CATCH_UP_S):
+                while not self._ground.soundness(node.name).is_caught_up:
+                    await self._ground.sleep(0.5)
+
+    async def pause(self, step: Step, event: Event) -> None:
+        """Let nodes stand still."""
+        for node in self.resolve(step.target):
+            event.node = node.name
+            node.pause()
+            await self._ground.sleep(step.for_ms / 1000)
+            node.resume()
+
+    async def power_cut(self, step: Step, event: Event) -> None:
+        """Cut the power of one node, or of all."""
+        nodes = self.resolve("all")
+        if step.kind is not Kind.POWER_CUT_ALL:
+            nodes = [self.one(step, event)]
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                nursery.start_soon(self._cut_power, node)
+        async with trio.open_nursery() as nursery:
+            for node in nodes:  # they do not all come back at the same moment
+                share = 1.0 if len(nodes) == 1 else self.rng.random()
+                nursery.start_soon(self.down, [node], int(step.for_ms * share))
+
+    async def wipe(self, step: Step, event: Event) -> None:
+        """Remove the folder of a node."""
+        node = self.one(step, event)
+        if not self.may_hurt(Kind.WIPE, node, event):
+            return
+        await self.lose_folder(node)
+        await self.down([node], step.for_ms)
+
+    async def kill_at_point(self, step: Step, event: Event) -> None:
+        """Kill inside the product's own disk call: the next one, or one of the next few."""
+        node = self.one(step, event)
+        power = step.arg % 2 == 0 and self._may_cut_power(node)
+        where = await node.kill_at_point(step.arg % STEP_POINTS, power=power)
+        if not where:
+            event.detail = "skipped: the disk did nothing"
+            return
+        event.detail = f"{'power cut' if power else 'kill'} at {where}"
+        self._ground.sometimes[f"ended_at_{where.partition(' ')[0]}"] += 1
+        await self.down([node], step.for_ms)
+
+    async def skew_version(self, step: Step, event: Event) -> None:
+        """Nothing else starts it meanwhile, so it cannot come back as itself too early."""
+        node = self.one(step, event)
+        if not node.is_up:
+            event.detail = "skipped: it is not up"
+            return
+        self.held_down[node.name] += 1
+        try:
+            await node.restart_newer()
+            await self._ground.sleep(step.for_ms / 1000)
+            await node.stop()
+        finally:
+            self.held_down[node.name] -= 1
+        await self.down([node], 0)
+
+    async def kill_name_server(self, step: Step, event: Event) -> None:
+        """Kill a NameServer, or all of them."""
+        servers = list(self._ground.name_servers.values())
+        if step.target.isdecimal():
+            servers = [servers[int(step.target) % len(servers)]]
+        event.node = ",".join(node.name for node in servers)
+        for node in servers:
+            await node.kill()
+        await self.down(servers, step.for_ms)
