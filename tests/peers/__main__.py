@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -14,6 +16,7 @@ from dledger.cli.bench_all import flush_time
 from dledger.cli.main import run as run_app
 from dledger.output import CliError, ExitCode, note
 from tests.harness.shipped_files import ROOT
+from tests.peers.figures import Measured
 from tests.peers.picture import draw
 from tests.peers.plan import chains_of, estimate_s, plan
 from tests.peers.rounds import Settings, play
@@ -68,6 +71,8 @@ async def measure(
         raise CliError(
             "numbers must be more than 0, --backlog a multiple of 1,000", exit_code=ExitCode.USAGE
         )
+    if docs and only:
+        raise CliError("--docs wants the whole table, without --only", exit_code=ExitCode.USAGE)
     steps = plan(rounds, only)
     load_average = os.getloadavg()[0]
     if load_average > QUIET:
@@ -86,21 +91,28 @@ async def measure(
     )
     deadline_s = trio.current_time() + 60 * minutes
     settings = Settings(seconds, warm, warm_brokers, kills, backlog, folder, deadline_s)
-    report = report_of(machine, await play(steps, tools, settings, note))
-    text = as_markdown(report)
     WORK.mkdir(parents=True, exist_ok=True)
+
+    def save(measured: Sequence[Measured]) -> None:
+        (WORK / "peers.json").write_bytes(as_json(report_of(machine, measured)))
+
+    report = report_of(machine, await play(steps, tools, settings, note, save))
+    text = as_markdown(report)
     (WORK / "peers.md").write_text(text)
-    (WORK / "peers.json").write_bytes(as_json(report))
     draw(report, WORK / "peers.png")
     if docs:
-        PAGE.write_text(
-            spliced(PAGE.read_text(), f"{text}\n![The table as bars](peers/peers.png)\n")
-        )
-        BESIDE_PAGE.mkdir(exist_ok=True)
-        (BESIDE_PAGE / "peers.json").write_bytes(as_json(report))
-        draw(report, BESIDE_PAGE / "peers.png")
+        into_page(text)
     sys.stdout.write(text)
     return ExitCode.OK if any(row.rounds for row in report.rows) else ExitCode.FAILED
+
+
+def into_page(text: str) -> None:
+    """Write the table into the page of the documentation, picture and JSON beside it."""
+    page = f"{text}\n![The table as bars](peers/peers.png)\n"
+    PAGE.write_text(spliced(PAGE.read_text(), page))
+    BESIDE_PAGE.mkdir(exist_ok=True)
+    for name in ("peers.json", "peers.png"):
+        shutil.copy(WORK / name, BESIDE_PAGE / name)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """One load in one round.
 
     Attributes:
-        error: Why there are no figures; empty: there are.
+        error: Why there are no figures; empty: there are. With `gaps_ms`: what ended the kills.
         broker_cpu_s: Processor seconds of the three brokers per million messages.
         client_cpu_s: The same of the client.
         rss_mib: Of the three brokers together, pages of mapped files included.
@@ -43,7 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         rounds: How many rounds have figures.
         lowest: Lowest rate of a round; `highest` the highest.
         kills: How many gaps there are.
-        errors: What went wrong, of each round without figures.
+        errors: What went wrong, of each round where something did.
     """
 
     contender: str
@@ -91,7 +91,7 @@ def rows_of(measured: Sequence[Measured]) -> list[Row]:
 
 
 def _row(rounds: list[Measured]) -> Row:
-    good = [one for one in rounds if not one.error]
+    good = [one for one in rounds if not one.error or one.gaps_ms]
     errors = tuple(one.error for one in rounds if one.error)
     contender, case = rounds[0].contender, rounds[0].case
     if not good:

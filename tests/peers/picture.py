@@ -44,8 +44,9 @@ def draw(report: Report, path: Path) -> None:
         panel.invert_yaxis()
         panel.set_xlim(0, 1.25 * max(values, default=1.0))
         panel.tick_params(axis="x", labelsize=8)
+        panel.locator_params(axis="x", nbins=4)
         panel.spines[["top", "right"]].set_visible(False)
-        panel.set_title(f"{case.about}: {_unit(case.name)}", fontsize=9, color=INK)
+        panel.set_title(f"{case.about}\n{_unit(case.name)}", fontsize=9, color=INK)
     figure.suptitle(
         "256-byte bodies, three replicas on loopback; hatched: an acknowledgement waits for the"
         " page cache only",

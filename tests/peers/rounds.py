@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import trio
 
 from commitlog.errors import MQError
@@ -42,7 +43,10 @@ REPLICAS: Final = 3
 
 TIME_IS_UP: Final = "left out: the time of the run is up"
 
-FAILURES: Final = (MQError, OSError, trio.TooSlowError, ExceptionGroup, ValueError)
+FAILURES: Final = (
+    *(MQError, OSError, trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError),
+    *(ExceptionGroup, ValueError, LookupError, RuntimeError, msgspec.MsgspecError),
+)
 """What brokers and loads of others can do to a run: the row has the reason, the run goes on."""
 
 
@@ -67,9 +71,17 @@ class Settings:
 
 
 async def play(
-    steps: Sequence[Step], tools: Tools, settings: Settings, progress: Callable[[str], None]
+    steps: Sequence[Step],
+    tools: Tools,
+    settings: Settings,
+    progress: Callable[[str], None],
+    save: Callable[[Sequence[Measured]], None] = lambda _: None,
 ) -> list[Measured]:
-    """Play all steps; one that fails is in the result with its reason, and the next one follows."""
+    """Play all steps; one that fails is in the result with its reason, and the next one follows.
+
+    Args:
+        save: Called after each load with everything measured until then.
+    """
     found: list[Measured] = []
     began_s = trio.current_time()
     for number, step in enumerate(steps, 1):
@@ -82,6 +94,7 @@ async def play(
 
         def keep(one: Measured) -> None:
             found.append(one)
+            save(found)
             minute = (trio.current_time() - began_s) / 60
             progress(f"  minute {minute:.1f}, {one.contender}/{one.case}: {summary(one)}")
 
@@ -91,10 +104,11 @@ async def play(
 
 def summary(one: Measured) -> str:
     """Return a few words for the progress of a run."""
+    if one.gaps_ms:
+        gaps = ", ".join(f"{gap:.0f}" for gap in one.gaps_ms)
+        return f"{len(one.gaps_ms)} kills, {gaps} ms {one.error}".rstrip()
     if one.error:
         return f"failed: {one.error}"
-    if one.gaps_ms:
-        return f"{len(one.gaps_ms)} kills, {', '.join(f'{gap:.0f}' for gap in one.gaps_ms)} ms"
     failed = f", {one.failed} failed" if one.failed else ""
     return (
         f"{one.rate:,.0f}/s, p50 {one.p50_ms:.2f} ms, p99 {one.p99_ms:.2f} ms, CPU s per million"
@@ -270,29 +284,40 @@ async def _window(
 async def _kills(
     step: Step, case: Case, cluster: Cluster, load: Program, settings: Settings
 ) -> Measured:
+    """Kill the leader again and again. What fails ends it: the kills before it stay counted.
+
+    A kill without an acknowledgement counts with the time after which it was given up.
+    """
     lines = Lines()
     gaps: list[float] = []
     load.start(piped=True)
-    rss = 0.0
+    rss, error = 0.0, ""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(load.read_lines, lines)
-        for left in reversed(range(kills_of(step.contender, settings.kills))):
-            await _until(partial(lines.acks_beyond, lines.acks), "no send was acknowledged")
-            leader = await cluster.leader()
-            await trio.sleep(SETTLE_S)
-            rss = sum(map(rss_mib, cluster.pids()))
-            lines.killed(time.time_ns() // 1_000_000)
-            await cluster.kill(leader)
-            await _until(lambda: lines.gap_ms is not None, "no acknowledgement after the kill")
-            gaps.append(lines.gap_ms or 0.0)
-            if not left or trio.current_time() >= settings.deadline_s:
-                break
-            await cluster.restart(leader)
+        try:
+            for left in reversed(range(kills_of(step.contender, settings.kills))):
+                await _until(partial(lines.acks_beyond, lines.acks), "no send was acknowledged")
+                leader = await cluster.leader()
+                await trio.sleep(SETTLE_S)
+                rss = sum(map(rss_mib, cluster.pids()))
+                gaps.append(1000 * ACK_TIMEOUT_S)
+                lines.killed(time.time_ns() // 1_000_000)
+                await cluster.kill(leader)
+                await _until(lambda: lines.gap_ms is not None, "no acknowledgement after the kill")
+                gaps[-1] = lines.gap_ms or 0.0
+                if not left or trio.current_time() >= settings.deadline_s:
+                    break
+                await cluster.restart(leader)
+        except FAILURES as failure:
+            if not gaps:
+                raise
+            error = f"kill {len(gaps)}: {reason(failure)}"
         await load.stop()
     return Measured(
         contender=step.contender.key,
         case=case.name,
         round=step.round,
+        error=error,
         rss_mib=rss,
         gaps_ms=tuple(gaps),
     )

@@ -57,6 +57,17 @@ def test_row_of_kills_ranks_the_gaps_of_all_rounds() -> None:
     assert (row.kills, row.p50_ms, row.p99_ms) == (3, 200.0, 900.0)
 
 
+def test_row_of_kills_keeps_those_before_a_failure() -> None:
+    rounds = [
+        one("ours", "kill", 0, gaps_ms=(100.0, 90_000.0), error="kill 2: no acknowledgement"),
+        one("ours", "kill", 1, error="no leader"),
+    ]
+    (row,) = rows_of(rounds)
+    assert (row.kills, row.p99_ms, row.rounds) == (2, 90_000.0, 1)
+    assert row.errors == ("kill 2: no acknowledgement", "no leader")
+    assert target(targets(rounds), "kill of the leader → next ack, p99 of 2 kills").met is False
+
+
 def test_rows_keep_the_order_of_the_first_round() -> None:
     rounds = [one("b", "1"), one("a", "1"), one("a", "64", 1), one("b", "1", 1)]
     assert [(row.contender, row.case) for row in rows_of(rounds)] == [
