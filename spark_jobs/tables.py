@@ -129,7 +129,7 @@ class Tables:
             "ops": counts.ops,
             "obs": counts.obs,
             "events": counts.events,
-            "nodes": counts.reads + counts.states + counts.samples,
+            "nodes": counts.reads + counts.states + counts.samples + counts.floors,
         }
         for table, count in expected.items():
             rows = 0

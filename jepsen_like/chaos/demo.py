@@ -268,6 +268,7 @@ def check_again(folder: Path) -> dict[str, Any]:
     read_at_ns = max((state.at_ns for state in history.replica_states), default=0)
     history.replica_reads.clear()
     history.replica_states.clear()
+    history.floors.clear()
     nodes = folder / "nodes"
     names = [f"n{number}" for number in range(plan.members)]
     found = read_replicas(

@@ -81,7 +81,7 @@ def read_run(folder: Path) -> tuple[History, int]:
 
 def write_rest(folder: Path, history: History) -> None:
     """Write what was read from the replicas when the run was over, beside the rows."""
-    rows: list[Row] = [*history.replica_reads, *history.replica_states]
+    rows: list[Row] = [*history.replica_reads, *history.replica_states, *history.floors]
     (folder / "history" / "replicas.cbor").write_bytes(b"".join(map(encode_row, rows)))
 
 

@@ -26,6 +26,7 @@ from jepsen_like.checkers import (
     producer_order,
     queue_log,
     replicas,
+    retention,
     retries,
     total_queue,
     transactions,
@@ -42,6 +43,7 @@ from jepsen_like.history.columns import (
     OPS,
     NodeKind,
     events_of,
+    floors_of,
     history_of,
     operations_of,
     table_of,
@@ -100,11 +102,10 @@ class Settings(msgspec.Struct, frozen=True):
         late_max_ns: How late a delayed message may come, time without a leader included; None: as
             late as it likes.
         idempotent: Producers are idempotent: what each sends stays in order.
-        keeps_all: No retention is set: no message may be removed. False: some may, or it is not
-            known.
         election_ns: The longest election timeout of the group.
         late_quiet_max_ns: How much of the time that a delayed message is late may have been quiet,
             by the record of faults; None: all of it.
+        keeps: What brokers keep; None: it is not known, and what is removed is not judged.
         rows_max: Rows that a check which cannot be split may want.
     """
 
@@ -116,9 +117,9 @@ class Settings(msgspec.Struct, frozen=True):
     immunity_ns: int = 0
     late_max_ns: int | None = None
     idempotent: bool = False
-    keeps_all: bool = False
     election_ns: int = ELECTION_NS
     late_quiet_max_ns: int | None = None
+    keeps: retention.Keeps | None = None
     rows_max: int = ROWS_MAX
 
 
@@ -133,9 +134,9 @@ def check_everything(
     immunity_ns: int = 0,
     late_max_ns: int | None = None,
     idempotent: bool = False,
-    keeps_all: bool = False,
     election_ns: int = ELECTION_NS,
     late_quiet_max_ns: int | None = None,
+    keeps: retention.Keeps | None = None,
 ) -> list[Verdict]:
     """Return one verdict per checker over a history in memory; arguments are those of `Settings`.
 
@@ -150,9 +151,9 @@ def check_everything(
         immunity_ns,
         late_max_ns,
         idempotent,
-        keeps_all,
         election_ns,
         late_quiet_max_ns,
+        keeps,
     )
     try:
         source = MemorySource(history)
@@ -298,13 +299,17 @@ class _Check:
 
     def replicas_(self) -> Verdict:
         found = replicas.check_heads(self.states, self.heads, settled=self.settled)
-        if self.settings.keeps_all:
-            found += replicas.check_begins(self.heads)
         at_ns = {(head.node, head.topic, head.queue): head.at_ns for head in self.heads}
         homes = [(r.key, r.home) for r in self.reports if r.home.lost or r.home.differ]
         acked = self._acked_at(homes)
         found += replicas.held_violations(homes, self.replicas.names, at_ns, acked)
         return replicas.verdict_of(found, self.states, self.heads, self.messages)
+
+    def retention(self) -> Verdict | None:
+        keeps, moves = self.settings.keeps, floors_of(self.source.nodes())
+        if keeps is None or not (moves or self.heads):
+            return None
+        return retention.check_floors(moves, self.heads, keeps)
 
     def _acked_at(self, homes: list[tuple[Queue, Home]]) -> dict[tuple[str, int, int], Operation]:
         acked: dict[tuple[str, int, int], Operation] = {}
@@ -449,6 +454,7 @@ CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
     consumer_offsets.NAME: _Check.consumer_offsets,
     delayed.NAME: _Check.delayed,
     replicas.NAME: _Check.replicas_,
+    retention.NAME: _Check.retention,
     batches.NAME: _Check.batches,
     polls.NAME: _Check.polls,
     retries.NAME: _Check.retries,

@@ -24,7 +24,6 @@ QUEUES_DIFFER: Final = "replicas disagree on an offset"
 MISSING: Final = "replica without a queue"
 NOT_EQUAL: Final = "replicas did not become equal"
 LOST: Final = "acknowledged message lost"
-REMOVED: Final = "message removed without retention"
 REPORTED_MAX: Final = 8
 
 
@@ -40,20 +39,6 @@ def check_heads(
     """
     found = _check_states(states, settled=settled)
     return [*found, *_check_complete(states, heads)] if settled else found
-
-
-def check_begins(heads: list[ReplicaRead]) -> list[Violation]:
-    """Return the queues that a replica has not from the beginning, where nothing may be removed."""
-    return [
-        Violation(
-            REMOVED,
-            f"{head.topic}/{head.queue}",
-            f"{head.node} has it from offset {head.min_off} on; no retention removes messages",
-            at_ns=head.at_ns,
-        )
-        for head in sorted(heads, key=lambda head: (head.topic, head.queue, head.node))
-        if head.min_off > 0
-    ][:REPORTED_MAX]
 
 
 def verdict_of(

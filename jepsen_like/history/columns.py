@@ -25,6 +25,7 @@ from jepsen_like.history.operation import (
     NOTHING,
     Event,
     F,
+    FloorMove,
     History,
     Level,
     Operation,
@@ -75,6 +76,9 @@ class NodeKind(IntEnum):
     """A queue was read from a replica: from `min_off` on, `cnt` messages, which are in `obs`."""
     SAMPLE = 2
     """What a broker reported of itself while the run went on."""
+    FLOOR = 3
+    """Retention let a log begin later, by the entry `applied_index`; of a queue with the first
+    offset that is kept in `min_off`. `tables` has what else is known, as JSON."""
 
 
 class RowOutOfRangeError(MQError):
@@ -140,7 +144,7 @@ def check_replica_read(read: ReplicaRead) -> None:
     _check_words("values", read.values)
 
 
-def check_numbers(row: Event | ReplicaState) -> None:
+def check_numbers(row: Event | ReplicaState | FloorMove) -> None:
     """See that the numbers of *row* fit the columns; a chain has 64 bits without a sign.
 
     Raises:
@@ -148,10 +152,21 @@ def check_numbers(row: Event | ReplicaState) -> None:
     """
     if isinstance(row, Event):
         _check_words("at_ns", (row.at_ns, row.end_ns))
+    elif isinstance(row, FloorMove):
+        if not -(1 << 31) <= row.queue < 1 << 31:
+            raise RowOutOfRangeError(f"queue is {row.queue}")
+        _check_words("at_ns", (row.at_ns, row.index, row.min_off))
+        _check_words("position", (getattr(row, name) for name in _NUMBERS_OF_FLOORS))
     else:
         _check_words("at_ns", (row.at_ns, row.applied_index))
         if not 0 <= row.chain < 1 << 64:
             raise RowOutOfRangeError(f"chain is {row.chain}, no 64 bits")
+
+
+_NUMBERS_OF_FLOORS: Final = (
+    "position", "end_position", "newest_ms", "stored_ms", "keep_bytes", "keep_ms",
+)  # fmt: skip
+"""What `NODES` has no columns for."""
 
 
 def _check_words(name: str, words: Iterable[int]) -> None:
@@ -227,8 +242,11 @@ def nodes_table(
     states: Iterable[ReplicaState],
     reads: Iterable[ReplicaRead],
     samples: Iterable[dict[str, Any]] = (),
+    floors: Iterable[FloorMove] = (),
 ) -> Any:
-    """Return `nodes`: states, final reads, samples (names of fields → what a broker reported)."""
+    """Return `nodes`: states, final reads, samples (names of fields → what a broker reported),
+    floors.
+    """
     rows: list[dict[str, Any]] = [
         {
             **_NODE_BLANK,
@@ -255,6 +273,22 @@ def nodes_table(
         for read in reads
     ]
     rows += [{**_NODE_BLANK, **sample, "kind": NodeKind.SAMPLE} for sample in samples]
+    rows += [
+        {
+            **_NODE_BLANK,
+            "kind": NodeKind.FLOOR,
+            "at_ns": move.at_ns,
+            "node": move.node,
+            "applied_index": move.index,
+            "topic": move.topic,
+            "queue": move.queue,
+            "min_off": move.min_off,
+            "tables": msgspec.json.encode(
+                {name: getattr(move, name) for name in ("cause", *_NUMBERS_OF_FLOORS)}
+            ).decode(),
+        }
+        for move in floors
+    ]
     names = (name for name in NODES.names if name != "run_id")
     return table_of(NODES, {"run_id": run_id, **{n: [row[n] for row in rows] for n in names}})
 
@@ -291,6 +325,7 @@ def history_of(
         for row in states
     ]
     history.replica_reads = replica_reads_of(nodes, obs)
+    history.floors = floors_of(nodes)
     return history
 
 
@@ -298,6 +333,37 @@ def events_of(events: Any) -> list[Event]:
     """Return the rows of `events`."""
     names = [name for name in EVENTS.names if name != "run_id"]
     return [Event(*(row[name] for name in names)) for row in events.to_pylist()]
+
+
+def floors_of(nodes: Any) -> list[FloorMove]:
+    """Return how logs and queues came to begin later.
+
+    Raises:
+        msgspec.MsgspecError: A row holds other fields.
+    """
+    rows = nodes.filter(pa.array(nodes.column("kind").to_numpy() == NodeKind.FLOOR)).to_pylist()
+    return [
+        FloorMove(
+            at_ns=row["at_ns"],
+            node=row["node"],
+            index=row["applied_index"],
+            topic=row["topic"],
+            queue=row["queue"],
+            min_off=row["min_off"],
+            **msgspec.structs.asdict(msgspec.json.decode(row["tables"], type=_FloorRest)),
+        )
+        for row in rows
+    ]
+
+
+class _FloorRest(msgspec.Struct, forbid_unknown_fields=True):
+    cause: str
+    position: int
+    end_position: int
+    newest_ms: int
+    stored_ms: int
+    keep_bytes: int
+    keep_ms: int
 
 
 def replica_reads_of(nodes: Any, obs: Any) -> list[ReplicaRead]:

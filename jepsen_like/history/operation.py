@@ -193,6 +193,44 @@ class ReplicaState(msgspec.Struct, array_like=True, tag=4, gc=False):
     tables: str
 
 
+class FloorMove(msgspec.Struct, array_like=True, tag=5, gc=False):
+    """Retention let a log begin later, and with it a queue.
+
+    A move has one row of no topic, and one for each queue that it let begin later. What is measured
+    is read from the log itself, not from the record that moved the floor.
+
+    Attributes:
+        at_ns: When it was seen.
+        node: Whose log it was read from.
+        index: Entry that moved the floor; 0: none did, the log has its beginning.
+        topic: Of a queue, or an empty string.
+        queue: Queue id, or `NOTHING`.
+        min_off: First offset of the queue that stands in the log from *position* on, its end where
+            none does.
+        cause: As the entry has it.
+        position: Byte where the kept log begins.
+        end_position: Byte where the entry stands: the log ended there or before.
+        newest_ms: Store time of the newest message that was removed.
+        stored_ms: Store time of the entry.
+        keep_bytes: Setting in force, as the entry has it; 0: no limit.
+        keep_ms: Likewise.
+    """
+
+    at_ns: int
+    node: str
+    index: int = 0
+    topic: str = ""
+    queue: int = NOTHING
+    min_off: int = 0
+    cause: str = ""
+    position: int = 0
+    end_position: int = 0
+    newest_ms: int = 0
+    stored_ms: int = 0
+    keep_bytes: int = 0
+    keep_ms: int = 0
+
+
 def cut_queues(reads: Iterable[ReplicaRead]) -> set[tuple[str, int]]:
     """Return the queues of which a replica has not the beginning: retention took it.
 
@@ -221,7 +259,7 @@ class RunHeader(msgspec.Struct, array_like=True, tag=0):
     versions: dict[str, str] = {}
 
 
-Row = RunHeader | Operation | Event | ReplicaRead | ReplicaState
+Row = RunHeader | Operation | Event | ReplicaRead | ReplicaState | FloorMove
 
 
 class History(msgspec.Struct):
@@ -232,6 +270,7 @@ class History(msgspec.Struct):
     events: list[Event] = []
     replica_reads: list[ReplicaRead] = []
     replica_states: list[ReplicaState] = []
+    floors: list[FloorMove] = []
 
     def add(self, row: Row) -> None:
         """Put *row* where it belongs."""
@@ -244,5 +283,7 @@ class History(msgspec.Struct):
                 self.replica_reads.append(row)
             case ReplicaState():
                 self.replica_states.append(row)
+            case FloorMove():
+                self.floors.append(row)
             case RunHeader():
                 self.header = row

@@ -35,6 +35,7 @@ from jepsen_like.history.columns import (
 )
 from jepsen_like.history.operation import (
     Event,
+    FloorMove,
     History,
     Operation,
     ReplicaRead,
@@ -78,6 +79,7 @@ class Ingested(msgspec.Struct):
         events: Rows of `events`.
         reads: Final reads of a queue of a replica.
         states: States of replicas.
+        floors: Rows of floors that moved.
         headers: Heads of files.
         replaced: Rows in whose place a later one of the same operation or event came.
         bad: Records that are none of these; `torn` of them are pieces of a last one.
@@ -103,6 +105,7 @@ class Ingested(msgspec.Struct):
     torn_bytes: int = 0
     obs: int = 0
     samples: int = 0
+    floors: int = 0
 
     @property
     def lost_records(self) -> int:
@@ -197,7 +200,9 @@ def write_history(
     (into / SUMMARY).unlink(missing_ok=True)
     ops = _sorted(ops_table(run_id, history.operations))
     obs = obs_table(run_id, history.operations, history.replica_reads)
-    nodes = nodes_table(run_id, history.replica_states, history.replica_reads, samples)
+    nodes = nodes_table(
+        run_id, history.replica_states, history.replica_reads, samples, history.floors
+    )
     tables = {
         "ops": ops,
         "obs": _sorted(obs),
@@ -284,6 +289,9 @@ def _count(row: Row, counts: Ingested) -> None:
         case ReplicaState():
             check_numbers(row)
             counts.states += 1
+        case FloorMove():
+            check_numbers(row)
+            counts.floors += 1
         case RunHeader():
             counts.headers += 1
 

@@ -40,6 +40,7 @@ def encode_history(history: History) -> bytes:
         *history.events,
         *history.replica_reads,
         *history.replica_states,
+        *history.floors,
     )
     return b"".join(map(encode_row, rows))
 

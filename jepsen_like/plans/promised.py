@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Final, TypedDict
 
 from jepsen_like.checkers import consumer_offsets, delayed, locks, transactions
+from jepsen_like.checkers.retention import Keeps
 from jepsen_like.checkers.verdict import Verdict, merge
 from jepsen_like.plans.plan import Kind, Plan, Workload
 
@@ -25,9 +26,9 @@ class Promised(TypedDict):
     lease_ns: int
     checks_max: int
     idempotent: bool
-    keeps_all: bool
     election_ns: int
     late_quiet_max_ns: int
+    keeps: Keeps | None
 
 
 def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
@@ -41,19 +42,20 @@ def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
         lease_ns=locks.LEASE_NS if is_foreign else plan.settings.lock_lease_ns,
         checks_max=transactions.CHECKS_MAX if is_foreign else checks_max(plan.workload),
         idempotent=plan.workload.idempotent,
-        keeps_all=not is_foreign and keeps_all(plan),
         election_ns=2 * plan.settings.election_ms * 1_000_000,
         late_quiet_max_ns=LATE_QUIET_MAX_NS,
+        keeps=None if is_foreign else keeps(plan),
     )
 
 
-def keeps_all(plan: Plan) -> bool:
-    """Return whether no retention of the plan's brokers may remove a message.
-
-    By age they remove after three days: only a date years ahead brings that about.
-    """
-    return plan.settings.keep_segments == 0 and all(
-        step.kind is not Kind.CLOCK_YEARS for step in plan.steps
+def keeps(plan: Plan) -> Keeps:
+    """Return what the brokers of a plan keep: by age, three days."""
+    settings = plan.settings
+    has_years = any(step.kind is Kind.CLOCK_YEARS for step in plan.steps)
+    return Keeps(
+        keep_bytes=settings.keep_segments * settings.segment_bytes,
+        segment_bytes=settings.segment_bytes,
+        date_error_ns=None if has_years else clock_error_ns(plan),
     )
 
 

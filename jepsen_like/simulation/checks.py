@@ -13,12 +13,10 @@ members              the list in force was brought by an entry that is in the lo
 durability           a process that starts again still has what it had shown as committed,
                      unless its disk has lost what it had flushed
 state machines       equal tables at equal applied index
-floor                `Floors`: the log begins later only by a record whose cause covers all that
-                     goes, with the settings of the plan: `keep_bytes` and no less, no force
-                     unless the plan asks for it
+floor                `Floors`: the log begins later only by a record that the model of retention
+                     allows, with the settings of the plan and by what the log holds
 queue floor          `Floors`: a queue begins later by itself only where its topic has a retention
-nothing else         `Floors`: where no record gave anything up every queue begins with its first
-                     message
+nothing else         `Floors`: no queue begins behind its first message after the floor
 store time           `StoreTime`: not far ahead of the time, where at most one date is years off
 ===================  =======================================================================
 """
@@ -31,20 +29,14 @@ from commitlog.entry import KIND_CONFIG, parse_header
 from commitlog.errors import MQError
 from dledger.group import Group
 from dledger.raft.clocks import SKEW_MAX_MS
-from dledger.services.retention import retention_ms
 from dledger.state.apply import Applied
 from dledger.state.names import TIMER_TOPIC
-from dledger.state.state_record import (
-    FORCED,
-    FloorChange,
-    QueueFloorsChange,
-    TimersChange,
-    entitlement_error,
-)
+from dledger.state.state_record import TimersChange
 from dledger.state.tables import StateTables
 from jepsen_like.simulation.checked_world import CheckedWorld
 from jepsen_like.simulation.disk_copies import DiskCopies
 from jepsen_like.simulation.event_trace import Event
+from jepsen_like.simulation.floors import Floors
 from jepsen_like.simulation.node import BrokerNode
 from jepsen_like.simulation.promises import Promises, check_commit, check_recovered, check_stable
 from jepsen_like.simulation.reference_replica import ReferenceReplica
@@ -319,73 +311,6 @@ class Checks:
             self._world.violate(
                 "state_machines", f"{name} and {other} differ at {index} in their {differ}"
             )
-
-
-class Floors:
-    """What one broker group has given up.
-
-    Attributes:
-        floors: First index kept, of every record that moved the floor.
-        queues: Topics whose queues begin later by themselves.
-    """
-
-    def __init__(self, world: CheckedWorld) -> None:
-        self._world = world
-        self.floors: set[int] = set()
-        self.queues: set[str] = set()
-
-    def watch(self, group: Group) -> None:
-        """Take what a process applied when it started."""
-        # The others have the same record before them.
-        self.floors.add(group.state.floor.first_index)
-
-    def applied(self, node: BrokerNode, group: Group, result: Applied) -> None:
-        """Look at the changes of one entry, and at where the log begins after it."""
-        tables: Any = group.state
-        for change in result.changes:
-            if isinstance(change, FloorChange):
-                self._check_floor(node, result.index, change)
-            elif isinstance(change, QueueFloorsChange):
-                self._check_queues(node, tables, result.index, change)
-        first = tables.floor.first_index
-        if first not in self.floors:
-            self._violate(node, result.index, f"the log begins with entry {first} without a record")
-
-    def _check_floor(self, node: BrokerNode, index: int, change: FloorChange) -> None:
-        self.floors.add(change.floor.first_index)
-        reason, store = change.reason, node.config.store
-        error = entitlement_error(change.floor, reason)
-        if error is None and reason is not None:
-            if reason.cause == FORCED and not store.clean_file_forcibly_enable:
-                error = "by force, which no setting asks for"
-            elif reason.keep_bytes != store.keep_bytes:
-                error = f"keep_bytes is {store.keep_bytes}, the record has {reason.keep_bytes}"
-            elif reason.reserved_hours != store.file_reserved_time:
-                error = f"{reason.reserved_hours} hours, the plan has {store.file_reserved_time}"
-        if error is not None:
-            self._violate(node, index, error)
-        self._world.sometimes["floor_moved"] += 1
-
-    def _check_queues(
-        self, node: BrokerNode, tables: Any, index: int, change: QueueFloorsChange
-    ) -> None:
-        keeps = dict(change.retention_ms)
-        for topic, _, _ in change.floors:
-            self.queues.add(topic)
-            config = tables.topics.get(topic)
-            if config is not None and retention_ms(config.attributes) != keeps.get(topic):
-                self._violate(node, index, f"{topic} has another retention than {keeps.get(topic)}")
-
-    def check_tables(self, node: BrokerNode, index: int, tables: Any) -> None:
-        """Compare where queues begin with what was given up; only where nothing was."""
-        if any(first > 1 for first in self.floors):
-            return
-        for (topic, queue_id), bounds in tables.queues.items():
-            if bounds.min_offset and topic not in self.queues:
-                self._violate(node, index, f"{topic} {queue_id} begins at {bounds.min_offset}")
-
-    def _violate(self, node: BrokerNode, index: int, text: str) -> None:
-        self._world.violate("given_up", f"{node.name}, entry {index}: {text}")
 
 
 class StoreTime:

@@ -172,6 +172,7 @@ class _Run:
     async def main(self, world: World) -> None:
         """Live through the plan."""
         self.world = world
+        self.history.floors = world.checks.floors.rows
         if self.prepare is not None:
             self.prepare(world)
         if any(step.kind is Kind.CLOCK_YEARS for step in self.plan.steps):

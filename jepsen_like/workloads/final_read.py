@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Protocol
 
@@ -11,10 +12,10 @@ from commitlog.errors import MQError
 from commitlog.record import decode_record
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
-from jepsen_like.checkers.half_messages import DISCARD_TOPIC
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import NOTHING, History, ReplicaRead, ReplicaState
-from jepsen_like.workloads.recorder import TOPIC, value_of
+from jepsen_like.workloads.floor_rows import TOPICS, final_rows
+from jepsen_like.workloads.recorder import value_of
 
 CHECKER = "final_read"
 UNREADABLE = "replica cannot be read"
@@ -54,8 +55,11 @@ def read_replica(
         ReplicaState(now_ns, name, tables.applied_index, tables.applied_chain, digest)
     )
     found: list[Violation] = []
+    with suppress(MQError):  # what cannot be read here another replica has
+        known = {move.index for move in history.floors} - {0}
+        history.floors += final_rows(replica.log, tables, known, node=name, at_ns=now_ns)
     for (topic, queue_id), bounds in sorted(tables.queues.items()):
-        if topic not in (TOPIC, DISCARD_TOPIC):
+        if topic not in TOPICS:
             continue
         low, high = bounds.min_offset, bounds.max_offset
         values: list[int] = []

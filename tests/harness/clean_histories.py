@@ -15,6 +15,7 @@ import msgspec
 from jepsen_like.checkers.fault_record import ELECTION_NS, HEALED, SERVED
 from jepsen_like.checkers.half_messages import DISCARD_TOPIC
 from jepsen_like.checkers.locks import LEASE_NS
+from jepsen_like.checkers.retention import Keeps
 from jepsen_like.checkers.transactions import CHECKS_MAX
 from jepsen_like.history.operation import (
     NEVER,
@@ -22,6 +23,7 @@ from jepsen_like.history.operation import (
     Decision,
     Event,
     F,
+    FloorMove,
     History,
     Level,
     Operation,
@@ -42,6 +44,10 @@ POLLERS = "pollers"
 MS = 1_000_000
 LATE_MAX_NS = 30 * MS
 """How late delayed messages come here."""
+
+SEGMENT = 4_096
+KEEPS = Keeps(keep_bytes=2 * SEGMENT, segment_bytes=SEGMENT)
+"""What is kept here: each cut takes one more segment."""
 
 Queue = tuple[str, int]
 OUTCOMES = (Outcome.OK, Outcome.INFO, Outcome.FAIL)
@@ -94,6 +100,7 @@ class World:
     locks: dict[int, Lock] = field(default_factory=dict)
     halves: list[Half] = field(default_factory=list)
     states: list[ReplicaState] = field(default_factory=list)
+    floors: list[FloorMove] = field(default_factory=list)
     pollers: list[Poller] = field(
         default_factory=lambda: [Poller(8_001 + queue, queue) for queue in range(QUEUES)]
     )
@@ -240,6 +247,15 @@ class World:
         queue = (TOPIC, self.rng.randrange(QUEUES))
         if self.may_cut:
             self.low[queue] = self.rng.randint(self.low[queue], len(self.logs[queue]))
+            self.move_floor(queue, self.low[queue])
+
+    def move_floor(self, queue: Queue, low: int) -> None:
+        number = len(self.floors) // 2 + 1
+        begin = number * SEGMENT
+        move = FloorMove(self.now, NODES[0], number, cause="size", position=begin)
+        move.end_position = begin + KEEPS.keep_bytes + number
+        move.newest_ms, move.stored_ms = number, number + 1
+        self.floors += [move, FloorMove(self.now, NODES[0], number, *queue, low, "size")]
 
     # -- consumer offsets ------------------------------------------------------------------
 
@@ -518,9 +534,12 @@ def clean_history(seed: int, steps: int = 100) -> History:
             low = world.low[queue] + (node != NODES[0] and world.may_cut and rng.random() < 0.3)
             low = min(low, len(world.logs[queue]))
             values = tuple(world.logs[queue][low:])
+            if low > world.low[queue]:
+                world.move_floor(queue, low)
             history.replica_reads.append(ReplicaRead(end, node, *queue, low, values))
         world.states.append(state(end, node, world.index))
     history.replica_states = world.states
+    history.floors = world.floors + [FloorMove(end, node) for node in NODES]
     return history
 
 
@@ -561,5 +580,6 @@ def interrupted(history: History) -> History:
             elif op.f == F.HALF:
                 op.txn = NOTHING
         known.operations.append(op)
+    known.floors = [move for move in history.floors if move.at_ns <= at_ns]
     known.replica_states = [state for state in history.replica_states if state.at_ns <= at_ns]
     return known

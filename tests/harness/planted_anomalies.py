@@ -21,6 +21,7 @@ from jepsen_like.checkers import (
     polls,
     queue_log,
     replicas,
+    retention,
     total_queue,
     transactions,
 )
@@ -39,7 +40,16 @@ from jepsen_like.history.operation import (
     Outcome,
     ReplicaRead,
 )
-from tests.harness.clean_histories import LATE_MAX_NS, NODES, ORDERLY, POLLERS, QUEUES, TOPIC, Queue
+from tests.harness.clean_histories import (
+    KEEPS,
+    LATE_MAX_NS,
+    NODES,
+    ORDERLY,
+    POLLERS,
+    QUEUES,
+    TOPIC,
+    Queue,
+)
 
 T = TypeVar("T")
 Kind = tuple[str, str]
@@ -506,6 +516,40 @@ def lost_on_a_replica(scene: Scene) -> Planted:
     return Planted((), frozenset({(batches.NAME, batches.TORN)}))
 
 
+# -- retention ---------------------------------------------------------------------------------
+
+
+def removed_without_retention(scene: Scene) -> Planted:
+    """One replica begins behind everything that a floor lets go."""
+    read = _replica_read(scene, *NODES[1:])
+    queue = (read.topic, read.queue)
+    least = max(
+        [move.min_off for move in scene.history.floors if (move.topic, move.queue) == queue],
+        default=0,
+    )
+    end = read.min_off + len(read.values)
+    if end <= least:
+        raise InapplicableError
+    begin = scene.rng.randint(least + 1, end)
+    read.min_off, read.values = begin, read.values[begin - read.min_off :]
+    return Planted()
+
+
+def not_entitled(scene: Scene) -> Planted:
+    """A floor takes a segment too many, or messages that are not old, or for no cause at all."""
+    move = scene.pick(move for move in scene.history.floors if move.index and not move.topic)
+    way = scene.rng.randrange(4)
+    if way == 0:
+        move.position += KEEPS.segment_bytes
+    elif way == 1:
+        move.end_position = move.position + KEEPS.keep_bytes - 1
+    elif way == 2:
+        move.cause, move.stored_ms = "age", move.newest_ms + KEEPS.keep_ms + 1
+    else:
+        move.cause = "forced"
+    return Planted()
+
+
 # -- total_queue -------------------------------------------------------------------------------
 
 
@@ -936,6 +980,8 @@ PLANTERS: dict[Kind, Planter] = {
     (replicas.NAME, replicas.QUEUES_DIFFER): queues_differ,
     (replicas.NAME, replicas.MISSING): missing_queue,
     (replicas.NAME, replicas.LOST): lost_on_a_replica,
+    (retention.NAME, retention.REMOVED): removed_without_retention,
+    (retention.NAME, retention.NOT_ENTITLED): not_entitled,
     (total_queue.NAME, total_queue.LOST): total_lost,
     (total_queue.NAME, total_queue.UNEXPECTED): unexpected,
     (total_queue.NAME, total_queue.DUPLICATED): stored_twice,

@@ -10,6 +10,7 @@ from jepsen_like.checkers import (
     half_messages,
     locks,
     polls,
+    retention,
     retries,
     transactions,
 )
@@ -18,6 +19,7 @@ from jepsen_like.checkers.fault_record import ELECTION_NS, record_of
 from jepsen_like.checkers.verdict import Verdict, checked
 from jepsen_like.history.operation import F, History
 from tests.oracles import availability, producer_order, queue_log, replicas, total_queue
+from tests.oracles import retention as retention_by_offsets
 
 
 def check_row_wise(
@@ -31,9 +33,9 @@ def check_row_wise(
     immunity_ns: int = 0,
     late_max_ns: int | None = None,
     idempotent: bool = False,
-    keeps_all: bool = False,
     election_ns: int = ELECTION_NS,
     late_quiet_max_ns: int | None = None,
+    keeps: retention.Keeps | None = None,
 ) -> list[Verdict]:
     """Return one verdict per checker; arguments as of `jepsen_like.checkers.all_checks`."""
     operations = history.operations
@@ -53,9 +55,13 @@ def check_row_wise(
         ),
         checked(
             replicas.NAME,
-            lambda: replicas.check_history(history, settled=settled, keeps_all=keeps_all),
+            lambda: replicas.check_history(history, settled=settled),
         ),
     ]
+    if keeps is not None and (history.floors or history.replica_reads):
+        verdicts.append(
+            checked(retention.NAME, lambda: retention_by_offsets.check_history(history, keeps))
+        )
     if batches.batches_of(operations):
         verdicts.append(checked(batches.NAME, lambda: batches.check_history(history)))
     if polls.polls_of(operations):

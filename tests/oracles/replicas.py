@@ -7,7 +7,6 @@ from operator import itemgetter
 from jepsen_like.checkers.replicas import (
     NAME,
     QUEUES_DIFFER,
-    REMOVED,
     REPORTED_MAX,
     check_heads,
     lost_violation,
@@ -19,26 +18,14 @@ from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcom
 __all__ = ["NAME", "check_history"]
 
 
-def check_history(history: History, *, settled: bool = True, keeps_all: bool = False) -> Verdict:
+def check_history(history: History, *, settled: bool = True) -> Verdict:
     """Return the verdict over what the replicas held at the end.
 
     Args:
         settled: Faults were over and replicas had their time, so all must have applied the same.
-        keeps_all: No message may be removed.
     """
     states, reads = history.replica_states, history.replica_reads
     found = check_heads(states, reads, settled=settled)
-    removed = [
-        Violation(
-            REMOVED,
-            f"{read.topic}/{read.queue}",
-            f"{read.node} has it from offset {read.min_off} on; no retention removes messages",
-            at_ns=read.at_ns,
-        )
-        for read in reads
-        if keeps_all and read.min_off != 0
-    ]
-    found += sorted(removed, key=lambda v: (v.subject, v.detail))[:REPORTED_MAX]
     found += [*_check_queues(reads), *_check_acknowledged(history)]
     return verdict_of(found, states, reads, sum(len(read.values) for read in reads))
 

@@ -14,7 +14,7 @@ from jepsen_like.checkers import push_group
 from jepsen_like.checkers.all_checks import CHECKS, check_everything
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import History
-from tests.harness.clean_histories import LATE_MAX_NS, clean_history, interrupted
+from tests.harness.clean_histories import KEEPS, LATE_MAX_NS, clean_history, interrupted
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Kind, Planted, Scene
 
 FAST_CLEAN = 300
@@ -32,8 +32,6 @@ TESTS = Path(__file__).parents[1] / "unit" / "jepsen_like" / "checkers"
 WITH_TESTS_OF_THEIR_OWN = ("producer_order", "push_group", "retries", "filters")
 """Checkers of histories that are not drawn here: of idempotent producers, of push consumers, of
 messages that are given back. Their unit tests plant what they name."""
-REMOVALS = ("REMOVED",)
-"""Likewise, of `replicas`: messages may be removed here. Planted in tests of whole runs."""
 RECALLS = ("RECALLED", "TOO_LATE_EARLY")
 """Likewise, of `delayed`: nobody recalls anything here. Planted in the unit tests of recalls."""
 
@@ -60,8 +58,6 @@ def test_every_anomaly_a_checker_can_name_has_a_planter() -> None:
         del found[module]
     for name in RECALLS:
         del found["delayed"][name]
-    for name in REMOVALS:
-        del found["replicas"][name]
     assert {kind for kinds in found.values() for kind in kinds.values()} == set(PLANTERS)
     assert len(PLANTERS) * PER_KIND >= 200
 
@@ -70,7 +66,6 @@ def test_anomalies_without_a_planter_have_tests_of_their_own() -> None:
     found = anomalies()
     elsewhere = {module: list(found[module]) for module in WITH_TESTS_OF_THEIR_OWN}
     elsewhere["recalls"] = list(RECALLS)
-    elsewhere["whole_run_checks"] = list(REMOVALS)
     for module, names in elsewhere.items():
         assert names, module
         said = (TESTS / f"test_{module}.py").read_text(encoding="utf-8")
@@ -93,7 +88,7 @@ def test_documented_checkers_are_the_one_list_of_checks() -> None:
 
 
 def alarms(history: History) -> list[Violation]:
-    return alarms_of(check_everything(history, late_max_ns=LATE_MAX_NS))
+    return alarms_of(check_everything(history, late_max_ns=LATE_MAX_NS, keeps=KEEPS))
 
 
 def alarms_of(verdicts: list[Verdict]) -> list[Violation]:
@@ -110,10 +105,12 @@ def expect_no_alarm(seeds: range) -> Counter[str]:
     judged: Counter[str] = Counter()
     for seed in seeds:
         history = clean_history(seed)
-        verdicts = check_everything(history, late_max_ns=LATE_MAX_NS)
+        verdicts = check_everything(history, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
         found = alarms_of(verdicts)
         assert not found, f"clean_history({seed}): {found}"
-        cut = check_everything(interrupted(history), settled=False, late_max_ns=LATE_MAX_NS)
+        cut = check_everything(
+            interrupted(history), settled=False, late_max_ns=LATE_MAX_NS, keeps=KEEPS
+        )
         found = alarms_of(cut)
         assert not found, f"interrupted(clean_history({seed})): {found}"
         judged.update(v.checker for v in verdicts if v.is_valid)

@@ -15,7 +15,7 @@ from jepsen_like.history.columns import ops_table
 from jepsen_like.history.operation import History
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
 from spark_jobs.engines.local import LocalSource
-from tests.harness.clean_histories import LATE_MAX_NS, clean_history, interrupted
+from tests.harness.clean_histories import KEEPS, LATE_MAX_NS, clean_history, interrupted
 from tests.harness.judged import told
 from tests.harness.offset_histories import random_history as random_register
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
@@ -32,21 +32,23 @@ def by_columns(history: History, folder: Path) -> list[Verdict]:
     folder.mkdir()
     obs = write_history(folder, history, "r")
     write_summary(folder, Ingested(ops=len(history.operations), obs=obs))
-    return check_source(LocalSource(folder), Settings(late_max_ns=LATE_MAX_NS))
+    return check_source(LocalSource(folder), Settings(late_max_ns=LATE_MAX_NS, keeps=KEEPS))
 
 
 @pytest.mark.parametrize("seed", range(CLEAN))
 def test_clean_histories_get_the_same_verdicts_and_counts(seed: int, tmp_path: Path) -> None:
     history = clean_history(seed)
     found = by_columns(history, tmp_path / "whole")
-    expected = check_row_wise(history, late_max_ns=LATE_MAX_NS)
+    expected = check_row_wise(history, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
     assert told(found) == told(expected)
-    assert told(check_everything(history, late_max_ns=LATE_MAX_NS)) == told(expected)
+    assert told(check_everything(history, late_max_ns=LATE_MAX_NS, keeps=KEEPS)) == told(expected)
     assert "invalid" not in {verdict.validity for verdict in found}, found
     cut = interrupted(history)
-    expected = check_row_wise(cut, settled=False, late_max_ns=LATE_MAX_NS)
+    expected = check_row_wise(cut, settled=False, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
     assert told(by_columns(cut, tmp_path / "cut")) == told(expected)
-    assert told(check_everything(cut, settled=False, late_max_ns=LATE_MAX_NS)) == told(expected)
+    assert told(check_everything(cut, settled=False, late_max_ns=LATE_MAX_NS, keeps=KEEPS)) == told(
+        expected
+    )
 
 
 @pytest.mark.parametrize("kind", PLANTERS, ids=": ".join)
@@ -59,10 +61,10 @@ def test_planted_anomalies_get_the_same_violations(kind: tuple[str, str], tmp_pa
         except InapplicableError:
             continue
         settled = bool(history.replica_reads)
-        expected = check_row_wise(history, settled=settled, late_max_ns=LATE_MAX_NS)
+        expected = check_row_wise(history, settled=settled, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
         found = by_columns(history, tmp_path / str(seed))
         assert told(found) == told(expected), f"{kind} in clean_history({seed})"
-        found = check_everything(history, settled=settled, late_max_ns=LATE_MAX_NS)
+        found = check_everything(history, settled=settled, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
         assert told(found) == told(expected), f"{kind} in clean_history({seed})"
         assert any(v.name == kind[1] for verdict in found for v in verdict.violations)
         planted += 1

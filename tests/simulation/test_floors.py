@@ -6,6 +6,7 @@ import pytest
 
 from dledger.services import retention
 from dledger.state.state_record import SIZE
+from jepsen_like.checkers.retention import NOT_ENTITLED
 from jepsen_like.plans.draw import draw_plan
 from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from jepsen_like.simulation.play import Played, play
@@ -44,15 +45,15 @@ def test_segments_removed_by_force_without_a_setting_are_found(
 ) -> None:
     monkeypatch.setattr(retention, "force_ratio", lambda _: 0.85)
     played = play(FULL)
-    assert broken(played) == {"given_up"}
-    assert "by force" in str(played.violations[0].detail)
+    assert broken(played) == {"given_up", NOT_ENTITLED}
+    assert "'forced'" in str(played.violations[0].detail)
 
 
 def test_segments_removed_for_a_cause_that_is_absent_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retention, "_cause", lambda *_: SIZE)
-    assert broken(play(FULL)) == {"given_up"}
+    assert broken(play(FULL)) == {"given_up", NOT_ENTITLED}
 
 
 def test_what_the_settings_allow_to_go_is_no_violation() -> None:

@@ -185,8 +185,10 @@ class MemorySource:
     def __init__(self, history: History) -> None:
         run_id = history.header.run_id
         operations = [_counted(op) for op in history.operations]
-        self._nodes = nodes_table(run_id, history.replica_states, history.replica_reads)
         self._events = events_table(run_id, history.events)
+        self._nodes = nodes_table(
+            run_id, history.replica_states, history.replica_reads, floors=history.floors
+        )
         self._ops = _batches(ops_table(run_id, operations), OPS)
         self._obs = _batches(obs_table(run_id, operations, history.replica_reads), OBS)
 

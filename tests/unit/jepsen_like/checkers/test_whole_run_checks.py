@@ -232,14 +232,3 @@ def test_total_queue_wants_an_acknowledged_send_without_an_offset() -> None:
     for read in history.replica_reads[::2]:
         read.min_off = 2  # the beginning of the queue is not there: the send may have been in it
     assert judged(total_queue.NAME, history).is_valid
-
-
-def test_replicas_keep_the_beginning_of_a_queue_without_retention() -> None:
-    history = clean_history()
-    assert judged(replicas.NAME, history, keeps_all=True).is_valid
-    for read in history.replica_reads[::2]:
-        read.min_off, read.values = 2, ()
-    assert judged(replicas.NAME, history).is_valid  # retention may have removed them
-    verdict = judged(replicas.NAME, history, keeps_all=True)
-    assert [v.name for v in verdict.violations] == [replicas.REMOVED] * len(NODES)
-    assert {v.subject for v in verdict.violations} == {"t/0"}

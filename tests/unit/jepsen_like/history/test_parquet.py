@@ -15,6 +15,7 @@ from jepsen_like.history.operation import (
     NEVER,
     Event,
     F,
+    FloorMove,
     History,
     Operation,
     Outcome,
@@ -40,7 +41,7 @@ def operation(op_id: int, *, outcome: Outcome = Outcome.OK, ret_ns: int = 20) ->
 
 def sound(counts: parquet.Ingested) -> bool:
     """Whether every record is counted exactly once."""
-    kinds = (counts.ops, counts.events, counts.reads, counts.states, counts.headers)
+    kinds = (counts.ops, counts.events, counts.reads, counts.states, counts.headers, counts.floors)
     return counts.records == sum(kinds) + counts.replaced + counts.bad
 
 
@@ -48,6 +49,7 @@ def sound(counts: parquet.Ingested) -> bool:
 def test_a_history_comes_back_from_its_tables_as_it_was(seed: int, tmp_path: Path) -> None:
     history = clean_history(seed)
     history.events.append(Event(5, 6, "kill", "leader", "n1", "process 7"))
+    history.floors.append(FloorMove(9, "n9", 4, "t", 1, 5, "age", 6, 7, 8, 9, 10, 11))
     history.replica_states.append(ReplicaState(9, "n9", 3, (1 << 64) - 5, "abc"))
     counts = parquet.ingest(run_of(tmp_path, encode_history(history)))
     back = parquet.read_history(tmp_path / "parquet")
@@ -55,6 +57,9 @@ def test_a_history_comes_back_from_its_tables_as_it_was(seed: int, tmp_path: Pat
     assert back.events == history.events
     assert back.replica_reads == history.replica_reads
     assert back.replica_states == history.replica_states
+    assert len(history.floors) >= 3
+    assert back.floors == history.floors
+    assert counts.floors == len(history.floors)
     assert (back.header.run_id, back.header.seed) == (history.header.run_id, history.header.seed)
     assert (counts.ops, counts.bad, counts.replaced) == (len(history.operations), 0, 0)
     assert sound(counts)

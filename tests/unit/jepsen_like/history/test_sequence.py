@@ -10,6 +10,7 @@ from jepsen_like.history.operation import (
     NEVER,
     Event,
     F,
+    FloorMove,
     History,
     Operation,
     Outcome,
@@ -33,6 +34,7 @@ HISTORY = History(
     [Event(1, 2, "power_cut", "leader", "n1")],
     [ReplicaRead(9, "n0", "orders", 4, 0, (1, 2, 3))],
     [ReplicaState(9, "n0", 12, (1 << 64) - 1, "ab")],
+    [FloorMove(9, "n0", 4, "orders", 4, 1, "size", 6, 7, 8, 9, 10, 11)],
 )
 
 

@@ -1,0 +1,80 @@
+"""What may be removed, offset by offset: each needs a floor of its own that covers it."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from jepsen_like.checkers.retention import NAME, NOT_ENTITLED, REMOVED, REPORTED_MAX, Keeps
+from jepsen_like.checkers.verdict import Verdict, Violation, judge
+from jepsen_like.history.operation import FloorMove, History
+
+__all__ = ["check_history"]
+
+
+def check_history(history: History, keeps: Keeps) -> Verdict:
+    """Return the verdict over what was removed, by one rule per offset and per segment."""
+    floors = [move for move in history.floors if move.topic == "" and move.index != 0]
+    floors.sort(key=lambda move: (move.index, move.node))
+    refused = [(move, _refused(move, keeps)) for move in floors]
+    found = [
+        Violation(
+            NOT_ENTITLED,
+            f"entry {move.index}",
+            f"{move.node}: entry {move.index} removes all before byte {move.position} {why}",
+            at_ns=move.at_ns,
+        )
+        for move, why in refused
+        if why
+    ][:REPORTED_MAX]
+    lost: list[tuple[tuple[str, int, str, int], Violation]] = []
+    for read in history.replica_reads:
+        covering = [
+            move.min_off
+            for move in history.floors
+            if (move.topic, move.queue) == (read.topic, read.queue)
+        ]
+        gone = [off for off in range(read.min_off) if not any(off < least for least in covering)]
+        if gone:
+            text = f"{read.node} has it from offset {read.min_off} on; retention let it begin at "
+            subject = f"{read.topic}/{read.queue}"
+            violation = Violation(REMOVED, subject, text + str(gone[0]), at_ns=read.at_ns)
+            lost.append(((read.topic, read.queue, read.node, read.min_off), violation))
+    counts = {"floors": len(floors), "unexplained": len(lost)}
+    late_ns = [violation.at_ns for _, violation in lost]
+    if not history.floors and lost and (keeps.keep_bytes or _may_be_old(max(late_ns), keeps)):
+        reason = "queues begin later, and the history has no row that names the cause"
+        return Verdict(NAME, "unknown", (), counts, reason)
+    found += [violation for _, violation in sorted(lost, key=lambda one: one[0])][:REPORTED_MAX]
+    looked_at = len(history.replica_reads) + len(history.floors)
+    return judge(NAME, found, counts, looked_at=looked_at)
+
+
+def _may_be_old(at_ns: int, keeps: Keeps) -> bool:
+    error_ns = keeps.date_error_ns
+    return error_ns is None or Fraction(at_ns + error_ns, 10**6) >= keeps.keep_ms
+
+
+def _refused(move: FloorMove, keeps: Keeps) -> str:
+    """Return why, by taking the log apart into its segments."""
+    if move.cause in ("age", "request"):
+        age_ms = move.stored_ms - move.newest_ms
+        if not _may_be_old(move.at_ns, keeps):
+            return f"for its {move.cause}; nothing is older than {move.at_ns / 1e9:.0f} s"
+        return (
+            f"for its {move.cause}: {age_ms} ms; kept are {keeps.keep_ms} ms"
+            if age_ms < keeps.keep_ms
+            else ""
+        )
+    if move.cause != "size":
+        return f"for a cause that no setting has: {move.cause!r}"
+    if keeps.keep_bytes <= 0:
+        return "for its size, which has no limit"
+    last = 0  # where the last segment ends that may go
+    while move.end_position - (last + keeps.segment_bytes) >= keeps.keep_bytes:
+        last += keeps.segment_bytes
+    left = move.end_position - move.position
+    return (
+        ""
+        if move.position <= last
+        else f"for its size: {left} bytes are left; kept are {keeps.keep_bytes} in whole segments"
+    )

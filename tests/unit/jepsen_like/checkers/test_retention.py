@@ -1,0 +1,141 @@
+"""What retention may remove, by both editions: by age, by size, in whole segments or not at all."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from jepsen_like.checkers import retention
+from jepsen_like.checkers.retention import Keeps, mistake_in
+from jepsen_like.checkers.verdict import Verdict
+from jepsen_like.history.operation import FloorMove, History, ReplicaRead, RunHeader
+from tests.harness.judged import judged
+
+HOUR_MS = 3_600_000
+HOUR_NS = HOUR_MS * 1_000_000
+SEGMENT = 1_000
+BY_SIZE = Keeps(keep_bytes=2_500, segment_bytes=SEGMENT)
+BY_AGE = Keeps(keep_ms=2 * HOUR_MS, segment_bytes=SEGMENT)
+
+
+def by_size(position: int, end: int) -> FloorMove:
+    return FloorMove(5, "n0", 7, cause="size", position=position, end_position=end)
+
+
+def by_age(age_ms: int, at_ns: int) -> FloorMove:
+    return FloorMove(at_ns, "n0", 7, cause="age", newest_ms=100, stored_ms=100 + age_ms)
+
+
+def history(*rows: FloorMove, begins: tuple[int, ...] = (), at_ns: int = 9) -> History:
+    found = History(RunHeader("r"), floors=list(rows))
+    for number, begin in enumerate(begins):
+        found.replica_reads.append(ReplicaRead(at_ns, f"n{number}", "t", 0, begin, ()))
+    return found
+
+
+def verdict(found: History, keeps: Keeps) -> Verdict:
+    return judged(retention.NAME, found, keeps=keeps)
+
+
+@pytest.mark.parametrize(
+    ("position", "end", "is_entitled"),
+    [(1_000, 3_500, True), (1_000, 3_499, False), (2_000, 4_999, True), (2_000, 4_400, False)],
+)
+def test_retention_by_size_keeps_its_bytes(position: int, end: int, is_entitled: bool) -> None:
+    found = verdict(history(by_size(position, end), begins=(0,)), BY_SIZE)
+    assert found.is_valid is is_entitled
+    if not is_entitled:
+        (violation,) = found.violations
+        assert violation.name == retention.NOT_ENTITLED
+        assert f"{end - position} bytes are left" in violation.detail
+
+
+def test_retention_by_size_takes_whole_segments() -> None:
+    assert not mistake_in(by_size(1_000, 3_900), BY_SIZE)
+    assert "whole segments" in mistake_in(by_size(1_001, 3_900), BY_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "at_ns", "is_entitled"),
+    [
+        (2 * HOUR_MS, 2 * HOUR_NS, True),
+        (2 * HOUR_MS - 1, 2 * HOUR_NS, False),
+        (2 * HOUR_MS, 2 * HOUR_NS - 1, False),  # nothing of the run can be that old
+    ],
+)
+def test_retention_by_age_keeps_its_hours(age_ms: int, at_ns: int, is_entitled: bool) -> None:
+    found = verdict(history(by_age(age_ms, at_ns), begins=(0,)), BY_AGE)
+    assert [v.name for v in found.violations] == [] if is_entitled else [retention.NOT_ENTITLED]
+
+
+def test_wrong_dates_make_messages_old_by_the_log() -> None:
+    wrong = msgspec.structs.replace(BY_AGE, date_error_ns=None)
+    assert not mistake_in(by_age(2 * HOUR_MS, 1), wrong)
+    assert "kept are 7200000 ms" in mistake_in(by_age(2 * HOUR_MS - 1, 1), wrong)
+    jumped = msgspec.structs.replace(BY_AGE, date_error_ns=HOUR_NS)
+    assert not mistake_in(by_age(2 * HOUR_MS, HOUR_NS), jumped)
+    assert "nothing is older" in mistake_in(by_age(2 * HOUR_MS, HOUR_NS - 1), jumped)
+
+
+@pytest.mark.parametrize("cause", ["forced", "", "soon"])
+def test_a_cause_that_no_setting_has_is_named(cause: str) -> None:
+    move = msgspec.structs.replace(by_size(1_000, 9_000), cause=cause)
+    assert repr(cause) in mistake_in(move, BY_SIZE)
+    assert mistake_in(by_size(1_000, 9_000), BY_AGE) == "for its size, which has no limit"
+
+
+def test_queues_begin_where_a_floor_lets_them() -> None:
+    rows = (by_size(1_000, 3_500), FloorMove(5, "n0", 7, "t", 0, 4, "size"))
+    assert verdict(history(*rows, begins=(0, 4)), BY_SIZE).is_valid
+    found = verdict(history(*rows, begins=(5, 4, 6)), BY_SIZE)
+    assert [(v.name, v.subject) for v in found.violations] == [(retention.REMOVED, "t/0")] * 2
+    assert "n0 has it from offset 5 on; retention let it begin at 4" in found.violations[0].detail
+    other = FloorMove(5, "n0", 7, "t", 1, 9, "size")  # of another queue
+    assert not verdict(history(rows[0], other, begins=(1,)), BY_SIZE).is_valid
+
+
+def test_without_retention_every_queue_begins_at_offset_0() -> None:
+    nothing = Keeps()
+    assert verdict(history(begins=(0, 0)), nothing).is_valid
+    for rows in ((), (FloorMove(9, "n0"),)):
+        found = verdict(history(*rows, begins=(0, 2)), nothing)
+        assert [v.name for v in found.violations] == [retention.REMOVED]
+    assert judged_names(history(begins=(2,)), None) == set()
+
+
+def test_a_history_without_floors_is_unknown_where_retention_is_set() -> None:
+    found = verdict(history(begins=(0, 2)), BY_SIZE)
+    assert found.validity == "unknown"
+    assert "no row that names the cause" in found.reason
+    assert verdict(history(begins=(0, 0)), BY_SIZE).is_valid
+    assert verdict(history(begins=(2,), at_ns=2 * HOUR_NS), BY_AGE).validity == "unknown"
+
+
+def judged_names(found: History, keeps: Keeps | None) -> set[str]:
+    from jepsen_like.checkers.all_checks import check_everything
+
+    return {v.checker for v in check_everything(found, keeps=keeps)} & {retention.NAME}
+
+
+def test_random_moves_are_judged_alike_by_both_editions() -> None:
+    rng = random.Random(16)
+    for _ in range(300):
+        keeps = Keeps(
+            keep_bytes=rng.choice((0, 1_000, 2_500)),
+            keep_ms=rng.choice((1, 5)),
+            segment_bytes=rng.choice((700, 1_000)),
+            date_error_ns=rng.choice((None, 0, 2_000_000)),
+        )
+        rows: list[FloorMove] = []
+        for index in range(rng.randrange(4)):
+            move = FloorMove(rng.randrange(9_000_000), rng.choice("ab"), index)
+            move.cause = rng.choice(("age", "request", "size", "size", "forced"))
+            move.position = rng.choice((700, 1_000, 1_400, 2_000, 2_100))
+            move.end_position = move.position + rng.randrange(4_000)
+            move.newest_ms, move.stored_ms = 1, 1 + rng.randrange(8)
+            rows += [move, FloorMove(1, "a", index, "t", rng.randrange(2), rng.randrange(4))]
+        begins = tuple(rng.randrange(5) for _ in range(rng.randrange(3)))
+        if rows or begins:
+            verdict(history(*rows, begins=begins, at_ns=rng.randrange(9_000_000)), keeps)
