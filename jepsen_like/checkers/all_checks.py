@@ -21,6 +21,7 @@ from jepsen_like.checkers import (
     delayed,
     filters,
     half_messages,
+    holes,
     locks,
     polls,
     producer_order,
@@ -360,7 +361,16 @@ class _Check:
             late_max_ns=settings.late_max_ns,
             late_quiet_max_ns=settings.late_quiet_max_ns,
             record=self.record,
+            holes=self._holes,
         )
+
+    def _holes(self, queue: Queue) -> list[holes.Hole]:
+        """Return the holes of a queue that retention has cut."""
+        rows_max = self.settings.rows_max
+        self.progress(f"removed messages of {queue[0]}/{queue[1]}")
+        ops = self.source.ops(Want((("f", holes.OPERATIONS),), queue=queue), rows_max)
+        obs = self.source.obs(Want(other_than=(("op_id", NOTHING),), queue=queue), rows_max)
+        return holes.holes_of(ops, obs, holes.begin_of(self.heads, queue))
 
     def _late_reads(self, history: History) -> list[Operation]:
         """Return the reads that prove most of the places where delayed messages were seen."""
@@ -412,6 +422,7 @@ class _Check:
             check_interval_ns=settings.check_interval_ns,
             checks_max=settings.checks_max,
             immunity_ns=max(settings.immunity_ns - settings.clock_error_ns, 0),
+            holes=self._holes,
         )
 
     # -- rows ------------------------------------------------------------------------------

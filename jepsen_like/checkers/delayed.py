@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from jepsen_like.checkers.fault_record import FaultRecord
+from jepsen_like.checkers.holes import HolesOf, Missing, Queue, lost_of
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 from jepsen_like.history.columns import OBS, operations_of
 from jepsen_like.history.operation import (
@@ -34,7 +35,6 @@ from jepsen_like.history.operation import (
     Level,
     Operation,
     Outcome,
-    cut_queues,
 )
 
 NAME: Final = "delayed"
@@ -64,6 +64,7 @@ def check_history(
     late_max_ns: int | None = None,
     late_quiet_max_ns: int | None = None,
     record: FaultRecord | None = None,
+    holes: HolesOf | None = None,
 ) -> Verdict:
     """Return the verdict over the delayed sends of a history.
 
@@ -73,6 +74,7 @@ def check_history(
         late_max_ns: How late a message may come, time without a leader included; None: any.
         late_quiet_max_ns: How much of that time may have been quiet by *record*; None: any.
         record: Of the faults of the run; None: there is none, and that bound is not judged.
+        holes: Of a queue that retention has cut; None: such a queue proves nothing.
     """
     sends = {op.value: op for op in history.operations if op.f == F.SEND and op.due_ns != NOTHING}
     recalls = [op for op in history.operations if op.f == F.RECALL and op.value in sends]
@@ -105,9 +107,13 @@ def check_history(
     found += _twice_or_aborted(sends, places)
     found += _recalled(recalls, places, clock_error_ns)
     if drained:
-        cut = cut_queues(history.replica_reads)
-        may_be_gone = {op.value for op in recalls if op.outcome != Outcome.FAIL}
-        found += _lost(sends, places.keys() | may_be_gone, cut)
+        recalled = {op.value for op in recalls if op.outcome != Outcome.FAIL}
+        missing: dict[Queue, list[Missing]] = {}
+        for op in sends.values():
+            if op.outcome == Outcome.OK and op.value not in places and op.value not in recalled:
+                one = Missing(op.value, op.due_ns - clock_error_ns)
+                missing.setdefault((op.topic, op.queue), []).append(one)
+        found += _lost(sends, lost_of(missing, history.replica_reads, holes))
     acked = sum(op.outcome == Outcome.OK for op in sends.values())
     late = [
         first_seen[value].ret_ns - op.due_ns for value, op in sends.items() if value in first_seen
@@ -217,11 +223,7 @@ def _recalled(
     return found[:REPORTED_MAX]
 
 
-def _lost(
-    sends: dict[int, Operation], places: Iterable[int], cut: set[tuple[str, int]]
-) -> list[Violation]:
-    """A queue that retention has *cut* proves nothing."""
-    seen = set(places)
+def _lost(sends: dict[int, Operation], lost: set[int]) -> list[Violation]:
     return [
         Violation(
             NOT_DELIVERED,
@@ -231,7 +233,7 @@ def _lost(
             at_ns=op.call_ns,
         )
         for value, op in sends.items()
-        if op.outcome == Outcome.OK and value not in seen and (op.topic, op.queue) not in cut
+        if value in lost
     ][:REPORTED_MAX]
 
 

@@ -29,6 +29,7 @@ from typing import Final
 
 from jepsen_like.checkers import half_messages
 from jepsen_like.checkers.half_messages import Transaction
+from jepsen_like.checkers.holes import HolesOf, Missing, Queue, lost_of
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 from jepsen_like.history.operation import (
     NOTHING,
@@ -37,7 +38,7 @@ from jepsen_like.history.operation import (
     History,
     Operation,
     Outcome,
-    cut_queues,
+    ReplicaRead,
 )
 
 NAME: Final = "transactions"
@@ -94,6 +95,7 @@ def check_history(
     check_interval_ns: int = CHECK_INTERVAL_NS,
     checks_max: int = CHECKS_MAX,
     immunity_ns: int = 0,
+    holes: HolesOf | None = None,
 ) -> Verdict:
     """Return the verdict over the transactions of a history.
 
@@ -103,6 +105,7 @@ def check_history(
         check_interval_ns: How long after an acknowledged decision a check may still arrive.
         checks_max: How often a producer may be asked about one half message.
         immunity_ns: For how long after its call a half message is not asked about.
+        holes: Of a queue that retention has cut; None: such a queue proves nothing.
     """
     transactions = half_messages.transactions_of(history.operations)
     seen, discarded = _sightings(history, transactions)
@@ -112,8 +115,7 @@ def check_history(
         found += _check_rows(one, check_interval_ns, checks_max, immunity_ns)
         found += _check_discarded(one, seen.get(value), discarded.get(value))
     if drained:
-        cut = cut_queues(history.replica_reads)
-        found += _lost(transactions, seen, discarded, cut)
+        found += _lost(transactions, seen, discarded, history.replica_reads, holes)
         found += _dropped(history, transactions, seen, discarded, check_interval_ns, checks_max)
     began = [one for one in transactions.values() if one.half is not None]
     counts = {
@@ -284,22 +286,32 @@ def _lost(
     transactions: dict[int, Transaction],
     seen: dict[int, _Sightings],
     discarded: dict[int, _Sightings],
-    cut: set[tuple[str, int]],
+    reads: list[ReplicaRead],
+    holes: HolesOf | None,
 ) -> list[Violation]:
-    """A queue that retention has *cut* proves nothing."""
-    found: list[Violation] = []
+    missing: dict[Queue, list[Missing]] = {}
     for value, one in sorted(transactions.items()):
         if one.half is None or value in seen or value in discarded:
             continue
         half = one.half
         commits = one.ended(Decision.COMMIT, only_acknowledged=True)
         rollbacks = one.ended(Decision.ROLLBACK, only_acknowledged=True)
-        told_apart = half.outcome != Outcome.FAIL and not rollbacks  # else another rule has it
-        if commits and told_apart and (half.topic, half.queue) not in cut:
-            text = f"value {value}: its commit was acknowledged and it is nowhere"
-            witnesses = (half.op_id, commits[0].op_id)
-            subject = f"{half.topic}/{half.queue}"
-            found.append(Violation(COMMIT_LOST, subject, text, witnesses, at_ns=commits[0].ret_ns))
+        has_one_end = half.outcome != Outcome.FAIL and not rollbacks  # else another rule has it
+        if commits and has_one_end:
+            begun_ns = min(op.call_ns for op in one.ended(Decision.COMMIT))
+            done_ns = min(op.ret_ns for op in commits)
+            missing.setdefault((half.topic, half.queue), []).append(
+                Missing(value, begun_ns, done_ns)
+            )
+    found: list[Violation] = []
+    for value in sorted(lost_of(missing, reads, holes)):
+        one = transactions[value]
+        assert one.half is not None
+        commit = one.ended(Decision.COMMIT, only_acknowledged=True)[0]
+        text = f"value {value}: its commit was acknowledged and it is nowhere"
+        witnesses = (one.half.op_id, commit.op_id)
+        subject = f"{one.half.topic}/{one.half.queue}"
+        found.append(Violation(COMMIT_LOST, subject, text, witnesses, at_ns=commit.ret_ns))
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from jepsen_like.checkers import (
     batches,
     consumer_offsets,
@@ -20,6 +22,7 @@ from jepsen_like.checkers.verdict import Verdict, checked
 from jepsen_like.history.operation import F, History
 from tests.oracles import availability, producer_order, queue_log, replicas, total_queue
 from tests.oracles import retention as retention_by_offsets
+from tests.oracles.holes import holes_of
 
 
 def check_row_wise(
@@ -51,6 +54,7 @@ def check_row_wise(
                 late_max_ns=late_max_ns,
                 late_quiet_max_ns=late_quiet_max_ns,
                 record=record_of(history.events, election_ns),
+                holes=partial(holes_of, history),
             ),
         ),
         checked(
@@ -89,6 +93,7 @@ def check_row_wise(
                     check_interval_ns=check_interval_ns,
                     checks_max=checks_max,
                     immunity_ns=max(immunity_ns - clock_error_ns, 0),
+                    holes=partial(holes_of, history),
                 ),
             )
         )
