@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,4 +117,6 @@ def into_page(text: str) -> None:
 
 
 if __name__ == "__main__":
+    # As Ctrl-C: brokers are ended and their folders removed.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     sys.exit(run_app(app, sys.argv[1:]))

@@ -95,7 +95,7 @@ def _cells(row: Row) -> list[str]:
     times = [_number(value) for value in (row.p50_ms, row.p99_ms, row.p999_ms)]
     memory = f"{row.rss_mib:,.0f}"
     if row.kills:
-        first[1] += f", {row.kills} kills"
+        first[1] += f", {row.kills} {'kill' if row.kills == 1 else 'kills'}"
         return [*first, "-", *times, "-", "-", memory, _failed(row), repeat]
     costs = [_number(row.broker_cpu_s), _number(row.client_cpu_s)]
     return [*first, f"{row.rate:,.0f}", *times, *costs, memory, _failed(row), repeat]
