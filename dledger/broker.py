@@ -21,7 +21,6 @@ from commitlog.seams import Disk, UtcOffset, utc
 from commitlog.store_paths import StorePaths
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.config import BrokerConfig
-from dledger.doors import listener_tls, namesrv_tls, own_credentials
 from dledger.fence import LeaderService
 from dledger.group import Group
 from dledger.live_settings import LiveSettings, Parts
@@ -32,7 +31,10 @@ from dledger.part_settings import (
     disk_ratio,
     empty_tables,
     group_settings,
+    listener_tls,
     memory_budget,
+    namesrv_tls,
+    own_credentials,
     packed_address,
     raft_settings,
     server_limits,

@@ -7,16 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from commitlog.checkpoint import Checkpoint
 from commitlog.consume_queue_flush import ConsumeQueueFlush
 from commitlog.descriptors import NO_DESCRIPTOR
-from commitlog.errors import DiskFullError
+from commitlog.entry_log import EntryLog
+from commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
 from commitlog.key_index import KeyIndexFlush
 from commitlog.mark import Anchor, Mark
-from commitlog.seams import Disk
+from commitlog.seams import CANNOT_BE_READ, Disk
 from dledger.state.cut import Cut, cut_everything, take_cut
 from dledger.state.image import Image
+from dledger.state.snapshot import load_checked
 from dledger.state.tables import StateTables
+
+log = structlog.get_logger(__name__)
 
 CHECKPOINT: Final = "checkpoint"
 """Name under which the executor measures checkpoints."""
@@ -112,3 +118,54 @@ class Checkpointing:
         tables = self.image.encode(self.index)
         self.disk.replace(self.path, tables)
         self.on_written(self, tables)
+
+
+def mark_at(entry_log: EntryLog, index: int) -> Mark:
+    """Return the mark of the entry at *index*, which the log holds."""
+    position = entry_log.position_at(index)
+    return Mark(
+        index=index,
+        term=entry_log.term_at(index),
+        position=position,
+        chain=entry_log.chain_at(index),
+        end_position=position + entry_log.size_at(index),
+    )
+
+
+def checkpoint_of(tables: StateTables, mark: Mark) -> Checkpoint:
+    """Return RocketMQ's checkpoint file for these tables and this mark."""
+    return Checkpoint(
+        physic_msg_timestamp_ms=tables.last_store_time_ms,
+        logics_msg_timestamp_ms=tables.last_store_time_ms,
+        index_msg_timestamp_ms=0,
+        master_flushed_offset=mark.end_position,
+        confirm_phy_offset=mark.end_position,
+    )
+
+
+def decoded_file(disk: Disk, path: str, like: StateTables) -> StateTables | None:
+    """Return the tables in a file; None when it is not there, damaged, or on a bad sector.
+
+    What is in it can be made again, from the log or from a leader.
+
+    Raises:
+        ForeignStoreError: A newer version wrote it.
+    """
+    if not disk.exists(path):
+        return None
+    try:
+        return load_checked(disk.read(path), like)
+    except ForeignStoreError as error:
+        raise ForeignStoreError(f"{path}: {error}") from error
+    except CorruptStoreError as error:
+        log.error("tables_damaged", path=path, error=str(error))
+    except OSError as error:
+        if error.errno not in CANNOT_BE_READ:
+            raise
+        log.error("tables_damaged", path=path, error=str(error))
+    return None
+
+
+def goes_on_after(loaded: StateTables, commit_index: int) -> tuple[int, int]:
+    """Return the index of a snapshot that is not needed, and from where entries will do."""
+    return loaded.applied_index, max(loaded.floor.first_index, commit_index + 1)

@@ -21,6 +21,7 @@ from commitlog.key_index import KeyIndex
 from dledger.applier import APPLY_AT_ONCE_ENTRIES, Applier
 from dledger.broker_errors import NotLeaderError
 from dledger.checkpointing import CHECKPOINT
+from dledger.derived_repair import DerivedRepair
 from dledger.fence import fenced
 from dledger.group_api import OnBarrier, Proposed
 from dledger.maintenance import Maintenance, members_of
@@ -35,8 +36,7 @@ from dledger.raft.settings import RaftSettings
 from dledger.raft.transfer import Phase
 from dledger.raft.wakeup import Wakeup
 from dledger.raft.wire import FRAME_BYTES_MAX
-from dledger.services.derived_repair import DerivedRepair
-from dledger.services.scrub import ScrubService
+from dledger.scrub import ScrubService
 from dledger.store import ReplicaStore
 from remoting.frame_room import FrameRoom
 from remoting.seams import Clock, Executor, Network, Rng

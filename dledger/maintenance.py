@@ -13,16 +13,16 @@ from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
 from commitlog.mark import Anchor
 from dledger.applier import SPACE_RETRY_S
-from dledger.checkpointing import CHECKPOINT
+from dledger.checkpointing import CHECKPOINT, goes_on_after
 from dledger.proposals import GroupSettings
 from dledger.raft.journal import members_in
 from dledger.raft.member import RaftNode
 from dledger.raft.membership import Members, MembersLog
 from dledger.raft.wakeup import Wakeup
-from dledger.services.scrub import ScrubService
+from dledger.scrub import ScrubService
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
-from dledger.store import ReplicaStore, goes_on_after
+from dledger.store import ReplicaStore
 from remoting.seams import Clock, Executor
 
 log = structlog.get_logger(__name__)

@@ -11,10 +11,9 @@ import trio
 from dledger.broker_metrics import BrokerMetrics, LeaderChanges
 from dledger.broker_settings import BrokerSettings
 from dledger.config import BrokerConfig
-from dledger.doors import listener_tls
 from dledger.group import Group
 from dledger.metrics.traffic import Traffic
-from dledger.part_settings import server_limits
+from dledger.part_settings import listener_tls, server_limits
 from dledger.processors.handles import codes_of
 from dledger.processors.pull import PullProcessor
 from dledger.processors.rights import topic_of_message_at

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from commitlog.consume_queue import ConsumeQueue
+    from commitlog.consume_queue_store import ConsumeQueueStore
     from commitlog.derive import Derived
     from commitlog.entry_log import EntryLog
     from commitlog.queue_unit import Units
-    from dledger.store import ReplicaStore
+    from dledger.state.tables import StateTables
 
 
-def give_up_differing(store: ReplicaStore, derived: Derived) -> int:
+def give_up_differing(
+    queues: ConsumeQueueStore, tables: StateTables, entry_log: EntryLog, derived: Derived
+) -> int:
     """Compare the units of one applied entry; return how many files were given up.
 
     Files that are being put again are left alone. Units of the schedule topic are compared without
@@ -37,7 +40,7 @@ def give_up_differing(store: ReplicaStore, derived: Derived) -> int:
     given_up = 0
     for topic, queue_id, where in derived.groups:
         offsets, wanted = derived.queue_offset[where], derived.units[where]
-        bounds = store.tables.queues.get((topic, queue_id))
+        bounds = tables.queues.get((topic, queue_id))
         if bounds is None or not len(offsets):
             continue
         begin = int(offsets[0])
@@ -45,14 +48,14 @@ def give_up_differing(store: ReplicaStore, derived: Derived) -> int:
         last = min(begin + len(wanted), bounds.max_offset)
         if first >= last:
             continue
-        queue = store.queues.queue(topic, queue_id)
+        queue = queues.queue(topic, queue_id)
         wanted = wanted[first - begin : last - begin]
         try:
             found = queue.read(first, last - first)
         except (OSError, OffsetOutOfRangeError):
             continue  # the queue has noted that it cannot be read
         for at in np.flatnonzero(_differ(found, wanted, topic)).tolist():
-            if not _is_newer(store.log, queue, first + at, found[at], wanted[at]):
+            if not _is_newer(entry_log, queue, first + at, found[at], wanted[at]):
                 given_up += queue.give_up(first + at)
     return given_up
 

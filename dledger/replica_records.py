@@ -1,4 +1,4 @@
-"""What a replica records of itself beside log and tables: damaged entries, and installations.
+"""What a replica records of itself beside log and tables: lost or damaged entries, installations.
 
 Spec: docs/reference/formats.md, section 9.
 """
@@ -14,9 +14,54 @@ import cbor2
 from commitlog.errors import ForeignStoreError
 from commitlog.seams import Disk
 from commitlog.slot_file import SlotFile
+from commitlog.store_paths import StorePaths
 
 DAMAGE_FORMAT: Final = 1
 """Version of the list of damaged entries."""
+
+
+DAMAGED: Final = b"damaged"
+TORN: Final = b"torn"
+ASYNC: Final = b"async"
+"""What `raft/doubt` holds: entries below the mark are lost, above it, or would be unflushed."""
+
+
+class DoubtRecord:
+    """Whether acknowledged entries may be lost here, in a file that is there while they may.
+
+    Args:
+        sync_flush: Whether what is acknowledged is flushed before.
+    """
+
+    def __init__(self, disk: Disk, paths: StorePaths, *, sync_flush: bool) -> None:
+        self._disk = disk
+        self._paths = paths
+        self._sync_flush = sync_flush
+
+    def load(self, *, unclean: bool) -> tuple[bool, bool]:
+        """Return whether entries below the mark are lost, and whether any may be.
+
+        Args:
+            unclean: The last run did not end in order.
+        """
+        path = self._paths.doubt
+        noted = self._disk.read(path).split() if self._disk.exists(path) else []
+        damaged = DAMAGED in noted
+        return damaged, damaged or TORN in noted or (unclean and ASYNC in noted)
+
+    def store(self, *, damaged: bool, torn: bool) -> None:
+        """Record it, durably."""
+        wanted = [
+            word
+            for word, holds in ((DAMAGED, damaged), (TORN, torn), (ASYNC, not self._sync_flush))
+            if holds
+        ]
+        path = self._paths.doubt
+        if wanted:
+            self._disk.replace(path, b" ".join(wanted))
+        elif self._disk.exists(path):
+            self._disk.unlink(path)
+            self._disk.flush_dir(self._paths.raft)
 
 
 class DamageRecord:

@@ -15,17 +15,14 @@ from typing import Final
 import structlog
 from typing_extensions import Buffer
 
-from commitlog.checkpoint import AbortFile, Checkpoint, CheckpointFile
+from commitlog.checkpoint import AbortFile, CheckpointFile
 from commitlog.damage import check_entries
-from commitlog.derive import derive, derive_together
-from commitlog.entry import KIND_RECORDS, EntryHeader, parse_header
+from commitlog.derive import derive
+from commitlog.entry import parse_header
 from commitlog.entry_log import Drop, EntryLog
 from commitlog.errors import (
-    CorruptEntryError,
-    CorruptRecordError,
     CorruptStoreError,
     DiskFullError,
-    ForeignStoreError,
     InvariantBroken,
 )
 from commitlog.mark import Anchor, Mark
@@ -33,16 +30,21 @@ from commitlog.recovery import DamagedLogError
 from commitlog.seams import CANNOT_BE_READ, Disk, Lock
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
-from dledger.checkpointing import Checkpointing, TableImage
-from dledger.derived_files import DerivedFiles
-from dledger.queue_repair import ATTEMPTS_MAX
-from dledger.replica_records import DamageRecord, InstallationRecord, Phase
+from dledger.applied_together import read_together
+from dledger.checkpointing import (
+    Checkpointing,
+    TableImage,
+    checkpoint_of,
+    decoded_file,
+    mark_at,
+)
+from dledger.derived_files import ATTEMPTS_MAX, DerivedFiles
+from dledger.replica_records import DamageRecord, DoubtRecord, InstallationRecord, Phase
 from dledger.state.apply import (
     Applied,
     EntriesTogether,
     apply_entry,
     apply_together,
-    entries_together,
     raise_min_offsets,
 )
 from dledger.state.snapshot import load_checked
@@ -54,18 +56,6 @@ log = structlog.get_logger(__name__)
 
 REPAIR_STEP_BYTES: Final = 16 << 20
 """Entries read in one go for units that cannot wait."""
-
-DAMAGED: Final = b"damaged"
-TORN: Final = b"torn"
-ASYNC: Final = b"async"
-"""What `raft/doubt` holds: entries below the mark are lost, above it, or would be unflushed."""
-
-APPLIED_TOGETHER_BYTES: Final = 1 << 20
-"""Entries applied at once, bytes: some 10 ms of the event loop with messages of 256 bytes."""
-
-APPLIED_TOGETHER_RECORDS: Final = 1_024
-"""Records in entries applied at once: each may be of another queue, which costs some 30
-microseconds."""
 
 
 class ReplicaStore:
@@ -96,9 +86,8 @@ class ReplicaStore:
         self.unclean = self._abort.exists()
         self._mark_slots = SlotFile(disk, self.paths.commit_mark)
         self.vote_slots = SlotFile(disk, self.paths.vote)
-        noted = disk.read(self.paths.doubt).split() if disk.exists(self.paths.doubt) else []
-        self.damaged = DAMAGED in noted
-        self.torn = self.damaged or TORN in noted or (self.unclean and ASYNC in noted)
+        self._doubt = DoubtRecord(disk, self.paths, sync_flush=settings.sync_flush)
+        self.damaged, self.torn = self._doubt.load(unclean=self.unclean)
         self.tables = tables()
         self.image = TableImage(self.tables)
         self._installation = InstallationRecord(disk, self.paths.installation)
@@ -107,7 +96,7 @@ class ReplicaStore:
         recorded = self._mark_slots.load()
         mark = None if recorded is None else Mark.decode(recorded)
         self.log = self._open_log(mark)
-        self._note_doubt()
+        self._doubt.store(damaged=self.damaged, torn=self.torn)
         # Damage below the mark may have been cut; what is left is committed all the same.
         committed = mark.index if mark and self.log.mark_valid else 0
         self.restored_commit_index = min(committed, self.log.last_index)
@@ -152,7 +141,9 @@ class ReplicaStore:
             log.error("log_damaged", error=str(error))
             self.torn = True
             self.damaged |= mark is not None and error.damage.index <= mark.index
-            self._note_doubt()  # the cut takes the evidence away
+            self._doubt.store(
+                damaged=self.damaged, torn=self.torn
+            )  # the cut takes the evidence away
             return EntryLog.open(
                 self._disk,
                 settings.root,
@@ -169,28 +160,11 @@ class ReplicaStore:
             log.warning("torn_tail_cut", bytes=cut, last_index=last)
         return entry_log
 
-    def _note_doubt(self) -> None:
-        wanted = [
-            word
-            for word, holds in (
-                (DAMAGED, self.damaged),
-                (TORN, self.torn),
-                (ASYNC, not self.settings.sync_flush),
-            )
-            if holds
-        ]
-        path = self.paths.doubt
-        if wanted:
-            self._disk.replace(path, b" ".join(wanted))
-        elif self._disk.exists(path):
-            self._disk.unlink(path)
-            self._disk.flush_dir(self.paths.raft)
-
     def end_doubt(self) -> None:
         """Take note, durably, that a leader has made good what this replica may have lost."""
         if self.torn or self.damaged:
             self.torn = self.damaged = False
-            self._note_doubt()
+            self._doubt.store(damaged=self.damaged, torn=self.torn)
 
     def _note_derived_behind(self) -> None:
         self.on_derived_behind()
@@ -200,7 +174,7 @@ class ReplicaStore:
         self.queues, self.key_index, self.keys = derived.queues, derived.key_index, derived.keys
 
     def _load_tables(self) -> None:
-        own = self._decoded_file(self.paths.snapshot)
+        own = self._tables_in(self.paths.snapshot)
         given = self._given(own)
         if given is not None:
             self._refill_from(given)
@@ -226,12 +200,12 @@ class ReplicaStore:
     def _given(self, own: StateTables | None) -> StateTables | None:
         """Return the tables of an installation under way; None when there is none."""
         if self._installation.phase is Phase.REFILLING:
-            return self._decoded_file(self.paths.install)
+            return self._tables_in(self.paths.install)
         if self._installation.phase is not None:
             return None
         # A version without the record: a snapshot counts until a checkpoint has passed it. Its
         # file may be an older one that a power cut has brought back.
-        given = self._decoded_file(self.paths.install)
+        given = self._tables_in(self.paths.install)
         if given is None or (own is not None and own.applied_index > given.applied_index):
             return None
         return None if given.floor.first_index < self.log.first_index else given
@@ -240,26 +214,10 @@ class ReplicaStore:
         """Record that acknowledgements are lost, before the log that shows it is changed."""
         log.error(event, **facts)
         self.torn = self.damaged = True
-        self._note_doubt()
+        self._doubt.store(damaged=self.damaged, torn=self.torn)
 
-    def _decoded_file(self, path: str) -> StateTables | None:
-        """Return the tables in a file; None when it is not there, damaged, or on a bad sector.
-
-        What is in it can be made again, from the log or from a leader.
-        """
-        if not self._disk.exists(path):
-            return None
-        try:
-            return self.decode(self._disk.read(path))
-        except ForeignStoreError as error:
-            raise ForeignStoreError(f"{path}: {error}") from error
-        except CorruptStoreError as error:
-            log.error("tables_damaged", path=path, error=str(error))
-        except OSError as error:
-            if error.errno not in CANNOT_BE_READ:
-                raise
-            log.error("tables_damaged", path=path, error=str(error))
-        return None
+    def _tables_in(self, path: str) -> StateTables | None:
+        return decoded_file(self._disk, path, self.tables)
 
     def _holds(self, loaded: StateTables) -> bool:
         """Whether the log holds the entry that these tables were taken after."""
@@ -329,7 +287,7 @@ class ReplicaStore:
 
     def _empty_as_offered(self) -> None:
         """A start between the offer and its end: what is left of the log is not looked at."""
-        given = self._decoded_file(self.paths.install)
+        given = self._tables_in(self.paths.install)
         if given is None:
             self._note_damaged_log("offered_snapshot_damaged")
             self._empty_log(Anchor(), Phase.DONE)
@@ -507,31 +465,17 @@ class ReplicaStore:
                 last = min(last, self._alone - 1)
             if last <= first or first == self._alone or first <= self.tables.applied_index:
                 return self.apply(first)
-            entries = self._entries_together(first, last)
+            found = read_together(self.log, first, last, self.delays)
+            if isinstance(found, int):
+                self._alone = found
+            else:
+                entries = found
         # Before the tables, which say what counts: on a full disk nothing has happened then.
         self.derived.put(entries.derived, None)
         applied = apply_together(self.tables, entries)
         self.derived_index = applied.index
         self.image.copy_changes()
         return applied
-
-    def _entries_together(self, first: int, last: int) -> EntriesTogether | None:
-        """Return entries from *first* on to apply at once; None: fewer of them, see `_alone`."""
-        headers: list[EntryHeader] = []
-        try:
-            frames = self.log.frames(first, APPLIED_TOGETHER_BYTES, last)[0]
-            size = _read_headers(frames, first, headers)
-            if len(headers) < 2:
-                self._alone = first
-                return None
-            derived = derive_together(frames[:size], headers, delay_ms=self.delays)
-            entries = entries_together(frames, headers, derived)
-        except (CorruptEntryError, CorruptRecordError):
-            entries = first  # alone the damaged entry is found
-        if isinstance(entries, int):
-            self._alone = entries
-            return None
-        return entries
 
     def apply(self, index: int) -> Applied:
         """Apply the entry at *index*, which must be committed and durable here.
@@ -612,13 +556,7 @@ class ReplicaStore:
             return None
         if (index, tables.applied_index) == self._saved and not self.derived.are_again:
             return None
-        mark = Mark(
-            index=index,
-            term=self.log.term_at(index),
-            position=self.log.position_at(index),
-            chain=self.log.chain_at(index),
-            end_position=self.log.position_at(index) + self.log.size_at(index),
-        )
+        mark = mark_at(self.log, index)
         self.image.copy()
         return Checkpointing(
             disk=self._disk,
@@ -630,13 +568,7 @@ class ReplicaStore:
             index=tables.applied_index,
             floor=tables.floor,
             flushes=(self.queues.begin_flush(), self.key_index.begin_flush()),
-            checkpoint=Checkpoint(
-                physic_msg_timestamp_ms=tables.last_store_time_ms,
-                logics_msg_timestamp_ms=tables.last_store_time_ms,
-                index_msg_timestamp_ms=0,
-                master_flushed_offset=mark.end_position,
-                confirm_phy_offset=mark.end_position,
-            ),
+            checkpoint=checkpoint_of(tables, mark),
         )
 
     def _checkpoint_written(self, written: Checkpointing, tables: bytes) -> None:
@@ -666,31 +598,3 @@ class ReplicaStore:
         if clean and not self.installing:
             self._abort.remove()
         self._lock.release()
-
-
-def _read_headers(frames: memoryview, first: int, headers: list[EntryHeader]) -> int:
-    """Read the headers of entries from *first* on that have records, up to a number of these.
-
-    Returns:
-        Their bytes.
-
-    Raises:
-        CorruptEntryError: Something else stands behind the entries in *headers*.
-    """
-    offset = records = 0
-    while offset < len(frames):
-        header = parse_header(frames, offset)
-        index = first + len(headers)
-        if header.index != index:
-            raise CorruptEntryError(f"entry {header.index} stands where {index} should")
-        records += header.record_count
-        if header.kind != KIND_RECORDS or (headers and records > APPLIED_TOGETHER_RECORDS):
-            break
-        headers.append(header)
-        offset += header.size
-    return offset
-
-
-def goes_on_after(loaded: StateTables, commit_index: int) -> tuple[int, int]:
-    """Return the index of a snapshot that is not needed, and from where entries will do."""
-    return loaded.applied_index, max(loaded.floor.first_index, commit_index + 1)

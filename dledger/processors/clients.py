@@ -31,7 +31,7 @@ from dledger.services.table_limits import (
     GROUPS_PER_HEARTBEAT,
     SUBSCRIPTIONS_PER_GROUP,
 )
-from dledger.services.waiting import wait_for
+from dledger.waiting import wait_for
 from remoting.access.accounts import SIGNED
 from remoting.access.gate import limited_account
 from remoting.connection import Connection

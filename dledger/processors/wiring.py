@@ -66,8 +66,8 @@ from dledger.services.table_limits import TableLimits
 from dledger.services.throughput import Throughput
 from dledger.services.timer_claims import TimerClaims
 from dledger.services.transaction_decisions import TransactionDecisions
-from dledger.services.waiting import every_second
 from dledger.settings_tables import BrokerTable
+from dledger.waiting import every_second
 from remoting.access.accounts import Rule
 from remoting.connection import Connection
 from remoting.processor import Limiter

@@ -20,8 +20,8 @@ from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.services.delay_level import Delivery, deliver, delivery_batch, queue_of_level
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredRecords
-from dledger.services.waiting import wait_for
 from dledger.state.names import SCHEDULE_TOPIC
+from dledger.waiting import wait_for
 from remoting.seams import Clock
 
 MAX_DELIVERIES_PER_ENTRY = 512

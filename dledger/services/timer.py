@@ -36,9 +36,9 @@ from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredBytes, StoredRecords, decode_stored
 from dledger.services.timer_claims import TimerClaims
 from dledger.services.timer_message import delivered_message, rolled_message, timer_batch
-from dledger.services.waiting import wait_for
 from dledger.state.names import TIMER_TOPIC
 from dledger.state.state_record import TimersChange
+from dledger.waiting import wait_for
 from remoting.seams import Clock
 
 HOUR_MS: Final = 3_600_000

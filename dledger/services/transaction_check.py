@@ -27,12 +27,12 @@ from dledger.services.pending_configs import TopicView
 from dledger.services.retention import HOUR_MS
 from dledger.services.stored_record import StoredRecords
 from dledger.services.transaction_decisions import TransactionDecisions
-from dledger.services.waiting import wait_for
 from dledger.settings_tables import BrokerTable, StoreTable
 from dledger.state.configs import PERM_READ, PERM_WRITE, TopicConfig
 from dledger.state.names import HALF_TOPIC
 from dledger.state.state_record import TransactionsChange, state_batch
 from dledger.state.transactions import OpenHalf, TransactionDecision
+from dledger.waiting import wait_for
 from remoting.seams import Clock
 
 CHECKS_PER_ENTRY = 512

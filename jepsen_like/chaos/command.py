@@ -21,9 +21,8 @@ from jepsen_like.chaos.plan_draw import drawn_plan
 from jepsen_like.chaos.recorder import read_run
 from jepsen_like.chaos.render_result import show_result, show_smallest
 from jepsen_like.chaos.run_command import no_verdict, play, verdict_of
-from jepsen_like.chaos.run_options import Extras
+from jepsen_like.chaos.run_options import Extras, extras_of, faults_of, folder_of, write_result
 from jepsen_like.chaos.run_result import result_of
-from jepsen_like.chaos.run_store import extras_of, faults_of, folder_of, write_result
 from jepsen_like.chaos.runner import LinksBy, Ran
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict

@@ -23,9 +23,8 @@ from dledger.output import CliError, ExitCode, Output, note, print_json
 from jepsen_like.chaos.plan_draw import SETTINGS
 from jepsen_like.chaos.recorder import read_run
 from jepsen_like.chaos.run_command import no_verdict, verdict_of
-from jepsen_like.chaos.run_options import Extras
+from jepsen_like.chaos.run_options import Extras, faults_of, write_result
 from jepsen_like.chaos.run_result import DOUBLED, LOST, result_of
-from jepsen_like.chaos.run_store import faults_of, write_result
 from jepsen_like.chaos.runner import FINAL_READ, Options, Ran, read_replicas, run_plan
 from jepsen_like.checkers import replicas
 from jepsen_like.checkers.all_checks import check_everything

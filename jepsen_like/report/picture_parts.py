@@ -15,11 +15,10 @@ from markupsafe import Markup
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import History, Operation
 from jepsen_like.report.canvas import NARROW, WIDE, Layout
-from jepsen_like.report.faults import Fault
 from jepsen_like.report.order import QueueOrder, orders_of
 from jepsen_like.report.page import PageFigure, Part
 from jepsen_like.report.pictures import Pictures
-from jepsen_like.report.roles import Leadership, down_of, lag_of, nodes_of
+from jepsen_like.report.roles import Fault, Leadership, down_of, lag_of, nodes_of
 from jepsen_like.report.run_folder import Run
 from jepsen_like.report.series import (
     F64,

@@ -30,8 +30,7 @@ from jepsen_like.report.canvas import (
     save,
     time_axis,
 )
-from jepsen_like.report.faults import Fault, bands_of, kinds_of
-from jepsen_like.report.roles import Leadership
+from jepsen_like.report.roles import Fault, Leadership, bands_of, kinds_of
 from jepsen_like.report.series import (
     F64,
     Availability,

@@ -11,10 +11,9 @@ import numpy as np
 
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import Operation
-from jepsen_like.report.faults import Fault, faults_of, skipped_of
 from jepsen_like.report.page import Anomaly, FaultRow, OperationRow, Page, render
 from jepsen_like.report.picture_parts import Facts, parts_of
-from jepsen_like.report.roles import leaderships_of
+from jepsen_like.report.roles import Fault, faults_of, leaderships_of, skipped_of
 from jepsen_like.report.run_folder import Run, read_run
 from jepsen_like.report.series import (
     Columns,

@@ -29,10 +29,9 @@ from jepsen_like.report.canvas import (
     look_of,
     save,
 )
-from jepsen_like.report.faults import Fault, bands_of
 from jepsen_like.report.order import Mark, QueueOrder, Says, ends_of
 from jepsen_like.report.pictures import TERM_CHAR_IN, Pictures
-from jepsen_like.report.roles import Leadership
+from jepsen_like.report.roles import Fault, Leadership, bands_of
 from jepsen_like.report.series import NS
 
 WITNESS_NAMES: Final = "ABCDEFGH"

@@ -27,8 +27,7 @@ from jepsen_like.history.operation import (
     Outcome,
 )
 from jepsen_like.plans.plan import Plan
-from jepsen_like.workloads.consumers import Consumers, Retriers
-from jepsen_like.workloads.filterers import Filterers
+from jepsen_like.workloads.consumers import Consumers, Filterers, Retriers
 from jepsen_like.workloads.lockers import Lockers
 from jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIMEOUT_S, Producers
 from jepsen_like.workloads.recorder import BROKER, TOPIC, Recorder, Stage, unrecorded

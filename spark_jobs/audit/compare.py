@@ -13,7 +13,10 @@ import numpy as np
 from commitlog.entry import parse_header, verify_frame
 from commitlog.errors import CorruptEntryError, NewerEntryError
 from commitlog.segment import ZERO_CHUNK_BYTES, encode_blank, segment_base
-from spark_jobs.audit.finding import (
+from spark_jobs.audit.folder import ReplicaFolder, open_folder
+from spark_jobs.audit.key_entries import key_files, shape_of
+from spark_jobs.audit.reference import Before, Side, whole_at
+from spark_jobs.audit.segment_report import (
     ANCHOR,
     BLANK,
     DERIVED,
@@ -25,15 +28,15 @@ from spark_jobs.audit.finding import (
     OFFSETS,
     QUEUE_UNIT,
     Audited,
+    Edge,
     Finding,
     Note,
+    QueueMismatch,
     Report,
+    SegmentReport,
+    Suspect,
     Verdict,
 )
-from spark_jobs.audit.folder import ReplicaFolder, open_folder
-from spark_jobs.audit.key_entries import key_files, shape_of
-from spark_jobs.audit.reference import Before, Side, whole_at
-from spark_jobs.audit.segment_report import Edge, QueueMismatch, SegmentReport, Suspect
 from spark_jobs.audit.work import Done, Work, do, plan, why_not
 
 _KINDS: Final = {"damaged": ENTRY, "fork": FORK, "blank": BLANK, "zeros": LOST}

@@ -18,11 +18,19 @@ from commitlog.record import decode_record
 from commitlog.segment import BLANK_BYTES, encode_blank
 from dledger.state.names import STATE_TOPIC, TOPICS_QUEUE
 from dledger.state.state_record import TopicsChange, decode_change
-from spark_jobs.audit.finding import ANCHOR, FINDINGS_MAX, MARK, Finding
 from spark_jobs.audit.folder import ReplicaFolder
 from spark_jobs.audit.key_entries import ExpectedKeys
 from spark_jobs.audit.reference import Before, Side, Whole, choose, next_whole, whole_at
-from spark_jobs.audit.segment_report import Edge, SegmentReport, Suspect, SuspectKind
+from spark_jobs.audit.segment_report import (
+    ANCHOR,
+    FINDINGS_MAX,
+    MARK,
+    Edge,
+    Finding,
+    SegmentReport,
+    Suspect,
+    SuspectKind,
+)
 from spark_jobs.audit.units import EntryUnits, QueueUnits
 
 COMPARE_BYTES: Final = 1 << 20

@@ -15,10 +15,16 @@ from commitlog.entry import EntryHeader
 from commitlog.entry_index import UNIT_BYTES as INDEX_UNIT_BYTES
 from commitlog.entry_index import decode_unit, encode_unit
 from commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
-from spark_jobs.audit.finding import ENTRY_INDEX, FINDINGS_MAX, Finding
 from spark_jobs.audit.folder import ReplicaFolder
 from spark_jobs.audit.reference import Before, Side
-from spark_jobs.audit.segment_report import QueueMismatch, QueueRun, SegmentReport
+from spark_jobs.audit.segment_report import (
+    ENTRY_INDEX,
+    FINDINGS_MAX,
+    Finding,
+    QueueMismatch,
+    QueueRun,
+    SegmentReport,
+)
 
 UNITS_AT_ONCE: Final = 50_000
 """Units of one queue gathered before they are compared: bounds memory on long logs."""

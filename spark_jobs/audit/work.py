@@ -8,11 +8,10 @@ import msgspec
 
 from commitlog.errors import NewerEntryError
 from commitlog.segment import segment_base
-from spark_jobs.audit.finding import Finding
 from spark_jobs.audit.folder import ReplicaFolder
 from spark_jobs.audit.key_entries import check_file, key_files, open_key_file, shape_of
 from spark_jobs.audit.log_range import SegmentAudit
-from spark_jobs.audit.segment_report import SegmentReport
+from spark_jobs.audit.segment_report import Finding, SegmentReport
 
 
 class Work(msgspec.Struct, frozen=True, order=True):

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from spark_jobs.audit.compare import audit as audit_folders
-from spark_jobs.audit.finding import Report
+from spark_jobs.audit.segment_report import Report
 from spark_jobs.commands.progress import progress, task_lines
 
 EXIT: Final = {"equal": ExitCode.OK, "parted": ExitCode.FAILED}

@@ -15,8 +15,7 @@ from client.core.route import MessageQueue
 from commitlog.errors import MQError
 from remoting.log import configure_logs
 from spark_jobs.datasource.options import Options
-from spark_jobs.datasource.pushdown import Bounds
-from spark_jobs.datasource.ranges import QueueRange
+from spark_jobs.datasource.pushdown import Bounds, QueueRange
 
 PULL_MESSAGES: Final = 4096
 """Asked for at a time; the broker has limits of its own."""

@@ -37,10 +37,17 @@ from jepsen_like.report.canvas import (
     save,
     time_axis,
 )
-from jepsen_like.report.faults import Fault, faults_of
 from jepsen_like.report.order import orders_of
 from jepsen_like.report.pictures import Pictures
-from jepsen_like.report.roles import Leadership, down_of, lag_of, leaderships_of, nodes_of
+from jepsen_like.report.roles import (
+    Fault,
+    Leadership,
+    down_of,
+    faults_of,
+    lag_of,
+    leaderships_of,
+    nodes_of,
+)
 from jepsen_like.report.run_folder import Sample
 from jepsen_like.report.series import (
     NS,

@@ -22,7 +22,7 @@ from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from commitlog.errors import MQError
 from dledger.cli.local_cluster import LocalCluster, local_cluster
-from dledger.cli.log_walk import equal_bytes, open_segments
+from dledger.cli.log_verify import equal_bytes, open_segments
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import WITHIN_S, look_until
 

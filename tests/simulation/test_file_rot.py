@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dledger import scrub
 from dledger.raft import identity
-from dledger.services import scrub
 from jepsen_like.plans.modes import ROT_COUNTERS
 from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from jepsen_like.simulation.play import Played, play

@@ -68,9 +68,10 @@ WORDS: Final = pattern(words())
 
 def prose_of_module(source: str) -> Iterator[tuple[int, str]]:
     """Yield comments and strings of a module, docstrings among them, each with its first line."""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+    if WORDS.search(source):  # reading all code as tokens takes long
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield node.lineno, node.value

@@ -12,9 +12,10 @@ import pytest
 
 from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError
+from dledger.checkpointing import goes_on_after
 from dledger.state.snapshot import _HEADER, SNAPSHOT_FORMAT, SNAPSHOT_MAGIC, snapshot
 from dledger.state.tables import StateTables
-from dledger.store import ReplicaStore, goes_on_after
+from dledger.store import ReplicaStore
 from dledger.store_settings import StoreSettings
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_frame

@@ -16,8 +16,7 @@ from commitlog.queue_unit import UNIT_BYTES
 from commitlog.record import encode_record, pack_host
 from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
-from dledger.cli.log_verify import verify_store
-from dledger.cli.log_walk import equal_bytes, open_segments
+from dledger.cli.log_verify import equal_bytes, open_segments, verify_store
 from dledger.cli.main import main
 from dledger.output import CliError
 

@@ -34,7 +34,7 @@ def checked(store: ReplicaStore) -> int:
     for index in range(store.log.first_index, store.derived_index + 1):
         frame = store.log.frame(index)
         derived = derive(frame, parse_header(frame), delay_ms=store.delays)
-        given_up += give_up_differing(store, derived)
+        given_up += give_up_differing(store.queues, store.tables, store.log, derived)
     return given_up
 
 

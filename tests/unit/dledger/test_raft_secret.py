@@ -12,8 +12,8 @@ import trio
 from commitlog.disk import OsDisk
 from dledger.cli.main import main
 from dledger.config import BrokerConfig, load_config
-from dledger.doors import group_secret
 from dledger.output import ExitCode
+from dledger.part_settings import group_secret
 from dledger.raft.identity import GroupSecret
 from remoting.settings.reader import ConfigFile
 from tests.harness.groups import Groups

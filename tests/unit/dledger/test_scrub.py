@@ -9,7 +9,7 @@ import trio
 
 from commitlog.errors import CorruptEntryError, ForeignStoreError
 from dledger.replica_records import decode_damage, encode_damage
-from dledger.services.scrub import PIECE_BYTES_MAX, PIECE_BYTES_MIN, pace
+from dledger.scrub import PIECE_BYTES_MAX, PIECE_BYTES_MIN, pace
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.groups import Groups, Replica, bodies, crash_disk, running_groups
 from tests.harness.raft_cluster import batch

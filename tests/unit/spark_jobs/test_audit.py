@@ -20,7 +20,9 @@ from commitlog.mark import Anchor, store_anchor
 from commitlog.slot_file import SlotFile
 from dledger.cli.main import main
 from spark_jobs.audit.compare import audit
-from spark_jobs.audit.finding import (
+from spark_jobs.audit.folder import NotAFolderError, open_folder
+from spark_jobs.audit.key_entries import shape_of
+from spark_jobs.audit.segment_report import (
     ANCHOR,
     BLANK,
     ENTRY,
@@ -33,8 +35,6 @@ from spark_jobs.audit.finding import (
     QUEUE_UNIT,
     Report,
 )
-from spark_jobs.audit.folder import NotAFolderError, open_folder
-from spark_jobs.audit.key_entries import shape_of
 from tests.harness.replica_folders import (
     INDEX_SLOTS,
     SEGMENT_BYTES,

@@ -21,8 +21,7 @@ from spark_jobs.datasource.options import (
     parse_queue_name,
     queue_name,
 )
-from spark_jobs.datasource.pushdown import Bounds
-from spark_jobs.datasource.ranges import QueueRange, advance, between, chosen, cut, total
+from spark_jobs.datasource.pushdown import Bounds, QueueRange, advance, between, chosen, cut, total
 from spark_jobs.datasource.source import batch_of
 
 GIVEN = {"namesrv": "h:1", "topic": "T"}

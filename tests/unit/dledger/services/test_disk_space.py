@@ -9,8 +9,8 @@ import trio
 
 from commitlog.errors import DiskFullError
 from dledger.services.disk_space import DiskSpace
-from dledger.services.waiting import PERIOD_S, every_second
 from dledger.testing.clocks import ManualClock, VirtualClock
+from dledger.waiting import PERIOD_S, every_second
 from remoting.protocol.codes import RequestCode
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup

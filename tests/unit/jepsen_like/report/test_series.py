@@ -11,9 +11,18 @@ from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import NEVER, NOTHING, Event, F, Operation, Outcome
 from jepsen_like.plans.plan import Kind
 from jepsen_like.report.canvas import LOOKS, look_of
-from jepsen_like.report.faults import Fault, bands_of, faults_of, kinds_of, skipped_of
 from jepsen_like.report.order import ORDER_OPERATIONS_MAX, Says, orders_of
-from jepsen_like.report.roles import Leadership, down_of, lag_of, leaderships_of
+from jepsen_like.report.roles import (
+    Fault,
+    Leadership,
+    bands_of,
+    down_of,
+    faults_of,
+    kinds_of,
+    lag_of,
+    leaderships_of,
+    skipped_of,
+)
 from jepsen_like.report.run_folder import Sample
 from jepsen_like.report.series import (
     BUCKETS_MAX,

@@ -22,6 +22,7 @@ from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptEntryError, DiskFullError, RemoteProtocolError
 from commitlog.log_repair import PAGE_BYTES
 from commitlog.seams import CANNOT_BE_READ
+from dledger.derived_repair import STEP_BYTES, STEP_PAUSE_S
 from dledger.key_indexing import walk
 from dledger.queue_check import give_up_differing
 from dledger.raft.acks import FLUSH
@@ -29,7 +30,6 @@ from dledger.raft.follower import split_frames
 from dledger.raft.member import RaftNode
 from dledger.raft.replicator import Repair
 from dledger.raft.wakeup import Wakeup
-from dledger.services.derived_repair import STEP_BYTES, STEP_PAUSE_S
 from dledger.store import ReplicaStore
 from remoting.seams import Clock, Executor
 
@@ -209,7 +209,9 @@ class ScrubService:
                 entry_log, first, last, store.delays, STEP_BYTES, skip_damaged=True
             ):
                 if derived is not None:
-                    self.files_differing += give_up_differing(store, derived)
+                    self.files_differing += give_up_differing(
+                        store.queues, store.tables, entry_log, derived
+                    )
                 first = index + 1
             first = max(first, entry_log.first_index)
             if first <= last:
