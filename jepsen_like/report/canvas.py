@@ -55,7 +55,7 @@ class Look(NamedTuple):
     hatch: str = ""
 
 
-_HATCHES: Final = ("", "////", "----", "||||")
+_HATCHES: Final = ("", "////", "----", "||||", "++++")
 """Straight lines only: a dot is a circle of many points in an SVG, and there are hundreds."""
 
 _HUES: Final[dict[str, tuple[Kind, ...]]] = {
