@@ -18,6 +18,7 @@ import msgspec
 
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.plans.draw import SIMULATED, draw_plan
+from jepsen_like.plans.modes import in_modes
 from jepsen_like.plans.novelty import Novelty
 from jepsen_like.plans.packages import kinds_named
 from jepsen_like.plans.plan import REAL_ONLY, Kind, Plan, Workload
@@ -54,6 +55,7 @@ class Order(msgspec.Struct):
         calm: Play without faults, and let no member of a push group come or go.
         preset: Play the workload of this name; empty: the one that is drawn.
         modes: Draw modes, too, in long runs; see `jepsen_like.plans.modes`.
+        mode: A mode that every plan has, see `jepsen_like.plans.modes`; empty: none.
         faults: Names of faults to draw from, with commas between; empty: what is drawn otherwise.
         guided: Play what brings together what has not met, of several workloads and seeds, and not
             one seed after the other.
@@ -70,6 +72,7 @@ class Order(msgspec.Struct):
     calm: bool = False
     preset: str = ""
     modes: bool = False
+    mode: str = ""
     faults: str = ""
     guided: bool = False
 
@@ -98,6 +101,11 @@ class Report(msgspec.Struct):
 
 def plan_of(seed: int, order: Order) -> Plan:
     """Return the plan that an order plays for a seed."""
+    plan = _plan_of(seed, order)
+    return in_modes(plan, (*plan.modes, order.mode)) if order.mode else plan
+
+
+def _plan_of(seed: int, order: Order) -> Plan:
     if order.is_soak:
         return draw_plan(
             seed,

@@ -38,6 +38,7 @@ from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
 from jepsen_like.checkers.kernel.home import Home
 from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, Source, Want
 from jepsen_like.checkers.kernel.tables import MemorySource, table_to_numpy
+from jepsen_like.checkers.late_effect import with_late_effect
 from jepsen_like.checkers.verdict import Verdict, Violation, checked, judge
 from jepsen_like.history.columns import (
     EVENTS,
@@ -108,6 +109,8 @@ class Settings(msgspec.Struct, frozen=True):
             by the record of faults; None: all of it.
         keeps: What brokers keep; None: it is not known, and what is removed is not judged.
         rows_max: Rows that a check which cannot be split may want.
+        late_effect_ns: How long after its answer a write may be lost to a fault, see
+            `late_effect`; only a history in memory is judged so.
     """
 
     settled: bool | None = None
@@ -122,6 +125,7 @@ class Settings(msgspec.Struct, frozen=True):
     late_quiet_max_ns: int | None = None
     keeps: retention.Keeps | None = None
     rows_max: int = ROWS_MAX
+    late_effect_ns: int = 0
 
 
 def check_everything(
@@ -138,6 +142,7 @@ def check_everything(
     election_ns: int = ELECTION_NS,
     late_quiet_max_ns: int | None = None,
     keeps: retention.Keeps | None = None,
+    late_effect_ns: int = 0,
 ) -> list[Verdict]:
     """Return one verdict per checker over a history in memory; arguments are those of `Settings`.
 
@@ -156,11 +161,16 @@ def check_everything(
         late_quiet_max_ns,
         keeps,
     )
+    if late_effect_ns:
+        history = with_late_effect(history, late_effect_ns)
     try:
         source = MemorySource(history)
     except (OverflowError, ValueError, TypeError) as error:
         return [Verdict("rows", "unknown", reason=f"{type(error).__name__}: {error}")]
-    return check_source(source, settings)
+    verdicts = check_source(source, settings)
+    if late_effect_ns:  # what became unknown here was answered
+        verdicts = [verdict for verdict in verdicts if verdict.checker != availability.NAME]
+    return verdicts
 
 
 def check_source(
@@ -175,6 +185,9 @@ def check_source(
     Args:
         progress: Called with what is judged now.
     """
+    if settings is not None and settings.late_effect_ns:
+        reason = "acknowledgements before their effect are judged where the run was played"
+        return [Verdict("rows", "unknown", reason=reason)]
     return _Check(source, settings or Settings(), progress).run()
 
 

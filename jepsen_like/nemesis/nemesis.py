@@ -55,7 +55,9 @@ class Nemesis:
         self._ground = ground
         self._plan = plan
         self._record = record
-        self._nodes = nodes = Nodes(ground, rng_stream(plan.seed, "nemesis"))
+        self._nodes = nodes = Nodes(
+            ground, rng_stream(plan.seed, "nemesis"), sync_flush=plan.settings.sync_flush
+        )
         self._links = links = Links(ground, nodes)
         self._disks = disks = Disks(ground, nodes)
         self.members = members = MemberChanges(ground, nodes, links)

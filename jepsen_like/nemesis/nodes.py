@@ -34,16 +34,18 @@ class Nodes:
     Args:
         ground: The cluster.
         rng: Chance of the whole nemesis.
+        sync_flush: Whether members flush before they acknowledge.
 
     Attributes:
-        rng: The same.
+        rng, sync_flush: The same.
         budget: What may be destroyed now.
         held_down: How many steps want a node down, by name.
         done: How often each kind was done, and ``skipped``.
     """
 
-    def __init__(self, ground: Ground, rng: SimRng) -> None:
+    def __init__(self, ground: Ground, rng: SimRng, *, sync_flush: bool = True) -> None:
         self._ground = ground
+        self.sync_flush = sync_flush
         self.rng = rng
         self.budget = Budget()
         self.held_down: Counter[str] = Counter()
@@ -112,11 +114,18 @@ class Nodes:
         nodes = {name: ground.soundness(name) for name in ground.brokers}
         return self.budget.allows(kind, node.name, nodes, ground.voters())
 
-    def _may_cut_power(self, node: Member) -> bool:
+    def may_cut_power(self, node: Member) -> bool:
+        """Whether power may fail at *node* now; the budget notes what it may lose."""
+        if not self.sync_flush:
+            # It loses what it has acknowledged, as with another disk.
+            if not self.allows(Kind.WIPE, node):
+                return False
+            self.budget.note_hurt(Kind.WIPE, node.name)
+            return True
         return self.budget.allows(Kind.POWER_CUT, node.name, {}, self._ground.voters())
 
     async def _cut_power(self, node: Member) -> None:
-        if self._may_cut_power(node):
+        if self.may_cut_power(node):
             await node.power_cut()
         else:
             await node.kill()
@@ -198,7 +207,7 @@ class Nodes:
     async def kill_at_point(self, step: Step, event: Event) -> None:
         """Kill inside the product's own disk call: the next one, or one of the next few."""
         node = self.one(step, event)
-        power = step.arg % 2 == 0 and self._may_cut_power(node)
+        power = step.arg % 2 == 0 and self.may_cut_power(node)
         where = await node.kill_at_point(step.arg % STEP_POINTS, power=power)
         if not where:
             event.detail = "skipped: the disk did nothing"

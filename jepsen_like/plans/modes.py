@@ -27,7 +27,8 @@ SIDE_MODES: Final[dict[str, str]] = {
 """Name and what is done; each counts as ``mode_<name>``, once for each time it was done."""
 
 SETTING_MODES: Final[dict[str, str]] = {
-    "async_flush": "acknowledgements do not wait for flushes; no power fails",
+    "async_flush": "acknowledgements do not wait for flushes; power fails at one member at a time",
+    "async_master": "a leader acknowledges what it alone has flushed; the law is weaker",
     "three_name_servers": "three NameServers",
     "short_logs": "the log keeps two segments, of the smallest size",
 }
@@ -63,10 +64,8 @@ SHARE: Final = 0.2
 STEP_EVERY_S: Final = 90.0
 """One step of a mode for this number of seconds."""
 
-POWERLESS: Final = frozenset(
-    {Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.FSYNC_ERROR, Kind.BUGGIFY_KILL, Kind.LYING_FLUSH}
-)
-"""Kinds after which a member that does not flush first may lack what it had acknowledged."""
+UNFLUSHED: Final = frozenset({Kind.LYING_FLUSH})
+"""Kinds that prove nothing of members that do not flush first."""
 
 DrawStep = Callable[[Random, Kind, int], Step]
 
@@ -87,15 +86,22 @@ def with_modes(plan: Plan, seed: int, *, draw_step: DrawStep) -> Plan:
             for _ in range(max(1, int(plan.duration_ms / 1000 / STEP_EVERY_S))):
                 at_ms = rng.randrange(max(1, plan.duration_ms))
                 steps.append(draw_step(rng, rng.choice(kinds), at_ms))
-    settings, name_servers = plan.settings, plan.name_servers
+    return in_modes(plan.with_steps(tuple(steps)), modes)
+
+
+def in_modes(plan: Plan, modes: tuple[str, ...]) -> Plan:
+    """Return *plan* with what *modes* set, and without the steps that they rule out."""
+    steps, settings, name_servers = plan.steps, plan.settings, plan.name_servers
     if "async_flush" in modes:
-        steps = [step for step in steps if step.kind not in POWERLESS]
+        steps = tuple(step for step in steps if step.kind not in UNFLUSHED)
         settings = replace(settings, sync_flush=False)
+    if "async_master" in modes:
+        # Work beside the workload takes what is acknowledged for stored.
+        modes = tuple(name for name in modes if name not in SIDE_MODES)
+        settings = replace(settings, async_master=True)
     if "short_logs" in modes:
         settings = replace(settings, keep_segments=2, segment_bytes=SEGMENT_BYTES)
     if "three_name_servers" in modes or "name_server_losses" in modes:
         name_servers = 3
-    steps.sort(key=lambda step: step.at_ms)
-    return replace(
-        plan, modes=modes, steps=tuple(steps), settings=settings, name_servers=name_servers
-    )
+    in_order = tuple(sorted(steps, key=lambda step: step.at_ms))
+    return replace(plan, modes=modes, steps=in_order, settings=settings, name_servers=name_servers)

@@ -251,9 +251,9 @@ class Workload(msgspec.Struct, frozen=True):
     timer_roll_s: int = 0
 
 
-LATER_FIELDS: Final = ("timer_roll_s",)
-"""Fields of a workload that texts of plans leave out where they say nothing: the texts of plans
-stay as they were when one is added."""
+LATER_FIELDS: Final = (("workload", "timer_roll_s"), ("settings", "async_master"))
+"""Fields of a workload and of settings that texts of plans leave out where they say nothing: the
+texts of plans stay as they were when one is added."""
 
 ROLLS_MAX: Final = 3
 """A message with a time of its own is stored again this often, where that is asked for."""
@@ -276,6 +276,8 @@ class Settings(msgspec.Struct, frozen=True):
         sync_flush: Flush before an acknowledgement; the guarantee that is checked depends on it.
         keep_segments: Older ones go, once a checkpoint covers them; 0: all are kept.
         append_bytes: Of one append to a follower; small, so that catching up takes several.
+        async_master: A leader acknowledges what it alone has flushed; the law is weaker then, see
+            `jepsen_like.checkers.late_effect`.
         lock_lease_ms: How long a queue stays locked for a client that does not renew it.
     """
 
@@ -290,6 +292,7 @@ class Settings(msgspec.Struct, frozen=True):
     keep_segments: int = 0
     append_bytes: int = 1 << 20
     lock_lease_ms: int = 60_000
+    async_master: bool = False
 
     @property
     def lock_lease_ns(self) -> int:
@@ -349,9 +352,9 @@ def encode_plan(plan: Plan) -> str:
     del rest["steps"]
     if not plan.modes:
         del rest["modes"]
-    for name in LATER_FIELDS:
-        if not rest["workload"][name]:
-            del rest["workload"][name]
+    for part, name in LATER_FIELDS:
+        if not rest[part][name]:
+            del rest[part][name]
     lines = [f'  "{key}": {msgspec.json.encode(value).decode()}' for key, value in rest.items()]
     lines.append('  "steps": [' + (f"\n    {steps}\n  ]" if steps else "]"))
     return "{\n" + ",\n".join(lines) + "\n}\n"

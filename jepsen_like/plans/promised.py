@@ -29,6 +29,11 @@ class Promised(TypedDict):
     election_ns: int
     late_quiet_max_ns: int
     keeps: Keeps | None
+    late_effect_ns: int
+
+
+LATE_EFFECT_NS: Final = 5_000_000_000
+"""After this time, without a fault, followers have what an ``ASYNC_MASTER`` has acknowledged."""
 
 
 def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
@@ -45,6 +50,7 @@ def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
         election_ns=2 * plan.settings.election_ms * 1_000_000,
         late_quiet_max_ns=LATE_QUIET_MAX_NS,
         keeps=None if is_foreign else keeps(plan),
+        late_effect_ns=LATE_EFFECT_NS if plan.settings.async_master else 0,
     )
 
 

@@ -130,6 +130,7 @@ def world_settings(plan: Plan) -> WorldSettings:
             "store.max_message_size": str(MESSAGE_BYTES_MAX),
             "store.message_delay_level": settings.delay_levels,
             "store.flush_disk_type": "SYNC_FLUSH" if settings.sync_flush else "ASYNC_FLUSH",
+            **({"broker.broker_role": "ASYNC_MASTER"} if settings.async_master else {}),
             "raft.append_bytes": str(settings.append_bytes),
             "store.keep_bytes": str(settings.keep_segments * settings.segment_bytes),
             "store.scrub_bytes_per_s": str(SCRUB_BYTES_PER_S),

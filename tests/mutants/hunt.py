@@ -144,7 +144,9 @@ async def _hunt_one(
 ) -> Hunted:
     hunted = Hunted(patch.number)
     if not order.is_soak:
-        order = msgspec.structs.replace(order, preset=patch.preset, faults=patch.faults)
+        order = msgspec.structs.replace(
+            order, preset=patch.preset, faults=patch.faults, mode=patch.mode
+        )
         if calm:
             still = Order(count=CALM_PLANS, calm=True, duration_s=60.0, preset=patch.preset)
             played = await _collect(still, tree)

@@ -27,6 +27,7 @@ finds     what is known to find it: `simulator`, `real brokers`, `unit tests`; o
 unseen    why the simulator cannot find it, where that is known
 preset    the workload that a hunt plays; else drawn ones
 faults    the faults that a hunt draws from; else the usual ones
+mode      the mode that every plan of a hunt has; else none
 fast      `yes`: found within seconds, for continuous integration
 ========  ==========================================================================================
 
@@ -92,6 +93,7 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
     finds: tuple[str, ...] = (SIMULATOR,)
     preset: str = ""
     faults: str = ""
+    mode: str = ""
     unseen: str = ""
     fast: bool = False
 
@@ -140,6 +142,7 @@ def parse(text: str) -> Patch:
         finds=tuple(known.pop("finds").split(", ")),
         preset=known.pop("preset", ""),
         faults=known.pop("faults", ""),
+        mode=known.pop("mode", ""),
         unseen=known.pop("unseen", ""),
         fast=known.pop("fast", "no") == "yes",
         hunks=_hunks(diff),

@@ -18,6 +18,7 @@ from jepsen_like.checkers import (
 )
 from jepsen_like.checkers.availability import NAME as AVAILABILITY
 from jepsen_like.checkers.fault_record import ELECTION_NS, record_of
+from jepsen_like.checkers.late_effect import with_late_effect
 from jepsen_like.checkers.verdict import Verdict, checked
 from jepsen_like.history.operation import F, History
 from tests.oracles import availability, producer_order, queue_log, replicas, total_queue
@@ -39,8 +40,11 @@ def check_row_wise(
     election_ns: int = ELECTION_NS,
     late_quiet_max_ns: int | None = None,
     keeps: retention.Keeps | None = None,
+    late_effect_ns: int = 0,
 ) -> list[Verdict]:
     """Return one verdict per checker; arguments as of `jepsen_like.checkers.all_checks`."""
+    if late_effect_ns:
+        history = with_late_effect(history, late_effect_ns)
     operations = history.operations
     verdicts = [
         checked(queue_log.NAME, lambda: queue_log.check_history(operations)),

@@ -10,9 +10,11 @@ import pytest
 from client.core import message_ext
 from commitlog.key_index import KeyIndex
 from dledger.processors import offsets
+from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.plans.draw import SHAPES
 from jepsen_like.plans.modes import SETTING_MODES, SIDE_MODES, STEP_MODES
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from jepsen_like.plans.promised import promised
 from jepsen_like.simulation.play import Played, play
 
 PLAN = Plan(
@@ -74,3 +76,28 @@ def test_steps_of_a_mode_break_nothing(mode: str) -> None:
     assert sum(played.faults[kind] for kind in kinds) >= 1
     if mode == "lying_flushes":
         assert played.sometimes["flushes_undone"] > 0
+
+
+def _power(seed: int, settings: Settings) -> Plan:
+    kinds = (Kind.POWER_CUT, Kind.KILL, Kind.POWER_CUT_ALL, Kind.ISOLATE, Kind.BUGGIFY_KILL)
+    steps = tuple(
+        Step(10_000 + 12_000 * number, kind, "leader", 6_000, 2 * number)
+        for number, kind in enumerate(kinds * 2)
+    )
+    workload = Workload(interval_ms=700)
+    return Plan(seed, 135_000, steps, workload=workload, settings=settings)
+
+
+def test_flushes_that_come_late_lose_nothing_of_a_majority() -> None:
+    played = play(_power(3, Settings(sync_flush=False)))
+    assert played.is_valid, played.violations
+    assert played.sometimes["doubt_ended"] > 0
+    assert sum(played.faults[kind] for kind in (Kind.POWER_CUT, Kind.POWER_CUT_ALL)) >= 2
+
+
+def test_a_leader_that_acknowledges_alone_keeps_the_weaker_law() -> None:
+    plan = _power(3, Settings(async_master=True))
+    played = play(plan)
+    assert played.is_valid, played.violations
+    whole = check_everything(played.history, clock_error_ns=promised(plan)["clock_error_ns"])
+    assert "acknowledged message lost" in {v.name for verdict in whole for v in verdict.violations}

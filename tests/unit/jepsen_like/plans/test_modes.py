@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from jepsen_like.plans.draw import draw_plan
-from jepsen_like.plans.modes import MODES, POWERLESS, STEP_MODES
+from jepsen_like.plans.modes import MODES, STEP_MODES, UNFLUSHED
 from jepsen_like.plans.plan import decode_plan, encode_plan
 from jepsen_like.soak import Totals
 
@@ -27,13 +27,13 @@ def test_every_mode_is_drawn() -> None:
     assert drawn == set(MODES)
 
 
-def test_no_power_fails_where_acknowledgements_do_not_wait() -> None:
+def test_no_flush_lies_where_acknowledgements_do_not_wait() -> None:
     plans = [draw_plan(seed, 600, modes=True) for seed in SEEDS]
     chosen = [plan for plan in plans if "async_flush" in plan.modes]
     assert chosen
     for plan in chosen:
         assert not plan.settings.sync_flush
-        assert not {step.kind for step in plan.steps} & POWERLESS
+        assert not {step.kind for step in plan.steps} & UNFLUSHED
 
 
 def test_modes_stand_in_a_plan_only_where_there_are_some() -> None:
