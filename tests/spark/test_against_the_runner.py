@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jepsen_like.checkers import queue_log
+from jepsen_like.checkers import queue_log, retention
 from jepsen_like.checkers.all_checks import check_source
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.operation import History, Operation, RunHeader
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
 from jepsen_like.history.sequence import encode_history
+from jepsen_like.plans.plan import Plan, encode_plan
+from jepsen_like.plans.plan import Settings as PlanSettings
+from jepsen_like.plans.promised import promised
 from spark_jobs.engines.local import LocalSource
 from spark_jobs.run import judge_run
-from tests.harness.clean_histories import clean_history
+from tests.harness.clean_histories import SEGMENT, clean_history
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Planted, Scene
 from tests.harness.queue_histories import is_linearizable, random_history
 from tests.oracles import queue_log as row_log
@@ -30,7 +33,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
 
 LATE = "delivered late"
 """Judged only where a run says how late a message may come."""
-KINDS = [kind for kind in PLANTERS if kind[1] != LATE]
+REMOVED = [kind for kind in PLANTERS if kind[0] == retention.NAME]
+"""Judged only where a plan gives what is kept."""
+KINDS = [kind for kind in PLANTERS if kind[1] != LATE and kind not in REMOVED]
 OF_QUEUES = [kind for kind in KINDS if kind[0] == queue_log.NAME]
 PER_KIND = -(-200 // len(KINDS)) + 1
 TRIES = 300
@@ -95,6 +100,22 @@ def test_planted_anomalies_are_judged_as_by_the_runner(
         assert named(outcome.verdicts) == named(expected), where
         for verdicts in (outcome.verdicts, expected):
             assert any(set(told.witnesses) <= proof for proof in proofs(verdicts, kind)), where
+
+
+@pytest.mark.parametrize("kind", REMOVED, ids=": ".join)
+def test_planted_removals_are_judged_as_by_the_runner(
+    kind: tuple[str, str], tmp_path: Path
+) -> None:
+    plan = Plan(1, 60_000, settings=PlanSettings(segment_bytes=SEGMENT, keep_segments=2))
+    for seed, history, _ in planted(kind, 3):
+        folder = tmp_path / str(seed)
+        (folder / "history").mkdir(parents=True)
+        (folder / "history" / "runner.cbor").write_bytes(encode_history(history))
+        (folder / "plan.json").write_text(encode_plan(plan))
+        outcome = judge_run(folder, "local", lambda: 0.0)
+        found = [verdict for verdict in outcome.verdicts if verdict.checker != "run"]
+        assert named(found) == named(check_row_wise(history, **promised(plan))), seed
+        assert proofs(found, kind), seed
 
 
 def merged(count: int) -> list[list[Operation]]:
