@@ -81,7 +81,7 @@ def points_to(entry_log: EntryLog, unit: Units, topic: str, queue_id: int, offse
     """Whether the log has, where *unit* points to, the message of that queue and offset."""
     position, size = int(unit["phy_offset"]), int(unit["size"])
     try:
-        record = decode_record(entry_log.read(position, size), check_crc=False)
+        record = decode_record(entry_log.read(position, size))
     except (MQError, OSError):
         return False
     place = (record.topic, record.queue_id, record.queue_offset, record.phy_offset, record.size)

@@ -721,7 +721,7 @@ def test_config_page_lists_every_setting() -> None:
 def test_config_setting_is_used(path: str) -> None:
     name = path.partition(".")[2]
     files = (
-        *("broker.py", "part_settings.py", "ports.py", "doors.py", "registration.py"),
+        *("broker.py", "part_settings.py", "ports.py", "registration.py"),
         *("services/retention.py", "services/transaction_check.py"),
         *(f"processors/{path.name}" for path in (ROOT / "dledger" / "processors").glob("*.py")),
     )

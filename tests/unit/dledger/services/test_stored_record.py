@@ -207,7 +207,7 @@ ENCODERS = {
     "processors/send.py": "bytes of a client",
     "processors/send_records.py": "bytes of a client, which were verified",
     "processors/reply.py": "bytes of a client",
-    "services/set_aside.py": "a note of our own",
+    "services/leader_loop.py": "a note of our own",
     "services/stored_record.py": "the one place for copies",
     "state/state_record.py": "state",
     "cli/bench_store.py": "a measurement",
