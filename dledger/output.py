@@ -12,7 +12,7 @@ import msgspec
 from cyclopts import Parameter
 
 from commitlog.errors import MQError
-from remoting.log import escaped
+from remoting.escaped_text import escaped
 
 
 class ExitCode(IntEnum):

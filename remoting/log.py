@@ -22,22 +22,7 @@ from typing import Any, Final, Literal, TextIO
 
 import structlog
 
-
-def escaped(text: str, keep: str = "") -> str:
-    """Return *text* with every character that is not printable written as ``\\x1b`` or the like.
-
-    Args:
-        keep: Characters that stay, such as line ends of a text of several lines.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        one
-        if one.isprintable() or one in keep
-        else one.encode("unicode_escape", "surrogatepass").decode("ascii")
-        for one in text
-    )
-
+from remoting.escaped_text import escaped
 
 ROOT: Final = "dledger"
 """Name of the logger above all of ours."""

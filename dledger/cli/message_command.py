@@ -29,7 +29,7 @@ from dledger.output import (
     print_table,
     show,
 )
-from remoting.log import escaped
+from remoting.escaped_text import escaped
 
 if TYPE_CHECKING:
     from client.consumer.pull_consumer import PullConsumer

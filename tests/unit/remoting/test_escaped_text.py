@@ -8,7 +8,8 @@ import pytest
 import structlog
 
 from dledger.output import note, show
-from remoting.log import configure_logs, escaped
+from remoting.escaped_text import escaped
+from remoting.log import configure_logs
 
 HOSTILE = "g\x1b[2J\x1b]0;title\x07\r\x9bm\u202e\nx"
 
