@@ -91,7 +91,7 @@ async def led(root: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Led]
         leader = await groups.leader()
         monkeypatch.setattr(leader.group.node.clocks, "nearest", lambda: "n9")
         for replica in groups.replicas.values():
-            monkeypatch.setattr(replica.group.store, "_delays", delays_of_levels(LEVELS_MS))
+            monkeypatch.setattr(replica.group.store, "delays", delays_of_levels(LEVELS_MS))
         yield Led(groups, leader, nursery)
         assert leader.group.leadership is not None
         nursery.cancel_scope.cancel()
