@@ -47,7 +47,7 @@ class Disks:
         if not node.is_up or not self._nodes.may_hurt(step.kind, node, event):
             event.detail = event.detail or "skipped: it is not up"
             return
-        if not self._nodes.sync_flush and not self._nodes.may_cut_power(node):
+        if self._nodes.keeps_unflushed and not self._nodes.may_cut_power(node):
             event.detail = "skipped: a majority must keep its disks"
             return
         await node.fail_flushes(1)

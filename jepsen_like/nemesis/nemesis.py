@@ -56,7 +56,9 @@ class Nemesis:
         self._plan = plan
         self._record = record
         self._nodes = nodes = Nodes(
-            ground, rng_stream(plan.seed, "nemesis"), sync_flush=plan.settings.sync_flush
+            ground,
+            rng_stream(plan.seed, "nemesis"),
+            keeps_unflushed="async_flush" in plan.modes,
         )
         self._links = links = Links(ground, nodes)
         self._disks = disks = Disks(ground, nodes)

@@ -34,18 +34,19 @@ class Nodes:
     Args:
         ground: The cluster.
         rng: Chance of the whole nemesis.
-        sync_flush: Whether members flush before they acknowledge.
+        keeps_unflushed: What members acknowledge before they flush it stays on a majority: power
+            fails at no member whose memory is needed. Off, the checkers have to name the losses.
 
     Attributes:
-        rng, sync_flush: The same.
+        rng, keeps_unflushed: The same.
         budget: What may be destroyed now.
         held_down: How many steps want a node down, by name.
         done: How often each kind was done, and ``skipped``.
     """
 
-    def __init__(self, ground: Ground, rng: SimRng, *, sync_flush: bool = True) -> None:
+    def __init__(self, ground: Ground, rng: SimRng, *, keeps_unflushed: bool = False) -> None:
         self._ground = ground
-        self.sync_flush = sync_flush
+        self.keeps_unflushed = keeps_unflushed
         self.rng = rng
         self.budget = Budget()
         self.held_down: Counter[str] = Counter()
@@ -116,7 +117,7 @@ class Nodes:
 
     def may_cut_power(self, node: Member) -> bool:
         """Whether power may fail at *node* now; the budget notes what it may lose."""
-        if not self.sync_flush:
+        if self.keeps_unflushed:
             # It loses what it has acknowledged, as with another disk.
             if not self.allows(Kind.WIPE, node):
                 return False

@@ -146,7 +146,8 @@ def play(plan: Plan, *, prepare: Callable[[World], None] | None = None) -> Playe
 
     Args:
         plan: What to do.
-        prepare: Called with the world before anything happens in it.
+        prepare: Called with the world before anything happens in it. What it does has no record of
+            faults, so clients are not demanded to be answered meanwhile.
     """
     run = _Run(plan, prepare)
     try:
@@ -223,7 +224,8 @@ class _Run:
             assert self.nemesis is not None
             while not await self.nemesis.members.add_missing():
                 await world.sleep(1.0)
-        self._event(SERVED)
+        if self.prepare is None:  # what else acts on the world leaves no record
+            self._event(SERVED)
         await world.sleep(self._election_s + CALM_S)
         with trio.move_on_after(SETTLED_WITHIN_S):
             if SIDE_MACHINE in world.clients:

@@ -12,7 +12,7 @@ from commitlog.key_index import KeyIndex
 from dledger.processors import offsets
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.plans.draw import SHAPES
-from jepsen_like.plans.modes import SETTING_MODES, SIDE_MODES, STEP_MODES
+from jepsen_like.plans.modes import SETTING_MODES, SIDE_MODES, STEP_MODES, in_modes
 from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from jepsen_like.plans.promised import promised
 from jepsen_like.simulation.play import Played, play
@@ -89,10 +89,17 @@ def _power(seed: int, settings: Settings) -> Plan:
 
 
 def test_flushes_that_come_late_lose_nothing_of_a_majority() -> None:
-    played = play(_power(3, Settings(sync_flush=False)))
+    played = play(in_modes(_power(3, Settings()), ("async_flush",)))
     assert played.is_valid, played.violations
     assert played.sometimes["doubt_ended"] > 0
     assert sum(played.faults[kind] for kind in (Kind.POWER_CUT, Kind.POWER_CUT_ALL)) >= 2
+
+
+def test_a_power_cut_of_all_loses_what_is_not_flushed() -> None:
+    played = play(_power(3, Settings(sync_flush=False)))
+    assert played.faults[Kind.POWER_CUT_ALL] >= 2
+    assert not played.is_valid
+    assert "leader_incomplete" in broken(played)
 
 
 def test_a_leader_that_acknowledges_alone_keeps_the_weaker_law() -> None:
