@@ -278,6 +278,7 @@ class Checks:
         world.trace.note(Event.ROLE, node.number, raft.term, int(raft.is_leader))
         if not raft.is_leader:
             return
+        node.led_s = world.elapsed_s
         self._leads(node, group)
         if world.last_leader is not node or world.last_term != raft.term:
             if world.last_leader is not None:

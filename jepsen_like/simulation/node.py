@@ -97,6 +97,7 @@ class BrokerNode(Node):
             earlier without a sign of that.
         seen_voters: Names of the voters in the list it followed last.
         seen_durable_end: Position up to which its log was seen to be on its disk.
+        led_s: When it led last, in seconds of the run.
         promised_vote: Newest term in which a vote of it has left, and the candidate.
         promised_entry: Index and chain of the newest entry it has acknowledged.
         has_rotten_queues: A bit of a queue file has flipped; the scrub finds it.
@@ -121,6 +122,7 @@ class BrokerNode(Node):
         self.seen_claim = (0, 0)
         self.seen_log: EntryLog | None = None
         self.seen_durable_end = 0
+        self.led_s = 0.0
         self.promised_vote = (0, "")
         self.promised_entry = (0, 0)
         self.has_rotten_queues = False

@@ -36,7 +36,6 @@ class RouteWatch:
     def __init__(self, world: CheckedWorld, steadiness: Steadiness) -> None:
         self._world = world
         self._steadiness = steadiness
-        self._led_s: dict[str, float] = {}
         self.has_strangers = False
 
     def look(self, leader: BrokerNode | None) -> None:
@@ -48,7 +47,7 @@ class RouteWatch:
         world, now_s = self._world, self._world.elapsed_s
         for broker in world.brokers.values():
             if broker.leads:
-                self._led_s[broker.endpoint] = now_s
+                broker.led_s = now_s
         for server in world.name_servers.values():
             if server.is_up and not self.has_strangers:
                 self._check_old_leader(server)
@@ -61,7 +60,8 @@ class RouteWatch:
         address = None if broker is None else broker.broker_addrs.get(MASTER_ID)
         if address is None or routes is None:
             return
-        ago_s = world.elapsed_s - self._led_s.get(address, 0.0)
+        led_s = [node.led_s for node in world.brokers.values() if node.endpoint == address]
+        ago_s = world.elapsed_s - max(led_s, default=0.0)
         known = [live for key, live in routes.broker_live_table.items() if key[1] == address]
         kept_ms = max((live.heartbeat_timeout_ms for live in known), default=0)
         if ago_s > (kept_ms + routes.settings.scan_interval_ms) / 1000 + SPARE_S:
