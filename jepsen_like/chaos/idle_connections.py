@@ -50,18 +50,24 @@ class Flood:
         wanted: As many as the descriptors of this machine's processes allow.
         opened: As many as were accepted, by the kernel at least.
         kept: As many of these as the other side had not closed in the end.
+        lost: As many as a holder had that ended before it counted them.
     """
 
     asked: int
     wanted: int = 0
     opened: int = 0
     kept: int = 0
+    lost: int = 0
 
     def __str__(self) -> str:
         """Return it in one line, for the detail of an event."""
         fewer = "" if self.wanted == self.asked else f" instead of {self.asked} (descriptors)"
-        closed = self.opened - self.kept
-        return f"{self.opened} of {self.wanted} connections{fewer}, {closed} closed by the broker"
+        closed = self.opened - self.kept - self.lost
+        lost = f", {self.lost} lost with their process" if self.lost else ""
+        return (
+            f"{self.opened} of {self.wanted} connections{fewer}, "
+            f"{closed} closed by the broker{lost}"
+        )
 
 
 def shares(number: int, files_max: int) -> list[int]:
@@ -96,16 +102,21 @@ def idle_connections(host: str, port: int, number: int) -> Iterator[Flood]:
     parts = shares(number, files_max())
     flood = Flood(number, sum(parts))
     holders: list[subprocess.Popen[str]] = []
+    opened: list[int] = []
     try:
         for place, part in enumerate(parts):
             holders.append(_start_holder(host, port, part, source_for(host, place)))
-        flood.opened = sum(_count(holder) for holder in holders)
+        opened = [_count(holder) for holder in holders]
+        flood.opened = sum(opened)
         yield flood
     finally:
         for holder in holders:
             _let_go(holder)
-        with suppress(FaultError):  # one that does not answer has kept nothing
-            flood.kept = sum(_count(holder) for holder in holders)
+        for holder, held in zip(holders, opened, strict=False):
+            try:
+                flood.kept += _count(holder)
+            except FaultError:
+                flood.lost += held
         for holder in holders:
             _end(holder)
 

@@ -60,3 +60,9 @@ def test_a_connection_that_the_other_side_closed_is_not_kept() -> None:
         for one, other in pairs:
             one.close()
             other.close()
+
+
+def test_flood_states_what_a_dead_holder_had_as_unknown() -> None:
+    assert str(Flood(10, 10, 10, kept=4, lost=5)) == (
+        "10 of 10 connections, 1 closed by the broker, 5 lost with their process"
+    )
