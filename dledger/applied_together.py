@@ -1,6 +1,6 @@
-"""Entries that are applied at once: read from the log, with what is derived from all of them.
+"""Entries that are read from the log at once, with what is derived from all of them.
 
-An entry that is not plain, or is damaged, is applied alone.
+Of those that are applied at once, one that is not plain, or is damaged, is applied alone.
 """
 
 from __future__ import annotations
@@ -30,16 +30,30 @@ def read_together(
     Returns:
         An index instead: that entry is to be applied alone, those before it may be read again.
     """
-    headers: list[EntryHeader] = []
     try:
-        frames = entry_log.frames(first, APPLIED_TOGETHER_BYTES, last)[0]
-        size = _read_headers(frames, first, headers)
+        frames, headers = read_plain(entry_log, first, last, APPLIED_TOGETHER_BYTES)
         if len(headers) < 2:
             return first
-        derived = derive_together(frames[:size], headers, delay_ms=delays)
-        return entries_together(frames, headers, derived)
+        return entries_together(frames, headers, derive_together(frames, headers, delay_ms=delays))
     except (CorruptEntryError, CorruptRecordError):
         return first  # alone the damaged entry is found
+
+
+def read_plain(
+    entry_log: EntryLog, first: int, last: int, max_bytes: int
+) -> tuple[memoryview, list[EntryHeader]]:
+    """Return entries from *first* to *last*, or fewer, back to back, and their headers.
+
+    They end before an entry without records; none is returned when *first* is one.
+
+    Args:
+        max_bytes: Of entries; at least one is read.
+    Raises:
+        CorruptEntryError: One of the entries is damaged.
+    """
+    headers: list[EntryHeader] = []
+    frames = entry_log.frames(first, max_bytes, last)[0]
+    return frames[: _read_headers(frames, first, headers)], headers
 
 
 def _read_headers(frames: memoryview, first: int, headers: list[EntryHeader]) -> int:

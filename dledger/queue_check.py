@@ -7,6 +7,7 @@ its queues have, and a file that differs is given up, as one that the disk does 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from commitlog.derive import Derived
     from commitlog.entry_log import EntryLog
     from commitlog.queue_unit import Units
-    from dledger.state.tables import StateTables
+    from dledger.state.tables import QueueBounds, StateTables
 
 
 def give_up_differing(
     queues: ConsumeQueueStore, tables: StateTables, entry_log: EntryLog, derived: Derived
 ) -> int:
-    """Compare the units of one applied entry; return how many files were given up.
+    """Compare the units of applied entries; return how many files were given up.
 
     Files that are being put again are left alone. Units of the schedule topic are compared without
     their times, which follow the levels that were set when they were written.
@@ -39,24 +40,36 @@ def give_up_differing(
     """
     given_up = 0
     for topic, queue_id, where in derived.groups:
-        offsets, wanted = derived.queue_offset[where], derived.units[where]
         bounds = tables.queues.get((topic, queue_id))
+        offsets, units = derived.queue_offset[where], derived.units[where]
         if bounds is None or not len(offsets):
             continue
-        begin = int(offsets[0])
-        first = max(begin, bounds.min_offset)
-        last = min(begin + len(wanted), bounds.max_offset)
-        if first >= last:
-            continue
         queue = queues.queue(topic, queue_id)
-        wanted = wanted[first - begin : last - begin]
-        try:
-            found = queue.read(first, last - first)
-        except (OSError, OffsetOutOfRangeError):
-            continue  # the queue has noted that it cannot be read
-        for at in np.flatnonzero(_differ(found, wanted, topic)).tolist():
-            if not _is_newer(entry_log, queue, first + at, found[at], wanted[at]):
-                given_up += queue.give_up(first + at)
+        # A topic that was deleted and made again counts from 0 on.
+        ends = [*(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(offsets)]
+        for begin, end in pairwise([0, *ends]):
+            first = int(offsets[begin])
+            given_up += _compare_run(queue, bounds, entry_log, first, units[begin:end])
+    return given_up
+
+
+def _compare_run(
+    queue: ConsumeQueue, bounds: QueueBounds, entry_log: EntryLog, begin: int, wanted: Units
+) -> int:
+    """Compare units that follow each other from *begin* on; return how many files were given up."""
+    first = max(begin, bounds.min_offset)
+    last = min(begin + len(wanted), bounds.max_offset)
+    if first >= last:
+        return 0
+    wanted = wanted[first - begin : last - begin]
+    try:
+        found = queue.read(first, last - first)
+    except (OSError, OffsetOutOfRangeError):
+        return 0  # the queue has noted that it cannot be read
+    given_up = 0
+    for at in np.flatnonzero(_differ(found, wanted, queue.topic)).tolist():
+        if not _is_newer(entry_log, queue, first + at, found[at], wanted[at]):
+            given_up += queue.give_up(first + at)
     return given_up
 
 

@@ -10,6 +10,7 @@ written where they belong.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -17,11 +18,18 @@ import structlog
 import trio
 
 from commitlog.damage import check_entries
+from commitlog.derive import Derived, derive_together
 from commitlog.entry import KIND_CONFIG, EntryHeader, parse_header
 from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptEntryError, DiskFullError, RemoteProtocolError
+from commitlog.errors import (
+    CorruptEntryError,
+    CorruptRecordError,
+    DiskFullError,
+    RemoteProtocolError,
+)
 from commitlog.log_repair import PAGE_BYTES
 from commitlog.seams import CANNOT_BE_READ
+from dledger.applied_together import read_plain
 from dledger.derived_repair import STEP_PAUSE_S
 from dledger.key_indexing import walk
 from dledger.queue_check import give_up_differing
@@ -206,19 +214,33 @@ class ScrubService:
     async def _check_queues(self, entry_log: EntryLog, first: int, last: int) -> None:
         """Compare the units that entries have in consume queues, some at a time."""
         store = self._store
-        last = min(last, store.derived_index)
+        first, last = max(first, entry_log.first_index), min(last, store.derived_index)
         while first <= last and entry_log is store.log and not store.refilling:
-            for index, derived in walk(
-                entry_log, first, last, store.delays, COMPARED_BYTES, skip_damaged=True
-            ):
-                if derived is not None:
-                    self.files_differing += give_up_differing(
-                        store.queues, store.tables, entry_log, derived
-                    )
-                first = index + 1
-            first = max(first, entry_log.first_index)
+            first = 1 + self._compare_some(entry_log, first, last)
             if first <= last:
                 await self._clock.sleep(STEP_PAUSE_S)
+                first = max(first, entry_log.first_index)
+
+    def _compare_some(self, entry_log: EntryLog, first: int, last: int) -> int:
+        """Compare units of entries from *first* to *last*; return the newest that was done."""
+        delays = self._store.delays
+        with suppress(CorruptEntryError, CorruptRecordError):
+            frames, headers = read_plain(entry_log, first, last, COMPARED_BYTES)
+            if headers:
+                self._compare(derive_together(frames, headers, delay_ms=delays))
+                return headers[-1].index
+        # An entry among them is damaged, or has no records: one after the other.
+        for index, derived in walk(
+            entry_log, first, last, delays, COMPARED_BYTES, skip_damaged=True
+        ):
+            if derived is not None:
+                self._compare(derived)
+            first = index
+        return first
+
+    def _compare(self, derived: Derived) -> None:
+        store = self._store
+        self.files_differing += give_up_differing(store.queues, store.tables, store.log, derived)
 
     # -- repairing -------------------------------------------------------------------------
 

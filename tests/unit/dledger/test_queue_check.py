@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.derive import SCHEDULE_TOPIC, derive
-from commitlog.entry import parse_header
+from commitlog.derive import SCHEDULE_TOPIC, derive_together
 from commitlog.queue_unit import UNIT_BYTES
+from dledger.applied_together import read_plain
 from dledger.queue_check import give_up_differing, points_to
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
@@ -28,36 +28,44 @@ from tests.unit.dledger.test_shared_queues import units
 __all__ = ["disk", "log", "store"]
 
 
-def checked(store: ReplicaStore) -> int:
-    """Compare all entries; return how many files were given up."""
+def checked(store: ReplicaStore, max_bytes: int = 0) -> int:
+    """Compare all entries, those of up to *max_bytes* at once; return how many files are lost."""
     given_up = 0
-    for index in range(store.log.first_index, store.derived_index + 1):
-        frame = store.log.frame(index)
-        derived = derive(frame, parse_header(frame), delay_ms=store.delays)
-        given_up += give_up_differing(store.queues, store.tables, store.log, derived)
+    index, last = store.log.first_index, store.derived_index
+    while index <= last:
+        frames, headers = read_plain(store.log, index, last, max_bytes)
+        if headers:
+            derived = derive_together(frames, headers, delay_ms=store.delays)
+            given_up += give_up_differing(store.queues, store.tables, store.log, derived)
+        index += max(len(headers), 1)
     return given_up
 
 
-def test_whole_files_are_left_alone(store: ReplicaStore) -> None:
-    assert checked(store) == 0
+PIECES = pytest.mark.parametrize("max_bytes", [0, 700, 1 << 20])
+
+
+@PIECES
+def test_whole_files_are_left_alone(store: ReplicaStore, max_bytes: int) -> None:
+    assert checked(store, max_bytes) == 0
     assert not store.queues.lost
 
 
+@PIECES
 @pytest.mark.parametrize("byte", [3, 7, 10, 14, 19])
 def test_each_file_with_a_flipped_bit_is_made_again(
-    store: ReplicaStore, disk: CrashDisk, byte: int
+    store: ReplicaStore, disk: CrashDisk, byte: int, max_bytes: int
 ) -> None:
     wanted = units(store)
     for path in queue_files(disk):
         is_time = SCHEDULE_TOPIC in path and byte >= 12
         disk.files[path].content[byte] ^= 1
-        assert checked(store) == (not is_time), path
+        assert checked(store, max_bytes) == (not is_time), path
         if is_time:
             disk.files[path].content[byte] ^= 1
             continue
         repaired(store)
         assert units(store) == wanted, path
-        assert checked(store) == 0
+        assert checked(store, max_bytes) == 0
 
 
 def test_a_unit_points_to_its_own_message_alone(store: ReplicaStore, log: Writer) -> None:
