@@ -24,6 +24,7 @@ import trio
 from jepsen_like.checkers import (
     availability,
     consumer_offsets,
+    final_reads,
     polls,
     queue_log,
     replicas,
@@ -53,6 +54,7 @@ SOAK_CHECKERS: Final = (
     replicas.NAME,
     total_queue.NAME,
     availability.NAME,
+    final_reads.NAME,
 )
 """Checkers that have something to judge in a soak: without a verdict of each it failed."""
 

@@ -55,6 +55,8 @@ from jepsen_like.workloads.transactions import PATIENCE_S
 from remoting.settings.reader import ConfigFile
 
 READERS: Final = "readers"
+LAST_READER: Final = "last-reader"
+"""A client that was not there before: it reads everything when the run is over."""
 DOUBLES: Final = "doubles"
 
 DISK_BYTES: Final = 1 << 30
@@ -267,6 +269,7 @@ class _Run:
         ground.set_clients({CLIENTS: writing, READERS: reading}, clients, doubles)
         nemesis = self.nemesis = Nemesis(ground, self.plan, self._note)
         nursery.start_soon(self._tell, clients, nemesis)
+        last: RealClient | None = None
         try:
             await nemesis.run()
             self._mark(HEALED, ground)
@@ -276,7 +279,8 @@ class _Run:
             await self._heal(ground, links)
             within_s = SETTLED_WITHIN_S + due_within_s(self.plan, clock_ahead_ns(self.plan))
             with trio.move_on_after(within_s):
-                await self._demand_progress(ground, clients, writing)
+                last = machine(LAST_READER, _stay)
+                await self._demand_progress(ground, clients, writing, last)
                 await _stop_in_order(ground)
                 ran.settled = True
             if not ran.settled:
@@ -286,6 +290,8 @@ class _Run:
             self.found.append(Verdict(LIVENESS, "invalid", (violation,)))
         finally:
             ran.faults, ran.sometimes = nemesis.done, ground.sometimes
+            if last is not None:
+                await last.kill()
             await doubles.kill()
             await reading.kill()
             await writing.kill()
@@ -322,7 +328,11 @@ class _Run:
         raise DidNotSettle(f"no leader within {SERVE_WITHIN_S} s: {_status(ground)}")
 
     async def _demand_progress(
-        self, ground: RealGround, clients: WorkloadClients, machine: RealClient
+        self,
+        ground: RealGround,
+        clients: WorkloadClients,
+        machine: RealClient,
+        last: RealClient,
     ) -> None:
         assert self.nemesis is not None
         self.phase = "settling"
@@ -333,7 +343,8 @@ class _Run:
         await trio.sleep(due_within_s(self.plan, clock_ahead_ns(self.plan)))
         if self.plan.workload.transactions_per_mille:
             await trio.sleep(PATIENCE_S + 2.0)
-        await self._drain(clients, machine)
+        await last.start()
+        await self._drain(clients, last)
         if self.push_group is not None:
             assert machine.instance is not None
             self.found.append(await self.push_group.settle(machine.instance))
@@ -397,6 +408,10 @@ def read_replicas(
         finally:
             store.close(clean=True)
     return [Verdict(FINAL_READ, "invalid", tuple(unreadable))] if unreadable else []
+
+
+async def _stay(_: RealClient) -> None:
+    await trio.sleep_forever()
 
 
 def _links(cluster: ChaosCluster, network: RunNetwork | None, plan: Plan) -> RunLinks:

@@ -20,6 +20,7 @@ from jepsen_like.checkers import (
     consumer_offsets,
     delayed,
     filters,
+    final_reads,
     half_messages,
     holes,
     locks,
@@ -357,6 +358,10 @@ class _Check:
         rows = self.source.ops(EVERYTHING, self.settings.rows_max)
         return availability.check_table(rows, self.record)
 
+    def final_reads(self) -> Verdict | None:
+        reads = final_reads.rows_of(self.rest)
+        return final_reads.check(reads, self.offsets) if self.settled and reads else None
+
     # -- row by row ------------------------------------------------------------------------
 
     def delayed(self) -> Verdict:
@@ -487,6 +492,7 @@ CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
     filters.NAME: _Check.filters,
     producer_order.NAME: _Check.producer_order,
     availability.NAME: _Check.availability,
+    final_reads.NAME: _Check.final_reads,
     total_queue.NAME: _Check.total_queue,
 }
 """Every check of a history, by the name of its checker. None: nothing of its kind is guaranteed.

@@ -71,6 +71,9 @@ Program = Callable[[ClientNode], Awaitable[None]]
 PRODUCERS: Final = "c0"
 """The machine of producers, consumers and the like; readers have another."""
 
+LAST_READER: Final = "c9"
+"""A client that was not there before: it reads everything when the run is over."""
+
 INVARIANTS: Final = "invariants"
 LIVENESS: Final = "liveness"
 
@@ -233,9 +236,12 @@ class _Run:
             await clients.finish()
             await self._wait_for_delayed(world)
             await self._wait_for_transactions(world)
+            reader = world.client(LAST_READER)
+            await reader.run(_stay)
             assert machine.instance is not None
+            assert reader.instance is not None
             try:
-                await clients.drain(machine.instance)
+                await clients.drain(reader.instance)
             except ClientError as error:
                 raise Broken(
                     LIVENESS, f"the healed cluster does not serve: {error}", world
@@ -342,6 +348,10 @@ class _Run:
         # No producer may have sent anything twice, and few runs are long enough to read a commit.
         left_out = (producer_order.NAME, consumer_offsets.NAME)
         return merge_for(self.plan.workload, verdicts, left_out=left_out)
+
+
+async def _stay(_: ClientNode) -> None:
+    await trio.sleep_forever()
 
 
 def _installed_in(world: World) -> Callable[[str, Program], SimMachine]:

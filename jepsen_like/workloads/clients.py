@@ -21,7 +21,9 @@ from client.core.errors import ClientError
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from commitlog.errors import MQError
+from jepsen_like.checkers.final_reads import READER
 from jepsen_like.history.operation import (
+    F,
     History,
     Operation,
     Outcome,
@@ -196,7 +198,10 @@ class WorkloadClients(Recorder):
     # -- the end ---------------------------------------------------------------------------
 
     async def drain(self, instance: ClientInstance) -> None:
-        """Read every queue from its first to its last offset, as a client does.
+        """Read every queue from its first to its last offset, and what groups committed.
+
+        Args:
+            instance: Of a client that was not there before, where a run has one.
 
         Raises:
             ClientError: The healed cluster does not serve.
@@ -205,10 +210,13 @@ class WorkloadClients(Recorder):
             process = self.new_process()
             for queue in self.queues:
                 begin = offset = await consumer.min_offset(queue)
-                end = await consumer.max_offset(queue)
+                last = await self.max_offset(consumer, process, queue)
+                if last.outcome != Outcome.OK:
+                    raise ClientError(f"{queue}: its end is not known: {last.err}")
+                last.group, last.min_off, end = READER, begin, last.max_off
                 values: list[int] = []
                 while offset < end:
-                    op, then = await self.pull(consumer, process, queue, offset)
+                    op, then = await self.pull(consumer, process, queue, offset, group=READER)
                     if op.outcome != Outcome.OK or then <= offset:
                         raise ClientError(f"{queue}: the drain stands at {offset} of {end}")
                     offset = then
@@ -216,3 +224,18 @@ class WorkloadClients(Recorder):
                 self.drained[queue] = (begin, tuple(values))
             if self._retriers is not None:
                 await self._retriers.drain(consumer)
+        await self._read_offsets(instance, process)
+
+    async def _read_offsets(self, instance: ClientInstance, process: int) -> None:
+        slots: dict[str, set[int]] = {}
+        for op in self.history.operations:
+            if op.f == F.COMMIT and op.topic == self.topic:
+                slots.setdefault(op.group, set()).add(op.queue)
+        for group, numbers in sorted(slots.items()):
+            async with PullConsumer(instance, group) as consumer:
+                for queue in self.queues:
+                    if queue.queue_id not in numbers:
+                        continue
+                    op = await self.fetch_commit(consumer, process, queue)
+                    if op.outcome != Outcome.OK:
+                        raise ClientError(f"{group}@{queue}: no committed offset: {op.err}")

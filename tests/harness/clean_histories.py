@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from jepsen_like.checkers.fault_record import ELECTION_NS, HEALED, SERVED
+from jepsen_like.checkers.final_reads import READER
 from jepsen_like.checkers.half_messages import DISCARD_TOPIC
 from jepsen_like.checkers.locks import LEASE_NS
 from jepsen_like.checkers.retention import Keeps
@@ -41,6 +42,8 @@ NODES = ("n0", "n1", "n2")
 GROUP = "readers"
 ORDERLY = "orderly"
 POLLERS = "pollers"
+LAST_PROCESS = 7_001
+"""The client that reads everything at the end."""
 MS = 1_000_000
 LATE_MAX_NS = 30 * MS
 """How late delayed messages come here."""
@@ -547,11 +550,27 @@ def _read_everything(world: World) -> None:
     for queue, log in world.logs.items():
         at = world.low[queue]
         while at < len(log):
-            world.until(world.now + MS)
+            world.until(world.now + 50 * MS)
             op = world.row(F.PULL, Outcome.OK, queue=queue)
             op.off, op.values = at, tuple(log[at : at + 8])
             op.cnt = len(op.values)
+            op.group, op.process = READER, LAST_PROCESS
             at += op.cnt
+        world.until(world.now + 50 * MS)
+        op = world.row(F.MAX_OFFSET, Outcome.OK, queue=queue)
+        op.max_off, op.min_off = len(log), world.low[queue]
+        op.group, op.process = READER, LAST_PROCESS
+    _read_offsets(world)
+
+
+def _read_offsets(world: World) -> None:
+    committed = {(POLLERS, poller.queue): poller.committed for poller in world.pollers}
+    slots = {(op.group, op.queue) for op in world.rows if op.f == F.COMMIT}
+    for group, queue in sorted(slots):
+        world.until(world.now + 50 * MS)
+        op = world.row(F.FETCH_COMMIT, Outcome.OK, queue=(TOPIC, queue))
+        op.off = (world.offsets | committed).get((group, queue), NOTHING)
+        op.group, op.process = group, LAST_PROCESS
 
 
 def _in_order_of_calls(rows: list[Operation]) -> list[Operation]:

@@ -17,6 +17,7 @@ from jepsen_like.checkers import (
     batches,
     consumer_offsets,
     delayed,
+    final_reads,
     locks,
     polls,
     queue_log,
@@ -42,6 +43,7 @@ from jepsen_like.history.operation import (
 )
 from tests.harness.clean_histories import (
     KEEPS,
+    LAST_PROCESS,
     LATE_MAX_NS,
     NODES,
     ORDERLY,
@@ -634,7 +636,7 @@ def scattered_batch(scene: Scene) -> Planted:
 
 def _two_polls(scene: Scene) -> tuple[Operation, Operation]:
     """Return two polls of a process with nothing between them, the first of which found some."""
-    rows = [op for op in scene.rows(F.PULL, F.FETCH_COMMIT) if op.group]
+    rows = [op for op in scene.rows(F.PULL, F.FETCH_COMMIT) if op.group == POLLERS]
     rows.sort(key=lambda op: (op.process, op.call_ns))
     return scene.pick(
         (first, second)
@@ -920,6 +922,28 @@ def dropped(scene: Scene) -> Planted:
 
 Planter = Callable[[Scene], Planted]
 
+# -- final_reads -------------------------------------------------------------------------------
+
+
+def cut_short(scene: Scene) -> Planted:
+    """The last client is not given the last page of a queue."""
+    pulls = [op for op in scene.rows(F.PULL) if op.group == final_reads.READER]
+    last = max((op for op in pulls if op.topic == TOPIC), key=lambda op: (op.queue, op.off))
+    if last.cnt == 1:
+        raise InapplicableError
+    last.values, last.cnt = last.values[:-1], last.cnt - 1
+    return Planted((last.op_id,))
+
+
+def not_asked(scene: Scene) -> Planted:
+    fetches = [op for op in scene.rows(F.FETCH_COMMIT) if op.process == LAST_PROCESS]
+    slot = {(op.group, op.queue) for op in scene.rows(F.COMMIT)}
+    fetch = scene.pick(op for op in fetches if (op.group, op.queue) in slot)
+    scene.ops.remove(fetch)
+    commits = [op for op in scene.rows(F.COMMIT) if _slot(op) == _slot(fetch)]
+    return Planted((min(op.op_id for op in commits),))
+
+
 # -- availability ------------------------------------------------------------------------------
 
 
@@ -951,6 +975,8 @@ def silent(scene: Scene) -> Planted:
 
 
 PLANTERS: dict[Kind, Planter] = {
+    (final_reads.NAME, final_reads.CUT_SHORT): cut_short,
+    (final_reads.NAME, final_reads.NOT_ASKED): not_asked,
     (availability.NAME, availability.UNDECIDED): too_few_decided,
     (availability.NAME, availability.DAMAGED): damaged_answer,
     (availability.NAME, availability.SILENT): silent,

@@ -21,7 +21,14 @@ from jepsen_like.checkers.fault_record import ELECTION_NS, record_of
 from jepsen_like.checkers.late_effect import with_late_effect
 from jepsen_like.checkers.verdict import Verdict, checked
 from jepsen_like.history.operation import F, History
-from tests.oracles import availability, producer_order, queue_log, replicas, total_queue
+from tests.oracles import (
+    availability,
+    final_reads,
+    producer_order,
+    queue_log,
+    replicas,
+    total_queue,
+)
 from tests.oracles import retention as retention_by_offsets
 from tests.oracles.holes import holes_of
 
@@ -112,6 +119,9 @@ def check_row_wise(
     )
     if answers is not nothing:
         verdicts.append(answers)
+    last = None if not settled else final_reads.check_history(history)
+    if last is not None:
+        verdicts.append(last)
     if settled:
         verdicts.append(checked(total_queue.NAME, lambda: total_queue.check_history(history)))
     return verdicts

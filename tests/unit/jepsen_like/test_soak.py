@@ -60,9 +60,16 @@ def test_violation_is_reported() -> None:
 def test_totals_name_checkers_that_judged_nothing() -> None:
     totals = Totals()
     totals.add(msgspec.structs.replace(REPORT, checked=["queue_log", "replicas", "polls"]))
-    assert totals.without_verdict == ["consumer_offsets", "total_queue", "availability"]
+    assert totals.without_verdict == [
+        "consumer_offsets",
+        "total_queue",
+        "availability",
+        "final_reads",
+    ]
     totals.add(
-        msgspec.structs.replace(REPORT, checked=["total_queue", "consumer_offsets", "availability"])
+        msgspec.structs.replace(
+            REPORT, checked=["total_queue", "consumer_offsets", "availability", "final_reads"]
+        )
     )
     assert totals.without_verdict == []
     assert totals.as_json()["verdicts"]["polls"] == 1

@@ -1,0 +1,101 @@
+"""A client that was not there before reads everything when the run is over: queues and offsets.
+
+Its pulls and the end of each queue that it asked for carry the group `READER`; what it found is
+judged with all other reads. Here is judged that it was given all there is: the pages of a queue
+follow each other up to the end, and there is an answer for each offset that a group committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jepsen_like.checkers.verdict import Verdict, Violation, judge
+from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+
+NAME: Final = "final_reads"
+
+CUT_SHORT: Final = "queue not read to its end"
+NOT_ASKED: Final = "committed offset not read at the end"
+READER = "final-reader"
+"""Group of what the client reads of queues."""
+REPORTED_MAX: Final = 8
+
+Slot = tuple[str, str, int]
+
+
+def rows_of(operations: Iterable[Operation]) -> list[Operation]:
+    """Return what the client read of queues."""
+    return [op for op in operations if op.group == READER and op.outcome == Outcome.OK]
+
+
+def check(reads: Iterable[Operation], offsets: Any) -> Verdict:
+    """Return the verdict over the last reads of a run that has ended well.
+
+    Args:
+        reads: See `rows_of`; only the last client that asked for the end of a queue counts.
+        offsets: The commits and fetches of the run, as rows of `ops`.
+    """
+    queues: dict[tuple[str, int], dict[int, list[Operation]]] = {}
+    processes: set[int] = set()
+    for op in reads:
+        queues.setdefault((op.topic, op.queue), {}).setdefault(op.process, []).append(op)
+        processes.add(op.process)
+    found: list[Violation] = []
+    for queue, by_process in sorted(queues.items()):
+        found += _pages(queue, by_process[max(by_process)])
+    of_ok = offsets.filter(pc.equal(offsets.column("outcome"), int(Outcome.OK)))
+    slots = _slots(of_ok.filter(pc.equal(of_ok.column("f"), int(F.COMMIT))))
+    asked = of_ok.filter(pc.equal(of_ok.column("f"), int(F.FETCH_COMMIT)))
+    of_reader = pc.is_in(asked.column("process"), value_set=pa.array(processes, pa.int32()))
+    answered = _slots(asked.filter(of_reader))
+    missing = sorted(slots.keys() - answered.keys())
+    found += [not_asked(slot, slots[slot]) for slot in missing[:REPORTED_MAX]]
+    counts = {"queues": len(queues), "slots": len(slots)}
+    return judge(NAME, found, counts, looked_at=len(queues) + len(slots))
+
+
+def _pages(queue: tuple[str, int], rows: list[Operation]) -> list[Violation]:
+    ends = [op for op in rows if op.f == F.MAX_OFFSET]
+    pulls = sorted((op for op in rows if op.f == F.PULL and op.cnt), key=lambda op: op.off)
+    for first, second in pairwise(pulls):
+        if second.off > first.off + first.cnt:
+            return [cut_short(queue, first.off + first.cnt, first, second)]
+    for asked in ends:
+        reached = pulls[-1].off + pulls[-1].cnt if pulls else NOTHING
+        begin = min((op.min_off for op in rows if op.min_off != NOTHING), default=0)
+        if max(reached, begin) < asked.max_off:
+            return [cut_short(queue, max(reached, begin), asked, *pulls[-1:])]
+    return []
+
+
+def cut_short(queue: tuple[str, int], off: int, *rows: Operation) -> Violation:
+    """Return the violation of a queue that was not served at *off*."""
+    text = f"a new client read all that it was given, and offset {off} was not there"
+    ids = tuple(op.op_id for op in rows)
+    return Violation(CUT_SHORT, f"{queue[0]}/{queue[1]}", text, ids, at_ns=rows[0].call_ns)
+
+
+def not_asked(slot: Slot, op_id: int) -> Violation:
+    """Return the violation of a slot that the client has no answer for; *op_id* committed it."""
+    group, topic, queue = slot
+    text = "an offset was committed, and a new client got no answer for it"
+    return Violation(NOT_ASKED, f"{group}@{topic}/{queue}", text, (op_id,))
+
+
+def _slots(rows: Any) -> dict[Slot, int]:
+    """Return group, topic and queue of rows, each with the first operation on it."""
+    table = pa.table(
+        {
+            "group": rows.column("group").cast(pa.string()),
+            "topic": rows.column("topic").cast(pa.string()),
+            "queue": rows.column("queue"),
+            "op_id": rows.column("op_id"),
+        }
+    )
+    found = table.group_by(["group", "topic", "queue"]).aggregate([("op_id", "min")]).to_pylist()
+    return {(row["group"], row["topic"], row["queue"]): row["op_id_min"] for row in found}

@@ -1,0 +1,55 @@
+"""What a last client has read, as sets of offsets and slots."""
+
+from __future__ import annotations
+
+from jepsen_like.checkers import final_reads
+from jepsen_like.checkers.final_reads import NAME, READER, REPORTED_MAX
+from jepsen_like.checkers.verdict import Verdict, Violation, judge
+from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome
+
+
+def check_history(history: History) -> Verdict | None:
+    """Return the verdict; None: no last client has read."""
+    done = [op for op in history.operations if op.outcome == Outcome.OK]
+    own = [op for op in done if op.group == READER]
+    if not own:
+        return None
+    found: list[Violation] = []
+    queues = sorted({(op.topic, op.queue) for op in own})
+    for queue in queues:
+        rows = [op for op in own if (op.topic, op.queue) == queue]
+        last = max(op.process for op in rows)
+        found += _missing(queue, [op for op in rows if op.process == last])
+    committed: dict[final_reads.Slot, int] = {}
+    for op in done:
+        slot = (op.group, op.topic, op.queue)
+        if op.f == F.COMMIT:
+            committed[slot] = min(committed.get(slot, op.op_id), op.op_id)
+    readers = {op.process for op in own}
+    fetched = {
+        (op.group, op.topic, op.queue)
+        for op in done
+        if op.f == F.FETCH_COMMIT and op.process in readers
+    }
+    left = sorted(slot for slot in committed if slot not in fetched)
+    found += [final_reads.not_asked(slot, committed[slot]) for slot in left[:REPORTED_MAX]]
+    counts = {"queues": len(queues), "slots": len(committed)}
+    return judge(NAME, found, counts, looked_at=len(queues) + len(committed))
+
+
+def _missing(queue: tuple[str, int], rows: list[Operation]) -> list[Violation]:
+    """Return the first offset that no pull covers, between its neighbours or before the end."""
+    pulls = sorted((op for op in rows if op.f == F.PULL and op.cnt), key=lambda op: op.off)
+    there = {off for op in pulls for off in range(op.off, op.off + op.cnt)}
+    low = min((op.min_off for op in rows if op.min_off != NOTHING), default=0)
+    begin = pulls[0].off if pulls else low
+    for off in range(begin, max(there, default=0)):
+        if off not in there:
+            before = [op for op in pulls if op.off + op.cnt <= off][-1]
+            after = next(op for op in pulls if op.off > off)
+            return [final_reads.cut_short(queue, off, before, after)]
+    for asked in rows:
+        reached = max(there, default=low - 1) + 1
+        if asked.f == F.MAX_OFFSET and max(reached, low) < asked.max_off:
+            return [final_reads.cut_short(queue, max(reached, low), asked, *pulls[-1:])]
+    return []
