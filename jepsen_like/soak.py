@@ -24,6 +24,7 @@ import trio
 from jepsen_like.checkers import (
     availability,
     consumer_offsets,
+    contents,
     final_reads,
     polls,
     queue_log,
@@ -55,6 +56,7 @@ SOAK_CHECKERS: Final = (
     total_queue.NAME,
     availability.NAME,
     final_reads.NAME,
+    contents.NAME,
 )
 """Checkers that have something to judge in a soak: without a verdict of each it failed."""
 

@@ -18,6 +18,7 @@ from jepsen_like.checkers import (
     availability,
     batches,
     consumer_offsets,
+    contents,
     delayed,
     filters,
     final_reads,
@@ -88,6 +89,8 @@ _RETRIES: Final = tuple(int(f) for f in sorted(retries.OPERATIONS))
 EVERYTHING: Final = Want(other_than=(("op_id", NOTHING - 1),))
 GIVEN_BACK: Final = Want((("f", _RETRIES),))
 """What consumers gave back, and what was found of it."""
+FAILED: Final = Want(other_than=(("err", ""),))
+"""Rows with an error, of any outcome."""
 SENDS: Final = Want((("f", (int(F.SEND),)),))
 
 
@@ -407,6 +410,10 @@ class _Check:
             reads += delayed.latest_before(rows, offs)
         return reads
 
+    def contents(self) -> Verdict | None:
+        compared = sum(op.cnt for op in final_reads.rows_of(self.rest))
+        return contents.check(self._ops(FAILED), compared) if compared else None
+
     def batches(self) -> Verdict | None:
         """Judge over everything: a batch concerns all that was seen of its queue."""
         shared = self._ops(SHARED)
@@ -493,6 +500,7 @@ CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
     producer_order.NAME: _Check.producer_order,
     availability.NAME: _Check.availability,
     final_reads.NAME: _Check.final_reads,
+    contents.NAME: _Check.contents,
     total_queue.NAME: _Check.total_queue,
 }
 """Every check of a history, by the name of its checker. None: nothing of its kind is guaranteed.

@@ -296,9 +296,9 @@ class Retriers:
                     if result.next_begin_offset <= offset:
                         raise RequestFailedError(f"{queue}: the drain stands at {offset} of {end}")
                     for message in result.messages:
-                        value = _value(message)
-                        tries = message.reconsume_times
-                        self._returned(process, group, queue, value, tries, 0)
+                        value, tries = _value(message), message.reconsume_times
+                        op = self._returned(process, group, queue, value, tries, 0)
+                        self._clients.seen(op, message)
                     offset = result.next_begin_offset
 
     def _returned(
@@ -309,10 +309,11 @@ class Retriers:
         value: int,
         tries: int,
         min_off: int,
-    ) -> None:
+    ) -> Operation:
         op = self._clients.begin(process, F.RETURNED, queue)
         op.group, op.value, op.cnt, op.min_off = group, value, tries, min_off
         self._clients.end(op)
+        return op
 
 
 def _value(message: MessageExt) -> int:
@@ -384,7 +385,7 @@ class Filterers:
             clients.failed(op, error)
             return offset
         clients.end(op)
-        values = [value_of(message.body) for message in result.messages]
+        values = [clients.seen(op, message) for message in result.messages]
         op.max_off = result.next_begin_offset
         op.cnt, op.range_hash = len(values), hash_range(0, values)
         return result.next_begin_offset

@@ -25,6 +25,7 @@ from jepsen_like.history.operation import F, Operation, Outcome
 from jepsen_like.nemesis.ground import Moment
 from jepsen_like.plans.plan import Plan
 from jepsen_like.seeded_rng import SimRng, rng_stream
+from jepsen_like.workloads.contents import CONTENT_BODY_BYTES_MIN, CONTENT_PROPERTY
 from jepsen_like.workloads.due import timer_delay_max_ms
 from jepsen_like.workloads.recorder import VALUE_BYTES, Recorder, Stage
 from jepsen_like.workloads.transactions import Transactions
@@ -128,22 +129,22 @@ class Producers:
         size = rng.choice(
             (VALUE_BYTES, VALUE_BYTES + 1, largest, rng.randint(VALUE_BYTES, largest))
         )
-        body = value.to_bytes(VALUE_BYTES, "big").ljust(size, b".")
         properties = self._hostile.properties()
-        if not self._workload.filterers:
-            return Message(
-                self._clients.topic, body, properties=properties, delay_level=delay_level
-            )
-        number = number_of(value)
-        if number is not None:
-            properties[PROPERTY] = str(number)
-        return Message(
-            self._clients.topic,
-            body,
-            tags=tag_of(value),
-            properties=properties,
-            delay_level=delay_level,
+        is_hostile, tags = bool(properties), ""
+        if self._workload.filterers:
+            number = number_of(value)
+            tags = tag_of(value)
+            if number is not None:
+                properties[PROPERTY] = str(number)
+        elif not is_hostile and size >= CONTENT_BODY_BYTES_MIN:
+            properties[CONTENT_PROPERTY] = text = f"{value % (1 << 32):08x}"
+            size -= len(CONTENT_PROPERTY) + len(text) + 2  # the record is as long as without it
+        body = value.to_bytes(VALUE_BYTES, "big").ljust(size, b".")
+        message = Message(
+            self._clients.topic, body, tags=tags, properties=properties, delay_level=delay_level
         )
+        self._clients.contents.note(value, message, self.wall_ms(), is_hostile=is_hostile)
+        return message
 
     async def _send(
         self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng

@@ -16,7 +16,7 @@ import trio
 
 from client.consumer.pull_consumer import PullConsumer
 from client.core.errors import ClientError, OffsetIllegalError
-from client.core.message_ext import PullStatus
+from client.core.message_ext import MessageExt, PullStatus
 from client.core.route import MessageQueue
 from jepsen_like.history.operation import (
     CLIENT_BITS,
@@ -32,6 +32,7 @@ from jepsen_like.history.outcome import classify
 from jepsen_like.nemesis.ground import Moment
 from jepsen_like.plans.plan import REST_FACTOR, Plan
 from jepsen_like.seeded_rng import SimRng, rng_stream
+from jepsen_like.workloads.contents import Contents
 
 TOPIC: Final = "orders"
 BROKER: Final = "sim"
@@ -73,6 +74,7 @@ class Recorder:
     Attributes:
         history: Where rows go.
         counts: Rows by kind and outcome, and ``unclassified`` errors.
+        contents: What messages hold, by value.
         unclassified: Errors the outcome table does not know; the run fails.
     """
 
@@ -99,6 +101,7 @@ class Recorder:
         self._lives: Counter[tuple[str, int]] = Counter()
         self._is_over = False
         self._busy = 0
+        self.contents = Contents()
         self.topic = topic
         self.queues = [MessageQueue(topic, broker, i) for i in range(plan.workload.queues)]
 
@@ -157,6 +160,12 @@ class Recorder:
         """Return a value that was not sent before."""
         self._values[client] += 1
         return client << CLIENT_BITS | self._values[client]
+
+    def seen(self, op: Operation, message: MessageExt) -> int:
+        """Return the value of a message that *op* has found, compared with what was sent."""
+        value = value_of(message.body)
+        op.err = op.err or self.contents.difference(value, message)
+        return value
 
     # -- moments that faults wait for --------------------------------------------------------
 
@@ -289,7 +298,7 @@ class Recorder:
         self.end(op)
         values = []
         for place, message in enumerate(result.messages):
-            values.append(value_of(message.body))
+            values.append(self.seen(op, message))
             if message.queue_offset != offset + place:
                 self.unclassified.append(f"a pull at {offset} has a hole at {offset + place}")
         op.values, op.cnt = tuple(values), len(values)

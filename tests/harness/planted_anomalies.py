@@ -16,6 +16,7 @@ from jepsen_like.checkers import (
     availability,
     batches,
     consumer_offsets,
+    contents,
     delayed,
     final_reads,
     locks,
@@ -944,6 +945,20 @@ def not_asked(scene: Scene) -> Planted:
     return Planted((min(op.op_id for op in commits),))
 
 
+# -- contents ----------------------------------------------------------------------------------
+
+
+def _altered(anomaly: str) -> Callable[[Scene], Planted]:
+    """A reader has compared a message and found something that was sent otherwise."""
+
+    def plant(scene: Scene) -> Planted:
+        pull = scene.pick(op for op in scene.rows(F.PULL) if op.values)
+        pull.err = anomaly
+        return Planted((pull.op_id,))
+
+    return plant
+
+
 # -- availability ------------------------------------------------------------------------------
 
 
@@ -975,6 +990,9 @@ def silent(scene: Scene) -> Planted:
 
 
 PLANTERS: dict[Kind, Planter] = {
+    (contents.NAME, contents.BODY): _altered(contents.BODY),
+    (contents.NAME, contents.PROPERTIES): _altered(contents.PROPERTIES),
+    (contents.NAME, contents.BORN): _altered(contents.BORN),
     (final_reads.NAME, final_reads.CUT_SHORT): cut_short,
     (final_reads.NAME, final_reads.NOT_ASKED): not_asked,
     (availability.NAME, availability.UNDECIDED): too_few_decided,

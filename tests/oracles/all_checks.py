@@ -7,6 +7,7 @@ from functools import partial
 from jepsen_like.checkers import (
     batches,
     consumer_offsets,
+    contents,
     delayed,
     filters,
     half_messages,
@@ -18,9 +19,10 @@ from jepsen_like.checkers import (
 )
 from jepsen_like.checkers.availability import NAME as AVAILABILITY
 from jepsen_like.checkers.fault_record import ELECTION_NS, record_of
+from jepsen_like.checkers.final_reads import READER
 from jepsen_like.checkers.late_effect import with_late_effect
 from jepsen_like.checkers.verdict import Verdict, checked
-from jepsen_like.history.operation import F, History
+from jepsen_like.history.operation import F, History, Outcome
 from tests.oracles import (
     availability,
     final_reads,
@@ -122,6 +124,9 @@ def check_row_wise(
     last = None if not settled else final_reads.check_history(history)
     if last is not None:
         verdicts.append(last)
+    compared = sum(op.cnt for op in operations if op.group == READER and op.outcome == Outcome.OK)
+    if compared:
+        verdicts.append(checked(contents.NAME, lambda: contents.check(operations, compared)))
     if settled:
         verdicts.append(checked(total_queue.NAME, lambda: total_queue.check_history(history)))
     return verdicts

@@ -68,7 +68,8 @@ def test_totals_name_checkers_that_judged_nothing() -> None:
     ]
     totals.add(
         msgspec.structs.replace(
-            REPORT, checked=["total_queue", "consumer_offsets", "availability", "final_reads"]
+            REPORT,
+            checked=["total_queue", "consumer_offsets", "availability", "final_reads", "contents"],
         )
     )
     assert totals.without_verdict == []
