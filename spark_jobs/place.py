@@ -9,37 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from jepsen_like.checkers.verdict import BadInputError
-from jepsen_like.history.parquet import FOLDER, SUMMARY, Ingested
+from jepsen_like.history.parquet import FOLDER, SUMMARY
 from jepsen_like.history.sequence import PUSH_RECORD
 from jepsen_like.report.run_folder import PLAN_FILE, RESULT_FILE
-from spark_jobs.tables import is_address
+from spark_jobs.tables import Readable, is_address
 
 SMALL: Final = (PLAN_FILE, RESULT_FILE)
 """Files of a run beside its tables."""
 OF_TABLES: Final = (PUSH_RECORD, SUMMARY)
 """Small files in the folder of the tables."""
 FILE: Final = "file://"
-
-
-class Readable(Protocol):
-    """A folder of tables anywhere."""
-
-    place: str
-
-    def read(self, file: str) -> bytes | None:
-        """Return the bytes of a small file; None: it is not there."""
-        ...
-
-    def check(self, counts: Ingested) -> None:
-        """See that all tables are there with their columns and as many rows."""
-        ...
-
-    def nodes(self) -> Any:
-        """Return the table `nodes`."""
-        ...
 
 
 class Place(NamedTuple):

@@ -26,8 +26,8 @@ from jepsen_like.history.sequence import PUSH_RECORD
 from jepsen_like.plans.plan import Plan, decode_plan
 from jepsen_like.plans.promised import merge_for, promised
 from jepsen_like.report.run_folder import RESULT_FILE, kept_verdicts, read_result
-from spark_jobs.place import Place, Readable, located, path_of
-from spark_jobs.tables import Tables
+from spark_jobs.place import Place, located, path_of
+from spark_jobs.tables import Readable, Tables, check_tables
 
 Engine = Literal["local", "spark"]
 INPUT: Final = "input"
@@ -117,7 +117,7 @@ def judge_run(
 
     Args:
         run: A path or an address, of a run or of a folder of tables.
-        engine: local: numpy in this process, without a JVM; spark: a task for each queue.
+        engine: local: numpy in this process, without a JVM; spark: a task for some row groups.
         now_s: Seconds of any clock that only goes forward.
         master: Of Spark; empty: this machine.
         report: Called with what is judged now.
@@ -142,7 +142,7 @@ def judge_run(
             settings = settings_of(folder, plan, late_max_ns)
             kept = kept_verdicts(folder)
         tables, source_of = opened(place.address or str(parquet.resolve()))
-        tables.check(counts)
+        check_tables(tables, counts)
         verdicts = check_source(source_of(), settings, report)
         verdicts += push_groups(parquet)
         again = {verdict.checker for verdict in verdicts}
@@ -206,7 +206,8 @@ class _Spark:
             self._session = open_session(self._master)
             self._on_spark(self._session.sparkContext.statusTracker())
         session = self._session
-        return open_tables(session, place), lambda: SparkSource(session, place)
+        tables = open_tables(session, place)
+        return tables, lambda: SparkSource(session, tables)
 
 
 def tables_of(folder: Path, report: Callable[[str], object] = lambda _: None) -> Path:

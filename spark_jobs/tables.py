@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -117,30 +117,15 @@ class Tables:
                 format=ds.ParquetFileFormat(default_fragment_scan_options=_SCAN),
             )
 
-    def check(self, counts: Ingested) -> None:
-        """See that all tables are there with their columns and as many rows as *counts* has.
-
-        Only the footers of the files are read.
+    def footers(self, table: str) -> Iterator[tuple[Any, int]]:
+        """Yield columns and number of rows of each file of a table.
 
         Raises:
-            BadInputError: They are not.
+            BadInputError: The table is missing, or is no Parquet.
         """
-        expected = {
-            "ops": counts.ops,
-            "obs": counts.obs,
-            "events": counts.events,
-            "nodes": counts.reads + counts.states + counts.samples + counts.floors,
-        }
-        for table, count in expected.items():
-            rows = 0
-            for fragment in self.dataset(table).get_fragments():
-                with named(self.name(table)):
-                    check_schema(self.name(table), fragment.physical_schema, SCHEMAS[table])
-                    rows += fragment.metadata.num_rows
-            if rows != count:
-                raise BadInputError(
-                    f"{self.name(table)} holds {rows} rows, and {SUMMARY} counts {count}: {AGAIN}"
-                )
+        for fragment in self.dataset(table).get_fragments():
+            with named(self.name(table)):
+                yield fragment.physical_schema, fragment.metadata.num_rows
 
     def nodes(self) -> Any:
         """Return the table `nodes`.
@@ -164,6 +149,43 @@ class Tables:
             table = self.dataset("events").to_table()
         check_nulls(name, table)
         return table
+
+
+class Readable(Protocol):
+    """A folder of tables anywhere."""
+
+    def name(self, table: str) -> str:
+        """Return the path or address of a table."""
+        ...
+
+    def read(self, file: str) -> bytes | None:
+        """Return the bytes of a small file; None: it is not there."""
+        ...
+
+    def footers(self, table: str) -> Iterator[tuple[Any, int]]:
+        """Yield columns and number of rows of each part of a table."""
+        ...
+
+
+def check_tables(tables: Readable, counts: Ingested) -> None:
+    """See that all tables are there with their columns and as many rows as *counts* has.
+
+    Raises:
+        BadInputError: They are not.
+    """
+    expected = {
+        "ops": counts.ops,
+        "obs": counts.obs,
+        "events": counts.events,
+        "nodes": counts.reads + counts.states + counts.samples + counts.floors,
+    }
+    for table, count in expected.items():
+        name, rows = tables.name(table), 0
+        for schema, some in tables.footers(table):
+            check_schema(name, schema, SCHEMAS[table])
+            rows += some
+        if rows != count:
+            raise BadInputError(f"{name} holds {rows} rows, and {SUMMARY} counts {count}: {AGAIN}")
 
 
 def checked_nodes(name: str, table: Any) -> Any:

@@ -270,25 +270,19 @@ class _Check:
             if report.topic not in SYSTEM_TOPICS
             and (report.judged.rows or report.key in self.appends)
         ]
+        wrong = [report for report in judged if not report.judged.is_valid]
         found: list[Violation] = []
-        for report in judged:
-            if not report.judged.is_valid:
-                self.progress(f"witnesses in {report.topic}/{report.queue}")
-                found += self._named(report)
+        if wrong:
+            self.progress(f"witnesses in {len(wrong)} queues")
+            wants = [_witnesses(report) for report in wrong]
+            self.source.prepare(tuple(ops for ops, _ in wants), tuple(obs for _, obs in wants))
+            for report, (ops, obs) in zip(wrong, wants, strict=True):
+                found += self._named(report, ops, obs)
         return queue_log.verdict_of((report.judged for report in judged), found)
 
-    def _named(self, report: QueueReport) -> list[Violation]:
-        wanted = queue_log.wanted_by(report.judged)
-        among = (
-            ("off", wanted.offs),
-            ("value", wanted.values),
-            ("op_id", wanted.op_ids),
-            ("call_ns", wanted.calls),
-            ("ret_ns", wanted.rets),
-        )
+    def _named(self, report: QueueReport, of_ops: Want, of_obs: Want) -> list[Violation]:
         rows_max = self.settings.rows_max
-        ops = self.source.ops(Want(among, queue=report.key), rows_max)
-        obs = self.source.obs(Want((("value", wanted.values),), queue=report.key), rows_max)
+        ops, obs = self.source.ops(of_ops, rows_max), self.source.obs(of_obs, rows_max)
         return queue_log.name_violations(
             report.judged,
             table_to_numpy(ops, OPS_COLUMNS),
@@ -507,6 +501,20 @@ CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
 
 A push group leaves a record of its own, beside the history; see `push_group`.
 """
+
+
+def _witnesses(report: QueueReport) -> tuple[Want, Want]:
+    """Return the rows of `ops` and of `obs` that name what is wrong with a queue."""
+    wanted = queue_log.wanted_by(report.judged)
+    among = (
+        ("off", wanted.offs),
+        ("value", wanted.values),
+        ("op_id", wanted.op_ids),
+        ("call_ns", wanted.calls),
+        ("ret_ns", wanted.rets),
+    )
+    key = report.key
+    return Want(among, queue=key), Want((("value", wanted.values),), queue=key)
 
 
 def _verdict(name: str, check: Callable[[_Check], Verdict | None], run: _Check) -> Verdict | None:

@@ -21,6 +21,7 @@ from jepsen_like.checkers.kernel.tables import gather
 from spark_jobs.generate.history import BLOCK_OPS, Shape, generate
 from spark_jobs.generate.queue_stream import QueueStream
 from spark_jobs.malloc_tuning import keep_memory
+from spark_jobs.run import Engine, judge_run
 
 KERNEL_CLIENTS: Final = (10, 1_000)
 ROUNDS: Final = 10
@@ -37,7 +38,7 @@ class Figure(msgspec.Struct):
         cpu_seconds: Of all cores together; on a busy machine the fairer of the two.
         ops_per_s: By the wall clock.
         ops_per_cpu_s: Per second of one core.
-        peak_mib: Memory of the process, where it had one of its own.
+        peak_mib: Memory of the process, where it had one of its own; of several the largest.
     """
 
     what: str
@@ -57,6 +58,7 @@ def bench(
     kernel_ops: Annotated[int, Parameter(help="Operations for the kernel alone.")] = 5_000_000,
     clients: Annotated[int, Parameter(help="Clients of the generated histories.")] = 100,
     queues: Annotated[int, Parameter(help="Their queues.")] = 4,
+    engine: Annotated[Engine, Parameter(help="From Parquet to verdict.")] = "local",
     output: Output = "table",
 ) -> int:
     """Measure the kernel on one core, and Parquet to verdict for several lengths."""
@@ -71,7 +73,7 @@ def bench(
         figures.append(kernel(kernel_ops, number))
     for length in lengths:
         note(f"Parquet to verdict, {length:,} operations")
-        figures.append(end_to_end(Shape(length, clients, queues)))
+        figures.append(end_to_end(Shape(length, clients, queues), engine))
     if output == "json":
         print_json(msgspec.to_builtins(figures))
         return ExitCode.OK
@@ -128,27 +130,33 @@ def in_memory(ops: int, clients: int) -> tuple[list[Columns], list[Columns]]:
     return rows, looks
 
 
-def end_to_end(shape: Shape) -> Figure:
-    """Generate a history and judge its files in a process of its own, all checks included."""
+def end_to_end(shape: Shape, engine: Engine) -> Figure:
+    """Generate a history and judge its files in processes of their own, all checks included."""
     with tempfile.TemporaryDirectory(prefix="dledger-bench-") as folder:
         generate(shape, Path(folder))
-        code = f"from spark_jobs.commands.bench import judge_once; judge_once({folder!r})"
+        call = f"judge_once({folder!r}, {engine!r})"
+        code = f"from spark_jobs.commands.bench import judge_once; {call}"
         done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
         seconds, cpu_s, peak_mib = msgspec.json.decode(done.stdout, type=tuple[float, float, int])
-    figure = _figure(f"Parquet to verdict, {shape.queues} queues", shape.ops, seconds, cpu_s)
+    what = "Parquet to verdict" if engine == "local" else "Parquet to verdict with Spark"
+    figure = _figure(f"{what}, {shape.queues} queues", shape.ops, seconds, cpu_s)
     figure.peak_mib = peak_mib
     return figure
 
 
-def judge_once(folder: str) -> None:
-    """Judge a folder and print seconds, CPU seconds and peak memory as JSON."""
-    from spark_jobs.run import judge_run
-
+def judge_once(folder: str, engine: Engine) -> None:
+    """Judge a folder and print seconds, CPU seconds and peak memory as JSON; Spark is ended."""
     keep_memory()
-    outcome = judge_run(Path(folder), "local", time.perf_counter)
+    outcome = judge_run(Path(folder), engine, time.perf_counter)
     assert outcome.verdict == "valid", outcome.reason
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    sys.stdout.write(msgspec.json.encode((outcome.seconds, time.process_time(), peak_mib)).decode())
+    if engine == "spark":
+        from spark_jobs.engines.session import end_session
+
+        end_session()
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
+    peak_mib = max(one.ru_maxrss for one in used) // 1024
+    sys.stdout.write(msgspec.json.encode((outcome.seconds, cpu_s, peak_mib)).decode())
 
 
 def _figure(what: str, ops: int, seconds: float, cpu_s: float) -> Figure:

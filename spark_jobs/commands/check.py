@@ -34,7 +34,7 @@ def check(
     /,
     *,
     engine: Annotated[
-        Engine, Parameter(help="local: numpy in this process; spark: a task for each queue.")
+        Engine, Parameter(help="local: numpy in this process; spark: many tasks.")
     ] = "local",
     master: Annotated[str, Parameter(help="Spark's URL; empty: the cores of this machine.")] = "",
     follow: Annotated[

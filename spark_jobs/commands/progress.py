@@ -51,19 +51,22 @@ class StatusTracker(Protocol):
         """Return how far one is; None when it has been forgotten."""
 
 
-def task_line(tracker: StatusTracker, after_s: float) -> str:
-    """Return how far Spark is with what it does now.
+def task_line(tracker: StatusTracker, after_s: float, began_s: dict[int, float]) -> str:
+    """Return how far Spark is with what it does now, and how long that takes at this pace.
 
     Args:
         after_s: Seconds since the command began.
+        began_s: Likewise, when each stage was first met; those that are new are added.
     """
-    found = (tracker.getStageInfo(number) for number in tracker.getActiveStageIds())
-    stages = [stage for stage in found if stage is not None]
+    found = {number: tracker.getStageInfo(number) for number in tracker.getActiveStageIds()}
+    stages = {number: stage for number, stage in found.items() if stage is not None}
     if not stages:
         return f"{after_s:.0f} s: Spark plans, or reads what was found"
-    done = sum(stage.numCompletedTasks for stage in stages)
-    tasks = sum(stage.numTasks for stage in stages)
-    return f"{after_s:.0f} s: {done:,} of {tasks:,} tasks of this step are done"
+    done = sum(stage.numCompletedTasks for stage in stages.values())
+    tasks = sum(stage.numTasks for stage in stages.values())
+    spent_s = after_s - min(began_s.setdefault(number, after_s) for number in stages)
+    left = f", about {spent_s * (tasks - done) / done:,.0f} s left" if done and spent_s else ""
+    return f"{after_s:.0f} s: {done:,} of {tasks:,} tasks of this step are done{left}"
 
 
 @contextmanager
@@ -76,13 +79,14 @@ def task_lines(
     """
     over = threading.Event()
     trackers: list[StatusTracker] = []
+    stages_s: dict[int, float] = {}
     began_s = time.monotonic()
 
     def look() -> None:
         while not over.wait(every_s):
             after_s = time.monotonic() - began_s
             for tracker in trackers:
-                report(task_line(tracker, after_s))
+                report(task_line(tracker, after_s, stages_s))
             if not trackers:
                 report(f"{after_s:.0f} s: Spark starts")
 

@@ -68,12 +68,13 @@ class LocalSource:
         self._ops, self._obs = parquet.dataset("ops"), parquet.dataset("obs")
         self._on_rows = on_rows
         self._wants: tuple[Want, ...] = ()
-        self._met: dict[Want, list[Any]] = {}
+        self._met: dict[Want, list[Any]] | None = None
         self._gathered: Gathered | None = None
 
-    def prepare(self, wants: tuple[Want, ...]) -> None:
-        """Collect these rows in the one scan of `ops`."""
-        self._wants = wants
+    def prepare(self, ops: tuple[Want, ...], obs: tuple[Want, ...] = ()) -> None:
+        """Collect these rows in the one scan of `ops`, if it is to come."""
+        if self._met is None:
+            self._wants = ops
 
     def nodes(self) -> Any:
         """Return the table `nodes`."""
@@ -87,9 +88,9 @@ class LocalSource:
         """Return rows of `ops`."""
         if want not in self._wants:
             return _rows(self._tables.name("ops"), self._ops, want, rows_max)
-        if want not in self._met:
+        if self._met is None:
             self._scan()
-        met = self._met[want]
+        met = (self._met or {})[want]
         if sum(batch.num_rows for batch in met) > rows_max:
             raise TooManyRowsError(rows_max)
         return pa.Table.from_batches(met, OPS).unify_dictionaries()
@@ -116,7 +117,8 @@ class LocalSource:
         """Read `ops` once: facts of queues, and rows that were announced."""
         if self._gathered is not None:
             return self._gathered
-        self._gathered, self._met = Gathered(), {want: [] for want in self._wants}
+        every: dict[Want, list[Any]] = {want: [] for want in self._wants}
+        self._gathered, self._met = Gathered(), every
         done = 0
         same = constants(self._ops)
         names = [name for name in OPS.names if name not in same]
@@ -124,7 +126,7 @@ class LocalSource:
         for read in batches(name, self._ops.to_batches(columns=names, **_SCAN)):
             batch = Batch(read, same, OPS)
             check_rows(name, {column: batch.numbers(column) for column in CHECKED})
-            for want, met in self._met.items():
+            for want, met in every.items():
                 rows = np.flatnonzero(batch.meets(want))
                 if len(rows):
                     met.append(batch.rows(rows))
@@ -140,7 +142,7 @@ def constants(dataset: Any) -> dict[str, int | str]:
     for fragment in dataset.get_fragments():
         metadata = fragment.metadata
         for group in range(metadata.num_row_groups):
-            here = _of_group(metadata.row_group(group))
+            here = of_group(metadata.row_group(group))
             if same is None:
                 same = here
             else:
@@ -150,7 +152,8 @@ def constants(dataset: Any) -> dict[str, int | str]:
     return {name: value for name, value in same.items() if name != "op_id"}
 
 
-def _of_group(group: Any) -> dict[str, int | str]:
+def of_group(group: Any) -> dict[str, int | str]:
+    """Return columns that have one value in a row group, by its statistics."""
     found: dict[str, int | str] = {}
     for at in range(group.num_columns):
         column = group.column(at)
@@ -168,9 +171,10 @@ def _of_group(group: Any) -> dict[str, int | str]:
     return found
 
 
-def _rows(name: str, table: Any, want: Want, rows_max: int) -> Any:
+def condition(want: Want, schema: Any) -> Any:
+    """Return a want as a condition of pyarrow's; None: it wants nothing."""
     terms = [
-        pc.field(column).isin(pa.array(values, table.schema.field(column).type))
+        pc.field(column).isin(pa.array(values, schema.field(column).type))
         for column, values in want.among
         if values
     ]
@@ -178,11 +182,18 @@ def _rows(name: str, table: Any, want: Want, rows_max: int) -> Any:
         other = pc.field(value) if isinstance(value, str) and value in OPS.names else value
         terms.append(pc.field(column) != other)
     if not terms:
-        return table.schema.empty_table()
+        return None
     wanted = reduce(or_, terms)
     if want.queue is not None:
         topic, queue = want.queue
         wanted = (pc.field("topic") == topic) & (pc.field("queue") == queue) & wanted
+    return wanted
+
+
+def _rows(name: str, table: Any, want: Want, rows_max: int) -> Any:
+    wanted = condition(want, table.schema)
+    if wanted is None:
+        return table.schema.empty_table()
     met = []
     rows = 0
     found = table.to_batches(filter=wanted, batch_size=BATCH_ROWS, batch_readahead=READ_AHEAD)

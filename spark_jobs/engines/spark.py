@@ -1,33 +1,27 @@
-"""The Spark engine: one task per queue, or per chunk of a long one; the same kernel inside.
+"""The Spark engine: facts are gathered where rows are read, shuffled by chunk, and judged there.
 
-Rows of suspects are found by filter.
+The kernel decides; rows of suspects are read again, those of all queues in one pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
-from operator import or_
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import LongType, StructField, StructType
 
-from jepsen_like.checkers.kernel.chunks import Answer, Ask
+from jepsen_like.checkers.kernel.chunks import Answer, Ask, spares_in
 from jepsen_like.checkers.kernel.cut import (
     CHUNK_OFFSETS,
     ChunkReport,
     answer_of,
-    chunk_report_of,
     judge_cut,
-    obs_routes,
     report_of,
-    routes,
 )
 from jepsen_like.checkers.kernel.facts import (
     I64,
@@ -35,27 +29,47 @@ from jepsen_like.checkers.kernel.facts import (
     OPS_COLUMNS,
     SUSPECTS_MAX,
     QueueFacts,
-    Spares,
 )
 from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, TooManyRowsError, Want
-from jepsen_like.checkers.kernel.tables import spares_of
-from jepsen_like.history.columns import OBS, OPS
+from jepsen_like.checkers.kernel.tables import Batch, spares_of
 from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from spark_jobs.audit.folder import ReplicaFolder, open_folder
 from spark_jobs.audit.work import Done, Work, do
-from spark_jobs.tables import Tables
+from spark_jobs.engines.answers import arrow_of
+from spark_jobs.engines.frames import FrameTables
+from spark_jobs.engines.shares import (
+    CUT,
+    CutReport,
+    Judge,
+    Share,
+    Sharer,
+    cut_report,
+    first_look,
+    joined,
+    may_repeat,
+)
+from spark_jobs.engines.splits import SplitTables
+from spark_jobs.malloc_tuning import keep_memory
+from spark_jobs.tables import CHECKED, SCHEMAS, Tables, UnknownAddressError, check_rows
 
-LOOK: Final = 100
-"""In the column `f`: the row is one of `obs`."""
-_ROWS: Final = ("topic", "queue", *OPS_COLUMNS, "replica")
-REPORT_SCHEMA: Final = "topic string, queue int, report binary"
-QUEUE_ROWS_MAX: Final = 1 << 25
-"""Rows of a queue that one task takes: facts of about 600 MB where half of them are sends."""
+SHARE_SCHEMA: Final = "topic string, queue int, chunk long, facts binary"
+REPORT_SCHEMA: Final = "topic string, queue int, kind int, report binary"
+VALUES_SCHEMA: Final = "value long, off long"
+_KEY: Final = ("topic", "queue", "chunk")
+_FACTS: Final = {
+    "ops": tuple(dict.fromkeys(("topic", "queue", *OPS_COLUMNS, *CHECKED))),
+    "obs": ("topic", "queue", *OBS_COLUMNS),
+}
+SHARES_OF_A_BATCH: Final = 16
+"""Facts of chunks that a task hands on at once: 28 MB each at most."""
 
 
-def open_tables(spark: SparkSession, place: str) -> Tables:
-    """Return the folder of tables at an address."""
-    return Tables(place)
+def open_tables(spark: SparkSession, place: str) -> Tables | FrameTables:
+    """Return the folder of tables at an address: as this process opens it, or as Hadoop does."""
+    try:
+        return Tables(place)
+    except UnknownAddressError:
+        return FrameTables(spark, place)
 
 
 class SparkSource:
@@ -63,229 +77,226 @@ class SparkSource:
 
     Args:
         spark: Where the work is done.
-        parquet: The folder: a path, or any address Spark knows.
-        rows_max: A queue with more rows is cut into chunks, a task for each.
+        tables: The folder: as `open_tables` returns it, or its path or address.
         chunk_offsets: Offsets of a chunk.
     """
 
     def __init__(
         self,
         spark: SparkSession,
-        parquet: str,
+        tables: Tables | FrameTables | str,
         *,
-        rows_max: int = QUEUE_ROWS_MAX,
         chunk_offsets: int = CHUNK_OFFSETS,
     ) -> None:
-        self._spark = spark
-        self._parquet = parquet
-        self._rows_max, self._width = rows_max, chunk_offsets
-        self.tables = {
-            name: spark.read.parquet(f"{parquet}/{name}.parquet") for name in ("ops", "obs")
-        }
+        if isinstance(tables, str):
+            tables = open_tables(spark, tables)
+        self._width = chunk_offsets
+        self._rows = SplitTables(spark, tables) if isinstance(tables, Tables) else tables
+        self._ahead: dict[str, tuple[Want, ...]] = {}
+        self._met: dict[tuple[str, Want], Any] = {}
 
-    def prepare(self, wants: tuple[Want, ...]) -> None:
-        """Do nothing: a filter is pushed down into the scan here."""
+    def prepare(self, ops: tuple[Want, ...], obs: tuple[Want, ...] = ()) -> None:
+        """Say which rows are asked for next: one pass over each table finds them all."""
+        self._ahead, self._met = {"ops": ops, "obs": obs}, {}
 
     def nodes(self) -> Any:
         """Return the table `nodes`."""
-        return self._spark.read.parquet(f"{self._parquet}/nodes.parquet").toArrow()
+        return self._rows.nodes()
 
     def events(self) -> Any:
         """Return the table `events`."""
-        return self._spark.read.parquet(f"{self._parquet}/events.parquet").toArrow()
+        return self._rows.events()
 
     def ops(self, want: Want, rows_max: int) -> Any:
         """Return rows of `ops`."""
-        return _rows(self.tables["ops"], OPS, want, rows_max)
+        return self._wanted("ops", want, rows_max)
 
     def obs(self, want: Want, rows_max: int) -> Any:
         """Return rows of `obs`."""
-        return _rows(self.tables["obs"], OBS, want, rows_max)
+        return self._wanted("obs", want, rows_max)
+
+    def _wanted(self, table: str, want: Want, rows_max: int) -> Any:
+        if not want.other_than and not any(values for _, values in want.among):
+            return SCHEMAS[table].empty_table()
+        if (table, want) in self._met:
+            found = self._met[table, want]
+        else:
+            ahead = self._ahead.get(table, ())
+            wants = ahead if want in ahead else (want,)
+            met = self._pass(table, wants, rows_max)
+            if want in ahead:
+                self._met |= {(table, one): met[number] for number, one in enumerate(wants)}
+            found = met[wants.index(want)]
+        if sum(count for count, _ in found) > rows_max:
+            raise TooManyRowsError(rows_max)
+        schema = SCHEMAS[table]
+        parts = [pa.ipc.open_stream(rows).read_all().cast(schema) for _, rows in found]
+        return pa.concat_tables(parts).unify_dictionaries() if parts else schema.empty_table()
+
+    def _pass(
+        self, table: str, wants: tuple[Want, ...], rows_max: int
+    ) -> list[list[tuple[int, bytes]]]:
+        """Read a table once, and return the rows of each want as streams."""
+        rows = arrow_of(self._rows.name(table), self._rows.wanted(table, wants), rows_max)
+        found: list[list[tuple[int, bytes]]] = [[] for _ in wants]
+        for number, count, stream in zip(
+            *(column.to_pylist() for column in rows.columns), strict=True
+        ):
+            found[number].append((count, stream))
+        return found
 
     def queues(
         self, appends: Mapping[Queue, tuple[Operation, ...]], replicas: Replicas
     ) -> list[QueueReport]:
-        """Judge every queue, each in a task of its own."""
-        numbers = {name: number for number, name in enumerate(replicas.names)}
+        """Judge every queue: those in one chunk in its task, the others from their chunks."""
         added = {queue: spares_of(ops) for queue, ops in appends.items()}
-        rows = self.of_queues(numbers)
-        hot = self._hot(rows)
-        found = [
-            judge_cut(queue, _SparkPasses(self._of(rows, queue), queue, replicas, self._width, n),
-                      added.get(queue), replicas)
-            for queue, n in sorted(hot.items())
-        ]  # fmt: skip
-        if hot:
-            rows = rows.where(~reduce(or_, (_is_of(queue) for queue in hot)))
-        task = _whole(added, replicas)
-        reports = rows.groupBy("topic", "queue").applyInArrow(task, REPORT_SCHEMA).toArrow()
-        found += _decoded(reports, QueueReport)
-        met = {report.key for report in found}
-        for queue in [queue for queue in appends if queue not in met]:
+        whole: list[QueueReport] = []
+        cut: dict[Queue, list[CutReport]] = {}
+        for topic, queue, kind, report in self._judged(first_look(replicas, added), replicas, None):
+            if kind == CUT:
+                cut.setdefault((topic, queue), []).append(
+                    msgspec.msgpack.decode(report, type=CutReport)
+                )
+            else:
+                whole.append(msgspec.msgpack.decode(report, type=QueueReport))
+        for key, reports in sorted(cut.items()):
+            passes = _Passes(self, key, replicas, reports)
+            whole.append(judge_cut(key, passes, added.get(key), replicas))
+        met = {report.key for report in whole}
+        for key in [key for key in appends if key not in met]:
             facts = QueueFacts()
-            facts.add_spares(added[queue])
-            found.append(report_of(queue, facts, replicas))
-        return found
+            facts.add_spares(added[key])
+            whole.append(report_of(key, facts, replicas))
+        return whole
 
-    def _hot(self, rows: DataFrame) -> dict[Queue, int]:
-        """Return the queues that are too long for one task, and how many rows they have."""
-        counts = rows.groupBy("topic", "queue").count().where(sf.col("count") > self._rows_max)
-        return {(topic, queue): count for topic, queue, count in counts.collect()}
+    def of_queue(self, key: Queue, replicas: Replicas, judge: Judge) -> list[bytes]:
+        """Judge the chunks of one queue again."""
+        return [report for *_, report in self._judged(judge, replicas, key)]
 
-    def _of(self, rows: DataFrame, queue: Queue) -> DataFrame:
-        return rows.where(_is_of(queue)).select(*_ROWS[2:])
+    def _judged(
+        self, judge: Judge, replicas: Replicas, queue: Queue | None
+    ) -> list[tuple[str, int, int, bytes]]:
+        width, name = self._width, self._rows.name("ops")
 
-    def of_queues(self, numbers: Mapping[str, int]) -> DataFrame:
-        """Return the rows of both tables that concern queues, in one shape."""
-        ops, obs = self.tables["ops"], self.tables["obs"]
-        used = (sf.col("f") <= 3) & (sf.col("queue") >= 0) & (sf.col("topic") != "")
-        left = ops.where(used).withColumn("replica", sf.lit(-1)).select(*_ROWS)
-        replica = reduce(
-            lambda known, pair: sf.when(sf.col("replica") == pair[0], pair[1]).otherwise(known),
-            numbers.items(),
-            sf.lit(-1),
+        def gather(found: Iterator[tuple[str, Batch]]) -> Iterator[pa.RecordBatch]:
+            sharer = Sharer(width, replicas, queue)
+            for table, batch in found:
+                if table == "ops":
+                    check_rows(name, {column: batch.numbers(column) for column in CHECKED})
+                sharer.add(table, batch)
+                if sharer.is_full:
+                    yield from _shared(sharer.take())
+            yield from _shared(sharer.take())
+
+        def decide(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            keep_memory()
+            for (topic, number), kind, report in joined(_shares(found), width, judge):
+                yield pa.RecordBatch.from_arrays(
+                    [
+                        pa.array([topic]),
+                        pa.array([number], pa.int32()),
+                        pa.array([kind], pa.int32()),
+                        pa.array([report], pa.binary()),
+                    ],
+                    names=["topic", "queue", "kind", "report"],
+                )
+
+        shares = self._rows.each(_FACTS, gather, SHARE_SCHEMA, queue)
+        dealt = shares.repartition(*_KEY).sortWithinPartitions(*_KEY)
+        reports = arrow_of(name, dealt.mapInArrow(decide, REPORT_SCHEMA))
+        return list(zip(*(column.to_pylist() for column in reports.columns), strict=True))
+
+    def values(self, queue: Queue) -> DataFrame:
+        """Return value and acknowledged offset, or null, of the sends that may have succeeded."""
+
+        def sends(found: Iterator[tuple[str, Batch]]) -> Iterator[pa.RecordBatch]:
+            for _, batch in found:
+                for key, columns in batch.by_queue(_VALUES[2:]):
+                    failed = columns["outcome"] == Outcome.FAIL
+                    rows = np.flatnonzero((columns["f"] == F.SEND) & ~failed)
+                    if key != queue or not len(rows):
+                        continue
+                    off, value = columns["off"][rows], columns["value"][rows]
+                    unknown = (columns["outcome"][rows] != Outcome.OK) | (off == NOTHING)
+                    yield pa.RecordBatch.from_arrays(
+                        [pa.array(value), pa.array(off, mask=unknown)], names=["value", "off"]
+                    )
+
+        return self._rows.each({"ops": _VALUES}, sends, VALUES_SCHEMA, queue)
+
+
+_VALUES: Final = ("topic", "queue", "f", "outcome", "off", "value")
+
+
+def _shared(shares: Sequence[Share]) -> Iterator[pa.RecordBatch]:
+    for at in range(0, len(shares), SHARES_OF_A_BATCH):
+        part = shares[at : at + SHARES_OF_A_BATCH]
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.array([share.queue[0] for share in part], pa.string()),
+                pa.array([share.queue[1] for share in part], pa.int32()),
+                pa.array([share.chunk for share in part], pa.int64()),
+                pa.array([share.facts for share in part], pa.binary()),
+            ],
+            names=[*_KEY, "facts"],
         )
-        blank = {name: sf.lit(0) for name in OPS_COLUMNS}
-        blank |= {"f": sf.lit(LOOK), "op_id": sf.col("op_id"), "off": sf.col("off")}
-        blank |= {"value": sf.col("value")}
-        types = {field.name: field.dataType for field in ops.schema.fields}
-        looks = [blank[name].cast(types[name]).alias(name) for name in OPS_COLUMNS]
-        right = obs.where(sf.col("queue") >= 0).select(
-            "topic", "queue", *looks, replica.alias("replica")
-        )
-        return left.unionByName(right)
 
 
-def _is_of(queue: Queue) -> Column:
-    return (sf.col("topic") == queue[0]) & (sf.col("queue") == queue[1])
+def _shares(found: Iterator[pa.RecordBatch]) -> Iterator[Share]:
+    for batch in found:
+        for topic, queue, chunk, facts in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+            yield Share((topic, queue), chunk, facts)
 
 
-def _whole(added: Mapping[Queue, Spares], replicas: Replicas) -> Any:
-    """Return the task of one queue."""
-
-    def judge(
-        key: tuple[pa.Scalar, ...], batches: Iterator[pa.RecordBatch]
-    ) -> Iterator[pa.RecordBatch]:
-        queue = (str(key[0].as_py()), int(key[1].as_py()))
-        facts = QueueFacts()
-        for batch in batches:
-            _add(facts, batch)
-        if queue in added:
-            facts.add_spares(added[queue])
-        report = msgspec.msgpack.encode(report_of(queue, facts, replicas))
-        yield pa.RecordBatch.from_pydict(
-            {"topic": [queue[0]], "queue": pa.array([queue[1]], pa.int32()), "report": [report]}
-        )
-
-    return judge
-
-
-def _decoded(reports: pa.Table, kind: Any) -> list[Any]:
-    return [
-        msgspec.msgpack.decode(report, type=kind) for report in reports.column("report").to_pylist()
-    ]
-
-
-class _SparkPasses:
-    """The rows of one queue that is cut; see `queue_cut.Passes`."""
+class _Passes:
+    """The chunks of one queue; see `cut.Passes`."""
 
     def __init__(
-        self, rows: DataFrame, queue: Queue, replicas: Replicas, width: int, count: int
+        self, source: SparkSource, queue: Queue, replicas: Replicas, known: list[CutReport]
     ) -> None:
-        self._rows, self._queue, self._replicas, self._width = rows, queue, replicas, width
-        self._spread = count // width + 1
+        self._source, self._queue, self._replicas = source, queue, replicas
+        self._known = known
 
     def first(self, limit: int | None) -> list[ChunkReport]:
-        """Let each chunk say what it knows."""
-        queue, replicas = self._queue, self._replicas
-        reports = self._tasks(lambda facts: chunk_report_of(queue, facts, replicas, limit))
-        return _decoded(reports, ChunkReport)
+        """Return what each chunk knows."""
+        if limit is not None:
+            queue, replicas = self._queue, self._replicas
+
+            def judge(_: Queue, __: int, facts: QueueFacts, ___: bool) -> tuple[int, Any]:
+                return CUT, cut_report(queue, facts, replicas, limit)
+
+            found = self._source.of_queue(queue, replicas, judge)
+            self._known = [msgspec.msgpack.decode(one, type=CutReport) for one in found]
+        return [one.report for one in self._known]
 
     def again(self, asks: dict[int, Ask], limit: int | None) -> list[Answer]:
         """Let each chunk answer."""
         replicas = self._replicas
-        reports = self._tasks(lambda facts: answer_of(facts, replicas, asks[facts.begin], limit))
-        return _decoded(reports, Answer)
+
+        def judge(_: Queue, __: int, facts: QueueFacts, ___: bool) -> tuple[int, Any]:
+            return CUT, answer_of(facts, replicas, asks[facts.begin], limit)
+
+        found = self._source.of_queue(self._queue, replicas, judge)
+        return [msgspec.msgpack.decode(one, type=Answer) for one in found]
 
     def repeated(self, added: I64) -> I64:
-        """Group the values of all sends."""
-        sends = self._rows.where(sf.col("f") == int(F.SEND))
-        acked = (sf.col("outcome") == int(Outcome.OK)) & (sf.col("off") != NOTHING)
-        values = sends.select("value", sf.when(acked, sf.col("off")).alias("off"))
+        """Compare the counters of all chunks; group the values of all sends where they meet."""
+        spares = spares_in([one.report.chunk for one in self._known])
+        if not may_repeat([one.counters for one in self._known], spares.value[~spares.failed]):
+            return np.zeros(0, dtype=np.int64)
+        values = self._source.values(self._queue)
         if len(added):
             more = pa.table({"value": added, "off": pa.nulls(len(added), pa.int64())})
-            values = values.unionByName(self._rows.sparkSession.createDataFrame(more))
+            values = values.unionByName(values.sparkSession.createDataFrame(more))
         places = (sf.min("off"), sf.max("off"), sf.count("*") - sf.count("off"))
         grouped = values.groupBy("value").agg(*places).toDF("value", "low", "high", "spares")
         more_than_one = "spares + if(low is null, 0, if(low = high, 1, 2)) > 1"
         found = grouped.where(more_than_one).orderBy("value").limit(SUSPECTS_MAX + 1)
-        words: I64 = found.select("value").toArrow().column(0).to_numpy()
+        words: I64 = arrow_of("the sends of a queue", found.select("value")).column(0).to_numpy()
         return words
 
-    def _tasks(self, act: Callable[[QueueFacts], Any]) -> pa.Table:
-        width, spread = self._width, self._spread
 
-        def route(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                rows, chunks = _routes(batch, width, spread)
-                yield batch.take(pa.array(rows)).append_column("chunk", pa.array(chunks))
-
-        def task(
-            key: tuple[pa.Scalar, ...], batches: Iterator[pa.RecordBatch]
-        ) -> Iterator[pa.RecordBatch]:
-            facts = QueueFacts(int(key[0].as_py()) * width, width)
-            for batch in batches:
-                _add(facts, batch)
-            yield pa.RecordBatch.from_pydict({"report": [msgspec.msgpack.encode(act(facts))]})
-
-        schema = StructType([*self._rows.schema.fields, StructField("chunk", LongType())])
-        routed = self._rows.mapInArrow(route, schema)
-        return routed.groupBy("chunk").applyInArrow(task, "report binary").toArrow()
-
-
-def _routes(batch: pa.RecordBatch, width: int, spread: int) -> tuple[I64, I64]:
-    """Return rows of both kinds and the chunks they concern."""
-    columns = {name: batch.column(name).to_numpy() for name in OPS_COLUMNS}
-    look = columns["f"] == LOOK
-    ops, obs = np.flatnonzero(~look), np.flatnonzero(look)
-    rows, chunks = routes({name: column[ops] for name, column in columns.items()}, width, spread)
-    looks = obs_routes({name: columns[name][obs] for name in ("off", "op_id")}, width, spread)
-    return np.concatenate((ops[rows], obs)), np.concatenate((chunks, looks))
-
-
-def _add(facts: QueueFacts, batch: pa.RecordBatch) -> None:
-    """Give rows of both kinds to the facts."""
-    columns = {name: batch.column(name).to_numpy() for name in (*OPS_COLUMNS, "replica")}
-    look = columns["f"] == LOOK
-    if not look.any():
-        facts.add_ops(columns)
-        return
-    rows = np.flatnonzero(~look)
-    if len(rows):
-        facts.add_ops({name: columns[name][rows] for name in OPS_COLUMNS})
-    rows = np.flatnonzero(look)
-    facts.add_obs({name: columns[name][rows] for name in OBS_COLUMNS})
-
-
-def _rows(table: DataFrame, schema: Any, want: Want, rows_max: int) -> Any:
-    terms: list[Column] = [
-        sf.col(name).isin([int(value) for value in values]) for name, values in want.among if values
-    ]
-    for name, value in want.other_than:
-        is_column = isinstance(value, str) and value in OPS.names
-        terms.append(sf.col(name) != (sf.col(str(value)) if is_column else sf.lit(value)))
-    if not terms:
-        return schema.empty_table()
-    rows = table.where(reduce(or_, terms))
-    if want.queue is not None:
-        rows = rows.where((sf.col("topic") == want.queue[0]) & (sf.col("queue") == want.queue[1]))
-    found = rows.select(*schema.names).limit(rows_max + 1).toArrow()
-    if found.num_rows > rows_max:
-        raise TooManyRowsError(rows_max)
-    return found.cast(schema)
-
-
-SCHEMA = "number long, done binary"
+WORK_SCHEMA: Final = "number long, done binary"
 
 
 class SparkDoer:
@@ -312,7 +323,7 @@ class SparkDoer:
                 )
 
         rows = self._spark.range(0, len(works), 1, max(1, len(works)))
-        table = rows.mapInArrow(tasks, SCHEMA).toArrow()
+        table = rows.mapInArrow(tasks, WORK_SCHEMA).toArrow()
         found = dict(
             zip(table.column("number").to_pylist(), table.column("done").to_pylist(), strict=True)
         )

@@ -168,8 +168,8 @@ for name in (*PICTURE, *MORE):
 #
 # ## The same with Spark
 #
-# One task per queue and the same kernel. One digest: both found the same. Without Java 17 this is
-# left out.
+# Tasks gather facts of the rows that they read, and the same kernel judges them. One digest: both
+# found the same. Without Java 17 this is left out.
 
 # %%
 from spark_jobs.engines.session import why_no_java

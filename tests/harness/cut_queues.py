@@ -33,11 +33,10 @@ class CutTables:
 
     def facts(self) -> list[QueueFacts]:
         every: dict[int, QueueFacts] = {}
-        spread = 1 + len(self.ops["f"]) // self.width
         parts = []
         for begin in range(0, len(self.ops["f"]), 50_000):
             batch = {name: column[begin : begin + 50_000] for name, column in self.ops.items()}
-            rows, chunks = routes(batch, self.width, spread)
+            rows, chunks = routes(batch, self.width)
             cuts = np.flatnonzero(np.append(True, chunks[1:] != chunks[:-1]))[: len(rows)]
             for its in np.split(np.arange(len(rows)), cuts[1:]):
                 if len(its):
@@ -46,7 +45,7 @@ class CutTables:
         self.rng.shuffle(parts)
         for chunk, columns in parts:
             every.setdefault(chunk, self.fresh(chunk)).add_ops(columns)
-        chunks = obs_routes(self.obs, self.width, spread)
+        chunks = obs_routes(self.obs, self.width)
         for chunk in np.unique(chunks).tolist():
             its = np.flatnonzero(chunks == chunk)
             columns = {name: column[its] for name, column in self.obs.items()}
@@ -69,7 +68,8 @@ class CutTables:
         send = ops["f"] == F.SEND
         acked = send & (ops["outcome"] == Outcome.OK) & (ops["off"] != NOTHING)
         pairs = np.unique(np.stack((ops["off"][acked], ops["value"][acked]), axis=1), axis=0)
-        values = np.concatenate((pairs[:, 1], ops["value"][send & ~acked], added))
+        unknown = send & ~acked & (ops["outcome"] != Outcome.FAIL)
+        values = np.concatenate((pairs[:, 1], ops["value"][unknown], added))
         told, count = np.unique(values, return_counts=True)
         return told[count > 1][:65].astype(np.int64)
 

@@ -12,13 +12,14 @@ from functools import reduce
 from typing import Final
 
 import msgspec
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
 from jepsen_like.checkers.kernel.facts import REPORTED_MAX, SUSPECTS_MAX
 from jepsen_like.checkers.kernel.judge import Judged, TimePair
 from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
 from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
+from spark_jobs.engines.frames import FrameTables
 from spark_jobs.engines.spark import SparkSource
 
 _QUEUE: Final = ("topic", "queue")
@@ -305,12 +306,16 @@ class WindowsSource(SparkSource):
     Pulls kept as a hash and queues that transactions appended to are left to the kernel.
     """
 
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        super().__init__(spark, folder)
+        self._frames = FrameTables(spark, folder)
+
     def queues(
         self, appends: Mapping[Queue, tuple[Operation, ...]], replicas: Replicas
     ) -> list[QueueReport]:
         """Judge every queue by windows; what replicas hold is compared as with Spark."""
         reports = super().queues(appends, replicas)
-        judged = judged_by_windows(self.tables["ops"], self.tables["obs"])
+        judged = judged_by_windows(self._frames.frame("ops"), self._frames.frame("obs"))
         for report in reports:
             known = report.judged
             if report.key in judged and report.key not in appends:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jepsen_like.checkers.all_checks import check_source
+from jepsen_like.checkers.kernel.cut import CHUNK_OFFSETS
 from jepsen_like.checkers.verdict import digest_of
 from jepsen_like.history.operation import F, History, Operation, RunHeader
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
@@ -56,17 +57,20 @@ def digest(spark: SparkSession, folder: Path, edition: str, partitions: int = 0)
     """Return the digest of an edition, its rows dealt to partitions by lot if told so."""
     from pyspark.sql import functions as sf
 
-    from spark_jobs.engines.spark import SparkSource
+    from spark_jobs.engines.frames import FrameTables
+    from spark_jobs.engines.spark import SparkSource, open_tables
     from tests.oracles.windows import WindowsSource
 
-    source = SparkSource(spark, str(folder))
-    if edition == "chunks":
-        source = SparkSource(spark, str(folder), rows_max=4_000, chunk_offsets=1_500)
-    elif edition == "windows":
-        source = WindowsSource(spark, str(folder))
+    if edition == "windows":
+        return digest_of(check_source(WindowsSource(spark, str(folder))))
+    tables = open_tables(spark, str(folder))
     if partitions:
-        for name, table in source.tables.items():
-            source.tables[name] = table.repartition(partitions, sf.rand(partitions))
+        tables = FrameTables(spark, str(folder))
+        for name in ("ops", "obs"):
+            rows = tables.frame(name).repartition(partitions, sf.rand(partitions))
+            tables.frames[name] = rows
+    width = 1_500 if edition == "chunks" else CHUNK_OFFSETS
+    source = SparkSource(spark, tables, chunk_offsets=width)
     return digest_of(check_source(source))
 
 

@@ -157,7 +157,7 @@ def test_one_hot_queue_in_chunks_has_the_digest_of_one_task(
     assert set(made.witnesses) <= found
     for chunks in (1, 7, 64) if plant == "stale-read" else (7,):
         width = -(-50_000 // chunks)
-        source = SparkSource(spark, str(folder), rows_max=1, chunk_offsets=width)
+        source = SparkSource(spark, str(folder), chunk_offsets=width)
         assert digest_of(check_source(source)) == digest_of(whole), chunks
 
 

@@ -36,8 +36,8 @@ from jepsen_like.checkers.kernel.judge import Judged, attempts_of, judge_chunks,
 from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
 from jepsen_like.history.operation import NOTHING, F, Level, Outcome
 
-CHUNK_OFFSETS: Final = 1 << 22
-"""Offsets of a chunk: 100 MB of facts."""
+CHUNK_OFFSETS: Final = 1 << 20
+"""Offsets of a chunk: 25 MB of facts, and enough chunks of a hot queue for every core."""
 
 
 class ChunkReport(msgspec.Struct):
@@ -107,7 +107,8 @@ def judge_cut(
         limit = attempts
         reports = _first(passes, limit, added)
     chunks = [report.chunk for report in reports]
-    again = passes.repeated(np.zeros(0, dtype=np.int64) if added is None else added.value)
+    none = np.zeros(0, dtype=np.int64)
+    again = passes.repeated(none if added is None else added.value[~added.failed])
     home = _home(reports, replicas, queue)
     strange = _maybe_home(home, again)
 
@@ -153,18 +154,15 @@ def _maybe_home(home: Home, again: I64) -> I64:
     return np.setdiff1d(strange, spare)
 
 
-def routes(ops: Columns, width: int, chunks: int) -> tuple[I64, I64]:
+def routes(ops: Columns, width: int) -> tuple[I64, I64]:
     """Return rows of `ops` and the chunks they concern; a row may concern several.
 
     Args:
-        ops: Rows of one queue.
+        ops: Rows of one queue; those without an offset concern chunk 0.
         width: Offsets of a chunk.
-        chunks: Rows without an offset are spread over this many.
     """
-    anchor = anchors(ops)
-    everywhere = np.arange(len(anchor), dtype=np.int64)
-    spread = ops["op_id"].astype(np.int64, copy=False) % chunks
-    parts = [(everywhere, np.where(anchor >= 0, anchor // width, spread))]
+    every = anchors(ops)
+    parts = [(np.arange(len(every), dtype=np.int64), np.maximum(every, 0) // width)]
     f, end, off = ops["f"], ops["max_off"], ops["off"]
     is_ok = ops["outcome"] == Outcome.OK
     is_pull = f == F.PULL
@@ -194,8 +192,7 @@ def _covered(rows: I64, off: Any, count: Any, width: int) -> tuple[I64, I64]:
     return np.repeat(rows, each), begin + np.arange(len(begin), dtype=np.int64)
 
 
-def obs_routes(obs: Columns, width: int, chunks: int) -> I64:
+def obs_routes(obs: Columns, width: int) -> I64:
     """Return the chunk of each row of `obs`."""
-    off = obs["off"]
-    chunk: I64 = np.where(off >= 0, off // width, np.abs(obs["op_id"]) % chunks)
+    chunk: I64 = np.maximum(obs["off"], 0) // width
     return chunk

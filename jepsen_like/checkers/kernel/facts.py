@@ -48,6 +48,14 @@ STRIDE_ROWS: Final = 1 << 15
 the process has; on a virtual machine new memory costs more than the work done in it."""
 
 
+_BY_OFFSET: Final = ("lo", "hi", "log")
+_SUMS: Final = ("rows", "sends", "acked", "reads")
+_PARTS: Final = (
+    "conflicts", "displaced", "contradictions", "_lows", "_seen",
+)  # fmt: skip
+"""Fields of `QueueFacts` by how they are merged."""
+
+
 class Spares(NamedTuple):
     """Sends that no acknowledgement gives an offset, in the order of their calls.
 
@@ -308,6 +316,44 @@ class QueueFacts:
         for far in waiting:
             value = far.value if len(far.value) else None
             self._put_here(far.off, far.ns, value, is_low=far.is_low)
+
+    # -- elsewhere -------------------------------------------------------------------------
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory of the arrays by offset."""
+        return sum(getattr(self, name).nbytes for name in _BY_OFFSET)
+
+    def share(self) -> dict[str, Any]:
+        """Return what is known, for the facts of the same offsets elsewhere: see `merge`."""
+        known = (self.lo != NOT_YET) | (self.hi != NEVER) | (self.log != NOTHING)
+        off = np.flatnonzero(known)
+        share = {name: getattr(self, name)[off] for name in _BY_OFFSET}
+        share["at"] = off.astype(np.uint32) if self.size is not None else off
+        for name in (*_SUMS, *_PARTS, "length", "longest", "_held", "_spares", "_pulls"):
+            share[name] = getattr(self, name)
+        return share
+
+    def merge(self, share: Mapping[str, Any]) -> None:
+        """Take what other rows prove of the same offsets; in any order."""
+        at = share["at"].astype(np.int64)
+        self.reserve(int(at[-1]) + 1 if len(at) else 0)
+        self.lo[at] = np.maximum(self.lo[at], share["lo"])
+        self.hi[at] = np.minimum(self.hi[at], share["hi"])
+        acked = share["log"] != NOTHING
+        self._write(at[acked], share["log"][acked])
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + share[name])
+        for name in _PARTS:
+            getattr(self, name).extend(share[name])
+        self._spares += [Spares(*part) for part in share["_spares"]]
+        self._pulls += [Pulls(*part) for part in share["_pulls"]]
+        for replica, parts in share["_held"].items():
+            self._held.setdefault(replica, []).extend(parts)
+        self.length = max(self.length, share["length"])
+        pairs = zip(self.longest, share["longest"], strict=True)
+        longest = (max(pair, key=lambda one: (one[0], -one[1])) for pair in pairs)
+        self.longest = [(end, who) for end, who in longest]
 
     # -- giving ----------------------------------------------------------------------------
 

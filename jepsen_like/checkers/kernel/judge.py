@@ -114,11 +114,11 @@ def judge_queue(facts: QueueFacts) -> Judged:
     """Judge the facts of a whole queue. They are used up by it."""
     facts.settle()
     spares = facts.spares()
-    again = repeated(np.concatenate((_acknowledged(facts), spares.value[~spares.failed])))
+    again = repeated(np.concatenate((acknowledged(facts), spares.value[~spares.failed])))
     return judge_chunks([chunk_of(facts)], again, lambda asks: [look_again(facts, asks[0])])
 
 
-def _acknowledged(facts: QueueFacts) -> I64:
+def acknowledged(facts: QueueFacts) -> I64:
     """Return the value of each offset, and those that had to give way to it."""
     log = facts.log[: facts.end]
     parts: list[I64] = [log[log != NOTHING]]

@@ -59,8 +59,8 @@ class QueueReport(msgspec.Struct):
 class Source(Protocol):
     """An engine over the tables of one run."""
 
-    def prepare(self, wants: tuple[Want, ...]) -> None:
-        """Say which rows of `ops` will be asked for: they may come from the scan of the queues."""
+    def prepare(self, ops: tuple[Want, ...], obs: tuple[Want, ...] = ()) -> None:
+        """Say which rows are asked for next: they may come from one scan, of the queues or not."""
         ...
 
     def nodes(self) -> Any:

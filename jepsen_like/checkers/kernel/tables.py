@@ -71,6 +71,9 @@ class Batch:
     def meets(self, want: Want) -> Flags:
         """Return which rows are wanted."""
         met = np.zeros(self.num_rows, dtype=np.bool_)
+        of_queue = None if want.queue is None else self._is_of(want.queue)
+        if of_queue is not None and not of_queue.any():
+            return met
         for name, values in want.among:
             met |= np.isin(self.numbers(name), values)
         for name, value in want.other_than:
@@ -82,10 +85,11 @@ class Batch:
                 met |= ~self._is_word(name, value)
             else:
                 met |= self.numbers(name) != value
-        if want.queue is not None:
-            met &= self._is_word("topic", want.queue[0])
-            met &= self.numbers("queue") == want.queue[1]
-        return met
+        return met if of_queue is None else met & of_queue
+
+    def _is_of(self, queue: Queue) -> Flags:
+        its: Flags = self._is_word("topic", queue[0]) & (self.numbers("queue") == queue[1])
+        return its
 
     def _is_word(self, name: str, word: str) -> Flags:
         words, codes = self.words(name)
@@ -192,7 +196,7 @@ class MemorySource:
         self._ops = _batches(ops_table(run_id, operations), OPS)
         self._obs = _batches(obs_table(run_id, operations, history.replica_reads), OBS)
 
-    def prepare(self, wants: tuple[Want, ...]) -> None:
+    def prepare(self, ops: tuple[Want, ...], obs: tuple[Want, ...] = ()) -> None:
         """Do nothing: all rows are in memory."""
 
     def nodes(self) -> Any:

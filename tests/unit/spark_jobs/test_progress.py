@@ -33,8 +33,16 @@ class Tracker:
 
 def test_tasks_of_all_stages_that_run_are_one_sum() -> None:
     tracker = Tracker({3: Running(1_000, 20), 4: Running(200, 7), 5: None})
-    assert task_line(tracker, 12.4) == "12 s: 27 of 1,200 tasks of this step are done"
-    assert task_line(Tracker(), 2.0) == "2 s: Spark plans, or reads what was found"
+    assert task_line(tracker, 12.4, {}) == "12 s: 27 of 1,200 tasks of this step are done"
+    assert task_line(Tracker(), 2.0, {}) == "2 s: Spark plans, or reads what was found"
+
+
+def test_a_line_estimates_what_is_left_of_the_step() -> None:
+    began_s: dict[int, float] = {}
+    task_line(Tracker({3: Running(1_000, 0)}), 12.0, began_s)
+    line = task_line(Tracker({3: Running(1_000, 250)}), 42.0, began_s)
+    assert line == "42 s: 250 of 1,000 tasks of this step are done, about 90 s left"
+    assert "left" not in task_line(Tracker({4: Running(8, 1)}), 50.0, began_s)
 
 
 def test_lines_come_until_the_work_is_over() -> None:
