@@ -65,6 +65,7 @@ def test_totals_name_checkers_that_judged_nothing() -> None:
         "total_queue",
         "availability",
         "final_reads",
+        "contents",
     ]
     totals.add(
         msgspec.structs.replace(
