@@ -190,7 +190,7 @@ def test_random_histories_are_judged_as_in_one_place(width: int) -> None:
         assert found == expected, f"random_history, seeds {first} to {first + 9}"
 
 
-@pytest.mark.parametrize("plant", ["stale-read", "duplicate", "slot-written-by-nobody"])
+@pytest.mark.parametrize("plant", ["stale-read", "duplicate", "slot-of-no-send"])
 def test_a_cut_queue_is_judged_as_in_one_place(plant: str, tmp_path: Path) -> None:
     made, _ = generated(Shape(600, 10, 2, seed=3, plant=plant), tmp_path)
     rows = made.operations
