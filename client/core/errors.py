@@ -64,7 +64,10 @@ class NoNameServerError(ClientError):
 
 
 class NoRouteError(ClientError):
-    """The NameServers know no writable (or readable) queue of the topic. Nothing was sent."""
+    """The NameServers know no writable (or readable) queue of the topic. Nothing was sent.
+
+    While its group elects a leader, a send waits for one within its own time.
+    """
 
     retriable = True
     refresh_route = True

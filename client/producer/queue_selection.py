@@ -182,7 +182,7 @@ class PublishTopics:
     async def find(self, name: str, timeout_s: float) -> PublishTopic:
         """Return the topic; a NameServer is asked for one that is not known.
 
-        While its group elects a leader, the NameServer is asked again, once for all who wait.
+        While its group elects a leader, the NameServer is asked again, once for all senders.
 
         Args:
             timeout_s: For how long at most a leader is waited for.

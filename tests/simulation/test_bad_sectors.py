@@ -29,13 +29,22 @@ def spoiled(seed: int, *more: Step, members: int = 3) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "more",
-    [(), (Step(42_000, Kind.POWER_CUT_ALL, "all", 500), Step(73_000, Kind.KILL, "leader", 2_000))],
+    ("seed", "more"),
+    [
+        (5, ()),
+        (
+            12,
+            (
+                Step(42_000, Kind.POWER_CUT_ALL, "all", 500),
+                Step(73_000, Kind.KILL, "leader", 2_000),
+            ),
+        ),
+    ],
     ids=["alone", "with power cuts"],
 )
-def test_bad_sectors_are_repaired_and_end_no_member(more: tuple[Step, ...]) -> None:
+def test_bad_sectors_are_repaired_and_end_no_member(seed: int, more: tuple[Step, ...]) -> None:
     worlds: list[World] = []
-    played = play(spoiled(5, *more), prepare=worlds.append)
+    played = play(spoiled(seed, *more), prepare=worlds.append)
     assert played.is_valid, played.verdict.reason
     assert played.faults["bad_sector"] >= 3
     seen = played.sometimes
