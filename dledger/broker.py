@@ -314,6 +314,7 @@ async def _run_parts(
         limits=server_limits(config),
         tls=listener_tls(config),
         after_batch=group.kick,
+        turn=group.loop_stall,
         budget=memory_budget(config, world.memory_bytes, group.peer_frames),
     )
     async with trio.open_nursery() as nursery:

@@ -81,6 +81,7 @@ async def serve_fast(
         ),
         tls=listener_tls(config),
         after_batch=group.kick,
+        turn=group.loop_stall,
         budget=budget,
     )
     try:

@@ -36,6 +36,7 @@ from remoting.protocol.frame import FrameDecoder, encode_command_parts
 from remoting.protocol.not_supported import not_supported
 from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, answer_error
 from remoting.seams import Stream
+from remoting.turn import Turn
 from remoting.write_buffer import BROKEN, WriteBuffer
 
 _log = get_logger(__name__)
@@ -83,6 +84,7 @@ class Connection:
         always_taken: frozenset[int] = frozenset(),
         on_proven: Callable[[Connection], None] | None = None,
         ends: ConnectionEnds | None = None,
+        turn: Turn | None = None,
     ) -> None:
         """Wrap *stream*, which the connection owns from now on.
 
@@ -94,6 +96,7 @@ class Connection:
             always_taken: Codes of requests that are taken also when the budget is met.
             on_proven: Called once, when the first valid request has come.
             ends: Counts why it ended, with those of other connections.
+            turn: Of the event loop: what arrives is handled in one that has time left.
         """
         self.peer_address = stream.peer_address
         self.local_address = stream.local_address
@@ -109,6 +112,7 @@ class Connection:
         self._always_taken = always_taken
         self._on_proven = on_proven
         self._ends = ends
+        self._turn = turn
         self._share = MemoryShare(budget, limits, stream.peer_address[0], self._give_way_to_a_frame)
         self._heartbeat_until_s = -math.inf
         self._nursery: trio.Nursery | None = None
@@ -423,6 +427,10 @@ class Connection:
             except BROKEN as error:
                 self._note_end(f"broken: {error}")
                 return False
+            if self._turn is not None and self._turn.is_over:
+                await self._turn.wait_for_next()
+                if self._closed:
+                    return False
             now = trio.current_time()
             if not data:
                 self._note_end("ended by the peer")

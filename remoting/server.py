@@ -18,6 +18,7 @@ from remoting.processor_table import ProcessorTable
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer
 from remoting.seams import Listener, Network, ServerTls, Stream
+from remoting.turn import Turn
 
 LOGGED_EVERY_S: Final = 1.0
 """One line for so long about connections that gave way: a flood does not write our logs."""
@@ -63,11 +64,13 @@ class RemotingServer:
         tls: ServerTls | None = None,
         after_batch: Callable[[], None] | None = None,
         budget: MemoryBudget | None = None,
+        turn: Turn | None = None,
     ) -> None:
         """Prepare a server; nothing is bound yet.
 
         Args:
             budget: Memory of all connections; servers of one daemon share one.
+            turn: See `Connection`.
             after_batch: See `Connection`; called after each received chunk of any connection.
         """
         # In order of arrival; a dict without values.
@@ -78,6 +81,7 @@ class RemotingServer:
         self._limits = limits if limits is not None else ServerLimits()
         self._tls = tls
         self._after_batch = after_batch
+        self._turn = turn
         self._accepting: list[trio.CancelScope] = []
         self.budget = budget if budget is not None else MemoryBudget()
         self.places: Places[Connection] = Places(
@@ -153,6 +157,7 @@ class RemotingServer:
             always_taken=limits.reserved_codes,
             on_proven=self.places.prove,
             ends=self.ends,
+            turn=self._turn,
         )
         admission = self.places.admit(connection, trio.current_time())
         if admission is not Admission.SERVED:

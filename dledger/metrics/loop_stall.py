@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import structlog
 import trio
 
 from remoting.clock import thread_cpu_s
+from remoting.turn import TURN_S, Turn
 
 STALL_S: Final = 0.05
 """A turn above it is counted: half of the interval between two heartbeats."""
@@ -38,7 +40,7 @@ class _Slot(NamedTuple):
     cpu_s: float
 
 
-class LoopStall(trio.abc.Instrument):
+class LoopStall(Turn):
     """Measures the turns of the event loop it is put into: it reads clocks three times a turn.
 
     A turn takes longer than its processor time when it waits for a disk, for another thread of the
@@ -51,7 +53,7 @@ class LoopStall(trio.abc.Instrument):
     """
 
     def __init__(self, cpu_clock: Callable[[], float] = thread_cpu_s) -> None:
-        self._now_s: Callable[[], float] = trio.current_time
+        super().__init__()
         self._cpu_s = cpu_clock
         self._began_s: float | None = None
         self._began_cpu_s = 0.0
@@ -78,10 +80,12 @@ class LoopStall(trio.abc.Instrument):
             gc.callbacks.remove(self._garbage)
             self._measure_no_steps()
             trio.lowlevel.remove_instrument(self)
+            self.ends_s = math.inf  # there is no turn whose begin is known any more
 
     def after_io_wait(self, timeout: float) -> None:
         """Note that a turn begins."""
-        self._began_s = self._now_s()
+        self._began_s = began_s = self._now_s()
+        self.ends_s = began_s + TURN_S
         self._began_cpu_s = self._cpu_s()
 
     def before_io_wait(self, timeout: float) -> None:
