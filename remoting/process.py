@@ -55,8 +55,12 @@ OWN_CGROUPS: Final = "/proc/self/cgroup"
 
 LOOK_INTERVAL_S: Final = 1.0
 
+MIDDLE: Final = 5
+"""Collections of the youngest objects, 700 each, after which those of middle age are collected,
+too: half of the interpreter's own number, so that a collection of new objects has half as many."""
+
 COLLECTIONS_MIN: Final = 1
-"""Collections of young objects, each of some 7,000, after which the survivors are looked at."""
+"""Collections of middle age, each of some 3,500, after which the survivors are looked at."""
 
 COLLECTIONS_MAX: Final = 2
 """Above it there are too many survivors for one turn of the loop: a table fills up, or a snapshot
@@ -205,7 +209,7 @@ class GarbageCollection:
     def in_charge(self) -> Iterator[None]:
         """Leave old objects to `run` while the block runs: what it reads at its start, too."""
         young, middle, old = gc.get_threshold()
-        gc.set_threshold(young, middle, NEVER)
+        gc.set_threshold(young, MIDDLE, NEVER)
         gc.freeze()  # modules stay
         self._blocks = max(BLOCKS_MIN, sys.getallocatedblocks())
         try:
