@@ -26,6 +26,9 @@ APPLY_AT_ONCE_QUEUES: Final = 256
 """Queues whose units are written in one go, over all these entries; each takes some 30
 microseconds. The entry that meets the limit is applied as a whole."""
 
+QUEUES_PER_TOPICS: Final = 16
+"""As many queues an entry that changes topics counts for: it takes half a millisecond."""
+
 SPACE_RETRY_S: Final = 1.0
 """How often an entry is tried again that a full disk kept from being applied."""
 
@@ -98,7 +101,7 @@ class Applier:
             if applied.deleted_topics:
                 self._proposals.forget_topics(applied.deleted_topics)
             self._proposals.resolve(index)
-            queues_left -= len(applied.units)
+            queues_left -= len(applied.units) + applied.topics_changed * QUEUES_PER_TOPICS
             touched = applied.touched
             for listener in self.on_applied:
                 self._proposals.call(listener, touched)
