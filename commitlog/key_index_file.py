@@ -141,7 +141,12 @@ class IndexFile:
         phy_offsets: npt.NDArray[np.int64],
         store_times: npt.NDArray[np.int64],
     ) -> None:
-        """Add entries for which there is space; what it holds is void when this raises."""
+        """Add entries for which the file has space.
+
+        Raises:
+            DiskFullError: Nothing was added.
+            OSError: What the file holds is void.
+        """
         count = len(hashes)
         if count <= PLAIN_ENTRIES:
             self._append_plain(hashes.tolist(), phy_offsets.tolist(), store_times.tolist())
@@ -196,16 +201,20 @@ class IndexFile:
         begin_ms = store_times[0] if first == 1 else header.begin_timestamp_ms
         begin_phy = phy_offsets[0] if first == 1 else header.begin_phy_offset
         used_slots, parts = header.used_slots, []
+        newest: dict[int, int] = {}
         for key_hash, phy_offset, store_time in zip(hashes, phy_offsets, store_times, strict=True):
             slot = key_hash % self._slots
-            previous = int(table[slot])
+            previous = newest.get(slot) or int(table[slot])
             used_slots += previous == 0
             seconds = min(max((store_time - begin_ms) // 1000, 0), MAX_TIME_DIFF_S)
             parts.append(_ENTRY.pack(key_hash, phy_offset, seconds, previous))
-            table[slot] = number
-            self._dirty_pages[slot // _SLOTS_PER_PAGE] = True
+            newest[slot] = number
             number += 1
         self.file.write_at(self._entries_at + first * ENTRY_BYTES, b"".join(parts))
+        # Not before: on a full disk the same entries are put again.
+        for slot, newest_number in newest.items():
+            table[slot] = newest_number
+            self._dirty_pages[slot // _SLOTS_PER_PAGE] = True
         self.header = Header(
             begin_ms, store_times[-1], begin_phy, phy_offsets[-1], used_slots, number
         )

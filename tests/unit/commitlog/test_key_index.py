@@ -6,10 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commitlog.disk import OsDisk
-from commitlog.errors import CorruptStoreError, FlushFailedError, ForeignStoreError
+from commitlog.disk import OsDisk, OsFile
+from commitlog.errors import CorruptStoreError, DiskFullError, FlushFailedError, ForeignStoreError
 from commitlog.java_hash import index_key_hash
-from commitlog.key_index import ENTRIES_PER_FILE, SLOTS_PER_FILE, KeyIndex, file_name
+from commitlog.key_index import (
+    ENTRIES_PER_FILE,
+    PLAIN_ENTRIES,
+    SLOTS_PER_FILE,
+    KeyIndex,
+    file_name,
+)
 
 TIME_MS = 1_795_147_871_927
 ALWAYS = (0, 2**62)
@@ -274,6 +280,27 @@ def test_a_flush_that_failed_is_made_up_for_by_the_next(
     assert struct.unpack_from(">i", raw, 36) == (2,)
     slot = index_key_hash("T1", "a") % 7
     assert struct.unpack_from(">i", raw, 40 + 4 * slot) == (1,)
+
+
+@pytest.mark.parametrize("count", [1, 2 * PLAIN_ENTRIES])
+def test_a_full_disk_loses_no_older_key_of_its_slot(
+    root: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    index = open_index(root, slots=1, max_entries=40)
+    put(index, ("a", 1, TIME_MS))
+    more = [("b", 2 + number, TIME_MS) for number in range(count)]
+
+    def no_space(*_: object) -> None:
+        raise DiskFullError("no space left")
+
+    with monkeypatch.context() as full:
+        full.setattr(OsFile, "write_at", no_space)
+        with pytest.raises(DiskFullError):
+            put(index, *more)
+    put(index, *more)
+    assert index.query("T1", "a", 32, *ALWAYS) == [1]
+    assert len(index.query("T1", "b", 32, *ALWAYS)) == count
+    index.close()
 
 
 def test_empty_file_of_a_crash_is_created_again(root: Path) -> None:
