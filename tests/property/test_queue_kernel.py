@@ -196,7 +196,7 @@ def test_repeated_values_are_found_dense_and_sparse() -> None:
 
 def test_tables_in_memory_are_judged_at_once() -> None:
     history = clean_history(3)
-    rows = [op for op in history.operations if op.queue == 0]
+    rows = [op for op in history.operations if (op.topic, op.queue) == (CLEAN_TOPIC, 0)]
     appends = [
         op
         for op in (one.as_append() for one in transactions_of(history.operations).values())
