@@ -175,8 +175,8 @@ class Coalescer:
         records = 0
         nbytes = 0
         max_records = self._max_records
-        if max_bytes is None:
-            max_bytes = self._max_request_bytes
+        limit = self._max_request_bytes
+        max_bytes = limit if max_bytes is None else min(max_bytes, limit)
         waiting = self._waiting
         while pending:
             slot = pending[0]

@@ -128,6 +128,15 @@ def test_a_request_is_limited_by_bytes_and_by_records() -> None:
     assert [_taken(by_records) for _ in range(3)] == [3, 2, 0]
 
 
+def test_no_request_has_more_bytes_than_are_set() -> None:
+    coalescer = Coalescer(max_request_bytes=250)
+    for _ in range(5):
+        coalescer.offer(_slot(0, 100))
+    batch = coalescer.take(1_000)
+    assert batch is not None
+    assert batch.record_count == 2
+
+
 def _taken(coalescer: Coalescer) -> int:
     batch = coalescer.take()
     return 0 if batch is None else batch.record_count
