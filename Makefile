@@ -4,12 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 SOAK_MINUTES ?= 10
-SOAK_AT_LEAST ?= 100
+SOAK_AT_LEAST ?= 40
 DETERMINISM_SEEDS ?= 200
 TEST_JOBS ?= auto
 PEER_FUZZ_FRAMES ?= 1000000
 SMALL_HISTORIES ?= 10000000
+CLEAN_HISTORIES ?= 100000
 CHAOS_SECONDS ?= 60
+LEADER_KILLS ?= 100
 CHAOS_SEED ?= 6
 CHAOS_MUTANTS ?= --at-least 8
 BENCH_OPS ?= 1000000,10000000
@@ -26,7 +28,7 @@ TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
 TWO_AT_A_TIME := -n 2 --dist loadgroup
 ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
 
-.PHONY: setup docs matrix peer-fuzz small-histories check lint types imports unit unit-together unit-alone test slow-together slow-alone chromium java spark bench-spark notebook demo bench bench-peers determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
+.PHONY: setup docs console-pictures proto matrix peer-fuzz small-histories clean-histories check lint types imports unit unit-together unit-alone test slow-together slow-alone chromium java spark bench-spark notebook demo bench bench-peers leader-kills determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
 
 setup: $(STAMP)
 
@@ -75,6 +77,10 @@ slow-alone: setup
 chromium:
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || echo "No browser, so no browser tests: install the package chromium, as root: apt-get install chromium"
 
+# The pictures of docs/operate/console.md, from a running cluster.
+console-pictures: setup chromium
+	$(BIN)/python -m tests.harness.console_pictures
+
 # Spark needs a Java runtime of version 17 or later; without one its tests are skipped and say so.
 java:
 	@java -version 2>&1 | grep -qE '"(1[7-9]|[2-9][0-9])' || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openjdk-17-jre-headless >/dev/null; } || echo "No Java 17, so no Spark: install a JRE 17 or later, as root: apt-get install openjdk-17-jre-headless"
@@ -88,12 +94,23 @@ spark: setup java
 INTEROP := $(VENV)/interop
 CPP_CLIENT := rocketmq==0.4.4
 JS_CLIENT := ali-ons@3.12.0 urllib@2
+GRPC_PYTHON_CLIENT := rocketmq-python-client==5.1.2
+GRPC_NODE_CLIENT := rocketmq-client-nodejs@1.0.8
 
 interop: setup
 	test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
 	test "$$(uname -m)" != x86_64 || $(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check "$(CPP_CLIENT)"
+	test -x $(INTEROP)/grpc/bin/python || $(PYTHON) -m venv $(INTEROP)/grpc
+	$(INTEROP)/grpc/bin/python -m pip install --quiet --disable-pip-version-check "$(GRPC_PYTHON_CLIENT)"
 	! command -v npm >/dev/null || test -d $(INTEROP)/node_modules/ali-ons || npm install --silent --no-audit --no-fund --no-package-lock --no-save --prefix $(INTEROP) $(JS_CLIENT)
+	! command -v npm >/dev/null || test -d $(INTEROP)/node_modules/rocketmq-client-nodejs || npm install --silent --no-audit --no-fund --no-package-lock --no-save --prefix $(INTEROP) $(JS_CLIENT) $(GRPC_NODE_CLIENT)
+	! command -v go >/dev/null || { mkdir -p $(INTEROP)/go && cp tests/interop/grpc_go/* $(INTEROP)/go && cd $(INTEROP)/go && go mod tidy -e 2>/dev/null && go build -o ../grpc_go .; }
+	! command -v mvn >/dev/null || test -f $(INTEROP)/java/complete || { mvn -q -B -f tests/peers/load/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(abspath $(INTEROP))/java && touch $(INTEROP)/java/complete; }
 	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -rs --durations=10 tests/interop
+
+# The code of the gRPC protocol, from its interface file; a test compares what is stored.
+proto: setup
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. dledger/proxy/messaging.proto
 
 # Every service, every trouble of a leader, ten moments each.
 matrix: setup
@@ -135,6 +152,9 @@ bench: setup
 # and Java with Maven. A short run, which leaves the page alone: PEERS="--rounds 1 --seconds 1".
 PEERS ?= --docs
 
+leader-kills: setup
+	LEADER_KILLS=$(LEADER_KILLS) $(BIN)/python -m pytest -q -s -x --timeout 3600 tests/integration/test_leader_kills.py
+
 bench-peers: setup
 	$(BIN)/python -m tests.peers $(PEERS)
 
@@ -156,6 +176,9 @@ peer-fuzz: setup
 	DLEDGER_PEER_FUZZ_FRAMES=$(PEER_FUZZ_FRAMES) $(PYTEST) --timeout 3600 tests/property/test_peer_port_fuzz.py
 
 # Ten million small histories of a queue: the checker agrees with exhaustive search on each.
+clean-histories: setup
+	DLEDGER_CLEAN_HISTORIES=$(CLEAN_HISTORIES) $(PYTEST) -m slow -n $(TEST_JOBS) tests/property/test_checker_mutations.py -k clean_histories
+
 small-histories: setup
 	DLEDGER_SMALL_HISTORIES=$(SMALL_HISTORIES) $(PYTEST) -m slow --timeout 3600 -n $(TEST_JOBS) tests/property/test_small_histories.py
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypeVar
@@ -499,9 +500,13 @@ class BlockingAdmin:
         """As `Admin.lags`."""
         return self._client._call(self._admin.lags)
 
-    def reset_offsets(self, group: str, topic: str, timestamp_ms: int) -> OffsetsReset:
+    def reset_offsets(
+        self, group: str, topic: str, timestamp_ms: int, *, offset: int | None = None
+    ) -> OffsetsReset:
         """As `Admin.reset_offsets`."""
-        return self._client._call(self._admin.reset_offsets, group, topic, timestamp_ms)
+        return self._client._call(
+            partial(self._admin.reset_offsets, offset=offset), group, topic, timestamp_ms
+        )
 
     def clone_offsets(self, source: str, target: str, *, topic: str | None = None) -> None:
         """As `Admin.clone_offsets`."""
@@ -531,12 +536,19 @@ class BlockingAdmin:
         return self._client._call(work)
 
     def resend_dead_letters(
-        self, group: str, *, offset: int | None = None, limit: int | None = None
+        self,
+        group: str,
+        *,
+        offset: int | None = None,
+        limit: int | None = None,
+        queue: MessageQueue | None = None,
     ) -> int:
         """As `Admin.resend_dead_letters`."""
 
         async def work() -> int:
-            return await self._admin.resend_dead_letters(group, offset=offset, limit=limit)
+            return await self._admin.resend_dead_letters(
+                group, offset=offset, limit=limit, queue=queue
+            )
 
         return self._client._call(work)
 

@@ -29,10 +29,8 @@ from client.core.route import parse_address_list
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
 from remoting.access.account_file import parse_credentials
-from remoting.clock import TrioClock
-from remoting.executor import ThreadExecutor
+from remoting.machine import SystemRng, ThreadExecutor, TrioClock
 from remoting.protocol.signature import Credentials
-from remoting.rng import SystemRng
 from remoting.tcp import TcpNetwork, client_tls
 
 CREDENTIALS_FILE: Final = "DLEDGER_CREDENTIALS"

@@ -9,11 +9,9 @@ from threading import Lock
 from typing import Final
 
 from commitlog.errors import FlushFailedError, LogBusyError
-from commitlog.extent import Extent
 from commitlog.log_reader import LogFiles, LogReader
-from commitlog.mark import Mark
+from commitlog.mark import Extent, Mark, SlotFile
 from commitlog.segment import Segment, encode_blank, segment_base
-from commitlog.slot_file import SlotFile
 
 EXTENT_WINDOW_BYTES: Final = 64 << 20
 """How far ahead the extent is noted: what recovery reads at most behind the last entry."""

@@ -19,9 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from commitlog.consume_queue_flush import Move, Part
 from commitlog.errors import InvariantBroken, OffsetOutOfRangeError
-from commitlog.queue_files import QueueFiles, QueueKey
+from commitlog.queue_files import Move, Part, QueueFiles, QueueKey
 from commitlog.queue_unit import UNIT_BYTES, UNIT_DTYPE, Units, fillers
 from commitlog.shared_units import Row, RowKind, Tail
 

@@ -13,9 +13,8 @@ from itertools import islice
 from typing import Final
 
 from commitlog.consume_queue import ConsumeQueue, Sharing
-from commitlog.consume_queue_flush import ConsumeQueueFlush, Move
 from commitlog.errors import InvariantBroken
-from commitlog.queue_files import QueueFiles
+from commitlog.queue_files import ConsumeQueueFlush, Move, QueueFiles
 from commitlog.queue_unit import UNIT_BYTES
 from commitlog.seams import Disk
 from commitlog.shared_units import Row, RowKind, SharedUnits

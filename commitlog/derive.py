@@ -19,13 +19,6 @@ from typing_extensions import Buffer
 
 from commitlog.entry import KIND_RECORDS, EntryHeader, record_sizes, record_starts
 from commitlog.errors import CorruptEntryError, CorruptRecordError
-from commitlog.java_hash import (
-    index_hashes,
-    index_key_hash,
-    java_hash_matrix,
-    raw_tags_code,
-    topic_prefix_hash,
-)
 from commitlog.properties import (
     KEY_SEPARATOR,
     PROPERTY_KEYS,
@@ -34,7 +27,15 @@ from commitlog.properties import (
     PROPERTY_UNIQ_KEY,
     get_property,
 )
-from commitlog.queue_unit import UNIT_DTYPE, Units
+from commitlog.queue_unit import (
+    UNIT_DTYPE,
+    Units,
+    index_hashes,
+    index_key_hash,
+    java_hash_matrix,
+    raw_tags_code,
+    topic_prefix_hash,
+)
 from commitlog.record import (
     SYS_FLAG_PREPARED,
     SYS_FLAG_ROLLBACK,

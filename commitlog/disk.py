@@ -3,6 +3,9 @@
 Linux is the platform. Where a call is missing (`posix_fallocate`, `fdatasync`) the nearest one
 stands in: space is then not reserved but asked for at write, which `write_at` reports just as well,
 and a flush is the strongest one there is (macOS keeps what `fsync` wrote in the drive's cache).
+
+A file may be used for as long as its owner likes; `Descriptors` decides whether it has a
+descriptor meanwhile. One that was given back is opened again at the next use, by its path.
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ import mmap
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from typing import Final
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeVar
 
 from typing_extensions import Buffer
 
-from commitlog.descriptors import Descriptors
 from commitlog.errors import (
     DiskFullError,
     FlushFailedError,
@@ -26,7 +29,93 @@ from commitlog.errors import (
     OffsetOutOfRangeError,
     StoreLockedError,
 )
-from commitlog.seams import DiskFile, Lock
+from commitlog.seams import NO_DESCRIPTOR, DiskFile, Lock
+
+T = TypeVar("T")
+
+
+class DescriptorUser(Protocol):
+    """What this module sees of a file."""
+
+    last_use: int
+    """`Descriptors.uses` at its last use."""
+
+    @property
+    def descriptors(self) -> int:
+        """How many it has: a mapping holds one of its own."""
+
+    def give_up_descriptors(self) -> bool:
+        """Close what is not in use; tell whether anything was closed. Called under the lock."""
+
+
+class Descriptors:
+    """Files with a descriptor, of one disk.
+
+    Attributes:
+        lock: Held while a file gets or gives back a descriptor.
+        uses: Goes up with each use of a file. Without the lock: it only decides which one goes
+            first.
+    """
+
+    __slots__ = ("_count", "_files", "_most", "lock", "uses")
+
+    def __init__(self, most: int | None) -> None:
+        """Hold none yet.
+
+        Args:
+            most: Number that is kept; None: as many as the process may have.
+        """
+        # A file that is opened gives others up, under the same lock.
+        self.lock = threading.RLock()
+        self._most = most
+        self.uses = 0
+        self._count = 0
+        self._files: dict[DescriptorUser, None] = {}
+
+    @property
+    def count(self) -> int:
+        """How many descriptors the files have now."""
+        return self._count
+
+    def taken(self, file: DescriptorUser, more: int) -> None:
+        """Note that *file* has *more* descriptors than before; others give theirs back for it."""
+        with self.lock:
+            self._count += more
+            self._files[file] = None
+            while self._most is not None and self._count > self._most:
+                if not self._give_one_back(file):
+                    return
+
+    def given_back(self, file: DescriptorUser, count: int) -> None:
+        """Note that *file* has *count* descriptors less."""
+        with self.lock:
+            self._count -= count
+            if not file.descriptors:
+                self._files.pop(file, None)
+
+    def opened(self, get: Callable[[], T]) -> T:
+        """Return what *get* opens; where no descriptor is left, files give theirs back first.
+
+        Raises:
+            OSError: As *get*; with EMFILE or ENFILE when no file has one that can be given back.
+        """
+        while True:
+            try:
+                return get()
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTOR:
+                    raise
+                with self.lock:
+                    if not self._give_one_back(None):
+                        raise
+
+    def _give_one_back(self, spared: DescriptorUser | None) -> bool:
+        """Close the file that was not used for longest; tell whether there was one."""
+        others = (file for file in self._files if file is not spared)
+        return any(
+            file.give_up_descriptors() for file in sorted(others, key=lambda file: file.last_use)
+        )
+
 
 if sys.platform != "win32":
     import fcntl
@@ -83,7 +172,7 @@ def _flush_each(disk: OsDisk, paths: Sequence[str], folders: Sequence[str]) -> N
 class OsFile:
     """An open file (see `commitlog.seams.DiskFile`). `flush` may run in a worker thread.
 
-    It may have no descriptor while it is not used: `commitlog.descriptors` takes it back.
+    It may have no descriptor while it is not used: `commitlog.disk` takes it back.
     """
 
     __slots__ = ("_closed", "_fd", "_path", "_pool", "_size", "_users", "_view", "last_use")

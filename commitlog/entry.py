@@ -18,10 +18,10 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
@@ -71,14 +71,13 @@ _SYS_FLAG_LOW_BYTE: Final = SYS_FLAG_OFFSET + 3
 _PLAIN_PATCH_RECORDS: Final = 24
 """Up to here patching record by record is cheaper than starting numpy (measured)."""
 
-_PLAIN_SIZES: Final = 64
+_PLAIN_SIZES: Final = 256
 """Up to here adding up sizes without numpy is cheaper, by far for the few of a common entry."""
 
 _KINDS: Final = frozenset({KIND_NO_OP, KIND_RECORDS, KIND_CONFIG})
 
 
-@dataclass(slots=True)
-class EntryHeader:
+class EntryHeader(msgspec.Struct):
     """A frame's header. `body_start` is where the first record begins, counted in the frame."""
 
     size: int
@@ -103,8 +102,7 @@ class EntryHeader:
         return self.position + self.size
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """Consecutive records of one queue in a batch."""
 
     topic: str
@@ -112,8 +110,7 @@ class Run:
     count: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordBatch:
+class RecordBatch(msgspec.Struct, frozen=True, eq=False):
     """Encoded records that must go into one entry together.
 
     Args:
@@ -254,7 +251,7 @@ def seal_entry(
             flag has IPv6.
     Raises:
         InvariantBroken: Sizes, runs or hosts do not fit the records: a bug of the caller, which
-            checks foreign batches with `commitlog.record_layout.verify_record_layout`.
+            checks foreign batches with `commitlog.message_batch.verify_record_layout`.
     """
     if len(batches) == 1:
         sizes = batches[0].sizes
@@ -359,7 +356,8 @@ def _check_batches(
         raise InvariantBroken(f"{len(queue_offsets)} queue offsets for {len(runs)} runs")
     if sum([run.count for run in runs]) != count:
         raise InvariantBroken("runs and record sizes count differently")
-    if int(sizes.sum(dtype=np.int64)) != records_bytes or int(sizes.min()) < MIN_RECORD_BYTES:
+    total, least = _sum_and_least(sizes)
+    if total != records_bytes or least < MIN_RECORD_BYTES:
         raise InvariantBroken(f"record sizes do not add up to {records_bytes} bytes")
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing_extensions import Buffer
 
 from commitlog.allocator import Allocator
+from commitlog.damage import LogRepair
 from commitlog.entry import EntryHeader, parse_header, verify_frame
 from commitlog.entry_index import DEFAULT_UNITS_PER_FILE, EntryIndex
 from commitlog.errors import (
@@ -22,11 +23,8 @@ from commitlog.errors import (
     InvariantBroken,
     MQError,
 )
-from commitlog.extent import Extent, Truncation
-from commitlog.log_format import LogFormat, check_format
 from commitlog.log_reader import FlushTicket, LogFiles, LogReader
-from commitlog.log_repair import LogRepair
-from commitlog.mark import Anchor, Mark, load_anchor, store_anchor
+from commitlog.mark import Anchor, Extent, Mark, SlotFile, Truncation, load_anchor, store_anchor
 from commitlog.recovery import (
     Recovered,
     Recovery,
@@ -38,11 +36,12 @@ from commitlog.seams import Disk
 from commitlog.segment import (
     BLANK_BYTES,
     DEFAULT_SEGMENT_BYTES,
+    LogFormat,
     Segment,
+    check_format,
     place,
     segment_base,
 )
-from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
 
 
@@ -180,13 +179,23 @@ class EntryLog(LogReader):
             )
         return place(self.end_position, size, self._segment_bytes)
 
-    def append(self, frame: Buffer, *, sealed_here: bool = False) -> EntryHeader:
+    def append(
+        self,
+        frame: Buffer,
+        *,
+        sealed_here: bool = False,
+        header: EntryHeader | None = None,
+        verified_after: int | None = None,
+    ) -> EntryHeader:
         """Write one sealed frame behind the newest entry; volatile until flushed.
 
         Args:
             frame: Copied; the caller may reuse it.
             sealed_here: This process sealed the frame just now for this very place: body and
                 chain are not computed a second time.
+            header: What `parse_header` returned for *frame*, where the caller has it already.
+            verified_after: Chain with which `verify_frame` has passed *frame* and *header*: if it
+                is the newest entry's here, that is not done a second time.
         Returns:
             The frame's header.
         Raises:
@@ -197,7 +206,8 @@ class EntryLog(LogReader):
         """
         if self._health.failure is not None or self._health.closed:
             raise self._health.refusal()
-        header = parse_header(frame)
+        if header is None:
+            header = parse_header(frame)
         size = header.size
         end = self.end_position
         index = self.last_index + 1
@@ -216,7 +226,7 @@ class EntryLog(LogReader):
                 f"cannot follow entry {self.last_index} of term {self.last_term}: "
                 f"index {index} at {position} is next"
             )
-        if not sealed_here:
+        if not sealed_here and verified_after != self.last_chain:
             verify_frame(view, header, self.last_chain)
         segment = self._segments.get(position - position % self._segment_bytes)
         if (

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from commitlog.errors import CorruptStoreError, ForeignStoreError
-from commitlog.java_hash import index_key_hash
 from commitlog.key_index_file import (
     ENTRY_BYTES,
     ENTRY_DTYPE,
@@ -33,6 +32,7 @@ from commitlog.key_index_file import (
     FileFlush,
     IndexFile,
 )
+from commitlog.queue_unit import index_key_hash
 from commitlog.seams import CANNOT_BE_READ, Disk, UtcOffset, utc
 
 SLOTS_PER_FILE: Final = 5_000_000

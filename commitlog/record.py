@@ -23,7 +23,7 @@ from typing import Final
 from typing_extensions import Buffer
 
 from commitlog.errors import CorruptRecordError, LocalProtocolError
-from commitlog.properties import decode_properties
+from commitlog.properties import MAX_PROPERTIES_BYTES, decode_properties
 
 MAGIC_V1: Final = 0xDAA320A7
 """Unsigned. The topic's length is one byte."""
@@ -65,8 +65,6 @@ MIN_RECORD_BYTES: Final = 91
 MAX_TOPIC_V1_BYTES: Final = 127
 MAX_TOPIC_BYTES: Final = 32767
 """The V2 length field is a signed 16-bit integer."""
-MAX_PROPERTIES_BYTES: Final = 32767
-"""The length field is a signed 16-bit integer."""
 BODY_CRC_MASK: Final = 0x7FFFFFFF
 """RocketMQ stores 31 bits of the CRC so that Java's int stays positive."""
 

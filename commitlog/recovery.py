@@ -36,12 +36,9 @@ from commitlog.errors import (
     ForeignStoreError,
     NewerEntryError,
 )
-from commitlog.extent import Extent, Truncation
-from commitlog.log_format import LogFormat
-from commitlog.mark import Anchor, Mark
+from commitlog.mark import Anchor, Extent, Mark, SlotFile, Truncation
 from commitlog.seams import Disk
-from commitlog.segment import BLANK_BYTES, Segment, encode_blank, place, segment_base
-from commitlog.slot_file import SlotFile
+from commitlog.segment import BLANK_BYTES, LogFormat, Segment, encode_blank, place, segment_base
 from commitlog.store_paths import StorePaths, parse_file_name
 
 _MAGIC_BYTES: Final = ENTRY_MAGIC.to_bytes(4, "big")

@@ -11,6 +11,9 @@ from typing_extensions import Buffer
 CANNOT_BE_READ: Final = frozenset({errno.EIO, errno.EBADF, errno.ENODATA})
 """What `DiskFile.read` raises for a bad sector, as file systems report it; or for a closed file."""
 
+NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""The process, or the machine, has no descriptor left: the disk itself may be sound."""
+
 UtcOffset = Callable[[int], int]
 """Wall time in ms to the milliseconds that local time is ahead of UTC then."""
 

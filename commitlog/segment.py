@@ -4,17 +4,24 @@ A segment is named by the position of its first byte, a multiple of the segment 
 never spans two: when it and the 8 bytes of a blank do not fit any more, a blank record fills the
 rest and the entry begins the next segment. A blank has the same bytes on every replica.
 
-Spec: docs/reference/formats.md, section 5.
+The format of a folder records how its log was written: sizes that cannot change while files of the
+old size are there.
+
+Spec: docs/reference/formats.md, sections 5 and 9.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
+from commitlog.errors import ConfigError, CorruptStoreError, ForeignStoreError
 from commitlog.record import BLANK_MAGIC
-from commitlog.seams import CANNOT_BE_READ, DiskFile
+from commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
+from commitlog.store_paths import StorePaths
 
 DEFAULT_SEGMENT_BYTES: Final = 1 << 30
 """RocketMQ's mappedFileSizeCommitLog."""
@@ -133,3 +140,82 @@ class Segment:
     def close(self) -> None:
         """Give the descriptor back. Idempotent."""
         self.file.close()
+
+
+# --------------------------------------------------------------------------- the format of a folder
+
+
+FORMAT_VERSION: Final = 1
+MIN_SEGMENT_BYTES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LogFormat:
+    """Sizes a log was made with."""
+
+    segment_bytes: int
+    index_units_per_file: int
+
+    def encode(self) -> bytes:
+        """Return the content of the format file: one line of JSON."""
+        fields = {
+            "format": FORMAT_VERSION,
+            "segment_bytes": self.segment_bytes,
+            "index_units_per_file": self.index_units_per_file,
+        }
+        return json.dumps(fields).encode() + b"\n"
+
+
+def check_format(disk: Disk, paths: StorePaths, wanted: LogFormat) -> LogFormat:
+    """Return the format of the folder; a new folder gets *wanted*.
+
+    The size of index files is taken from the folder, the segment size must be the same.
+
+    Raises:
+        ConfigError: A size that no log can have.
+        ForeignStoreError: Another segment size, a newer version, or segments of another program.
+        CorruptStoreError: The format file is damaged.
+    """
+    if not MIN_SEGMENT_BYTES <= wanted.segment_bytes <= MAX_SEGMENT_BYTES:
+        raise ConfigError(
+            f"segment size {wanted.segment_bytes} is not within "
+            f"{MIN_SEGMENT_BYTES} and {MAX_SEGMENT_BYTES} bytes"
+        )
+    if wanted.index_units_per_file < 1:
+        raise ConfigError(f"{wanted.index_units_per_file} units do not make an index file")
+    if not disk.exists(paths.format):
+        if disk.list_dir(paths.commitlog):
+            raise ForeignStoreError(
+                f"{paths.commitlog} holds files of another program: {paths.format} is missing"
+            )
+        disk.make_dir(paths.raft)
+        disk.replace(paths.format, wanted.encode())
+        return wanted
+    found = _decode(disk.read(paths.format), paths.format)
+    if found.segment_bytes != wanted.segment_bytes:
+        raise ForeignStoreError(
+            f"{paths.root} was written with segments of {found.segment_bytes} bytes, "
+            f"not {wanted.segment_bytes}"
+        )
+    return found
+
+
+def read_format(disk: Disk, paths: StorePaths) -> LogFormat:
+    """Return the format of a folder that has one; raises like `check_format`."""
+    return _decode(disk.read(paths.format), paths.format)
+
+
+def _decode(data: bytes, path: str) -> LogFormat:
+    try:
+        fields = json.loads(data)
+        version = fields["format"]
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise ForeignStoreError(
+                f"{path} has format {version}; this version knows up to {FORMAT_VERSION}"
+            )
+        found = LogFormat(int(fields["segment_bytes"]), int(fields["index_units_per_file"]))
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise CorruptStoreError(f"the format file {path} is damaged: {error}") from error
+    if found.index_units_per_file < 1 or found.segment_bytes < MIN_SEGMENT_BYTES:
+        raise CorruptStoreError(f"the format file {path} is damaged: {found}")
+    return found

@@ -21,9 +21,9 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from commitlog.errors import CorruptStoreError, DiskFullError
+from commitlog.mark import SlotFile, newest_payload
 from commitlog.queue_unit import UNIT_BYTES
 from commitlog.seams import Disk, DiskFile
-from commitlog.slot_file import SlotFile, newest_payload
 
 CHUNK_MAGIC: Final = 0xD1ED5A01
 FILE_BYTES_MIN: Final = 4 << 20

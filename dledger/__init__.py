@@ -1,9 +1,9 @@
 """The API of the client: every name that a program which sends and consumes messages writes.
 
 `import dledger` starts nothing and loads nothing: a name is loaded at its first use. The names
-below, those of `dledger.errors` and `dledger.blocking`, and the test kit `dledger.testing` are the
-API; names of other modules change without notice. The client needs nothing that Windows or macOS
-do not have; the daemons are for Linux.
+below, those of `dledger.errors`, `dledger.aio` and `dledger.blocking`, and the test kit
+`dledger.testing` are the API; names of other modules change without notice. The client needs
+nothing that Windows or macOS do not have; the daemons are for Linux.
 """
 
 from importlib import import_module
@@ -43,6 +43,7 @@ _MODULES = {
     "ConsumeFrom": "client.consumer.offsets",
     "ConsumeFromWhere": "remoting.protocol.bodies",
     "ConsumeStatus": "client.consumer.listener",
+    "ConsumeStep": "client.consumer.steps",
     "FROM_FIRST": "client.consumer.offsets",
     "FROM_LAST": "client.consumer.offsets",
     "FlowLimits": "client.consumer.process_queue",
@@ -55,6 +56,8 @@ _MODULES = {
     "PullStatus": "client.core.message_ext",
     "PushConfig": "client.consumer.config",
     "PushConsumer": "client.consumer.push_consumer",
+    "ReceivedMessage": "client.consumer.pop_calls",
+    "SimpleConsumer": "client.consumer.simple_consumer",
     "SubscriptionExpression": "client.consumer.subscriptions",
     # Share queues out
     "AllocateMessageQueueStrategy": "client.consumer.rebalance",
@@ -75,10 +78,10 @@ _MODULES = {
     "SendMessageContext": "client.core.hooks",
     "SendMessageHook": "client.core.hooks",
     # Read message trace
-    "TRACE_TOPIC": "client.trace.dispatcher",
-    "TraceBean": "client.trace.data",
-    "TraceContext": "client.trace.data",
-    "TraceType": "client.trace.data",
+    "TRACE_TOPIC": "client.trace",
+    "TraceBean": "client.trace",
+    "TraceContext": "client.trace",
+    "TraceType": "client.trace",
     # Administrate
     "Admin": "client.admin.admin",
     "DeadLetterGroup": "client.admin.messages",
@@ -89,6 +92,7 @@ _MODULES = {
     "SubscriptionGroupConfig": "remoting.protocol.bodies",
     "TopicConfig": "remoting.protocol.bodies",
     # Modules
+    "aio": "dledger.aio",
     "blocking": "dledger.blocking",
     "errors": "dledger.errors",
     "testing": "dledger.testing",
@@ -104,6 +108,7 @@ if TYPE_CHECKING:
     from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage, Listener
     from client.consumer.lite_pull_consumer import LitePullConsumer
     from client.consumer.offsets import FROM_FIRST, FROM_LAST, ConsumeFrom
+    from client.consumer.pop_calls import ReceivedMessage
     from client.consumer.process_queue import FlowLimits
     from client.consumer.pull_consumer import PullConsumer
     from client.consumer.push_consumer import PushConsumer
@@ -117,6 +122,8 @@ if TYPE_CHECKING:
         ConsistentHash,
         NearbyMachineRoom,
     )
+    from client.consumer.simple_consumer import SimpleConsumer
+    from client.consumer.steps import ConsumeStep
     from client.consumer.subscriptions import SubscriptionExpression
     from client.core.client_instance import ClientConfig, ClientInstance
     from client.core.hooks import (
@@ -148,9 +155,8 @@ if TYPE_CHECKING:
     from client.producer.results import BatchSendResult, SendFuture
     from client.producer.transaction import HalfMessage, TransactionSendResult
     from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
-    from client.trace.data import TraceBean, TraceContext, TraceType
-    from client.trace.dispatcher import TRACE_TOPIC
-    from dledger import blocking, errors, testing
+    from client.trace import TRACE_TOPIC, TraceBean, TraceContext, TraceType
+    from dledger import aio, blocking, errors, testing
     from remoting.protocol.bodies import (
         ConsumeFromWhere,
         MessageModel,
@@ -205,6 +211,7 @@ __all__ = [
     "ConsumeFrom",
     "ConsumeFromWhere",
     "ConsumeStatus",
+    "ConsumeStep",
     "FROM_FIRST",
     "FROM_LAST",
     "FlowLimits",
@@ -217,6 +224,8 @@ __all__ = [
     "PullStatus",
     "PushConfig",
     "PushConsumer",
+    "ReceivedMessage",
+    "SimpleConsumer",
     "SubscriptionExpression",
     "AllocateMessageQueueStrategy",
     "Averagely",
@@ -246,6 +255,7 @@ __all__ = [
     "RequestCode",
     "SubscriptionGroupConfig",
     "TopicConfig",
+    "aio",
     "blocking",
     "errors",
     "testing",

@@ -1,4 +1,4 @@
-"""One broker daemon, put together: store, group, processors, server, registration.
+"""One broker daemon, put together: store, group, processors, ports, registration.
 
 Order of start: open and replay the store, join the group, serve clients, register. Order of a
 clean stop: leave the NameServers, take nothing new, answer what is in flight, close the store.
@@ -6,9 +6,10 @@ clean stop: leave the NameServers, take nothing new, answer what is in flight, c
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -20,12 +21,14 @@ from commitlog.consume_queue_store import MAX_OPEN_FILES
 from commitlog.seams import Disk, UtcOffset, utc
 from commitlog.store_paths import StorePaths
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
+from dledger.broker_metrics import BrokerMetrics, LeaderChanges, Readiness
+from dledger.broker_settings import BrokerSettings
 from dledger.config import BrokerConfig
-from dledger.fence import LeaderService
-from dledger.group import Group
-from dledger.live_settings import LiveSettings, Parts
-from dledger.membership_changes import MembershipChanges
-from dledger.part_settings import (
+from dledger.group import Group, VotersClock
+from dledger.group_api import LeaderService
+from dledger.live_settings import (
+    LiveSettings,
+    Parts,
     broker_settings,
     disk_bytes,
     disk_ratio,
@@ -33,40 +36,162 @@ from dledger.part_settings import (
     group_settings,
     listener_tls,
     memory_budget,
-    namesrv_tls,
     own_credentials,
     packed_address,
     raft_settings,
     server_limits,
     store_settings,
 )
-from dledger.ports import processor_table, serve_fast, serve_metrics
 from dledger.processors.admin import AuthProcessor, BrokerConfigProcessor
-from dledger.processors.raft import RaftChangeProcessor
+from dledger.processors.handles import codes_of, topic_of_message_at
+from dledger.processors.pull import PullProcessor
+from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
 from dledger.processors.transactions import CheckBack
 from dledger.processors.wiring import (
+    LOCAL_ADMIN,
     BrokerProcessors,
     LogFolder,
     ProcessorSeams,
+    broker_rules,
     register_processors,
 )
-from dledger.raft.clocks import VotersClock
 from dledger.raft.identity import Identity, check_owner
 from dledger.registration import RegisteredBroker, Registration
 from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
+from dledger.services.throughput import Traffic
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.store import ReplicaStore
-from remoting.access.account_store import AccountStore
+from remoting.access.account_file import AccountStore
+from remoting.access.gate import AccessGate, LocalAdmin, guarded_table
 from remoting.client import RemotingClient
-from remoting.metrics.families import load_library
-from remoting.metrics.server_metrics import ServerMetrics
-from remoting.process import GarbageCollection
+from remoting.connection import OnAnswer
+from remoting.machine import GarbageCollection
+from remoting.memory_budget import MemoryBudget
+from remoting.metrics import Guard, MetricsServer, RpcLatency, ServerMetrics, load_library
+from remoting.processor_table import ProcessorTable
 from remoting.seams import Clock, Executor, Network, Rng
 from remoting.server import RemotingServer
+from remoting.tcp import client_tls
 
 log = structlog.get_logger(__name__)
+
+PULLS: Final = codes_of(PullProcessor)
+"""What the VIP channel does not answer, as in RocketMQ."""
+
+FAST_SHARE: Final = 4
+"""Share of the connections that the VIP channel gets: few clients are that old."""
+
+
+def processor_table(
+    group: Group,
+    accounts: AccountStore | None,
+    cluster: str,
+    *,
+    clock: Clock,
+    rng: Rng,
+    open_admin: bool,
+) -> tuple[ProcessorTable, Guard | None]:
+    """Return an empty table that is guarded as the settings ask for, and its guard."""
+    if accounts is not None:
+        rules = broker_rules(topic_of_message_at(group), cluster)
+        gate = AccessGate(accounts, rules, clock, rng)
+        return guarded_table(gate), gate
+    if open_admin:
+        return ProcessorTable(None), None
+    local = LocalAdmin(LOCAL_ADMIN)
+    return ProcessorTable(local.guard), local
+
+
+async def serve_fast(
+    config: BrokerConfig,
+    group: Group,
+    network: Network,
+    table: ProcessorTable,
+    budget: MemoryBudget,
+    nursery: trio.Nursery,
+    on_answer: OnAnswer | None,
+) -> RemotingServer | None:
+    """Serve the VIP channel of old clients, if its port is free; they use the other one, too."""
+    port = config.fast_listen_port
+    if not port:
+        return None
+    limits = server_limits(config)
+    server = RemotingServer(
+        network,
+        table.without(PULLS),
+        limits=replace(
+            limits,
+            max_connections=max(limits.max_connections // FAST_SHARE, 1),
+            reserved_connections=limits.reserved_connections // FAST_SHARE,
+        ),
+        tls=listener_tls(config),
+        after_batch=group.kick,
+        turn=group.loop_stall,
+        budget=budget,
+        on_answer=on_answer,
+    )
+    try:
+        await nursery.start(server.serve, config.server.listen_host, port)
+    except OSError as error:
+        log.warning(
+            "fast_port_left_out",
+            port=port,
+            error=str(error),
+            next_step="set server.fast_listen_port to a free port, or to 0",
+        )
+        return None
+    return server
+
+
+async def serve_metrics(
+    config: BrokerConfig,
+    group: Group,
+    processors: BrokerProcessors,
+    settings: BrokerSettings,
+    retention: RetentionService,
+    ports: ServerMetrics,
+    network: Network,
+    clock: Clock,
+    nursery: trio.Nursery,
+) -> tuple[str, int] | None:
+    """Serve the page for Prometheus, if it is wanted and its port is free."""
+    wanted = config.metrics_address
+    if wanted is None:
+        return None
+    traffic = Traffic(lambda: group.leadership is not None)
+    leaders = LeaderChanges(group)
+    metrics = BrokerMetrics(
+        group,
+        processors,
+        settings,
+        traffic,
+        leaders,
+        ports=ports,
+        given_up_bytes=retention.given_up_bytes,
+        member=config.raft.self_id,
+        clock=clock,
+    )
+    server = MetricsServer(network, metrics.pieces, Readiness(group).not_ready)
+    try:
+        address: tuple[str, int] = await nursery.start(server.serve, *wanted)
+    except OSError as error:
+        # Without the page a broker is less watched; it serves its clients all the same.
+        log.warning(
+            "metrics_port_left_out",
+            address=f"{wanted[0]}:{wanted[1]}",
+            error=str(error),
+            next_step="set metrics.listen_port to a free port, or to 0",
+        )
+        return None
+    processors.throughput.traffic = traffic
+    group.on_units.append(traffic.on_units)
+    group.on_role_change.append(leaders.role_changed)
+    leaders.role_changed()
+    log.info("metrics_served", address=f"{address[0]}:{address[1]}")
+    return address
+
 
 DEFAULT_MEMORY_BYTES: Final = 2_684_354_560
 """2.5 GiB, for a caller that does not know how much there is: 40 % of it is 1 GiB."""
@@ -308,6 +433,8 @@ async def _run_parts(
     processors.register(table)
     changes = RaftChangeProcessor(MembershipChanges(group, world.clock))
     register_processors(table, group, changes)
+    latency = None if config.metrics_address is None else RpcLatency()
+    on_answer = None if latency is None else latency.answered
     server = RemotingServer(
         world.network,
         table,
@@ -316,6 +443,7 @@ async def _run_parts(
         after_batch=group.kick,
         turn=group.loop_stall,
         budget=memory_budget(config, world.memory_bytes, group.peer_frames),
+        on_answer=on_answer,
     )
     async with trio.open_nursery() as nursery:
         remoting = RemotingClient(
@@ -342,7 +470,9 @@ async def _run_parts(
         address: tuple[str, int] = await nursery.start(
             server.serve, config.server.listen_host, config.server.listen_port
         )
-        fast_server = await serve_fast(config, group, world.network, table, server.budget, nursery)
+        fast_server = await serve_fast(
+            config, group, world.network, table, server.budget, nursery, on_answer
+        )
         servers = [server] if fast_server is None else [server, fast_server]
         metrics_address = await serve_metrics(
             config,
@@ -350,7 +480,7 @@ async def _run_parts(
             processors,
             settings,
             retention,
-            ServerMetrics(servers, guard),
+            ServerMetrics(servers, guard, latency),
             world.network,
             world.clock,
             nursery,
@@ -429,3 +559,19 @@ def open_replica(config: BrokerConfig, disk: Disk, *, pid: int = 0) -> ReplicaSt
     Raises: As `ReplicaStore`.
     """
     return ReplicaStore(disk, store_settings(config, pid), lambda: empty_tables(config))
+
+
+def namesrv_tls(config: BrokerConfig) -> ssl.SSLContext | None:
+    """Return the TLS towards NameServers; None: plain.
+
+    Raises:
+        ConfigError: A file is missing or not what it should be.
+    """
+    client = config.client
+    if not client.tls_enable:
+        return None
+    return client_tls(
+        ca_file=client.tls_ca_file or None,
+        cert_file=client.tls_cert_file or None,
+        key_file=client.tls_key_file or None,
+    )

@@ -16,6 +16,8 @@
     │   └── SequenceReusedError     marked as a repetition, and is another message
     ├── UnprocessableMessageError   a stored message that names nothing a service could do with it
     ├── TableFullError        one more topic, group, offset or client than a setting allows
+    ├── OffsetNotExpectedError  a send names another offset than the queue's next one
+    ├── CommitNotExpectedError  a step begins at another offset than its consumer group has
     ├── SettingRefusedError   a setting that cannot be changed like this while the broker runs
     ├── ConfirmationNeededError  it would give up messages that are kept now
     └── UnknownOutcomeError   leadership ended, or the wait was over, before the answer was known
@@ -26,8 +28,14 @@
 from __future__ import annotations
 
 from commitlog.errors import MQError
-from remoting.protocol.confirmation import GIVES_UP_FIELD, GivenUp
-from remoting.protocol.outcome import LEADER_FIELD, REASON_FIELD, TERM_FIELD, Condition
+from remoting.protocol.outcome import (
+    LEADER_FIELD,
+    NEXT_OFFSET_FIELD,
+    REASON_FIELD,
+    TERM_FIELD,
+    Condition,
+)
+from remoting.protocol.own_fields import COMMITTED_FIELD, GIVES_UP_FIELD, GivenUp
 
 
 class ReplicationError(MQError):
@@ -70,6 +78,54 @@ class TableFullError(ReplicationError):
     """A limit of topics, groups, offsets or clients is met. Nothing was stored."""
 
     condition = Condition.TABLE_FULL
+
+
+class OffsetNotExpectedError(ReplicationError):
+    """The queue's next offset is another one than the send expects. Nothing was stored.
+
+    ``next_offset`` is the next offset of the leader's log, messages on their way included.
+    """
+
+    condition = Condition.OFFSET_NOT_EXPECTED
+
+    def __init__(self, topic: str, queue_id: int, expected: int, next_offset: int) -> None:
+        super().__init__(
+            f"the next offset of queue {queue_id} of {topic} is {next_offset}, not {expected}; "
+            "nothing was stored"
+        )
+        self.next_offset = next_offset
+
+    @property
+    def answer_fields(self) -> dict[str, object]:
+        """What an answer gives the client beside the code: where the queue ends."""
+        return {NEXT_OFFSET_FIELD: self.next_offset}
+
+
+class CommitNotExpectedError(ReplicationError):
+    """A step begins at another offset than its consumer group has committed. Nothing was stored.
+
+    ``committed`` is that offset in the leader's log, commits on their way included; -1: none.
+    """
+
+    condition = Condition.COMMIT_NOT_EXPECTED
+
+    def __init__(self, topic: str, queue_id: int, expected: int, committed: int) -> None:
+        super().__init__(
+            f"the committed offset of queue {queue_id} of {topic} is {committed}, not {expected};"
+            " nothing was stored"
+        )
+        self.topic = topic
+        self.queue_id = queue_id
+        self.committed = committed
+
+    @property
+    def answer_fields(self) -> dict[str, object]:
+        """What an answer gives the client beside the code: the offset of the group."""
+        return {
+            COMMITTED_FIELD: self.committed,
+            "topic": self.topic,
+            "queueId": self.queue_id,
+        }
 
 
 class ShuttingDownError(ReplicationError):

@@ -9,34 +9,22 @@ Spec: docs/operate/metrics.md; names and labels are RocketMQ's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 from commitlog.entry import parse_header
 from commitlog.errors import OffsetOutOfRangeError
 from dledger.broker_settings import BrokerSettings
-from dledger.fence import ServiceCounts
-from dledger.group_api import BrokerGroup
-from dledger.metrics.traffic import MAX_COUNTERS, Traffic
+from dledger.group_api import BrokerGroup, ServiceCounts
 from dledger.processors.admin import earliest_message_ms, unflushed_bytes
 from dledger.processors.wiring import BrokerProcessors
-from dledger.state.names import RETRY_PREFIX
-from remoting.metrics.families import Family, Sample, family_text
-from remoting.metrics.server_metrics import ServerMetrics
+from dledger.services.throughput import Traffic
+from dledger.topic_metrics import LOOKS_PER_PIECE, TopicMetrics, bool_text, first_of
+from remoting.metrics import Family, Sample, ServerMetrics, family_text
 from remoting.protocol.bodies import ConsumeType
 from remoting.seams import Clock
-
-MAX_SERIES: Final = MAX_COUNTERS
-"""Of one metric with topics, groups or clients in its labels: about 1 MB of text. How many more
-there would be is a metric, too."""
-
-LOOKS_PER_PIECE: Final = 5_000
-"""Queues or clients looked at in one go: a few milliseconds, far below a heartbeat."""
-
-SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
-SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 LEFT_OUT: Final = Family(
     "dledger_metrics_left_out_series",
@@ -84,6 +72,32 @@ class LeaderChanges:
             self.total += 1
 
 
+READY_LAG_ENTRIES: Final = 1_000
+"""Entries: a member that was level with its group is behind by up to this number under load."""
+
+
+class Readiness:
+    """Whether a broker can serve what it should."""
+
+    def __init__(self, group: BrokerGroup) -> None:
+        self._group = group
+        self._was_level = False
+
+    def not_ready(self) -> list[str]:
+        """Return why not, a sentence each; nothing when it can."""
+        reasons = []
+        status = self._group.status()
+        if status.get("leader") is None:
+            reasons.append("no leader is known")
+        if not self._group.readable:
+            reasons.append("a snapshot is filled in: the log is not complete")
+        behind = int(status.get("commit_index", 0)) - self._group.state.applied_index
+        self._was_level = self._was_level or behind <= 0
+        if behind > (READY_LAG_ENTRIES if self._was_level else 0):
+            reasons.append(f"{behind} committed entries are not applied yet")
+        return reasons
+
+
 class BrokerMetrics:
     """The metrics of one broker.
 
@@ -120,6 +134,7 @@ class BrokerMetrics:
             "node_id": settings.broker.broker_name,
         }
         self._member_labels = {**self._labels, "member": member}
+        self._topics = TopicMetrics(group, processors.offsets, traffic, clock)
         self._first_kept: _FirstKept | None = None
 
     def pieces(self) -> Iterator[str]:
@@ -131,8 +146,8 @@ class BrokerMetrics:
             lambda group: state.subscription_group(group) is not None,
         )
         for family, samples in chain(
-            self._traffic_families(left_out),
-            self._consumer_families(left_out),
+            self._topics.traffic_families(left_out),
+            self._topics.consumer_families(left_out),
             self._connection_families(left_out),
             self._storage_families(),
             self._broker_families(),
@@ -144,87 +159,6 @@ class BrokerMetrics:
             yield from family_text(family, samples, self._member_labels)
         counts: Samples = [({"metric": name}, count) for name, count in left_out.items()]
         yield from family_text(LEFT_OUT, counts, self._member_labels)
-
-    # ------------------------------------------------------------------------------ messages
-
-    def _traffic_families(self, left_out: dict[str, int]) -> Iterator[tuple[Family, Samples]]:
-        taken, given = self._traffic.taken, self._traffic.given
-        for name, about, is_bytes in (
-            ("rocketmq_messages_in_total", "Messages stored while this member led.", False),
-            ("rocketmq_throughput_in_total", "Bytes stored while this member led.", True),
-        ):
-            left_out[name] = len(taken.left_out)
-            yield (
-                Family(name, "counter", about),
-                [
-                    (self._topic_labels(topic), count.size_bytes if is_bytes else count.messages)
-                    for topic, count in taken.counts.items()
-                ],
-            )
-        for name, about, is_bytes in (
-            ("rocketmq_messages_out_total", "Messages this member gave to consumers.", False),
-            ("rocketmq_throughput_out_total", "Bytes this member gave to consumers.", True),
-        ):
-            left_out[name] = len(given.left_out)
-            yield (
-                Family(name, "counter", about),
-                [
-                    (self._pair_labels(*pair), count.size_bytes if is_bytes else count.messages)
-                    for pair, count in given.counts.items()
-                ],
-            )
-
-    def _consumer_families(self, left_out: dict[str, int]) -> Iterator[tuple[Family, Samples]]:
-        family = Family(
-            "rocketmq_consumer_lag_messages",
-            "gauge",
-            "Messages a group has not consumed yet, of those that are kept; known to the leader.",
-        )
-        left_out[family.name] = 0
-        if self._group.leadership is not None:
-            pairs = self._group.state.consumer_offsets
-            yield family, self._lags(_first(pairs, left_out, family.name))
-
-    def _lags(self, pairs: Iterable[tuple[str, str]]) -> Samples:
-        state, looked = self._group.state, 0
-        for group, topic in pairs:
-            config = state.topic_config(topic)
-            if config is None:
-                continue
-            yield self._pair_labels(topic, group), self._lag(group, topic, config.read_queue_nums)
-            looked += config.read_queue_nums
-            if looked >= LOOKS_PER_PIECE:
-                looked = 0
-                yield None
-
-    def _lag(self, group: str, topic: str, queues: int) -> int:
-        state, lag = self._group.state, 0
-        for queue_id in range(queues):
-            bounds = state.queues.get((topic, queue_id))
-            if bounds is not None:
-                offset = self._processors.offsets.offset(group, topic, queue_id) or 0
-                lag += max(0, bounds.max_offset - max(offset, bounds.min_offset))
-        return lag
-
-    def _topic_labels(self, topic: str) -> dict[str, str]:
-        return {"topic": topic, "is_system": _text(self._is_system_topic(topic))}
-
-    def _pair_labels(self, topic: str, group: str) -> dict[str, str]:
-        is_system = self._is_system_topic(topic) or self._is_system_group(group)
-        return {
-            "topic": topic,
-            "consumer_group": group,
-            "is_retry": _text(topic.startswith(RETRY_PREFIX)),
-            "is_system": _text(is_system),
-        }
-
-    def _is_system_topic(self, topic: str) -> bool:
-        if topic in self._group.state.builtin_topics:
-            return True
-        return topic.lower().startswith(SYSTEM_TOPIC_PREFIX)
-
-    def _is_system_group(self, group: str) -> bool:
-        return group in self._group.state.builtin_groups or group.startswith(SYSTEM_GROUP_PREFIX)
 
     # ------------------------------------------------------------------------------ clients
 
@@ -249,7 +183,7 @@ class BrokerMetrics:
                 looked = 0
                 yield None
         counts = Counter(kinds.values())
-        for language, version in _first(counts, left_out, name):
+        for language, version in first_of(counts, left_out, name):
             labels = _client_labels(language, version)
             yield labels, counts[(language, version)]
 
@@ -263,13 +197,13 @@ class BrokerMetrics:
             if looked >= LOOKS_PER_PIECE:
                 looked = 0
                 yield None
-        for key in _first(counts, left_out, name):
+        for key in first_of(counts, left_out, name):
             group_name, language, version, consume_type = key
             labels = {
                 "consumer_group": group_name,
                 **_client_labels(language, version),
                 "consume_mode": CONSUME_MODES[consume_type],
-                "is_system": _text(self._is_system_group(group_name)),
+                "is_system": bool_text(self._topics.is_system_group(group_name)),
             }
             yield labels, counts[key]
 
@@ -486,13 +420,3 @@ def _gauge(
 
 def _client_labels(language: str, version: int) -> dict[str, str]:
     return {"language": language.lower(), "version": str(version), "protocol_type": "remoting"}
-
-
-def _first(keys: Collection[T], left_out: dict[str, int], name: str) -> list[T]:
-    """Return as many as are shown of a metric, and note how many are not."""
-    left_out[name] = max(0, len(keys) - MAX_SERIES)
-    return list(islice(keys, MAX_SERIES))
-
-
-def _text(is_so: bool) -> str:
-    return "true" if is_so else "false"

@@ -1,11 +1,80 @@
-"""What the processors need to know of the broker they serve."""
+"""What a broker's parts know of it: its number in the group, sizes and places of its files, limits.
+
+The leader of a group is always registered as number 0.
+
+Spec: docs/internals/protocol/semantics.md, section 11.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from commitlog.consume_queue_store import MAX_OPEN_FILES
+from commitlog.errors import ConfigError
+from commitlog.seams import UtcOffset, utc
 from dledger.settings_tables import MIB, BrokerTable, StoreTable
+
+# ------------------------------------------------------------------------------- numbers of members
+
+
+LEADER_ID: Final = 0
+
+_NUMBER: Final = re.compile(r"\d+")
+
+
+def follower_id(self_id: str) -> int:
+    """Return the broker id of a follower: the number in its id, plus one.
+
+    Raises:
+        ConfigError: There is no number in it.
+    """
+    number = _NUMBER.search(self_id)
+    if number is None:
+        raise ConfigError(f"self_id {self_id!r} must hold a number, such as n0")
+    return int(number.group()) + 1
+
+
+# ---------------------------------------------------------------------------------- the store
+
+
+MAX_DELAY_LEVELS: Final = 64
+"""More levels than a configuration may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Sizes and places of a replica's files."""
+
+    root: str
+    segment_bytes: int = 1 << 30
+    queue_file_units: int = 300_000
+    index_slots: int = 5_000_000
+    index_entries_max: int = 20_000_000
+    delay_levels_ms: tuple[int, ...] = ()
+    pid: int = 0
+    sync_flush: bool = True
+    """Off: after an unclean stop acknowledgements may be lost, and that is remembered."""
+    queue_files_max: int = MAX_OPEN_FILES
+    """Consume queue files that may be open."""
+    utc_offset: UtcOffset = utc
+    """Local time, for names of key index files."""
+
+
+def delays_of_levels(levels_ms: Sequence[int]) -> dict[int, int]:
+    """Return the delay of every level there can be; one that is configured no more waits longest.
+
+    Messages of such a level may be there, from before; none of them is to be early.
+    """
+    longest = max(levels_ms, default=0)
+    delays = dict.fromkeys(range(1, MAX_DELAY_LEVELS + 1), longest) if levels_ms else {}
+    delays.update(enumerate(levels_ms, start=1))
+    return delays
+
+
+# ---------------------------------------------------------------------------------- the processors
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,6 @@ from typing import ClassVar, Final
 
 from commitlog.errors import ConfigError
 from dledger.raft.wire import is_host, is_name
-from dledger.settings_keys import (
-    CLIENT_AUTH_KEYS,
-    IGNORED_KEYS,
-    IN_SYNC_KEYS,
-    MASTER_AND_SLAVE_KEYS,
-    REFUSED,
-    members_wanted,
-)
 from dledger.settings_tables import (
     DEFAULT_METRICS_PORT,
     DEFAULT_PEER_PORT,
@@ -34,12 +26,20 @@ from dledger.settings_tables import (
     ServerTable,
     StoreTable,
 )
-from dledger.settings_values import Peer, parse_delay_levels, parse_exporter
-from remoting.access.local_admin import is_loopback
-from remoting.settings.config import Config, refuse
-from remoting.settings.properties import comment_hint
-from remoting.settings.reader import ConfigFile, OtherKey, Place, SettingsReader
-from remoting.settings.schema import Schema
+from dledger.settings_text import (
+    CLIENT_AUTH_KEYS,
+    IGNORED_KEYS,
+    IN_SYNC_KEYS,
+    MASTER_AND_SLAVE_KEYS,
+    REFUSED,
+    Peer,
+    members_wanted,
+    parse_delay_levels,
+    parse_exporter,
+)
+from remoting.access.gate import is_loopback
+from remoting.properties import comment_hint
+from remoting.settings import Config, ConfigFile, OtherKey, Place, Schema, SettingsReader, refuse
 
 ENVIRONMENT_SOURCE: Final = "environment NAMESRV_ADDR"
 

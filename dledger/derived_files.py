@@ -2,31 +2,302 @@
 
 They are written on apply only, and can be thrown away: the next start makes them from the log.
 
+Units of consume queues have no checksum: a bit that flips in one lets a pull get bytes that are no
+message, or lets a tag match nothing. The scrub reads every entry anyway: what follows from an
+entry is compared with what the files of its queues have, and a file that differs is given up, as
+one that the disk does not give back.
+
 Queue files that the disk does not give back are made again meanwhile: reads of the units in such a
 file fail until that has come to its end, everything else goes on.
+
+As a rule apply puts the keys of every entry into the key index. When files of the index are given
+up, because the disk does not give them back, apply leaves it alone and the keys are put again from
+the log, a few entries at a time, until the index is as far as apply; from then on apply puts them
+again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from typing import Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import structlog
 
 from commitlog.consume_queue_store import ConsumeQueueStore, remove_all
-from commitlog.derive import Derived
+from commitlog.derive import SCHEDULE_TOPIC, Derived, derive
+from commitlog.entry import parse_header
 from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptStoreError, OffsetOutOfRangeError
-from commitlog.key_index import KeyIndex
+from commitlog.errors import (
+    CorruptEntryError,
+    CorruptStoreError,
+    DiskFullError,
+    MQError,
+    OffsetOutOfRangeError,
+)
+from commitlog.key_index import KeyIndex, KeyIndexFlush
 from commitlog.mark import Anchor
+from commitlog.record import decode_record
 from commitlog.seams import Disk
 from commitlog.store_paths import StorePaths
-from dledger.key_indexing import KeyIndexing, walk
-from dledger.queue_check import points_to
+from dledger.broker_settings import StoreSettings
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
-from dledger.store_settings import StoreSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import numpy.typing as npt
+
+    from commitlog.consume_queue import ConsumeQueue
+    from commitlog.entry_log import EntryLog
+    from commitlog.queue_unit import Units
+
 
 log = structlog.get_logger(__name__)
+
+KEYS_ARE_MISSING: Final = "keys are being put into the key index again; ask again later"
+"""Answer to a query that finds nothing meanwhile."""
+
+TO_BE_FOUND: Final = 0
+"""Stands for the entry from which on keys are missing, until it is searched."""
+
+
+def walk(
+    entry_log: EntryLog,
+    first: int,
+    last: int,
+    delays: Mapping[int, int],
+    max_bytes: int,
+    *,
+    skip_damaged: bool,
+) -> Iterator[tuple[int, Derived | None]]:
+    """Yield the entries from *first* to *last* with what follows from them, some at a time.
+
+    Args:
+        delays: Of levels, in milliseconds.
+        max_bytes: Stop after this number of bytes of entries; at least one is read.
+        skip_damaged: Yield None for an entry that cannot be read.
+    Raises:
+        CorruptEntryError: An entry waits for its repair.
+    """
+    left = max_bytes
+    for index in range(max(first, entry_log.first_index), last + 1):
+        if left <= 0:
+            return
+        try:
+            frame = entry_log.frame(index)
+        except CorruptEntryError:
+            if not skip_damaged:
+                raise
+            yield index, None
+        else:
+            left -= len(frame)
+            yield index, derive(frame, parse_header(frame), delay_ms=delays)
+
+
+class KeyIndexing:
+    """The key index, and how far it is.
+
+    Attributes:
+        index: The files.
+        next_index: First entry whose keys are to be put again; None while apply puts them.
+        on_behind: Called when keys are to be put again from now on.
+    """
+
+    def __init__(self, index: KeyIndex) -> None:
+        self.index = index
+        self.next_index: int | None = None
+        self.on_behind: Callable[[], object] = lambda: None
+        self._lost_seen = index.files_lost
+        index.on_unreadable = self._note_unreadable
+
+    def _note_unreadable(self, path: str, why: str) -> None:
+        log.error("key_index_file_unreadable", path=path, error=why)
+        self.on_behind()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether keys of applied entries may be missing."""
+        return self.index.is_behind
+
+    def status(self) -> dict[str, Any]:
+        """Return what ``dledger raft status`` shows."""
+        return {"behind": self.is_behind, "files_lost": self.index.files_lost}
+
+    def begin(self, *, nothing_derived: bool) -> None:
+        """Make ready for the first entry; blocking.
+
+        Args:
+            nothing_derived: Every entry of the log is still to be applied.
+        """
+        self.index.prepare()
+        self._lost_seen = self.index.files_lost
+        if not self.index.is_behind:
+            return
+        if not nothing_derived:
+            self.next_index = TO_BE_FOUND
+            return
+        job = self.index.begin_completion()
+        try:
+            job.run()
+        except DiskFullError as error:
+            log.error("no_space_for_key_index", error=str(error))
+        self.index.end_completion(job)
+
+    def put(self, derived: Derived) -> None:
+        """Put the keys of an entry that is being applied.
+
+        Raises:
+            DiskFullError: Some of them may be missing; to be put again.
+        """
+        if self.next_index is None and len(derived.key_hashes):
+            self._put(derived)
+
+    def _put(self, derived: Derived) -> bool:
+        index = self.index
+        index.put_bulk(derived.key_hashes, derived.key_phy_offsets, derived.key_store_times)
+        if index.has_unreadable or index.files_lost != self._lost_seen:
+            self._lost_seen = index.files_lost
+            self.next_index = TO_BE_FOUND
+            self.on_behind()
+            return False
+        return True
+
+    def step(
+        self,
+        entry_log: EntryLog,
+        last: int,
+        delays: Mapping[int, int],
+        max_bytes: int,
+        *,
+        skip_damaged: bool,
+    ) -> bool:
+        """Put the keys of a few more entries; tell whether there are more to be put.
+
+        Args:
+            last: Newest entry that is applied.
+            max_bytes: Stop after this number of bytes of entries; at least one is read.
+            skip_damaged: Leave out entries that cannot be repaired.
+        Raises:
+            CorruptEntryError: An entry waits for its repair; come again.
+            DiskFullError: Come again when there is space.
+        """
+        if self.index.give_up_unreadable():
+            self._lost_seen = self.index.files_lost
+            self.next_index = TO_BE_FOUND
+        if self.next_index is None:
+            return False
+        if self.next_index == TO_BE_FOUND:
+            self.next_index = self._first_missing(entry_log)
+            log.warning("key_index_is_made_again", first=self.next_index, last=last)
+        for index, derived in walk(
+            entry_log, self.next_index, last, delays, max_bytes, skip_damaged=skip_damaged
+        ):
+            if derived is not None and len(derived.key_hashes) and not self._put(derived):
+                return True
+            self.next_index = index + 1
+        if self.next_index <= last:
+            return True
+        self.next_index = None
+        return False
+
+    def _first_missing(self, entry_log: EntryLog) -> int:
+        try:
+            return entry_log.index_of(self.index.end_phy_offset)
+        except OffsetOutOfRangeError:
+            return entry_log.first_index
+
+    def begin_completion(self) -> KeyIndexFlush | None:
+        """Return the job that notes, durably, that the index is as far as apply; None if it is not.
+
+        Run by the caller, one at a time with the flushes of checkpoints; `KeyIndex.end_completion`
+        follows.
+        """
+        if self.next_index is not None or not self.index.is_behind or self.index.has_unreadable:
+            return None
+        return self.index.begin_completion()
+
+
+# ---------------------------------------------------------------------- units compared with the log
+
+
+def give_up_differing(
+    queues: ConsumeQueueStore, tables: StateTables, entry_log: EntryLog, derived: Derived
+) -> int:
+    """Compare the units of applied entries; return how many files were given up.
+
+    Files that are being put again are left alone. Units of the schedule topic are compared without
+    their times, which follow the levels that were set when they were written.
+
+    Raises:
+        FlushFailedError, OSError: It could not be noted; the node must stop.
+    """
+    given_up = 0
+    for topic, queue_id, where in derived.groups:
+        bounds = tables.queues.get((topic, queue_id))
+        offsets, units = derived.queue_offset[where], derived.units[where]
+        if bounds is None or not len(offsets):
+            continue
+        queue = queues.queue(topic, queue_id)
+        # A topic that was deleted and made again counts from 0 on.
+        ends = [*(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(offsets)]
+        for begin, end in pairwise([0, *ends]):
+            first = int(offsets[begin])
+            given_up += _compare_run(queue, bounds, entry_log, first, units[begin:end])
+    return given_up
+
+
+def _compare_run(
+    queue: ConsumeQueue, bounds: QueueBounds, entry_log: EntryLog, begin: int, wanted: Units
+) -> int:
+    """Compare units that follow each other from *begin* on; return how many files were given up."""
+    first = max(begin, bounds.min_offset)
+    last = min(begin + len(wanted), bounds.max_offset)
+    if first >= last:
+        return 0
+    wanted = wanted[first - begin : last - begin]
+    try:
+        found = queue.read(first, last - first)
+    except (OSError, OffsetOutOfRangeError):
+        return 0  # the queue has noted that it cannot be read
+    given_up = 0
+    for at in np.flatnonzero(_differ(found, wanted, queue.topic)).tolist():
+        if not _is_newer(entry_log, queue, first + at, found[at], wanted[at]):
+            given_up += queue.give_up(first + at)
+    return given_up
+
+
+def _differ(found: Units, wanted: Units, topic: str) -> npt.NDArray[np.bool_]:
+    differ: npt.NDArray[np.bool_] = found["phy_offset"] != wanted["phy_offset"]
+    differ |= found["size"] != wanted["size"]
+    if topic != SCHEDULE_TOPIC:
+        differ |= found["tags_code"] != wanted["tags_code"]
+    return differ
+
+
+def _is_newer(
+    entry_log: EntryLog, queue: ConsumeQueue, offset: int, found: Units, wanted: Units
+) -> bool:
+    """Whether a later message has that offset: its topic was deleted and made again."""
+    if int(found["phy_offset"]) <= int(wanted["phy_offset"]):
+        return False
+    return points_to(entry_log, found, queue.topic, queue.queue_id, offset)
+
+
+def points_to(entry_log: EntryLog, unit: Units, topic: str, queue_id: int, offset: int) -> bool:
+    """Whether the log has, where *unit* points to, the message of that queue and offset."""
+    position, size = int(unit["phy_offset"]), int(unit["size"])
+    try:
+        record = decode_record(entry_log.read(position, size))
+    except (MQError, OSError):
+        return False
+    place = (record.topic, record.queue_id, record.queue_offset, record.phy_offset, record.size)
+    return place == (topic, queue_id, offset, position, size)
+
+
+# ----------------------------------------------------------------------------- queues and key index
+
 
 ATTEMPTS_MAX: Final = 8
 """Repairs in a row where apply waits for them: each may find one more bad file."""

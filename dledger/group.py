@@ -1,6 +1,6 @@
 """A broker group: proposals in, committed and applied entries out. The only way to the log.
 
-Here its parts meet: what is proposed (`dledger.proposals`), what is applied (`dledger.applier`),
+Here its parts meet: what is proposed (`dledger.proposals`), what is applied (`dledger.proposals`),
 the files of the replica (`dledger.maintenance`), and the leadership that begins and ends with the
 events of the Raft node.
 """
@@ -8,7 +8,8 @@ events of the Raft node.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,27 +19,24 @@ import trio
 from commitlog.consume_queue_store import ConsumeQueueStore
 from commitlog.entry_log import EntryLog
 from commitlog.key_index import KeyIndex
-from dledger.applier import APPLY_AT_ONCE_ENTRIES, Applier
 from dledger.broker_errors import NotLeaderError
-from dledger.checkpointing import CHECKPOINT
-from dledger.derived_repair import DerivedRepair
-from dledger.fence import fenced
-from dledger.group_api import OnBarrier, Proposed
+from dledger.group_api import OnBarrier, Proposed, fenced
+from dledger.loop_stall import LoopStall
 from dledger.maintenance import Maintenance, members_of
-from dledger.metrics.loop_stall import LoopStall
-from dledger.proposals import GroupSettings, Leadership, Proposals
-from dledger.raft.guards import ALL_ON, Guards
+from dledger.proposals import APPLY_AT_ONCE_ENTRIES, Applier, GroupSettings, Leadership, Proposals
+from dledger.raft.candidate import Clocks
 from dledger.raft.identity import Identity
 from dledger.raft.journal import TermVote
 from dledger.raft.links import Links
 from dledger.raft.member import RaftNode, Stored
-from dledger.raft.settings import RaftSettings
+from dledger.raft.settings import ALL_ON, Guards, RaftSettings
 from dledger.raft.transfer import Phase
-from dledger.raft.wakeup import Wakeup
 from dledger.raft.wire import FRAME_BYTES_MAX
-from dledger.scrub import ScrubService
+from dledger.replica_records import CHECKPOINT
+from dledger.scrub import DerivedRepair, ScrubService
 from dledger.store import ReplicaStore
-from remoting.frame_room import FrameRoom
+from dledger.waiting import Wakeup
+from remoting.memory_budget import FrameRoom
 from remoting.seams import Clock, Executor, Network, Rng
 
 log = structlog.get_logger(__name__)
@@ -315,6 +313,7 @@ class Group(Proposals):
         ):
             # Everything that can ever commit from before is applied now: count from there.
             self._offsets.clear()
+            self._commits.clear()
             # What of an earlier leadership is not applied by now was cut and never will be.
             while self._in_flight:
                 self._answer(self._next_in_flight(), "not_stored")
@@ -333,6 +332,7 @@ class Group(Proposals):
         self.leadership.scope.cancel()
         self.leadership = None
         self._offsets.clear()
+        self._commits.clear()
         for on_read in self.node.leader.reads.clear():
             on_read(NotLeaderError(self.leader_address, self.node.term))
         # What was never appended is certainly not stored; what was, the next leader decides.
@@ -408,3 +408,30 @@ class Group(Proposals):
                         nursery.start_soon(fenced, name, run, self._clock, self.service_counts)
             if leadership is self.leadership and not leadership.scope.cancelled_caught:
                 await trio.lowlevel.checkpoint()
+
+
+@dataclass(frozen=True, slots=True)
+class VotersClock:
+    """This member's clock with the date that entries are stamped with: see `Clocks.store_time_ms`.
+
+    Code that waits for a date, or compares one with a store time, uses this one.
+    """
+
+    clock: Clock
+    clocks: Clocks
+
+    def monotonic(self) -> float:
+        """Return seconds that never decrease."""
+        return self.clock.monotonic()
+
+    def wall_ms(self) -> int:
+        """Return the date in milliseconds, corrected when it is far from that of most voters."""
+        return self.clocks.store_time_ms()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for *seconds*."""
+        await self.clock.sleep(seconds)
+
+    def time_out(self, seconds: float) -> AbstractContextManager[trio.CancelScope]:
+        """Cancel the block after *seconds*."""
+        return self.clock.time_out(seconds)

@@ -1,19 +1,123 @@
-"""A broker group as processors and services see it: the only way to the replicated log."""
+"""A broker group as processors and services see it: the only way to the replicated log.
+
+An unexpected error in one service leaves the others, the log and the leadership as they are. It is
+logged with its trace and counted; the service runs again in the same leadership after a pause that
+doubles. Only what proves that this node's own durable state is wrong goes on to stop the node.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+import structlog
 
 from commitlog.consume_queue_store import ConsumeQueueStore
 from commitlog.entry import RecordBatch
-from commitlog.errors import MQError, Outcome
+from commitlog.errors import CorruptStoreError, FlushFailedError, InvariantBroken, MQError, Outcome
 from commitlog.key_index import KeyIndex
 from commitlog.log_reader import LogReader
 from dledger.broker_errors import NotLeaderError
-from dledger.fence import ServiceCounts
 from dledger.state.tables import StateTables
+from remoting.seams import Clock
+
+# ------------------------------------------------------------------------------- services that fail
+
+
+SET_ASIDE_BY: Final = ("delay_levels", "timer", "transactions", "retries")
+SERVICES: Final = ("delay_levels", "timer", "transactions", "consumer_offsets", "retention")
+"""Their counters are there from the start, at 0: an alert can watch them."""
+
+
+def _from_zero(names: tuple[str, ...]) -> Callable[[], Counter[str]]:
+    return lambda: Counter(dict.fromkeys(names, 0))
+
+
+@dataclass(slots=True, eq=False)
+class ServiceCounts:
+    """Counters since the start, by the name of the service."""
+
+    set_aside: Counter[str] = field(default_factory=_from_zero(SET_ASIDE_BY))
+    """Messages put into the dead letters of services."""
+    restarts: Counter[str] = field(default_factory=_from_zero(SERVICES))
+    """Unexpected failures; the service begins again after each."""
+    listener_failures: int = 0
+    """Failures of those that are called after each applied entry."""
+
+
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+"""A service that fails at once each time costs one try a minute."""
+
+CALM_S: Final = 120.0
+"""After so long without an error the next pause is the first one again."""
+
+STOPS_NODE: Final = (InvariantBroken, FlushFailedError, CorruptStoreError)
+"""What is proved from this node's own durable state."""
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderService:
+    """What runs while this node leads: *run*, under its *name* in logs and metrics."""
+
+    name: str
+    run: Callable[[], Awaitable[None]]
+
+    async def __call__(self, _leadership: object) -> None:
+        """Run in one leadership."""
+        await self.run()
+
+
+async def fenced(
+    name: str, run: Callable[[], Awaitable[None]], clock: Clock, counts: ServiceCounts
+) -> None:
+    """Run a service until it ends or is cancelled; begin again after an unexpected error.
+
+    Args:
+        name: In logs and metrics.
+        run: May be called again after an error.
+    Raises:
+        InvariantBroken, FlushFailedError, CorruptStoreError: Out of *run*: the node must stop.
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        began_s = clock.monotonic()
+        try:
+            await run()
+        except BaseException as error:
+            unexpected, rest = split(error)
+            if unexpected is None:
+                raise
+            if clock.monotonic() - began_s >= CALM_S:
+                pause_s = FIRST_PAUSE_S
+            counts.restarts[name] += 1
+            logger.error("service_failed", service=name, again_in_s=pause_s, exc_info=unexpected)
+            if rest is not None:
+                raise rest from None
+        else:
+            return
+        await clock.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def split(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """Return the part of *error* that a fence keeps in, and the part that goes on."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(_is_unexpected)
+    return (error, None) if _is_unexpected(error) else (None, error)
+
+
+def _is_unexpected(error: BaseException) -> bool:
+    return isinstance(error, Exception) and not isinstance(error, (*STOPS_NODE, ExceptionGroup))
+
+
+# ---------------------------------------------------------------------------------- the group
+
 
 QueueTouched = tuple[str, int, int]
 """Topic, queue id and the queue's new max offset."""
@@ -21,8 +125,7 @@ QueueTouched = tuple[str, int, int]
 AppliedListener = Callable[[Sequence[QueueTouched]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Proposed:
+class Proposed(msgspec.Struct, frozen=True):
     """What became of a proposal.
 
     ``stored``: committed (with ``ASYNC_MASTER``: flushed by the leader alone); ``not_stored``: it
@@ -43,6 +146,29 @@ class Proposed:
 
 
 OnDone = Callable[[Proposed], None]
+
+
+class ExpectedOffset(NamedTuple):
+    """The next offset that a queue must have for a proposal to be appended."""
+
+    topic: str
+    queue_id: int
+    offset: int
+
+
+class OffsetCommit(NamedTuple):
+    """An offset that a proposal commits for a consumer group.
+
+    Attributes:
+        expected: The offset that it takes the place of, -1 for none; None: whatever stands there.
+    """
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    expected: int | None = None
+
 
 OnBarrier = Callable[[NotLeaderError | None], None]
 """Called with None when a read may be answered from what is applied now, else with the reason."""
@@ -135,7 +261,15 @@ class BrokerGroup(Protocol):
     def catch_up(self) -> None:
         """Apply all that is committed here: a read sees every message that was answered."""
 
-    def propose(self, batch: RecordBatch, on_done: OnDone, *, is_applied: bool = True) -> None:
+    def propose(
+        self,
+        batch: RecordBatch,
+        on_done: OnDone,
+        *,
+        is_applied: bool = True,
+        expected: ExpectedOffset | None = None,
+        commits: Sequence[OffsetCommit] = (),
+    ) -> None:
         """Append *batch* under the current leadership, all of it in one entry.
 
         It is sealed when the connection's whole received chunk has been handled; outside of a
@@ -145,6 +279,11 @@ class BrokerGroup(Protocol):
             is_applied: A stored batch is applied when *on_done* is called, except with
                 ``ASYNC_MASTER``: compare `Proposed.index` with the applied index. Off: it is
                 committed then, and applied a little later.
+            expected: Append it only where that queue's next offset is this one, whatever was
+                proposed before; else it is not stored, with an `OffsetNotExpectedError`.
+            commits: The consumer offsets in it. Where one expects another offset than the group
+                has, all that was appended before counted, it is not stored, with a
+                `CommitNotExpectedError`.
         Raises:
             NotLeaderError: Not leading; nothing was stored.
             PendingFullError: Too much in flight; nothing was stored.

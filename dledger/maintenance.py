@@ -12,17 +12,16 @@ import trio
 from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
 from commitlog.mark import Anchor
-from dledger.applier import SPACE_RETRY_S
-from dledger.checkpointing import CHECKPOINT, goes_on_after
-from dledger.proposals import GroupSettings
+from dledger.proposals import SPACE_RETRY_S, GroupSettings
 from dledger.raft.journal import members_in
 from dledger.raft.member import RaftNode
 from dledger.raft.membership import Members, MembersLog
-from dledger.raft.wakeup import Wakeup
+from dledger.replica_records import CHECKPOINT, goes_on_after
 from dledger.scrub import ScrubService
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
+from dledger.waiting import Wakeup
 from remoting.seams import Clock, Executor
 
 log = structlog.get_logger(__name__)

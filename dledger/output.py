@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import msgspec
 from cyclopts import Parameter
 
 from commitlog.errors import MQError
 from remoting.escaped_text import escaped
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class ExitCode(IntEnum):
@@ -55,6 +56,9 @@ RowsOutput = Annotated[
     ),
 ]
 
+TopicName = Annotated[str, Parameter(help="Name of the topic.")]
+GroupName = Annotated[str, Parameter(help="Name of the consumer group.")]
+
 Namesrv = Annotated[
     str,
     Parameter(
@@ -63,6 +67,12 @@ Namesrv = Annotated[
         help="NameServers, host:port;host:port.",
     ),
 ]
+Wide = Annotated[bool, Parameter(name=["--wide", "-w"], help="Show all columns.")]
+Yes = Annotated[
+    bool,
+    Parameter(name="--yes", negative="", help="Do it; without it only print what would change."),
+]
+
 DEFAULT_NAMESRV = "127.0.0.1:9876"
 
 
@@ -72,7 +82,7 @@ def addresses(namesrv: str) -> list[str]:
     Raises:
         CliError: One of them is not an address; a usage error.
     """
-    from remoting.settings.schema import parse_addresses
+    from remoting.settings import parse_addresses
 
     try:
         found = list(parse_addresses(namesrv))
@@ -89,13 +99,26 @@ def addresses(namesrv: str) -> list[str]:
 
 def print_json(value: object) -> None:
     """Print one JSON document."""
+    import msgspec
+
     encoded = msgspec.json.encode(value, enc_hook=str)
     sys.stdout.write(msgspec.json.format(encoded, indent=2).decode() + "\n")
     sys.stdout.flush()
 
 
+PIPE_CHARS = 200
+"""A pipe has no width: what reads it wants the cells whole."""
+
+LAST_COLUMN_MIN_CHARS = 16
+"""The last column is wrapped down to this width; then rows are printed as records."""
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; numbers are aligned to the right."""
+    """Print a table; numbers are aligned to the right.
+
+    Where it is wider than the terminal, its last column is wrapped; where that is not enough, each
+    row is a record: a line for each column.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -104,15 +127,51 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for place, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[place], (int, float)) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
+    cells = [[_cell(value) for value in row] for row in rows]
+    for row in cells:
+        table.add_row(*map(Text, row))
     console = Console()
     if not console.is_terminal:
-        # A pipe has no width: what reads it wants the cells whole.
-        console.width = max(console.width, 200)
+        console.width = max(console.width, PIPE_CHARS)
     if title:
         console.print(Text(title, style="bold"))
+    if len(columns) > RECORD_COLUMNS:
+        for column in table.columns[:-1]:
+            column.no_wrap = True
+        if _least_chars(columns, cells) > console.width:
+            table = _as_records(columns, cells)
     console.print(table)
+
+
+RECORD_COLUMNS = 2
+"""Columns of a table of records: a name and its value."""
+
+
+def _least_chars(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return the width of a table in which only the last column is wrapped. Pure."""
+    from rich.cells import cell_len
+
+    widths = [
+        max(cell_len(line) for cell in column for line in (cell.splitlines() or [""]))
+        for column in zip(columns, *rows, strict=True)
+    ]
+    widths[-1] = min(widths[-1], LAST_COLUMN_MIN_CHARS)
+    return sum(widths) + 3 * len(widths) + 1
+
+
+def _as_records(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table with a section for each row, and a line of it for each column."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        for name, cell in zip(columns, row, strict=True):
+            table.add_row(name, Text(cell))
+        table.add_section()
+    return table
 
 
 def _cell(value: object) -> str:
@@ -127,6 +186,8 @@ def _cell(value: object) -> str:
 
 def print_csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows with a head line; what is no text or number stands there as JSON."""
+    import csv
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
@@ -137,6 +198,8 @@ def print_csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None
 def _csv_cell(value: object) -> object:
     if value is None or isinstance(value, str | int | float):
         return value
+    import msgspec
+
     return msgspec.json.encode(value, enc_hook=str).decode()
 
 

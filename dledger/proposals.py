@@ -1,4 +1,4 @@
-"""Proposals of a broker group: queued, sealed into entries, answered.
+"""Proposals of a broker group: queued, sealed into entries, applied in their order, answered.
 
 Group commit: what arrives while an entry is being flushed waits and becomes the next entry, so
 the price of an entry (a flush, a round trip, a tick of the consensus code) is shared by however
@@ -12,29 +12,45 @@ plus what is in flight, append. So what was checked cannot change before it is i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
 import structlog
 import trio
 
 from commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES, RecordBatch, Run
-from commitlog.errors import DiskFullError, LocalProtocolError, LogBusyError
+from commitlog.errors import (
+    CorruptEntryError,
+    CorruptRecordError,
+    DiskFullError,
+    LocalProtocolError,
+    LogBusyError,
+)
 from dledger.broker_errors import (
+    CommitNotExpectedError,
     NotLeaderError,
+    OffsetNotExpectedError,
     PendingFullError,
     ShuttingDownError,
     UnknownOutcomeError,
 )
-from dledger.fence import STOPS_NODE, ServiceCounts
-from dledger.group_api import OnDone, Proposed
+from dledger.group_api import (
+    STOPS_NODE,
+    AppliedListener,
+    ExpectedOffset,
+    OffsetCommit,
+    OnDone,
+    Proposed,
+    ServiceCounts,
+)
+from dledger.pending_commits import PendingCommits
 from dledger.raft.journal import Proposal
 from dledger.raft.member import RaftNode
-from dledger.raft.wakeup import Wakeup
+from dledger.state.apply import QueueUnits
 from dledger.state.tables import QueueKey, StateTables
 from dledger.store import ReplicaStore
+from dledger.waiting import Wakeup
 from remoting.seams import Clock
 
 log = structlog.get_logger(__name__)
@@ -78,6 +94,14 @@ class _Pending:
     size: int
     is_applied: bool
     """Whether it is answered when it is applied, and not before."""
+    expected: ExpectedOffset | None = None
+    commits: Sequence[OffsetCommit] = ()
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether what was appended before decides if it is; a step expects each offset."""
+        commits = self.commits
+        return self.expected is not None or bool(commits and commits[0].expected is not None)
 
 
 @dataclass(slots=True)
@@ -116,6 +140,14 @@ class PendingQueueOffsets:
             first_offsets.append(first)
             following[key] = first + run.count
         return first_offsets, following
+
+    def refusal_of(self, expected: ExpectedOffset) -> OffsetNotExpectedError | None:
+        """Return why what expects this offset may not be appended next; None: it may."""
+        key = (expected.topic, expected.queue_id)
+        found = self._next.get(key)
+        if found is None:
+            found = self._tables.max_offset(*key)
+        return None if found == expected.offset else OffsetNotExpectedError(*expected, found)
 
     def keep(self, following: dict[QueueKey, int]) -> None:
         """Count the runs of a plan as appended."""
@@ -159,6 +191,7 @@ class Proposals:
         # Entries at its begin that are committed and answered, and still to be applied.
         self._answered = 0
         self._offsets = PendingQueueOffsets(store.tables)
+        self._commits = PendingCommits(store.tables)
         self._draining = False
         self._drained = Wakeup()
         self._expire_wake = Wakeup()
@@ -175,13 +208,23 @@ class Proposals:
             return self.node.settings.client_address
         return self.node.transfers.leader_client_address()
 
-    def propose(self, batch: RecordBatch, on_done: OnDone, *, is_applied: bool = True) -> None:
+    def propose(
+        self,
+        batch: RecordBatch,
+        on_done: OnDone,
+        *,
+        is_applied: bool = True,
+        expected: ExpectedOffset | None = None,
+        commits: Sequence[OffsetCommit] = (),
+    ) -> None:
         """Queue *batch* for the next entry; all of it goes into one.
 
         *on_done* is called exactly once, later, never from inside this call.
 
         Args:
             is_applied: Whether a stored batch is applied by then; off: it is committed.
+            expected: Append it only where that queue has this next offset when it is sealed.
+            commits: The consumer offsets in it; append it only where they are as these expect.
 
         Raises:
             NotLeaderError, ShuttingDownError, PendingFullError: Nothing was stored.
@@ -206,7 +249,7 @@ class Proposals:
                 " member that is away); nothing was stored"
             )
         self._pending_bytes += size
-        self._pending.append(_Pending(batch, on_done, size, is_applied))
+        self._pending.append(_Pending(batch, on_done, size, is_applied, expected, commits))
         self._expire_wake.set()
 
     async def submit(self, batch: RecordBatch) -> Proposed:
@@ -253,10 +296,21 @@ class Proposals:
         while self._pending and (
             not taken or size + self._pending[0].size <= self.settings.entry_bytes_max
         ):
+            following = self._pending[0]
+            if following.is_conditional:
+                if taken:
+                    break  # first in an entry of its own, all before it is counted
+                error = self._refusal_of(following)
+                if error is not None:
+                    self._pending.popleft()
+                    self._finish(following, Proposed("not_stored", error=error))
+                    continue
             taken.append(self._pending.popleft())
             size += taken[-1].size
+        if not taken:
+            return True
         runs = (run for pending in taken for run in pending.batch.runs)
-        offsets, following = self._offsets.plan(runs)
+        offsets, kept = self._offsets.plan(runs)
         proposal = Proposal(
             [pending.batch for pending in taken], offsets, self.node.clocks.store_time_ms()
         )
@@ -271,19 +325,31 @@ class Proposals:
             for pending in taken:
                 self._finish(pending, Proposed("not_stored", error=error))
             return False
-        self._offsets.keep(following)
+        self._offsets.keep(kept)
+        commits = [commit for pending in taken for commit in pending.commits]
+        if commits:
+            self._commits.keep(index, commits)
         self._in_flight.append(self._entry_in_flight(index, taken, offsets))
         return True
 
+    def _refusal_of(
+        self, pending: _Pending
+    ) -> OffsetNotExpectedError | CommitNotExpectedError | None:
+        if pending.expected is not None:
+            error = self._offsets.refusal_of(pending.expected)
+            if error is not None:
+                return error
+        return self._commits.refusal_of(pending.commits)
+
     def _entry_in_flight(self, index: int, taken: list[_Pending], offsets: list[int]) -> _InFlight:
         entry_log = self.store.log
-        count = sum(len(pending.batch.sizes) for pending in taken)
+        count = sum([len(pending.batch.sizes) for pending in taken])
         position = entry_log.position_at(index) + ENTRY_HEADER_BYTES + SIZE_FIELD_BYTES * count
         waiting, at = [], 0
         for pending in taken:
             runs = len(pending.batch.runs)
             waiting.append((pending, tuple(offsets[at : at + runs]), position))
-            position += int(np.sum(pending.batch.sizes, dtype=np.int64))
+            position += pending.size - SIZE_FIELD_BYTES * len(pending.batch.sizes)
             at += runs
         return _InFlight(
             index=index,
@@ -313,6 +379,7 @@ class Proposals:
 
     def resolve(self, index: int) -> None:
         """Answer what is in flight up to entry *index*, which is applied."""
+        self._commits.applied(index)
         while self._in_flight and self._in_flight[0].index <= index:
             entry = self._next_in_flight()
             if entry.index < self.store.log.first_index:
@@ -397,3 +464,135 @@ class Proposals:
     def forget_topics(self, topics: tuple[str, ...]) -> None:
         """Forget the queue offsets of *topics*, whose deletion is applied."""
         self._offsets.forget_topics(topics)
+
+
+APPLY_AT_ONCE_ENTRIES: Final = 64
+"""Entries applied in one go before other tasks get their turn."""
+
+APPLY_AT_ONCE_QUEUES: Final = 256
+"""Queues whose units are written in one go, over all these entries; each takes some 30
+microseconds. The entry that meets the limit is applied as a whole."""
+
+QUEUES_PER_TOPICS: Final = 16
+"""As many queues an entry that changes topics counts for: it takes half a millisecond."""
+
+SPACE_RETRY_S: Final = 1.0
+"""How often an entry is tried again that a full disk kept from being applied."""
+
+APPLY_AFTER_TURNS: Final = 2
+"""Turns of the scheduler a follower's apply gives away: its answer is built and sent in them."""
+
+APPLY_INTERVAL_S: Final = 0.1
+"""Pause after an apply that nothing waited for: many entries together cost little more than one."""
+
+
+class Applier:
+    """Applies the entries of one replica.
+
+    Attributes:
+        on_applied: Called after each applied entry with the queues that it touched.
+        on_units: Called with the units themselves; for listeners that need sizes.
+        waiting_reads: Each returns how many reads wait for an entry; see `apply_soon`.
+        wake: Set it when there may be something to apply; see `apply_soon`.
+    """
+
+    def __init__(
+        self,
+        store: ReplicaStore,
+        node: RaftNode,
+        proposals: Proposals,
+        suspect: Callable[[int], bool],
+        clock: Clock,
+    ) -> None:
+        self.on_applied: list[AppliedListener] = []
+        self.on_units: list[Callable[[Sequence[QueueUnits]], None]] = []
+        self.waiting_reads: list[Callable[[], int]] = []
+        self.wake = Wakeup()
+        self._store = store
+        self._node = node
+        self._proposals = proposals
+        self._suspect = suspect
+        self._clock = clock
+        self._hurry = Wakeup()
+        self._lacks_space = False
+
+    def apply(self, limit: int) -> None:
+        """Apply up to *limit* entries that are committed; answer their proposals, call listeners.
+
+        Fewer are applied when they are for many queues.
+
+        Raises:
+            CorruptEntryError, CorruptRecordError: An entry is damaged that cannot be repaired.
+        """
+        store = self._store
+        if store.installing:
+            return
+        commit = store.applicable(self._node.commit_index)
+        stop = min(commit, store.derived_index + limit)
+        queues_left = APPLY_AT_ONCE_QUEUES
+        while store.derived_index < stop and queues_left > 0:
+            # Read each time: a listener called below may have made this node apply more.
+            try:
+                applied = store.apply_next(stop)
+            except (CorruptEntryError, CorruptRecordError):
+                if not self._suspect(store.derived_index + 1):
+                    raise
+                return
+            except DiskFullError as error:
+                self._wait_for_space(store.derived_index + 1, error)
+                return
+            index = applied.index
+            if self._lacks_space:
+                self._lacks_space = False
+                log.info("apply_goes_on", index=index)
+            if applied.deleted_topics:
+                self._proposals.forget_topics(applied.deleted_topics)
+            self._proposals.resolve(index)
+            queues_left -= len(applied.units) + applied.topics_changed * QUEUES_PER_TOPICS
+            touched = applied.touched
+            for listener in self.on_applied:
+                self._proposals.call(listener, touched)
+            for units_listener in self.on_units:
+                self._proposals.call(units_listener, applied.units)
+        if store.derived_index < commit:
+            self.wake.set()
+            self._hurry.set()
+
+    def apply_soon(self) -> None:
+        """Let `run` apply what is committed; at once if a read waits or there is much of it."""
+        self.wake.set()
+        if not self.may_lag or any(count() for count in self.waiting_reads):
+            self._hurry.set()
+
+    @property
+    def may_lag(self) -> bool:
+        """Whether what is committed may be applied later: little of it waits, and nothing hinders.
+
+        So `apply` of `APPLY_AT_ONCE_ENTRIES` brings a leader as far as it has answered.
+        """
+        behind = self._node.commit_index - self._store.derived_index
+        return behind < APPLY_AT_ONCE_ENTRIES and not self._lacks_space
+
+    def _wait_for_space(self, index: int, error: DiskFullError) -> None:
+        """Apply nothing for now: what is applied can be read, and sends wait or are refused."""
+        if not self._lacks_space:
+            log.error("apply_without_space", index=index, error=str(error))
+        self._lacks_space = True
+        self.wake.set()
+
+    async def run(self) -> None:
+        """Apply what is committed, a few entries at a time, until cancelled.
+
+        The first entry after a pause is applied at once, those behind it together.
+        """
+        while True:
+            await self.wake.wait()
+            # A follower's flush and acknowledgement go first: the leader waits for them.
+            for _ in range(APPLY_AFTER_TURNS):
+                await trio.lowlevel.checkpoint()
+            self.apply(APPLY_AT_ONCE_ENTRIES)
+            self._node.settle()
+            if self._lacks_space:
+                await self._clock.sleep(SPACE_RETRY_S)
+            else:
+                await self._hurry.wait_or(self._clock, APPLY_INTERVAL_S)

@@ -24,10 +24,10 @@ import structlog
 import trio
 
 from commitlog.errors import LocalProtocolError
-from dledger.broker_id import LEADER_ID, follower_id
+from dledger.broker_settings import LEADER_ID, follower_id
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.settings_tables import ClientTable
-from dledger.state.configs import TopicConfig
+from dledger.state.topics import TopicConfig
 from dledger.waiting import wait_for
 from remoting.client import RemotingClient
 from remoting.connection import Connection

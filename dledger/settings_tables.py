@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Struct
 
-from dledger.settings_values import (
+from dledger.settings_text import (
     Peer,
     delay_text,
     parse_exporter,
@@ -20,7 +20,7 @@ from dledger.settings_values import (
     percent,
     show_hours,
 )
-from remoting.settings.schema import Schema, parse_addresses, setting
+from remoting.settings import Schema, parse_addresses, setting
 
 KIB = 1024
 MIB = 1024 * KIB

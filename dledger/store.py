@@ -15,7 +15,6 @@ from typing import Final
 import structlog
 from typing_extensions import Buffer
 
-from commitlog.checkpoint import AbortFile, CheckpointFile
 from commitlog.damage import check_entries
 from commitlog.derive import derive
 from commitlog.entry import parse_header
@@ -25,32 +24,36 @@ from commitlog.errors import (
     DiskFullError,
     InvariantBroken,
 )
-from commitlog.mark import Anchor, Mark
+from commitlog.mark import Anchor, Mark, SlotFile
 from commitlog.recovery import DamagedLogError
 from commitlog.seams import CANNOT_BE_READ, Disk, Lock
-from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
-from dledger.applied_together import read_together
-from dledger.checkpointing import (
+from dledger.broker_settings import StoreSettings, delays_of_levels
+from dledger.derived_files import ATTEMPTS_MAX, DerivedFiles
+from dledger.replica_records import (
+    AbortFile,
+    CheckpointFile,
     Checkpointing,
+    DamageRecord,
+    DoubtRecord,
+    InstallationRecord,
+    Phase,
     TableImage,
     checkpoint_of,
     decoded_file,
     mark_at,
 )
-from dledger.derived_files import ATTEMPTS_MAX, DerivedFiles
-from dledger.replica_records import DamageRecord, DoubtRecord, InstallationRecord, Phase
 from dledger.state.apply import (
     Applied,
     EntriesTogether,
     apply_entry,
     apply_together,
     raise_min_offsets,
+    read_together,
 )
 from dledger.state.snapshot import load_checked
 from dledger.state.state_record import QueueFloorsChange
 from dledger.state.tables import QueueBounds, StateTables
-from dledger.store_settings import StoreSettings, delays_of_levels
 
 log = structlog.get_logger(__name__)
 
@@ -196,6 +199,7 @@ class ReplicaStore:
             # A log without its beginning is of no use without tables that fit.
             self._note_damaged_log("log_without_tables", first_index=self.log.first_index)
             self._begin_log_anew(Anchor(), Phase.DONE)
+            self._derive_from_first()
 
     def _given(self, own: StateTables | None) -> StateTables | None:
         """Return the tables of an installation under way; None when there is none."""
@@ -253,9 +257,7 @@ class ReplicaStore:
             self._begin_log_anew(loaded.floor, Phase.REFILLING)
         self._installation.become(Phase.REFILLING)
         self.tables.become(loaded)
-        self.derived.begin_empty()
-        self._refer_to_derived()
-        self.derived_index = self.log.first_index - 1
+        self._derive_from_first()
         proved = loaded.applied_index if self._holds(loaded) else self.restored_commit_index
         proved = min(proved, self.log.last_index)
         self.restored_commit_index = max(proved, self.log.first_index - 1)
@@ -263,6 +265,12 @@ class ReplicaStore:
             "refilling", first=self.log.first_index, last=self.log.last_index,
             up_to=loaded.applied_index,
         )  # fmt: skip
+
+    def _derive_from_first(self) -> None:
+        """Remove what follows from entries; it is derived again from the first one of the log."""
+        self.derived.begin_empty()
+        self._refer_to_derived()
+        self.derived_index = self.log.first_index - 1
 
     def _reaches(self, floor: Anchor) -> bool:
         """Whether the log holds the entry before *floor*: a leader can go on from there."""
@@ -371,15 +379,6 @@ class ReplicaStore:
         self._begin_image()
         self.installing = False
         return before
-
-    def drop_before_floor(self, floor: Anchor) -> int:
-        """Remove what stands before *floor*, the floor of a written checkpoint; return bytes."""
-        if floor.first_index > self.log.durable_index or self.refilling:
-            return 0
-        dropped = self.log.drop_before(floor)
-        if dropped:
-            self.derived.delete_before(floor, self.tables)
-        return dropped
 
     def plan_drop(self, floor: Anchor) -> Drop | None:
         """Return how to do that in steps: `Drop.note`, `detach`, `Drop.remove`."""

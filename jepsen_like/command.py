@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 from commitlog.errors import ConfigError
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.sequence import encode_history
+from jepsen_like.history.operation import encode_history
 from jepsen_like.plans.novelty import Novelty
 from jepsen_like.plans.plan import Plan, decode_plan, encode_plan
 from jepsen_like.plans.shrink import shrink
@@ -24,7 +24,7 @@ from jepsen_like.workloads.presets import PRESETS
 
 app = App(
     name="sim",
-    help="Whole clusters in simulated time: play fault plans, soak, replay.",
+    help="Run simulated clusters under faults in virtual time.",
     backend="trio",
     default_parameter=Parameter(negative=()),
     result_action="return_value",
@@ -45,7 +45,10 @@ PROGRESS_S: Final = 10.0
 Keep = Annotated[Path, Parameter(help="Folder for plans, histories and diagrams of failures.")]
 Modes = Annotated[
     bool,
-    Parameter(negative="", help="Draw modes of long runs, too: more that clients and disks do."),
+    Parameter(
+        negative="--no-modes",
+        help="Draw the modes of long runs too; see docs/internals/simulation/modes.md.",
+    ),
 ]
 
 DEFAULT_KEEP: Final = Path("sim-failures")
@@ -58,7 +61,7 @@ def run(
     plan: Annotated[Path | None, Parameter(help="Play the plan in this file.")] = None,
     duration: Annotated[float, Parameter(help="Seconds of faults, for a drawn plan.")] = 120.0,
     soak_plan: Annotated[bool, Parameter(help="Draw the plan as soak does.")] = False,
-    modes: Modes = False,
+    modes: Modes = True,
     preset: Annotated[
         str,
         Parameter(
@@ -68,7 +71,9 @@ def run(
     ] = "",
     faults: Annotated[
         str,
-        Parameter(help="Draw from these faults only, A,B,C; see dledger-chaos list-faults."),
+        Parameter(
+            help="Draw from these faults only, separated by commas; see dledger-chaos list-faults."
+        ),
     ] = "",
     print_plan: Annotated[bool, Parameter(help="Print the plan and do not play it.")] = False,
     shrink_failure: Annotated[
@@ -101,7 +106,7 @@ def run(
 
 @app.command
 def replay(
-    file: Annotated[Path, Parameter(help="A plan, as a failure leaves it.")],
+    file: Annotated[Path, Parameter(help="File of a plan, as a failure writes it.")],
     *,
     keep: Keep = DEFAULT_KEEP,
     output: Output = "table",
@@ -148,28 +153,30 @@ def _play_and_show(
 @app.command
 async def soak(
     *,
-    minutes: Annotated[float, Parameter(help="How long no new plan is begun after.")] = 10.0,
+    minutes: Annotated[float, Parameter(help="Minutes after which no new plan starts.")] = 10.0,
     jobs: Annotated[int, Parameter(help="Worker processes, one per core.")] = 2,
     seed: Annotated[int, Parameter(help="First seed.")] = 1,
     duration: Annotated[
         float, Parameter(help="Simulated seconds of faults per plan; 0: 1800, with --guided 300.")
     ] = 0.0,
     at_least: Annotated[
-        int, Parameter(help="Fail when one of the sometimes counters stays below this.")
+        int, Parameter(help="Fail when a counter of rare events stays below this.")
     ] = 0,
     guided: Annotated[
         bool,
-        Parameter(help="Prefer plans, of any workload, that bring together what has not met."),
+        Parameter(help="Prefer plans that combine faults and events not seen together yet."),
     ] = False,
     faults: Annotated[
         str,
-        Parameter(help="Draw from these faults only, A,B,C; see dledger-chaos list-faults."),
+        Parameter(
+            help="Draw from these faults only, separated by commas; see dledger-chaos list-faults."
+        ),
     ] = "",
-    modes: Modes = False,
+    modes: Modes = True,
     keep: Keep = DEFAULT_KEEP,
     output: Output = "table",
 ) -> int:
-    """Play drawn plans for a time.
+    """Play drawn plans for some minutes.
 
     Exit status 1 when a violation was found, or a checker had nothing to judge.
     """
@@ -214,6 +221,8 @@ async def soak(
         await _keep_apart(report, order, keep)
     if missing:
         note(f"seen less than {at_least} times: {missing}")
+    if modes and output != "json" and (undrawn := totals.never_drawn()):
+        note(f"never drawn: {', '.join(undrawn)}")
     if totals.without_verdict:
         note(f"without a verdict: {', '.join(totals.without_verdict)}")
     if totals.failed or missing or totals.undecided or totals.without_verdict:
@@ -374,7 +383,7 @@ async def _keep_apart(report: Report, order: Order, folder: Path) -> None:
     command += ["--seed", str(report.seed), "--duration", str(order.duration_s)]
     command += ["--keep", str(folder)]
     command += ["--faults", order.faults] if order.faults else []
-    command += ["--modes"] if order.modes else []
+    command += [] if order.modes else ["--no-modes"]
     await trio.run_process(command, check=False, stdout=sys.stderr)
 
 

@@ -255,6 +255,7 @@ async def gate(
         duration_s=duration_s,
         seconds=NO_LIMIT_S,
         is_soak=True,
+        modes=True,
     )
     send, receive = trio.open_memory_channel[Report](0)
     async with trio.open_nursery() as nursery:

@@ -18,10 +18,10 @@ from msgspec import structs
 from commitlog.errors import ConfigError
 from namesrv.config import NamesrvConfig, load_config
 from remoting.log import configure_logs
-from remoting.process import raise_open_files, share_descriptors
+from remoting.machine import raise_open_files, share_descriptors
 from remoting.seams import ServerTls
-from remoting.settings.config import settings_text
-from remoting.settings.reader import ConfigFile
+from remoting.service_manager import ServiceManager
+from remoting.settings import ConfigFile, settings_text
 
 EXIT_OK = 0
 EXIT_CONFIG = 2
@@ -46,11 +46,15 @@ async def namesrv(
         ),
     ] = False,
     listen_host: Annotated[str | None, Parameter(help="Address to listen on.")] = None,
-    listen_port: Annotated[int | None, Parameter(help="Port to listen on; 0: a free one.")] = None,
+    listen_port: Annotated[
+        int | None, Parameter(help="Port to listen on; 0: any free port.")
+    ] = None,
     kv_config_path: Annotated[
         str | None, Parameter(help="File of the key-value configuration.")
     ] = None,
-    log_level: Literal["debug", "info", "warning", "error"] = "info",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Parameter(help="Least level that is logged.")
+    ] = "info",
     log_form: Annotated[
         Literal["json", "text"] | None,
         Parameter(help="json, or text for people; text on a terminal."),
@@ -91,8 +95,7 @@ async def run_daemon(
         ConfigError: A certificate or the key-value file cannot be used.
         OSError: The address cannot be bound.
     """
-    from remoting.clock import TrioClock
-    from remoting.process import GarbageCollection
+    from remoting.machine import GarbageCollection, TrioClock
 
     configure_logs(form=log_form or ("text" if sys.stderr.isatty() else "json"), level=log_level)
     log = structlog.get_logger()
@@ -103,13 +106,15 @@ async def run_daemon(
         **{path: f"{value} ({source})" for path, value, source in config.changed_settings()},
     )
     garbage = GarbageCollection(TrioClock())
+    manager = ServiceManager(os.environ, os.getpid())
     with garbage.in_charge(), trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         failed: ConfigError | OSError | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_on_signal, signals, nursery.cancel_scope)
+            nursery.start_soon(_cancel_on_signal, signals, nursery.cancel_scope, manager)
             nursery.start_soon(garbage.run)
+            nursery.start_soon(manager.keep_watchdog, TrioClock())
             try:
-                await _serve(_with_descriptors(config))
+                await _serve(_with_descriptors(config), manager)
             except (ConfigError, OSError) as error:
                 failed = error
                 nursery.cancel_scope.cancel()
@@ -136,13 +141,16 @@ def listener_tls(config: NamesrvConfig) -> ServerTls:
     )
 
 
-async def _serve(config: NamesrvConfig) -> None:
+async def _serve(config: NamesrvConfig, manager: ServiceManager) -> None:
     from commitlog.disk import OsDisk
     from namesrv.server import serve_namesrv
-    from remoting.clock import TrioClock
-    from remoting.executor import AdaptiveExecutor
-    from remoting.process import give_freed_memory_back, memory_bytes
-    from remoting.rng import SystemRng
+    from remoting.machine import (
+        AdaptiveExecutor,
+        SystemRng,
+        TrioClock,
+        give_freed_memory_back,
+        memory_bytes,
+    )
     from remoting.tcp import TcpNetwork
 
     give_freed_memory_back()
@@ -155,6 +163,7 @@ async def _serve(config: NamesrvConfig) -> None:
         tls=listener_tls(config),
         executor=AdaptiveExecutor(),
         memory_bytes=memory_bytes(),
+        task_status=manager,
     )
 
 
@@ -176,8 +185,11 @@ def _with_descriptors(config: NamesrvConfig) -> NamesrvConfig:
     return replace(config, server=server)
 
 
-async def _cancel_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+async def _cancel_on_signal(
+    signals: AsyncIterator[int], scope: trio.CancelScope, manager: ServiceManager
+) -> None:
     async for number in signals:
+        manager.stopping()
         structlog.get_logger().info("signal", name=signal.Signals(number).name)
         scope.cancel()
 

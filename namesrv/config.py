@@ -11,9 +11,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from msgspec import Struct
 
-from remoting.settings.config import Config, refuse
-from remoting.settings.reader import ConfigFile, SettingsReader
-from remoting.settings.schema import Schema, setting
+from remoting.settings import Config, ConfigFile, Schema, SettingsReader, refuse, setting
 
 TlsModeName = Literal["disabled", "permissive", "enforcing"]
 

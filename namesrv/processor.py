@@ -16,14 +16,19 @@ import structlog
 
 from commitlog.errors import ConfigError
 from namesrv.errors import RegistrationRefusedError, SettingLockedError
-from namesrv.kv_config import ORDER_TOPIC_CONFIG
-from namesrv.name_server import NameServer, route_dialect
-from namesrv.refused import SHOWN_CHARACTERS
-from namesrv.register_body import decode_register_body
-from namesrv.registration import BrokerLiveInfo, RegisterResult, Registration
-from namesrv.takeover import MEMBERS_MAX, PROOF_CHARS_MAX
+from namesrv.name_server import ORDER_TOPIC_CONFIG, NameServer, route_dialect
+from namesrv.registration import (
+    MEMBERS_MAX,
+    PROOF_CHARS_MAX,
+    SHOWN_CHARACTERS,
+    BrokerLiveInfo,
+    RegisterResult,
+    Registration,
+    decode_register_body,
+)
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
+from remoting.properties import read_properties
 from remoting.protocol.bodies import (
     Body,
     BrokerMemberGroupBody,
@@ -56,7 +61,6 @@ from remoting.protocol.headers import (
     WipeWritePermResponseHeader,
 )
 from remoting.seams import Clock
-from remoting.settings.properties import read_properties
 
 NO_ROUTE_REMARK: Final = (
     "No topic route info in name server for the topic: {topic}\n"

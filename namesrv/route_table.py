@@ -17,16 +17,18 @@ from msgspec import structs
 
 from namesrv.config import NamesrvTable
 from namesrv.errors import RegistrationRefusedError
-from namesrv.refused import RefusedRegistrations
 from namesrv.registration import (
+    HEARTBEAT_TIMEOUT_MS_MAX,
     BrokerKey,
     BrokerLiveInfo,
+    RefusedRegistrations,
     RegisterResult,
     Registration,
     check_limits,
     check_version,
+    may_take,
+    refuses_identity,
 )
-from namesrv.takeover import HEARTBEAT_TIMEOUT_MS_MAX, may_take, refuses_identity
 from remoting.protocol.bodies import (
     BrokerData,
     BrokerMemberGroup,
@@ -34,8 +36,9 @@ from remoting.protocol.bodies import (
     DataVersion,
     QueueData,
     TopicRouteData,
+    bad_topic_name,
+    out_of_bounds,
 )
-from remoting.protocol.topic_bounds import bad_topic_name, out_of_bounds
 
 MASTER_ID: Final = 0
 PERM_READ: Final = 4
@@ -45,10 +48,6 @@ UNIT_SUB_FLAG: Final = 2
 
 MAX_TOPICS: Final = 1_000_000
 """Most topics over all brokers: about 1 GiB of tables, and far beyond what clients can poll."""
-
-
-def _ignore_topics(_topics: Iterable[str]) -> None:
-    return
 
 
 class RouteInfoManager:
@@ -67,7 +66,7 @@ class RouteInfoManager:
         self,
         settings: NamesrvTable | None = None,
         *,
-        on_route_change: Callable[[Iterable[str]], None] = _ignore_topics,
+        on_route_change: Callable[[Iterable[str]], None] = lambda _topics: None,
     ) -> None:
         self.settings = NamesrvTable() if settings is None else settings
         self._on_route_change = on_route_change
@@ -93,7 +92,7 @@ class RouteInfoManager:
                 is not known yet, a data version out of range, or a table is full. Nothing changed.
                 A topic that no client could read is left out of the route; the rest counts.
         Spec: docs/internals/protocol/semantics.md, section 11, rules 2 to 6. Takeovers are
-            decided in `namesrv.takeover`.
+            decided in `namesrv.registration`.
         """
         name, broker_id, key = registration.broker_name, registration.broker_id, registration.key
         own_timeout_ms = registration.heartbeat_timeout_ms or 0

@@ -14,19 +14,24 @@ from namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
 from namesrv.route_table import RouteInfoManager
-from remoting.access.account_store import AccountStore
+from remoting.access.account_file import AccountStore
 from remoting.access.accounts import ADMIN, SIGNED, Rule
-from remoting.access.gate import AccessGate, guarded_table
-from remoting.access.local_admin import LocalAdmin
+from remoting.access.gate import AccessGate, LocalAdmin, guarded_table
 from remoting.connection_limits import ConnectionLimits
 from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
-from remoting.metrics.families import Family, Sample, family_text, load_library
-from remoting.metrics.http_server import MetricsServer
-from remoting.metrics.server_metrics import Guard, ServerMetrics
+from remoting.metrics import (
+    Family,
+    Guard,
+    MetricsServer,
+    RpcLatency,
+    Sample,
+    ServerMetrics,
+    family_text,
+    load_library,
+)
 from remoting.processor import Limiter
 from remoting.processor_table import ProcessorTable
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.not_supported import NAMESRV_RESERVED
+from remoting.protocol.codes import NAMESRV_RESERVED, RequestCode
 from remoting.seams import Clock, Executor, Network, Rng, ServerTls
 from remoting.server import RemotingServer, ServerLimits
 
@@ -123,6 +128,7 @@ async def serve_namesrv(
     limiter = Limiter("namesrv", MAX_OPEN_REQUESTS)
     for code, handler in processor.handlers().items():
         processors.register(code, handler, limiter)
+    latency = RpcLatency() if config.server.metrics_listen_port else None
     server = RemotingServer(
         network,
         processors,
@@ -134,6 +140,7 @@ async def serve_namesrv(
                 unfinished_bytes=config.server.max_unfinished_bytes,
             )
         ),
+        on_answer=None if latency is None else latency.answered,
     )
     not_bound: OSError | None = None
     async with trio.open_nursery() as nursery:
@@ -145,7 +152,7 @@ async def serve_namesrv(
             not_bound = error
         else:
             nursery.start_soon(_scan_forever, config.namesrv, clock, processor)
-            ports = ServerMetrics([server], guard)
+            ports = ServerMetrics([server], guard, latency)
             node_id = f"{address[0]}:{address[1]}"
             metrics = NamesrvMetrics(name_server.routes, ports, node_id)
             await _serve_metrics(config.server, metrics, network, nursery)

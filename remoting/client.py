@@ -16,8 +16,7 @@ from remoting.errors import ConnectFailedError, RemotingError
 from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.fresh_signature import RequestSigner
-from remoting.protocol.signature import Credentials
+from remoting.protocol.signature import Credentials, RequestSigner
 from remoting.seams import Network
 
 CONNECT_TIMEOUT_S: Final = 3.0

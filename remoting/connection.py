@@ -15,28 +15,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import trio
 
 from commitlog.errors import InvariantBroken, LocalProtocolError, MQError, RemoteProtocolError
 from remoting.calls import Call, CallTable
-from remoting.connection_ends import ConnectionEnds
-from remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits, MemoryShare
+from remoting.connection_limits import (
+    DEFAULT_LIMITS,
+    ConnectionEnds,
+    ConnectionLimits,
+    MemoryShare,
+    Turn,
+)
 from remoting.errors import AccessRefusedError, ConnectionLostError, TooManyInFlightError
 from remoting.log import get_logger
 from remoting.memory_budget import NOTED_BYTES, MemoryBudget
 from remoting.processor import DEFERRED, Answered, Handled, Limiter
+from remoting.protocol.codes import not_supported
 from remoting.protocol.command import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
     RemotingCommand,
 )
 from remoting.protocol.frame import FrameDecoder, encode_command_parts
-from remoting.protocol.not_supported import not_supported
 from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, answer_error
 from remoting.seams import Stream
-from remoting.turn import Turn
 from remoting.write_buffer import BROKEN, WriteBuffer
 
 _log = get_logger(__name__)
@@ -59,6 +63,10 @@ class Processors(Protocol):
         self, code: int, /
     ) -> tuple[Callable[[Connection, RemotingCommand], Handled], Limiter] | None:
         """Return handler and limiter for *code*, None when the code is not supported."""
+
+
+OnAnswer: TypeAlias = Callable[[int, int, float], None]
+"""Gets request code, response code and seconds."""
 
 
 class Connection:
@@ -85,6 +93,7 @@ class Connection:
         on_proven: Callable[[Connection], None] | None = None,
         ends: ConnectionEnds | None = None,
         turn: Turn | None = None,
+        on_answer: OnAnswer | None = None,
     ) -> None:
         """Wrap *stream*, which the connection owns from now on.
 
@@ -97,6 +106,7 @@ class Connection:
             on_proven: Called once, when the first valid request has come.
             ends: Counts why it ended, with those of other connections.
             turn: Of the event loop: what arrives is handled in one that has time left.
+            on_answer: Called with each answer to the peer: request code, response code, seconds.
         """
         self.peer_address = stream.peer_address
         self.local_address = stream.local_address
@@ -113,6 +123,7 @@ class Connection:
         self._on_proven = on_proven
         self._ends = ends
         self._turn = turn
+        self._on_answer = on_answer
         self._share = MemoryShare(budget, limits, stream.peer_address[0], self._give_way_to_a_frame)
         self._heartbeat_until_s = -math.inf
         self._nursery: trio.Nursery | None = None
@@ -129,7 +140,7 @@ class Connection:
         self._drained = trio.lowlevel.ParkingLot()
 
         # Requests of the peer by identity: its opaques may repeat.
-        self._in_flight: dict[int, tuple[RemotingCommand, Limiter, int]] = {}
+        self._in_flight: dict[int, tuple[RemotingCommand, Limiter, int, float]] = {}
         self._in_flight_bytes = 0
 
         self._calls = CallTable()
@@ -296,6 +307,8 @@ class Connection:
             False when it will not be read: the connection has ended, the request was one-way, or
             has been answered already.
         """
+        if self._on_answer is not None and (entry := self._in_flight.get(id(asked))) is not None:
+            self._on_answer(asked.code, response.code, trio.current_time() - entry[3])
         if not self._finish_request(asked) or asked.flag & FLAG_ONEWAY:
             return False
         self._answer(asked, response)
@@ -316,7 +329,7 @@ class Connection:
         entry = self._in_flight.pop(id(asked), None)
         if entry is None:
             return False
-        _, limiter, size = entry
+        _, limiter, size, _ = entry
         limiter.release()
         self._in_flight_bytes -= size
         if size >= NOTED_BYTES:
@@ -377,7 +390,7 @@ class Connection:
     def _end(self) -> None:
         self._closed = True
         self._close_reason = self._close_reason or "closed"
-        for _, limiter, _ in self._in_flight.values():
+        for _, limiter, _, _ in self._in_flight.values():
             limiter.release()
         self._in_flight.clear()
         self._in_flight_bytes = 0
@@ -573,7 +586,7 @@ class Connection:
                 f"[OVERLOAD]{limiter.max_concurrent} requests of kind {limiter.name} are open",
             )
             return
-        self._in_flight[id(asked)] = (asked, limiter, size)
+        self._in_flight[id(asked)] = (asked, limiter, size, self._last_request_s)
         self._in_flight_bytes += size
         handled: Handled
         try:

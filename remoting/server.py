@@ -8,17 +8,14 @@ from typing import Final
 
 import trio
 
-from remoting.connection import Connection
-from remoting.connection_ends import ConnectionEnds
-from remoting.connection_limits import ConnectionLimits
+from remoting.connection import Connection, OnAnswer
+from remoting.connection_limits import Admission, ConnectionEnds, ConnectionLimits, Places, Turn
 from remoting.log import get_logger
 from remoting.memory_budget import MemoryBudget
-from remoting.places import Admission, Places
 from remoting.processor_table import ProcessorTable
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer
 from remoting.seams import Listener, Network, ServerTls, Stream
-from remoting.turn import Turn
 
 LOGGED_EVERY_S: Final = 1.0
 """One line for so long about connections that gave way: a flood does not write our logs."""
@@ -65,12 +62,14 @@ class RemotingServer:
         after_batch: Callable[[], None] | None = None,
         budget: MemoryBudget | None = None,
         turn: Turn | None = None,
+        on_answer: OnAnswer | None = None,
     ) -> None:
         """Prepare a server; nothing is bound yet.
 
         Args:
             budget: Memory of all connections; servers of one daemon share one.
             turn: See `Connection`.
+            on_answer: See `Connection`.
             after_batch: See `Connection`; called after each received chunk of any connection.
         """
         # In order of arrival; a dict without values.
@@ -82,6 +81,7 @@ class RemotingServer:
         self._tls = tls
         self._after_batch = after_batch
         self._turn = turn
+        self._on_answer = on_answer
         self._accepting: list[trio.CancelScope] = []
         self.budget = budget if budget is not None else MemoryBudget()
         self.places: Places[Connection] = Places(
@@ -158,6 +158,7 @@ class RemotingServer:
             on_proven=self.places.prove,
             ends=self.ends,
             turn=self._turn,
+            on_answer=self._on_answer,
         )
         admission = self.places.admit(connection, trio.current_time())
         if admission is not Admission.SERVED:

@@ -162,6 +162,8 @@ class SocketStream:
     def __init__(self, stream: trio.SocketStream) -> None:
         self._socket = stream.socket
         self._stream = stream
+        # The last receive took all there was: the next one waits before it tries.
+        self._is_drained = False
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             # Else a cut that drops packets is noticed, and left, only after minutes of back-off.
             stream.socket.setsockopt(
@@ -185,7 +187,31 @@ class SocketStream:
 
     async def receive_some(self, max_bytes: int) -> Buffer:
         """Return at least one byte, or nothing at the end of the stream."""
-        return await self._stream.receive_some(max_bytes)
+        data: bytes | None = None
+        if self._is_drained:
+            data = await self._receive_next(max_bytes)
+        if data is None:
+            data = await self._stream.receive_some(max_bytes)
+        self._is_drained = 0 < len(data) < max_bytes and sys.platform != "win32"
+        return data
+
+    async def _receive_next(self, max_bytes: int) -> bytes | None:
+        """Wait for the next bytes and return them; None: there are none after all.
+
+        trio's own way tries first, which costs a call and an error when there is nothing, and a
+        turn of the event loop when there is something.
+        """
+        if self._socket.fileno() < 0:
+            raise trio.ClosedResourceError("this socket was already closed")
+        try:
+            await trio.lowlevel.wait_readable(self._socket)
+            return os.read(self._socket.fileno(), max_bytes)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if self._socket.fileno() < 0:
+                raise trio.ClosedResourceError("this socket was already closed") from None
+            raise trio.BrokenResourceError(f"socket connection broken: {error}") from error
 
     async def aclose(self) -> None:
         """Close both directions at once."""

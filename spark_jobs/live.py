@@ -11,14 +11,20 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from jepsen_like.checkers.half_messages import SYSTEM_TOPICS
 from jepsen_like.checkers.kernel.facts import NOT_YET
 from jepsen_like.checkers.queue_watch import QueueWatch
+from jepsen_like.checkers.transactions import SYSTEM_TOPICS
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.columns import RowOutOfRangeError, check_operation
-from jepsen_like.history.operation import NEVER, NOTHING, Operation, Outcome
+from jepsen_like.history.operation import (
+    NEVER,
+    NOTHING,
+    CorruptHistoryError,
+    Operation,
+    Outcome,
+    iter_rows,
+)
 from jepsen_like.history.parquet import NoHistoryError
-from jepsen_like.history.sequence import CorruptHistoryError, iter_rows
 
 INTERVAL_S: Final = 0.5
 """Between two readings of the files."""

@@ -1,11 +1,15 @@
-"""A run from its folder to an answer, with either engine."""
+"""A run, in a folder of this machine or at an address, and its answer with either engine.
+
+Plan, summary, result and the record of a push group are small; the tables stay where they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -14,6 +18,7 @@ from jepsen_like.checkers import push_group
 from jepsen_like.checkers.all_checks import Settings, check_source
 from jepsen_like.checkers.kernel.source import Source
 from jepsen_like.checkers.verdict import BadInputError, Verdict, Violation, checked, digest_of
+from jepsen_like.history.operation import PUSH_RECORD
 from jepsen_like.history.parquet import (
     FOLDER,
     SUMMARY,
@@ -22,12 +27,80 @@ from jepsen_like.history.parquet import (
     ingest,
     read_summary,
 )
-from jepsen_like.history.sequence import PUSH_RECORD
 from jepsen_like.plans.plan import Plan, decode_plan
 from jepsen_like.plans.promised import merge_for, promised
-from jepsen_like.report.run_folder import RESULT_FILE, kept_verdicts, read_result
-from spark_jobs.place import Place, located, path_of
-from spark_jobs.tables import Readable, Tables, check_tables
+from jepsen_like.report.run_folder import PLAN_FILE, RESULT_FILE, kept_verdicts, read_result
+from spark_jobs.tables import Readable, Tables, check_tables, is_address
+
+# ---------------------------------------------------------------------------------- where it is
+
+
+SMALL: Final = (PLAN_FILE, RESULT_FILE)
+"""Files of a run beside its tables."""
+OF_TABLES: Final = (PUSH_RECORD, SUMMARY)
+"""Small files in the folder of the tables."""
+FILE: Final = "file://"
+
+
+class Place(NamedTuple):
+    """A run.
+
+    Attributes:
+        folder: Its folder, or copies of the small files of an address.
+        address: Of its tables; empty: they are in the folder.
+    """
+
+    folder: Path
+    address: str = ""
+
+
+def path_of(run: Path | str) -> Path | str:
+    """Return the path of a run of this machine, `file://` included; the address of another."""
+    text = str(run)
+    if text.startswith(FILE):
+        return Path("/" + text.removeprefix(FILE).partition("/")[2])
+    return text if is_address(text) else Path(text)
+
+
+@contextmanager
+def located(run: Path | str, open_tables: Callable[[str], Readable]) -> Iterator[Place]:
+    """Yield where a run is; the copies of small files end with the block.
+
+    Args:
+        run: A path or an address, of a run or of tables.
+        open_tables: Opens the folder at an address.
+
+    Raises:
+        BadInputError: There are no whole tables at the address.
+    """
+    path = path_of(run)
+    if isinstance(path, Path):
+        yield Place(path)
+        return
+    address = path.rstrip("/")
+    with TemporaryDirectory(prefix="dledger-check-") as made:
+        folder = Path(made)
+        _copy(open_tables(address), (*SMALL, *OF_TABLES), folder)
+        if not (folder / SUMMARY).is_file():
+            address = f"{address}/{FOLDER}"
+            _copy(open_tables(address), OF_TABLES, folder)
+        if not (folder / SUMMARY).is_file():
+            raise BadInputError(
+                f"{path} holds no {SUMMARY}, here or in {FOLDER}: write the tables there with "
+                "dledger history ingest, the summary last"
+            )
+        yield Place(folder, address)
+
+
+def _copy(tables: Readable, files: tuple[str, ...], folder: Path) -> None:
+    for file in files:
+        data = tables.read(file)
+        if data is not None:
+            (folder / file).write_bytes(data)
+
+
+# ---------------------------------------------------------------------------------- its answer
+
 
 Engine = Literal["local", "spark"]
 INPUT: Final = "input"
@@ -143,7 +216,7 @@ def judge_run(
             kept = kept_verdicts(folder)
         tables, source_of = opened(place.address or str(parquet.resolve()))
         check_tables(tables, counts)
-        verdicts = check_source(source_of(), settings, report)
+        verdicts = check_source(source_of(counts.sums), settings, report)
         verdicts += push_groups(parquet)
         again = {verdict.checker for verdict in verdicts}
         kept = [verdict for verdict in kept if verdict.checker not in again]
@@ -178,8 +251,8 @@ def _result_of(folder: Path) -> Iterator[None]:
         ) from error
 
 
-_Opened = tuple[Readable, Callable[[], Source]]
-"""A folder of tables, and what makes an engine over them."""
+_Opened = tuple[Readable, Callable[[Mapping[str, str]], Source]]
+"""A folder of tables, and what makes an engine over them, given their sums."""
 
 
 class _Local:
@@ -190,7 +263,7 @@ class _Local:
         from spark_jobs.engines.local import LocalSource
 
         tables = Tables(place)
-        return tables, lambda: LocalSource(tables, self._on_rows)
+        return tables, lambda sums: LocalSource(tables, self._on_rows, sums)
 
 
 class _Spark:
@@ -207,7 +280,7 @@ class _Spark:
             self._on_spark(self._session.sparkContext.statusTracker())
         session = self._session
         tables = open_tables(session, place)
-        return tables, lambda: SparkSource(session, tables)
+        return tables, lambda sums: SparkSource(session, tables, sums)
 
 
 def tables_of(folder: Path, report: Callable[[str], object] = lambda _: None) -> Path:

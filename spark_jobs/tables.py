@@ -2,29 +2,33 @@
 
 A folder is named by a path or by an address: what pyarrow opens (`file`, `s3`, `gs`, `hdfs` with
 its native library), and what fsspec opens where that is installed.
+
+A check allocates and frees large arrays all the time. The C library returns each to the system and
+asks for it again, and new pages cost more than the work done in them, most of all on a virtual
+machine: `keep_memory`.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
 from jepsen_like.checkers.verdict import BadInputError
-from jepsen_like.history.columns import EVENTS, NODES, OBS, OPS, NodeKind, mistake_in
-from jepsen_like.history.parquet import SUMMARY, Ingested
+from jepsen_like.history.columns import SCHEMAS, NodeKind, mistake_in
+from jepsen_like.history.parquet import SUMMARY, Ingested, footer_of
+from jepsen_like.history.sums import as_text, sum_of_table
 
-SCHEMAS: Final[dict[str, Any]] = {"ops": OPS, "obs": OBS, "events": EVENTS, "nodes": NODES}
 AGAIN: Final = "make the tables again with dledger history ingest"
-CHECKED: Final = ("f", "outcome", "level", "call_ns", "ret_ns")
+CHECKED: Final = ("f", "outcome", "level", "decision", "cnt", "queue", "call_ns", "ret_ns")
 """Columns of `ops` that every row is checked by."""
 _SCAN: Final = ds.ParquetFragmentScanOptions(
     # A row group that is fetched whole takes new memory for each.
@@ -117,6 +121,19 @@ class Tables:
                 format=ds.ParquetFileFormat(default_fragment_scan_options=_SCAN),
             )
 
+    def footer(self, table: str) -> tuple[int, int] | None:
+        """Return size and checksum of a table that is one file; None: it is not.
+
+        Raises:
+            BadInputError: It cannot be read.
+        """
+        path = f"{self._root}/{table}.parquet"
+        with named(self.name(table)):
+            if self.filesystem.get_file_info(path).type != pafs.FileType.File:
+                return None
+            with self.filesystem.open_input_file(path) as file:
+                return footer_of(file)
+
     def footers(self, table: str) -> Iterator[tuple[Any, int]]:
         """Yield columns and number of rows of each file of a table.
 
@@ -162,13 +179,27 @@ class Readable(Protocol):
         """Return the bytes of a small file; None: it is not there."""
         ...
 
+    def footer(self, table: str) -> tuple[int, int] | None:
+        """Return size and checksum of a table that is one file; None: it is not, or not known."""
+        ...
+
     def footers(self, table: str) -> Iterator[tuple[Any, int]]:
         """Yield columns and number of rows of each part of a table."""
+        ...
+
+    def nodes(self) -> Any:
+        """Return the table `nodes`."""
+        ...
+
+    def events(self) -> Any:
+        """Return the table `events`."""
         ...
 
 
 def check_tables(tables: Readable, counts: Ingested) -> None:
     """See that all tables are there with their columns and as many rows as *counts* has.
+
+    The small ones are summed here; an engine sums `ops` and `obs` as it reads them.
 
     Raises:
         BadInputError: They are not.
@@ -181,11 +212,35 @@ def check_tables(tables: Readable, counts: Ingested) -> None:
     }
     for table, count in expected.items():
         name, rows = tables.name(table), 0
+        written, found = counts.footers.get(table), tables.footer(table)
+        # A file of another size was written again by something else; its rows are counted.
+        if written and found and written[0] == found[0] and written[1] != found[1]:
+            raise BadInputError(f"{name} has a damaged footer: {AGAIN}, or copy it again")
         for schema, some in tables.footers(table):
             check_schema(name, schema, SCHEMAS[table])
             rows += some
         if rows != count:
             raise BadInputError(f"{name} holds {rows} rows, and {SUMMARY} counts {count}: {AGAIN}")
+    for table, rows in (("nodes", tables.nodes()), ("events", tables.events())):
+        check_sum(tables.name(table), sum_of_table(table, rows), counts.sums.get(table))
+
+
+def check_sum(name: str, found: int, expected: str | None) -> None:
+    """See that a table has the rows that it was written with.
+
+    Args:
+        name: Of the table, for a sentence.
+        found: The sum of its rows.
+        expected: As its summary has it; None: it has none.
+
+    Raises:
+        BadInputError: They are others.
+    """
+    if expected is not None and as_text(found) != expected:
+        raise BadInputError(
+            f"{name} holds other rows than it was written with, by their sum in {SUMMARY}: "
+            f"{AGAIN}, or copy it again"
+        )
 
 
 def checked_nodes(name: str, table: Any) -> Any:
@@ -280,6 +335,16 @@ def _plain(kind: Any) -> Any:
     return pa.string() if pa.types.is_large_string(kind) else kind
 
 
-def numbers_of(batch: Any, names: Iterable[str]) -> dict[str, npt.NDArray[np.int64]]:
-    """Return columns of a batch as numpy, without a copy."""
-    return {name: batch.column(name).to_numpy() for name in names}
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+KEPT_BYTES: Final = (1 << 31) - 1
+"""Free memory kept at most, and the largest array taken from it: all that the call can say."""
+
+
+def keep_memory() -> bool:
+    """Let this process keep what it frees; return whether its C library can be set so (glibc)."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, 1 << 30) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))

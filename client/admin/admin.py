@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from client.admin.daemons import DaemonQueries
 from client.admin.groups import GroupAdmin, OffsetMove, OffsetsReset, checked
 from client.admin.messages import (
     ADMIN_TIMEOUT_S,
@@ -41,7 +42,6 @@ from remoting.protocol.bodies import (
 from remoting.protocol.bodies import TopicConfig as TopicConfig
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import ExtFields, RemotingCommand, request
-from remoting.protocol.confirmation import CONFIRMED_FIELD
 from remoting.protocol.headers import (
     CreateTopicHeader,
     DeleteTopicInNamesrvHeader,
@@ -51,6 +51,7 @@ from remoting.protocol.headers import (
     QueueHeader,
     TopicHeader,
 )
+from remoting.protocol.own_fields import CONFIRMED_FIELD
 
 LEADER_WAIT_S: Final = 5.0
 """For a first leader; an election takes less than a second."""
@@ -105,7 +106,7 @@ def judge_group(broker_name: str, members: Mapping[str, Mapping[str, Any] | None
     )
 
 
-class Admin(MessageQueries):
+class Admin(DaemonQueries, MessageQueries):
     """Administration through a client instance. Holds nothing open of its own."""
 
     def __init__(self, instance: ClientInstance) -> None:
@@ -199,7 +200,7 @@ class Admin(MessageQueries):
         read_queue_nums: int | None = None,
         perm: int = 6,
         order: bool = False,
-        attributes: Mapping[str, str] | None = None,
+        attributes: Mapping[str, str | None] | None = None,
         broker_names: tuple[str, ...] | None = None,
         gives_up_messages: bool = False,
     ) -> list[str]:
@@ -211,7 +212,7 @@ class Admin(MessageQueries):
             read_queue_nums: Queues for reading.
             perm: 4 read + 2 write + 1 inherit.
             order: Marks the topic as ordered.
-            attributes: Set on the topic, e.g. ``message.type``.
+            attributes: Set on the topic, e.g. ``message.type``; None as a value removes one.
             broker_names: Which groups; None: all the NameServer knows.
             gives_up_messages: A shorter ``retention.ms`` may take messages that are kept now.
         Returns:
@@ -231,7 +232,9 @@ class Admin(MessageQueries):
             topic_filter_type="SINGLE_TAG",
             order=order,
             attributes=(
-                ",".join(f"+{k}={v}" for k, v in attributes.items()) if attributes else None
+                ",".join(f"-{k}" if v is None else f"+{k}={v}" for k, v in attributes.items())
+                if attributes
+                else None
             ),
         )
         names = await self._on_every_leader(
@@ -385,11 +388,11 @@ class Admin(MessageQueries):
         return await self._groups.lags(await self._leading())
 
     async def plan_offset_reset(
-        self, group: str, topic: str, timestamp_ms: int
+        self, group: str, topic: str, timestamp_ms: int, *, offset: int | None = None
     ) -> dict[MessageQueue, OffsetMove]:
         """Return what `reset_offsets` would do; `client.admin.groups.GroupAdmin.plan_reset`."""
         await self._learn_leaders()
-        return await self._groups.plan_reset(group, topic, timestamp_ms)
+        return await self._groups.plan_reset(group, topic, timestamp_ms, offset=offset)
 
     async def reset_offsets(
         self,
@@ -397,6 +400,8 @@ class Admin(MessageQueries):
         topic: str,
         timestamp_ms: int,
         moves: Mapping[MessageQueue, OffsetMove] | None = None,
+        *,
+        offset: int | None = None,
     ) -> OffsetsReset:
         """Let a group go on elsewhere, running or not; `client.admin.groups.GroupAdmin.reset`.
 
@@ -404,10 +409,11 @@ class Admin(MessageQueries):
             timestamp_ms: At the first message stored at or after it, ms since the epoch; 0: the
                 first that is kept; -1: the end.
             moves: The plan, if it was looked at before.
+            offset: At this offset of every queue instead, as far as the queue holds it.
         """
         if moves is None:
-            moves = await self.plan_offset_reset(group, topic, timestamp_ms)
-        return await self._groups.reset(group, topic, timestamp_ms, moves)
+            moves = await self.plan_offset_reset(group, topic, timestamp_ms, offset=offset)
+        return await self._groups.reset(group, topic, timestamp_ms, moves, offset=offset)
 
     async def clone_offsets(self, source: str, target: str, *, topic: str | None = None) -> None:
         """Let group *target* begin where *source* is; `client.admin.groups.GroupAdmin.clone`."""
@@ -480,16 +486,32 @@ class Admin(MessageQueries):
         return [await DeadLetters(self._instance).of_group(name) for name in names]
 
     def dead_letters(
-        self, group: str, *, first_offset: int = 0, limit: int | None = None
+        self,
+        group: str,
+        *,
+        first_offset: int = 0,
+        limit: int | None = None,
+        begin: tuple[MessageQueue, int] | None = None,
     ) -> AsyncIterator[tuple[MessageQueue, MessageExt]]:
         """Yield what *group* gave up; `client.admin.messages.DeadLetters.read`."""
-        return DeadLetters(self._instance).read(group, first_offset=first_offset, limit=limit)
+        letters = DeadLetters(self._instance)
+        return letters.read(group, first_offset=first_offset, limit=limit, begin=begin)
+
+    async def dead_letter_group(self, group: str) -> DeadLetterGroup:
+        """Return how many dead letters *group* has; `DeadLetters.of_group`."""
+        return await DeadLetters(self._instance).of_group(group)
 
     async def resend_dead_letters(
-        self, group: str, *, offset: int | None = None, limit: int | None = None
+        self,
+        group: str,
+        *,
+        offset: int | None = None,
+        limit: int | None = None,
+        queue: MessageQueue | None = None,
     ) -> int:
         """Give dead letters back to *group*; `client.admin.messages.DeadLetters.resend`."""
-        return await DeadLetters(self._instance).resend(group, offset=offset, limit=limit)
+        letters = DeadLetters(self._instance)
+        return await letters.resend(group, offset=offset, limit=limit, queue=queue)
 
     async def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, OffsetWrapper]:
         """Return how far a group is in each queue of *topic*.

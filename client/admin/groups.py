@@ -67,11 +67,12 @@ class OffsetsReset:
     """What a reset has done.
 
     Attributes:
-        told: Offsets that brokers gave to running consumers; those store them themselves.
+        notified: Offsets that brokers gave to running consumers, which store them; or that are
+            stored, where consumers are connected and messages out by POP.
         stored: Offsets that were stored, of brokers no consumer of the group was connected to.
     """
 
-    told: dict[MessageQueue, int] = field(default_factory=dict)
+    notified: dict[MessageQueue, int] = field(default_factory=dict)
     stored: dict[MessageQueue, int] = field(default_factory=dict)
 
 
@@ -242,13 +243,14 @@ class GroupAdmin:
     # ------------------------------------------------------------------------------ other offsets
 
     async def plan_reset(
-        self, group: str, topic: str, timestamp_ms: int
+        self, group: str, topic: str, timestamp_ms: int, *, offset: int | None = None
     ) -> dict[MessageQueue, OffsetMove]:
         """Return what `reset` would do now; changes nothing.
 
         Args:
             timestamp_ms: Go on at the first message stored at or after it, ms since the epoch;
                 `FIRST_MS`, `LAST_MS`.
+            offset: Go on there in every queue instead, as far as it holds that offset.
         Raises:
             NoRouteError, NoNameServerError: No NameServer knows the topic, or none answers.
             RequestFailedError, BrokerUnreachableError: A leader does not say.
@@ -268,6 +270,8 @@ class GroupAdmin:
                 low = await self._offset(queue, RequestCode.GET_MIN_OFFSET)
                 high = await self._offset(queue, RequestCode.GET_MAX_OFFSET)
                 after = {FIRST_MS: low, LAST_MS: high}.get(timestamp_ms)
+                if offset is not None:
+                    after = min(max(offset, low), high)
                 if after is None:
                     code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
                     after = await self._offset(queue, code, timestamp_ms)
@@ -279,14 +283,20 @@ class GroupAdmin:
         return {queue: moves[queue] for queue in sorted(moves)}
 
     async def reset(
-        self, group: str, topic: str, timestamp_ms: int, moves: Mapping[MessageQueue, OffsetMove]
+        self,
+        group: str,
+        topic: str,
+        timestamp_ms: int,
+        moves: Mapping[MessageQueue, OffsetMove],
+        *,
+        offset: int | None = None,
     ) -> OffsetsReset:
         """Let a group go on elsewhere, whether it runs or not.
 
         Brokers tell consumers that run (222, 220). Where none is connected, *moves* are stored.
 
         Args:
-            moves: From `plan_reset`, with the same time.
+            moves: From `plan_reset`, with the same time or offset.
         Returns:
             What consumers got and what was stored; a queue that is missing could not be stored, and
             has its old offset.
@@ -295,16 +305,25 @@ class GroupAdmin:
                 order of their names, have done it.
         """
         done = OffsetsReset()
-        header = ResetOffsetHeader(topic, group, timestamp_ms, is_force=True)
+        header = ResetOffsetHeader(topic, group, timestamp_ms, is_force=True, offset=offset)
         for name in sorted({queue.broker_name for queue in moves}):
-            told = await self._reset_through(name, header)
-            if told is not None:
-                done.told |= told
+            notified = await self._reset_through(name, header)
+            if notified is not None:
+                done.notified |= notified
                 continue
             offsets = {q: move.after for q, move in moves.items() if q.broker_name == name}
             stored = await BrokerOffsets(self._instance, group).save(offsets)
             done.stored |= {q: offset for q, offset in offsets.items() if q in stored}
+            if len(stored) < len(offsets):
+                done.stored |= await self._reset_popped(name, header)
         return done
+
+    async def _reset_popped(self, name: str, header: ResetOffsetHeader) -> dict[MessageQueue, int]:
+        """Let a broker store the offsets of a group that has messages out by POP."""
+        try:
+            return await self._reset_by_request(name, header) or {}
+        except RequestFailedError:
+            return {}  # none is out: the offsets were not stored for another reason
 
     async def _reset_through(
         self, name: str, header: ResetOffsetHeader
@@ -313,6 +332,11 @@ class GroupAdmin:
         # Asked first: 222 of a group without an offset is refused, whether it is there or not.
         if await self.consumer_connection(header.group, [name]) is None:
             return None
+        return await self._reset_by_request(name, header)
+
+    async def _reset_by_request(
+        self, name: str, header: ResetOffsetHeader
+    ) -> dict[MessageQueue, int] | None:
         answer = await self._ask(
             name,
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,

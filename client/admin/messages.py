@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +17,7 @@ from client.core.message import Message
 from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
+from client.trace import TRACE_TOPIC, TraceContext, decode
 from commitlog.errors import CorruptRecordError, LocalProtocolError
 from commitlog.message_id import decode_offset_message_id
 from commitlog.properties import (
@@ -49,6 +51,8 @@ MAX_QUERY_MESSAGES: Final = 64
 """More messages with one key no broker gives at once."""
 ALWAYS_MS: Final = (1 << 63) - 1
 """A time that never comes."""
+READING_GROUP: Final = "TOOLS_CONSUMER"
+"""RocketMQ's group of tools: every broker knows it, and it commits no offset."""
 
 
 class MessageQueries:
@@ -165,6 +169,66 @@ class MessageQueries:
         )
         return QueryConsumeQueueResponseBody.decode(answer.body)
 
+    async def read_queue(
+        self, queue: MessageQueue, first_offset: int, limit: int
+    ) -> list[MessageExt]:
+        """Return up to *limit* messages of one queue from *first_offset* on, as far as it has any.
+
+        No group moves by it. Offsets that are no longer kept are passed over.
+
+        Raises:
+            RequestFailedError, BrokerUnreachableError: No leader answers, or it refuses.
+        """
+        # Not opened: what only reads is no member of the group, and brokers keep nothing of it.
+        consumer = PullConsumer(self._instance, READING_GROUP)
+        end = await consumer.max_offset(queue)
+        begin = max(first_offset, await consumer.min_offset(queue))
+        return [
+            message async for message in _between(consumer, queue, begin, min(end, begin + limit))
+        ]
+
+    async def messages_by_time(
+        self, topic: str, begin_ms: int, end_ms: int, limit: int
+    ) -> list[MessageExt]:
+        """Return the first messages of *topic* stored in a span of time, oldest first.
+
+        Args:
+            begin_ms: Stored at or after this time, ms since the epoch,
+            end_ms: and before this one.
+            limit: At most this many.
+        Raises:
+            NoRouteError, NoNameServerError: No NameServer knows the topic, or none answers.
+            RequestFailedError, BrokerUnreachableError: A leader gives no answer, or refuses.
+        """
+        found: list[MessageExt] = []
+        consumer = PullConsumer(self._instance, READING_GROUP)
+        for queue in await consumer.fetch_message_queues(topic):
+            begin = await consumer.search_offset(queue, begin_ms)
+            end = min(await consumer.max_offset(queue), begin + limit)
+            async for message in _between(consumer, queue, begin, end):
+                if begin_ms <= message.store_timestamp_ms < end_ms:
+                    found.append(message)
+        return sorted(found, key=lambda message: message.store_timestamp_ms)[:limit]
+
+    async def message_trace(
+        self, wanted: str, *, trace_topic: str = TRACE_TOPIC
+    ) -> list[TraceContext]:
+        """Return what clients with message trace reported of a message; empty: none did.
+
+        Args:
+            wanted: Its id, or one of its keys.
+            trace_topic: Where clients send their traces.
+        Raises:
+            NoRouteError, NoNameServerError: There is no such topic, or no NameServer answers.
+            RequestFailedError, BrokerUnreachableError: A leader gives no answer, or refuses.
+        """
+        return [
+            step
+            for message in await self.query_messages(trace_topic, wanted)
+            for step in decode(message.body_bytes.decode(errors="replace"))
+            if any(wanted in (bean.msg_id, *bean.keys.split(KEY_SEPARATOR)) for bean in step.beans)
+        ]
+
     async def _ask_leader(
         self, name: str, code: RequestCode, ext: ExtFields, topic: str
     ) -> RemotingCommand:
@@ -274,37 +338,56 @@ class DeadLetters:
         """
         topic = DEAD_LETTER_PREFIX + group
         kept = resent = 0
-        async with PullConsumer(self._instance, RESEND_GROUP_PREFIX + group) as consumer:
-            for queue in await consumer.fetch_message_queues(topic):
-                low, high = await consumer.min_offset(queue), await consumer.max_offset(queue)
-                kept += high - low
-                resent += max((await consumer.committed_offset(queue) or 0) - low, 0)
+        # Not opened: two may read the same letters at once, and neither is a member of the group.
+        consumer = PullConsumer(self._instance, RESEND_GROUP_PREFIX + group)
+        for queue in await consumer.fetch_message_queues(topic):
+            low, high = await consumer.min_offset(queue), await consumer.max_offset(queue)
+            kept += high - low
+            resent += max((await consumer.committed_offset(queue) or 0) - low, 0)
         return DeadLetterGroup(group, topic, kept, min(resent, kept))
 
     async def read(
-        self, group: str, *, first_offset: int = 0, limit: int | None = None
+        self,
+        group: str,
+        *,
+        first_offset: int = 0,
+        limit: int | None = None,
+        begin: tuple[MessageQueue, int] | None = None,
     ) -> AsyncIterator[tuple[MessageQueue, MessageExt]]:
         """Yield a group's dead letters, oldest first in each queue, as far as there are any now.
 
+        Queues come in their order: that of their broker groups' names and their numbers.
+
         Args:
             first_offset: No dead letter before this offset of its queue.
+            begin: No dead letter before this place; of a caller that goes on where it ended.
             limit: At most this many; None: all.
         Raises:
             NoRouteError: It never had one.
         """
-        async with PullConsumer(self._instance, RESEND_GROUP_PREFIX + group) as consumer:
-            left = limit
-            for queue in await consumer.fetch_message_queues(DEAD_LETTER_PREFIX + group):
-                end = await consumer.max_offset(queue)
-                begin = max(first_offset, await consumer.min_offset(queue))
-                async for letter in _between(consumer, queue, begin, end):
+        consumer = PullConsumer(self._instance, READING_GROUP)
+        left = limit
+        for queue in sorted(await consumer.fetch_message_queues(DEAD_LETTER_PREFIX + group)):
+            if begin is not None and queue < begin[0]:
+                continue
+            end = await consumer.max_offset(queue)
+            low = max(first_offset, await consumer.min_offset(queue))
+            if begin is not None and queue == begin[0]:
+                low = max(low, begin[1])
+            async with aclosing(_between(consumer, queue, low, end)) as letters:
+                async for letter in letters:
                     if left is not None and left <= 0:
                         return
                     yield queue, letter
                     left = None if left is None else left - 1
 
     async def resend(
-        self, group: str, *, offset: int | None = None, limit: int | None = None
+        self,
+        group: str,
+        *,
+        offset: int | None = None,
+        limit: int | None = None,
+        queue: MessageQueue | None = None,
     ) -> int:
         """Give dead letters back to their group; return how many.
 
@@ -314,6 +397,7 @@ class DeadLetters:
         Args:
             offset: This one only, whether it was given back before or not.
             limit: At most this many; None: all.
+            queue: Of this queue only; each broker group has queues, with offsets of their own.
         Raises:
             NoRouteError: It never had one.
             ClientError: As `Producer.send` and `PullConsumer.commit_offset`; those before were
@@ -324,27 +408,30 @@ class DeadLetters:
             PullConsumer(self._instance, RESEND_GROUP_PREFIX + group) as consumer,
             Producer(self._instance, RESEND_GROUP_PREFIX + group) as producer,
         ):
-            for queue in await consumer.fetch_message_queues(DEAD_LETTER_PREFIX + group):
-                end = await consumer.max_offset(queue)
+            for each in await consumer.fetch_message_queues(DEAD_LETTER_PREFIX + group):
+                if queue is not None and each != queue:
+                    continue
+                end = await consumer.max_offset(each)
                 begin = max(
-                    await consumer.min_offset(queue),
-                    await consumer.committed_offset(queue) or 0,
+                    await consumer.min_offset(each),
+                    await consumer.committed_offset(each) or 0,
                 )
                 if offset is not None:
                     begin, end = offset, min(end, offset + 1)
-                async for letter in _between(consumer, queue, begin, end):
-                    if limit is not None and done >= limit:
-                        return done
-                    await producer.send(resend_copy(letter, group))
-                    done += 1
-                    if offset is None:
-                        await consumer.commit_offset(queue, letter.queue_offset + 1)
+                async with aclosing(_between(consumer, each, begin, end)) as letters:
+                    async for letter in letters:
+                        if limit is not None and done >= limit:
+                            return done
+                        await producer.send(resend_copy(letter, group))
+                        done += 1
+                        if offset is None:
+                            await consumer.commit_offset(each, letter.queue_offset + 1)
         return done
 
 
 async def _between(
     consumer: PullConsumer, queue: MessageQueue, begin: int, end: int
-) -> AsyncIterator[MessageExt]:
+) -> AsyncGenerator[MessageExt, None]:
     while begin < end:
         try:
             result = await consumer.pull(queue, begin, max_messages=PULL_MESSAGES, timeout_s=0.0)

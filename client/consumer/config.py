@@ -9,7 +9,7 @@ from client.consumer.offsets import FROM_LAST, ConsumeFrom
 from client.consumer.process_queue import FlowLimits
 from client.consumer.rebalance import AllocateMessageQueueStrategy, Averagely
 from client.core.hooks import ConsumeMessageHook
-from client.trace.dispatcher import TRACE_TOPIC
+from client.trace import TRACE_TOPIC
 from commitlog.errors import ConfigError
 from remoting.protocol.bodies import MessageModel
 
@@ -57,7 +57,7 @@ class PushConfig:
         offset_folder: For the offset files of broadcasting consumers; empty: they keep none and
             begin at `consume_from` each time.
         consume_message_hooks: Called around every call of the listener; see `client.core.hooks`.
-        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `client.trace.data`.
+        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `client.trace`.
         trace_topic: Where to.
     """
 

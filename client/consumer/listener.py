@@ -20,7 +20,7 @@ from client.core.hooks import (
 from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 from client.producer.producer import trace_dispatcher, unique_ids
-from client.trace.dispatcher import ConsumeMessageTraceHook, TraceDispatcher
+from client.trace import ConsumeMessageTraceHook, TraceDispatcher
 from commitlog.errors import ConfigError
 from remoting.seams import Clock, Executor
 

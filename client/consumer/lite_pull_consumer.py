@@ -32,13 +32,13 @@ from client.core.client_instance import ClientInstance
 from client.core.client_state import ManagedScope
 from client.core.hooks import ConsumeMessageHook, ConsumeReturnType
 from client.core.route import MessageQueue
-from client.trace.dispatcher import TRACE_TOPIC, TraceDispatcher
+from client.trace import TRACE_TOPIC, TraceDispatcher
 from commitlog.errors import ConfigError
 from remoting.protocol.bodies import ConsumerData, ConsumeType
 
 POLL_TIMEOUT_S: Final = 5.0
 """RocketMQ's pollTimeoutMillis."""
-_LIMITS: Final = FlowLimits(max_offset_span=None)
+POLLED_LIMITS: Final = FlowLimits(max_offset_span=None)
 """Polled in order, acknowledged in order: there is no span to limit."""
 
 
@@ -59,7 +59,7 @@ class LitePullConsumer(ManagedScope):
         strategy: AllocateMessageQueueStrategy | None = None,
         auto_commit: bool = True,
         auto_commit_period_s: float = PERSIST_PERIOD_S,
-        flow_limits: FlowLimits = _LIMITS,
+        flow_limits: FlowLimits = POLLED_LIMITS,
         pull_batch_size: int = ROCKETMQ_PULL_MESSAGES,
         consume_message_hooks: tuple[ConsumeMessageHook, ...] = (),
         enable_msg_trace: bool = False,

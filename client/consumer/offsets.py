@@ -38,8 +38,8 @@ from remoting.protocol.headers import (
     QueryConsumerOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
-from remoting.protocol.lock_tokens import TOKEN_FIELD
 from remoting.protocol.outcome import outcome_of
+from remoting.protocol.own_fields import TOKEN_FIELD
 from remoting.seams import Clock, Executor
 
 _log = get_logger(__name__)
@@ -167,7 +167,7 @@ class BrokerOffsets:
             return None
         if answer.code != ResponseCode.SUCCESS:
             raise RequestFailedError(
-                f"{queue}: no offset: code {answer.code} {answer.remark or ''}",
+                f"{queue}: the broker gave no offset: code {answer.code} {answer.remark or ''}",
                 code=answer.code,
                 remark=answer.remark or "",
             )
@@ -451,10 +451,10 @@ class OffsetReset:
             finally:
                 self._resume()
 
-    async def _reset(self, told: Mapping[MessageQueue, int]) -> None:
+    async def _reset(self, moves: Mapping[MessageQueue, int]) -> None:
         wanted = [
             (owned, offset)
-            for queue, offset in told.items()
+            for queue, offset in moves.items()
             if (owned := self._owned.any_of(queue)) is not None
         ]
         old = [(owned, owned.messages) for owned, _ in wanted]

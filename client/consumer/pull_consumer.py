@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
+from client.consumer.steps import ConsumeStep, StepSender
 from client.consumer.subscriptions import SubscriptionExpression
 from client.core.client_instance import ClientInstance
 from client.core.client_state import ManagedScope
@@ -44,8 +45,8 @@ from remoting.protocol.headers import (
     SearchOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
-from remoting.protocol.lock_tokens import TOKEN_FIELD
 from remoting.protocol.outcome import outcome_of
+from remoting.protocol.own_fields import NO_OFFSET, TOKEN_FIELD
 
 MEMBER_TIMEOUT_S: Final = 3.0
 """For one member: one that hangs must not keep the caller from the next."""
@@ -164,6 +165,8 @@ class PullConsumer(ManagedScope):
         self.group = group
         self._instance = instance
         self._anywhere = MemberReads(instance) if follower_reads else None
+        self._committed: dict[MessageQueue, int] = {}
+        self._steps: StepSender | None = None
 
     @asynccontextmanager
     async def _scope(self) -> AsyncIterator[None]:
@@ -326,6 +329,8 @@ class PullConsumer(ManagedScope):
             RequestFailedError: Refused; not stored.
             RequestTimedOutError: It may be stored or not; committing again is harmless.
         """
+        # A step begins at an offset that was read, or stored by a step.
+        self._committed.pop(queue, None)
         await self._ask(
             queue,
             RequestCode.UPDATE_CONSUMER_OFFSET,
@@ -344,7 +349,7 @@ class PullConsumer(ManagedScope):
             RequestFailedError, BrokerUnreachableError: No leader answers, or it refuses.
         """
         try:
-            return await self._offset(
+            found = await self._offset(
                 queue,
                 RequestCode.QUERY_CONSUMER_OFFSET,
                 QueryConsumerOffsetHeader(
@@ -354,8 +359,36 @@ class PullConsumer(ManagedScope):
             )
         except RequestFailedError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:
+                self._committed[queue] = NO_OFFSET
                 return None
             raise
+        self._committed[queue] = found
+        return found
+
+    @asynccontextmanager
+    async def transaction(self, *, timeout_s: float = 10.0) -> AsyncIterator[ConsumeStep]:
+        """Store what the block sends and commits as one step, when it ends: all of it or nothing.
+
+        The step begins at what this consumer last knew as committed, from `committed_offset` or
+        the step before, and is stored only while the group stands there. A block that raises
+        stores nothing. All queues are of one broker group.
+
+        Raises:
+            StepOvertakenError: Another consumer of the group was quicker; not stored.
+            UnknownOutcomeError, RequestTimedOutError: It may be stored. Read `committed_offset`
+                and go on from there: a step that was stored is not stored again.
+            MessageIllegalError, RequestFailedError, BrokerUnreachableError, NoRouteError: Not
+                stored.
+        Cancellation: It may be stored.
+        """
+        step = ConsumeStep()
+        yield step
+        await self._store(step, timeout_s)
+
+    async def _store(self, step: ConsumeStep, timeout_s: float) -> None:
+        if self._steps is None:
+            self._steps = StepSender(self._instance, self.group, self._committed)
+        await self._steps.store(step, timeout_s)
 
     async def iter_messages(
         self,
@@ -375,7 +408,7 @@ class PullConsumer(ManagedScope):
             tags: As for `pull`.
             max_messages: How many are asked for at a time.
         Raises:
-            As `pull`.
+            MQError: What `pull` raises.
         """
         while until is None or offset < until:
             result = await self.pull(
@@ -436,7 +469,7 @@ class PullConsumer(ManagedScope):
         if answer.code != ResponseCode.SUCCESS:
             if outcome_of(answer) == "unknown":
                 raise RequestTimedOutError(
-                    f"{queue}: {code.name} may or may not be done: {answer.remark or ''}",
+                    f"{queue}: {code.name} has an unknown outcome: {answer.remark or ''}",
                     code=answer.code,
                     remark=answer.remark or "",
                 )
@@ -508,7 +541,7 @@ def _pull_result(queue: MessageQueue, offset: int, answer: RemotingCommand) -> P
         header = PullMessageResponseHeader.decode(answer.ext)
     except BadRequestError as error:
         raise RequestFailedError(
-            f"{queue}: an answer without offsets: {error}", code=code
+            f"{queue}: the broker's answer has no offsets: {error}", code=code
         ) from error
     if code == ResponseCode.PULL_OFFSET_MOVED:
         raise OffsetIllegalError(

@@ -22,8 +22,8 @@ from remoting.log import get_logger
 from remoting.protocol import bodies
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
-from remoting.protocol.lock_tokens import TOKENS_FIELD, WANTED, decode_tokens, encode_tokens
 from remoting.protocol.outcome import outcome_of
+from remoting.protocol.own_fields import TOKENS_FIELD, WANTED, decode_tokens, encode_tokens
 
 _log = get_logger(__name__)
 
@@ -125,7 +125,7 @@ class LockClient:
         remark = answer.remark or ""
         if outcome_of(answer) == "unknown":
             raise RequestTimedOutError(
-                f"{code.name} at {broker_name} may or may not be done: {remark}",
+                f"{code.name} at {broker_name} has an unknown outcome: {remark}",
                 code=answer.code,
                 remark=remark,
             )
@@ -146,7 +146,7 @@ def _held(answer: RemotingCommand) -> Held:
             raise BadRequestError(f"{len(tokens)} tokens for {len(granted)} queues")
     except BadRequestError as error:
         raise RequestFailedError(
-            f"an answer about locks that makes no sense: {error}", code=answer.code
+            f"the broker's answer about locks cannot be read: {error}", code=answer.code
         ) from error
     return {
         MessageQueue(queue.topic, queue.broker_name, queue.queue_id): token

@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from client.core.errors import SubscriptionIllegalError
 from client.core.message_ext import MessageExt
-from commitlog.java_hash import tags_code
+from commitlog.queue_unit import tags_code
 from remoting.protocol.bodies import SubscriptionData
 from remoting.seams import Clock
 

@@ -8,7 +8,7 @@ Spec: docs/internals/protocol/remoting.md, section 11.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -121,7 +121,7 @@ class CheckBacks:
             return
         on_question = self._groups.get(group)
         if on_question is None:
-            _log.debug("check_back_for_nobody", group=group)
+            _log.debug("check_back_without_producer", group=group)
             return
         on_question(
             Question(
@@ -147,8 +147,10 @@ class CalledConsumer(Protocol):
     def consumed_offsets(self, topic: str) -> dict[MessageQueue, int]:
         """Return how far each queue of *topic* is that is this consumer's."""
 
-    def running_info(self, *, with_stacks: bool) -> bodies.ConsumerRunningInfo:
-        """Return how it is."""
+    def running_info(
+        self, *, with_stacks: bool
+    ) -> bodies.ConsumerRunningInfo | Awaitable[bodies.ConsumerRunningInfo]:
+        """Return how it is, or what is to be awaited for that."""
 
     async def consume_directly(self, message: MessageExt) -> bodies.ConsumeMessageDirectlyResult:
         """Give the listener one message, outside of all queues, and return what came of it."""
@@ -189,7 +191,7 @@ class ConsumerCalls:
         table = bodies.ResetOffsetBody.decode(command.body).offset_table
         consumer = self._consumers.get(header.group)
         if consumer is None:
-            _log.info("reset_for_nobody", group=header.group, topic=header.topic)
+            _log.info("reset_without_consumer", group=header.group, topic=header.topic)
             return
         consumer.reset_offsets(
             {
@@ -209,13 +211,15 @@ class ConsumerCalls:
         )
         return response_to(command, 0, None, None, body.encode())
 
-    def _running_info(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    def _running_info(self, _connection: Connection, command: RemotingCommand) -> Handled:
         header = ConsumerClientHeader.decode(command.ext)
         consumer = self._consumers.get(header.consumer_group)
         if consumer is None:
             return _not_here(command, header.consumer_group)
         info = consumer.running_info(with_stacks=bool(header.jstack_enable))
-        return response_to(command, 0, None, None, info.encode())
+        if isinstance(info, bodies.ConsumerRunningInfo):
+            return response_to(command, 0, None, None, info.encode())
+        return _later(command, info)
 
     def _consume_directly(self, _connection: Connection, command: RemotingCommand) -> Handled:
         header = ConsumeDirectlyHeader.decode(command.ext)
@@ -224,6 +228,10 @@ class ConsumerCalls:
             return _not_here(command, header.consumer_group)
         message = MessageExt(memoryview(bytes(command.body)), 0, header.broker_name or "")
         return _directly(command, consumer, message)
+
+
+async def _later(command: RemotingCommand, info: Awaitable[bodies.ConsumerRunningInfo]) -> Answered:
+    return response_to(command, 0, None, None, (await info).encode())
 
 
 async def _directly(
@@ -325,7 +333,9 @@ class OpenRequests:
         waiting = self._open.pop(correlation_id, None)
         if waiting is None:
             self.unmatched += 1
-            _log.info("reply_for_nobody", correlation_id=correlation_id, sender=reply.born_host)
+            _log.info(
+                "reply_without_request", correlation_id=correlation_id, sender=reply.born_host
+            )
         else:
             waiting.reply = reply
             waiting.ended.set()

@@ -13,12 +13,15 @@
     ├── BrokerRefusedError        a broker refuses, and will again                      not_stored
     │   ├── BrokerBusyError       a broker refuses for now (busy, not leader)           not_stored
     │   ├── TransactionDecidedError  the transaction has another decision, for good     not_stored
+    │   ├── OffsetNotExpectedError  the queue's next offset is another one          not_stored
+    │   ├── StepOvertakenError    another consumer of the group was quicker            not_stored
     │   ├── AlreadyDeliveredError a message to be recalled was delivered                not_stored
     │   └── RequesterAwayError    a reply for a client that is not connected            not_stored
     ├── ReplyTimedOutError        the request is stored, its reply did not come in time stored
     ├── UnknownOutcomeError       sent, but no answer shows whether it is stored        unknown
     ├── OffsetIllegalError        a pull outside the queue; carries where to go on      not_stored
     └── RequestFailedError        an answer to a read or admin request that is no success not_stored
+        ├── ReceiptStaleError     a received message is not this consumer's any more    not_stored
         ├── LockLostError         the token is old: another client may have it          not_stored
         └── RequestTimedOutError  no answer to a read or admin request in time          unknown
 
@@ -114,6 +117,33 @@ class TransactionDecidedError(BrokerRefusedError):
         self.decision = decision
 
 
+class OffsetNotExpectedError(BrokerRefusedError):
+    """The queue's next offset is not the one that the send expects. Nothing was stored.
+
+    Attributes:
+        next_offset: The queue's next offset on its leader, messages on their way included.
+    """
+
+    def __init__(self, message: str, *, code: int, remark: str = "", next_offset: int) -> None:
+        super().__init__(message, code=code, remark=remark)
+        self.next_offset = next_offset
+
+
+class StepOvertakenError(BrokerRefusedError):
+    """The group has committed another offset than the one the step begins at. Nothing was stored.
+
+    Another consumer was quicker: continue from `PullConsumer.committed_offset`.
+
+    Attributes:
+        committed_offset: What the group has committed in that queue, commits on their way
+            included; -1: nothing.
+    """
+
+    def __init__(self, message: str, *, code: int, remark: str = "", committed_offset: int) -> None:
+        super().__init__(message, code=code, remark=remark)
+        self.committed_offset = committed_offset
+
+
 class AlreadyDeliveredError(BrokerRefusedError):
     """The message that was to be recalled has been delivered. It cannot be taken back."""
 
@@ -185,6 +215,13 @@ class DamagedAnswerError(RequestFailedError):
     """What was read cannot be what was stored, and is kept back; later it may be repaired."""
 
     retriable = True
+
+
+class ReceiptStaleError(RequestFailedError):
+    """A message that was received is not this consumer's any more. Nothing was done.
+
+    Its time was over and another consumer got it, or it was acknowledged.
+    """
 
 
 class LockLostError(RequestFailedError):

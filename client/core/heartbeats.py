@@ -123,7 +123,7 @@ class Heartbeats:
             raise ConfigError(f"consumer group {group} is in use in this client instance")
 
     def update_consumer(self, data: ConsumerData) -> None:
-        """Let heartbeats say *data* of its group from now on, the next one at once."""
+        """Put *data* of its group into heartbeats from now on, the next one at once."""
         self._consumers[data.group_name] = data
         self._announcements.wake()
 
@@ -133,7 +133,7 @@ class Heartbeats:
         if self._producers[group] == 0:
             del self._producers[group]
             for link in self._links.opened.values():
-                link.told -= {group}
+                link.announced -= {group}
             await self._unregister(producer_group=group)
 
     async def remove_consumer(self, group: str) -> None:
@@ -241,7 +241,7 @@ class Heartbeats:
                 link.heard = b""
             _log.debug("heartbeat_failed", address=address, error=str(error))
         else:
-            link.heard, link.told = body, groups
+            link.heard, link.announced = body, groups
             self._told_as_leader.update(led)
             self._counters.heartbeats += 1
 
@@ -277,7 +277,7 @@ class Heartbeats:
 
     def _is_told(self, address: str, group: str) -> bool:
         link = self._links.opened.get(address)
-        return link is not None and not link.connection.is_closed and group in link.told
+        return link is not None and not link.connection.is_closed and group in link.announced
 
     # -- unregistering --------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from remoting.errors import (
 from remoting.errors import RequestTimedOutError as CallTimedOutError
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import ExtFields, RemotingCommand, SerializeType, request
+from remoting.protocol.own_fields import EXPECTS_FIELD
 
 _log = structlog.get_logger()
 
@@ -43,9 +44,10 @@ class Link:
         records: It takes SEND_RECORDS.
         bulk_pull: It may take BULK_PULL; cleared when it refuses.
         idempotent: It distinguishes a repeated send from a new one.
+        expects: It stores a send only at the offset that this expects.
         identity: Of the broker's group, as it reports; empty: not reported.
         heard: The newest heartbeat it has answered.
-        told: The producer groups of this client that were in it.
+        announced: The producer groups of this client that were in it.
     """
 
     address: str
@@ -54,9 +56,10 @@ class Link:
     records: bool
     bulk_pull: bool
     idempotent: bool = False
+    expects: bool = False
     identity: str = ""
     heard: bytes = b""
-    told: frozenset[str] = frozenset()
+    announced: frozenset[str] = frozenset()
 
     @property
     def serialize(self) -> SerializeType:
@@ -252,6 +255,7 @@ class Links:
                     records=ours and truth(answer.ext.get("records")),
                     bulk_pull=ours,
                     idempotent=ours and truth(answer.ext.get("idempotent")),
+                    expects=ours and truth(answer.ext.get(EXPECTS_FIELD)),
                     identity=str(answer.ext.get("groupIdentity") or "") if ours else "",
                 )
                 connection.on_close.append(lambda _ended: self._link_ended())

@@ -12,6 +12,8 @@ from client.core.errors import MessageIllegalError
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """RocketMQ's maxMessageSize, for one message and for a whole batch."""
+MAX_ID_CHARS: Final = 64
+"""Of a UNIQ_KEY; RocketMQ's have 32 to 34."""
 MAX_DELAY_LEVEL: Final = 64
 """As many delay levels as a broker can be given; one above its own counts as its longest."""
 MAX_TOPIC_CHARS: Final = 127
@@ -51,6 +53,8 @@ class Message:
         deliver_at_ms: Deliver at this wall time, milliseconds since 1970, at the next whole
             second. A time that is over means at once. One of the three delays at most.
         flag: 32 bits of the user's own.
+        message_id: Its UNIQ_KEY, of a program that gives messages ids of its own; at most
+            `MAX_ID_CHARS`. Empty: the SDK makes one.
     """
 
     topic: str
@@ -62,6 +66,7 @@ class Message:
     flag: int = 0
     delay_ms: int = 0
     deliver_at_ms: int = 0
+    message_id: str = ""
 
     @property
     def is_delayed(self) -> bool:
@@ -120,6 +125,10 @@ def encode_message_properties(message: Message, message_id: str) -> bytes:
         MessageIllegalError: A key or value holds a separator, or a property the SDK sets itself
             stands in ``properties``.
     """
+    if len(message_id) > MAX_ID_CHARS:
+        raise MessageIllegalError(f"a message id has at most {MAX_ID_CHARS} characters")
+    if "\x01" in message_id or "\x02" in message_id:
+        raise MessageIllegalError("a message id holds a separator, \\x01 or \\x02")
     text = f"UNIQ_KEY\x01{message_id}\x02"
     is_plain = not (message.tags or message.keys or message.properties or message.is_delayed)
     if is_plain and not message.delay_level:

@@ -236,7 +236,6 @@ class SendResult:
 
 
 _QUEUE_ID: Final = struct.Struct(">i")
-_QUEUE_OFFSET_AND_PHY: Final = struct.Struct(">qq")
 _I32: Final = struct.Struct(">i")
 _RECORD_HEAD: Final = struct.Struct(">i4xI8xq8xi44xI")
 """Size, checksum, queue offset, system flag, and bytes of the body where both hosts are IPv4."""

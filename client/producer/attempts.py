@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from client.core.client_instance import ClientInstance
+from client.core.errors import MessageIllegalError
 from client.core.links import Link
 from client.core.retry import (
     Failure,
@@ -25,17 +26,24 @@ from client.core.retry import (
 )
 from client.producer.config import ProducerConfig
 from client.producer.encoder import SlotEncoder
-from client.producer.lane import Lane, RunRefusal, SendBatch, settle_batch, settle_one
+from client.producer.lane import (
+    HeldSend,
+    Lane,
+    OpenRefusedError,
+    RunRefusal,
+    SendBatch,
+    settle_batch,
+    settle_one,
+)
 from client.producer.queue_selection import PublishTopics
-from client.producer.sends import LiveSends
-from client.producer.sequences import HeldSend, OpenRefusedError
+from client.producer.results import LiveSends
 from client.producer.state import SendSlot, SlotState, Standing
 from commitlog.errors import MQError
 from remoting.calls import Call
 from remoting.connection import Connection
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, SerializeType, request
-from remoting.protocol.producer_stamp import STAMP_FIELD
+from remoting.protocol.own_fields import STAMP_FIELD
 
 STORED_CODES: Final = frozenset({0, 10, 11, 12})
 """Response codes that mean the message is in the log."""
@@ -310,6 +318,9 @@ class Attempts:
                 return Answered(missed, [], batch.slots())
         command: RemotingCommand | None = None
         if batch.is_alone:
+            if batch.slots()[0].expected_offset is not None and not link.expects:
+                # It would pass over the field, and store the message anywhere.
+                raise MessageIllegalError(f"broker {address} compares no expected offset")
             command = self._encoder.request_of(batch.slots()[0])
         if held is None and self._is_numbered(link, command):
             held = missed.held = await lane.sequences.enter(

@@ -8,7 +8,7 @@ from client.core.hooks import SendMessageHook
 from client.core.message import MAX_BODY_BYTES
 from client.core.message_ext import CompressionType, check_level
 from client.producer.lane import MAX_REQUEST_BYTES, MAX_REQUEST_RECORDS, MAX_WAITING_BYTES
-from client.trace.dispatcher import TRACE_TOPIC
+from client.trace import TRACE_TOPIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ProducerConfig:
         max_request_records: Most records in one.
         max_waiting_bytes: Per broker group; beyond it sends wait.
         send_message_hooks: Called for every send; see `client.core.hooks`.
-        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `client.trace.data`.
+        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `client.trace`.
         trace_topic: Where to.
     """
 

@@ -26,6 +26,7 @@ from commitlog.record import SYS_FLAG_PREPARED, RecordTemplate, encode_record
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.headers import SendMessageHeader
+from remoting.protocol.own_fields import EXPECTED_FIELD
 from remoting.seams import Clock
 
 SINGLE_PROPERTIES: Final = frozenset(
@@ -101,7 +102,7 @@ class SlotEncoder:
             MessageIllegalError: It cannot be sent.
         """
         now_ms = self._clock.wall_ms()
-        message_id = self._ids.create(now_ms)
+        message_id = message.message_id or self._ids.create(now_ms)
         body = message.body
         longest = self._config.max_message_bytes
         size = len(body) if type(body) is bytes else check_body(body, longest)
@@ -140,7 +141,7 @@ class SlotEncoder:
             MessageIllegalError: It cannot be sent.
         """
         check_body(message.body, self._config.max_message_bytes)
-        message_id = self._ids.create(self._clock.wall_ms())
+        message_id = message.message_id or self._ids.create(self._clock.wall_ms())
         encode_message_properties(message, message_id)
         deadline = self._deadline(timeout_s)
         return SendSlot(message, queue, message_id, b"", b"", 1, deadline, pinned)
@@ -180,7 +181,7 @@ class SlotEncoder:
                 raise MessageIllegalError("a batch cannot hold delayed or transactional messages")
             body = message.body
             total += len(body) if type(body) is bytes and body else check_body(body, limit)
-            message_id = create(now_ms)
+            message_id = message.message_id or create(now_ms)
             ids.append(message_id)
             encoded = encode_message_properties(message, message_id)
             if not as_records:
@@ -260,7 +261,10 @@ class SlotEncoder:
             batch=code == RequestCode.SEND_BATCH_MESSAGE,
             bname=slot.queue.broker_name,
         )
-        return request(code, dict(header.encode_v2()), body)
+        command = request(code, dict(header.encode_v2()), body)
+        if slot.expected_offset is not None:
+            command.ext[EXPECTED_FIELD] = str(slot.expected_offset)
+        return command
 
     def _deadline(self, timeout_s: float | None) -> float:
         return self._clock.monotonic() + (timeout_s or self._config.send_timeout_s)

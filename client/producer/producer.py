@@ -44,16 +44,15 @@ from client.producer.lane import Lane
 from client.producer.queue_selection import PublishTopic, PublishTopics
 from client.producer.request_reply import request_reply
 from client.producer.results import BatchSendResult, SendFuture, SendHooks, result_of, result_of_one
-from client.trace.dispatcher import TRACE_PRODUCER_GROUP, SendMessageTraceHook, TraceDispatcher
+from client.trace import TRACE_PRODUCER_GROUP, SendMessageTraceHook, TraceDispatcher
 from commitlog.errors import LocalProtocolError, MQError
 from commitlog.message_id import UniqKeyFactory
 from commitlog.record import pack_host
 from remoting.errors import BadRequestError
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
-from remoting.protocol.headers import RecallMessageHeader
+from remoting.protocol.headers import RecallHandle, RecallMessageHeader
 from remoting.protocol.outcome import outcome_of
-from remoting.protocol.recall_handle import RecallHandle
 
 MIN_TIMEOUT_S: Final = 0.001
 """What is left of a budget at least: a send whose route came late fails by its own rules."""
@@ -220,10 +219,24 @@ class Producer(ManagedScope):
         return await self._send(message, queue, timeout_s)
 
     async def send_to(
-        self, queue: MessageQueue, message: Message, *, timeout_s: float | None = None
+        self,
+        queue: MessageQueue,
+        message: Message,
+        *,
+        timeout_s: float | None = None,
+        expected_queue_offset: int | None = None,
     ) -> SendResult:
-        """Send *message* to *queue* and nowhere else; otherwise as `send`."""
-        return await self._send(message, queue, timeout_s)
+        """Send *message* to *queue* and nowhere else; otherwise as `send`.
+
+        Args:
+            expected_queue_offset: Store it at this offset or not at all: of two writers that
+                expect the same offset one succeeds.
+        Raises:
+            OffsetNotExpectedError: The queue's next offset is another one; the error has it.
+            UnknownOutcomeError: Also where a first attempt got no answer and a repetition is
+                refused: the offset may have been taken by this message.
+        """
+        return await self._send(message, queue, timeout_s, expected_queue_offset)
 
     async def send_async(
         self,
@@ -405,7 +418,11 @@ class Producer(ManagedScope):
     # ------------------------------------------------------------------------------ inside
 
     async def _send(
-        self, message: Message, queue: MessageQueue | None, timeout_s: float | None
+        self,
+        message: Message,
+        queue: MessageQueue | None,
+        timeout_s: float | None,
+        expected_offset: int | None = None,
     ) -> SendResult:
         topic = self._topics.known(message.topic)
         if topic is None:
@@ -414,7 +431,8 @@ class Producer(ManagedScope):
         engine = self._engine
         if not lane.line.has_room:
             await engine.wait_for_room(lane, timeout_s or self.config.send_timeout_s)
-        slot = engine.enqueue(lane, message, queue, pinned, timeout_s, CommunicationMode.SYNC)
+        mode = CommunicationMode.SYNC
+        slot = engine.enqueue(lane, message, queue, pinned, timeout_s, mode, expected_offset)
         await engine.sends.wait(slot)
         return result_of_one(slot)
 

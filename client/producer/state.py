@@ -16,6 +16,7 @@ from client.core.errors import (
     BrokerUnreachableError,
     ClientError,
     MessageIllegalError,
+    OffsetNotExpectedError,
     RequesterAwayError,
     UnknownOutcomeError,
 )
@@ -50,6 +51,7 @@ class SendSlot:
         "count",
         "deadline",
         "error",
+        "expected_offset",
         "message",
         "message_ids",
         "nbytes",
@@ -111,6 +113,7 @@ class SendSlot:
         self.status = 0
         self.offset_message_id: str | None = None
         self.recall_handle = ""
+        self.expected_offset: int | None = None
 
     def schedule_under(self, policy: RetryPolicy) -> RetrySchedule:
         """Return the attempts of this send, from its first failure on."""
@@ -199,6 +202,10 @@ def error_of(slot: SendSlot, failure: Failure, broker_name: str) -> ClientError:
     if code == ResponseCode.MESSAGE_ILLEGAL:
         return MessageIllegalError(f"{where}: {remark}")
     text = f"{where}: refused with code {code}: {remark}"
+    if code == ResponseCode.OFFSET_NOT_EXPECTED and failure.next_offset >= 0:
+        return OffsetNotExpectedError(
+            text, code=code, remark=remark, next_offset=failure.next_offset
+        )
     if kind is FailureKind.REQUESTER_AWAY:
         return RequesterAwayError(text, code=code, remark=remark)
     if kind in (FailureKind.BUSY, FailureKind.NOT_LEADER, FailureKind.REDIRECTED):

@@ -38,7 +38,7 @@ from client.producer.transaction import (
     half_of,
     send_end,
 )
-from client.trace.dispatcher import EndTransactionTraceHook
+from client.trace import EndTransactionTraceHook
 from commitlog.errors import MQError
 from remoting.log import get_logger
 

@@ -8,25 +8,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
 from dledger.output import CliError, ExitCode, Output, note, show
-from remoting.access.account_file import accounts_document, is_toml, parse_accounts
-from remoting.access.accounts import (
-    KEY_LENGTH_MIN,
-    Account,
-    AccountTable,
-    Permission,
-    Right,
-    WhiteAddresses,
-    group_right,
-    parse_permission,
-    topic_right,
-)
 
-app = App(name="acl", help="Accounts in an account file.", backend="trio")
+if TYPE_CHECKING:
+    from remoting.access.accounts import Account, AccountTable, Permission, Right, WhiteAddresses
+
+app = App(name="acl", help="Show and change the accounts of a file.", backend="trio")
 
 SECRET_BYTES: Final = 24
 """Of a secret that is drawn here."""
@@ -57,16 +48,20 @@ def ls(*, file: File, output: Output = "table") -> int:
 
 @app.command
 def check(
-    name: Annotated[str | None, Parameter(help="Access key; none: only read the file.")] = None,
+    name: Annotated[
+        str | None, Parameter(help="Access key; without one only the file is checked.")
+    ] = None,
     *,
     file: File,
-    topic: Annotated[str | None, Parameter(help="May it do this with that topic?")] = None,
-    group: Annotated[str | None, Parameter(help="May it consume as that group?")] = None,
+    topic: Annotated[str | None, Parameter(help="Check --permission for this topic.")] = None,
+    group: Annotated[str | None, Parameter(help="Check consuming as this group.")] = None,
     permission: Annotated[
         str, Parameter(name=["--permission", "-p"], help="PUB or SUB, for --topic.")
     ] = "SUB",
 ) -> int:
-    """Tell whether the file can be used, and whether an account may do something; exit 1 if not."""
+    """Check the file, and what an account may do; exit 1 if it may not."""
+    from remoting.access.accounts import group_right, topic_right
+
     table = _read(file)
     if name is None:
         note(f"{file}: {len(table)} accounts")
@@ -93,19 +88,23 @@ def add(
     *,
     file: File,
     secret_file: Annotated[
-        Path | None, Parameter(help="Holds the secret key; else one is drawn.")
+        Path | None, Parameter(help="File with the secret key; without it one is generated.")
     ] = None,
-    admin: Annotated[bool, Parameter(help="Let it administrate.")] = False,
+    admin: Annotated[bool, Parameter(help="May change topics, groups and settings.")] = False,
     topic: Topics = None,
     group: Groups = None,
-    default_topic: Annotated[str, Parameter(help="For topics without a line.")] = "DENY",
-    default_group: Annotated[str, Parameter(help="For groups without a line.")] = "DENY",
-    white: Annotated[str, Parameter(help="From there its name is enough.")] = "",
+    default_topic: Annotated[str, Parameter(help="Permission for topics without a line.")] = "DENY",
+    default_group: Annotated[str, Parameter(help="Permission for groups without a line.")] = "DENY",
+    white: Annotated[
+        str, Parameter(help="Addresses from which the name suffices, without a signature.")
+    ] = "",
 ) -> int:
-    """Add an account; a secret that is drawn is printed, once. The file is made if missing."""
+    """Add an account. Creates a missing file; prints a generated secret once."""
+    from remoting.access.accounts import KEY_LENGTH_MIN, Account, AccountTable
+
     table = _read(file) if file.exists() else AccountTable()
     if table.get(name) is not None:
-        raise CliError(f"{file}: account {name} is there already", next_step="dledger acl grant")
+        raise CliError(f"{file}: account {name} exists already", next_step="dledger acl grant")
     drawn = secret_file is None
     secret = secrets.token_urlsafe(SECRET_BYTES) if secret_file is None else _secret(secret_file)
     if min(len(name), len(secret)) < KEY_LENGTH_MIN:
@@ -131,7 +130,7 @@ def add(
 
 @app.command
 def grant(name: Name, *, file: File, topic: Topics = None, group: Groups = None) -> int:
-    """Give an account lines about topics and groups, in place of those it has about them."""
+    """Set what an account may do with topics and groups."""
     table = _read(file)
     account = _account(table, name)
     topics, groups = _lines(topic), _lines(group)
@@ -149,10 +148,14 @@ def revoke(
     name: Name,
     *,
     file: File,
-    topic: Annotated[tuple[str, ...] | None, Parameter(help="Whose line goes.")] = None,
-    group: Annotated[tuple[str, ...] | None, Parameter(help="Whose line goes.")] = None,
+    topic: Annotated[
+        tuple[str, ...] | None, Parameter(help="Remove the line about it; may be repeated.")
+    ] = None,
+    group: Annotated[
+        tuple[str, ...] | None, Parameter(help="Remove the line about it; may be repeated.")
+    ] = None,
 ) -> int:
-    """Take lines about topics and groups from an account: its defaults count for them then."""
+    """Remove lines about topics and groups: the account's defaults apply."""
     table = _read(file)
     account = _account(table, name)
     topics, groups = _without(account.topics, topic), _without(account.groups, group)
@@ -170,11 +173,14 @@ def rm(name: Name, *, file: File) -> int:
 
 
 @app.command
-def convert(source: Path, target: Path) -> int:
-    """Write RocketMQ's plain_acl.yml as an account file of ours."""
+def convert(
+    source: Annotated[Path, Parameter(help="RocketMQ's plain_acl.yml.")],
+    target: Annotated[Path, Parameter(help="Account file to write.")],
+) -> int:
+    """Convert RocketMQ's plain_acl.yml to an account file."""
     table = _read(source)
     if target.exists():
-        raise CliError(f"{target} is there already", exit_code=ExitCode.USAGE)
+        raise CliError(f"{target} exists already", exit_code=ExitCode.USAGE)
     _write(target, table, {})
     return ExitCode.OK
 
@@ -199,6 +205,8 @@ def _shown(lines: Mapping[str, Permission]) -> str | None:
 
 
 def _read(path: Path) -> AccountTable:
+    from remoting.access.account_file import parse_accounts
+
     try:
         return parse_accounts(str(path), path.read_bytes())
     except OSError as error:
@@ -208,11 +216,13 @@ def _read(path: Path) -> AccountTable:
 def _account(table: AccountTable, name: str) -> Account:
     account = table.get(name)
     if account is None:
-        raise CliError(f"there is no account {name}", next_step="see dledger acl ls")
+        raise CliError(f"account {name} does not exist", next_step="see dledger acl ls")
     return account
 
 
 def _permission(text: str) -> Permission:
+    from remoting.access.accounts import parse_permission
+
     try:
         return parse_permission(text)
     except ValueError as error:
@@ -220,6 +230,8 @@ def _permission(text: str) -> Permission:
 
 
 def _white(text: str) -> WhiteAddresses:
+    from remoting.access.accounts import WhiteAddresses
+
     try:
         return WhiteAddresses(text)
     except ValueError as error:
@@ -239,7 +251,7 @@ def _lines(assignments: Sequence[str] | None) -> dict[str, Permission]:
 def _without(lines: Mapping[str, Permission], names: Sequence[str] | None) -> dict[str, Permission]:
     for name in names or ():
         if name not in lines:
-            raise CliError(f"there is no line about {name}")
+            raise CliError(f"the account has no line about {name}")
     return {name: permission for name, permission in lines.items() if name not in (names or ())}
 
 
@@ -256,6 +268,8 @@ def _write(path: Path, table: AccountTable, changes: Mapping[str, Account | None
     Raises:
         CliError: It is not ours to write, or cannot be written; the old one stays.
     """
+    from remoting.access.account_file import accounts_document, is_toml, parse_accounts
+
     if not is_toml(str(path)):
         raise CliError(
             f"{path}: only .toml files are written",

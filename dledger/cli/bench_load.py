@@ -1,10 +1,18 @@
-"""``dledger bench produce|consume``: load through the SDK, measured where a user stands."""
+"""``dledger bench produce|consume``: load through the SDK, measured where a user stands;
+``dledger bench store``: one log with records, CRC and queue units, beside a raw write.
+
+The log and the raw write have the same number of bytes into preallocated files of one size and
+flush after the same number of bytes, in turns, so that both meet the same disk.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +27,29 @@ from client.core.message import Message
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
+from commitlog.consume_queue_store import ConsumeQueueStore
+from commitlog.derive import derive
+from commitlog.disk import OsDisk
+from commitlog.entry import (
+    ENTRY_HEADER_BYTES,
+    RecordBatch,
+    Run,
+    seal_entry,
+)
+from commitlog.entry_log import EntryLog
 from commitlog.errors import MQError
+from commitlog.record import encode_record, pack_host
+from commitlog.store_paths import StorePaths
+from dledger import aio
+from dledger.cli.ask_cluster import open_client
 from dledger.cli.local_cluster import local_cluster
-from dledger.cli.sdk import open_client
 from dledger.cli.topic_command import create_topic
 from dledger.output import CliError
 
 WARM_UP_S = 1.0
 """Connections, routes and caches; sends of this time are not counted."""
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 FILL_BATCH = 200
 FILL_INFLIGHT = 8
@@ -40,7 +63,11 @@ CONSUME_PASSES = 3
 
 
 class ProduceBench(msgspec.Struct, kw_only=True):
-    """What was measured. A failed send is in none of the rates and times. MB: millions of bytes."""
+    """What was measured. A failed send is in none of the rates and times. MB: millions of bytes.
+
+    Processor time is that of a message, in microseconds: of all brokers of a temporary cluster, 0
+    with another one, and of this process.
+    """
 
     messages: int
     failed: int
@@ -53,6 +80,8 @@ class ProduceBench(msgspec.Struct, kw_only=True):
     p99_ms: float
     p999_ms: float
     max_ms: float
+    brokers_cpu_us: float
+    client_cpu_us: float
     size: int
     inflight: int
     batch: int
@@ -97,6 +126,7 @@ class ProduceLoad:
     duration_s: float = 10.0
     queues: int = 4
     idempotent: bool = True
+    asyncio: bool = False
 
 
 @dataclass(slots=True)
@@ -108,6 +138,8 @@ class _Tally:
     messages: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     latencies_s: list[float] = field(default_factory=list)
+    brokers_cpu_s: float = 0.0
+    client_cpu_s: float = 0.0
 
     def stored(self, began: float, ended: float, messages: int) -> None:
         if self.begin <= ended <= self.end:
@@ -118,14 +150,23 @@ class _Tally:
         self.failures[outcome] = self.failures.get(outcome, 0) + messages
 
 
+def cpu_s(pid: int | None) -> float:
+    """Return the processor seconds that a process has used, in the kernel too."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
 @asynccontextmanager
 async def cluster_for_bench(
     target: Target, tell: Callable[[str], None]
-) -> AsyncIterator[list[str]]:
-    """Give the NameServers to use: those named, or a temporary cluster's of three brokers."""
+) -> AsyncIterator[tuple[list[str], list[int]]]:
+    """Give the NameServers to use: those named, or a temporary cluster's of three brokers.
+
+    Also the processes of its brokers; none when it is not temporary.
+    """
     namesrvs = target.namesrvs
     if namesrvs is not None:
-        yield namesrvs
+        yield namesrvs, []
         return
     with tempfile.TemporaryDirectory(prefix="dledger-bench-", dir=target.folder) as folder:
         async with local_cluster(
@@ -133,7 +174,8 @@ async def cluster_for_bench(
             settings={"store.mapped_file_size_commit_log": 256 << 20, **target.settings},
             progress=tell,
         ) as cluster:
-            yield [cluster.namesrv_address]
+            pids = [node.pid for node in cluster.brokers.values() if node.pid is not None]
+            yield [cluster.namesrv_address], pids
 
 
 async def bench_failover(inflight: int, tell: Callable[[str], None]) -> float:
@@ -196,20 +238,64 @@ async def bench_produce(
     Raises:
         CliError: The cluster cannot be reached, or not one send succeeded.
     """
-    async with cluster_for_bench(target, tell) as addresses:
+    async with cluster_for_bench(target, tell) as (addresses, pids):
         await create_topic(addresses, load.topic, queues=load.queues)
         config = ProducerConfig(idempotent=load.idempotent)
+        if load.asyncio:
+            tell(f"{load.inflight} outstanding sends of {load.batch} x {load.size} bytes, asyncio")
+            tally = await trio.to_thread.run_sync(
+                asyncio.run, _produce_in_asyncio(addresses, pids, load, config)
+            )
+            return _produced(load, tally)
         async with open_client(addresses) as client, Producer(client, "bench", config) as producer:
             begin = time.perf_counter() + WARM_UP_S
             tally = _Tally(begin, begin + load.duration_s)
             tell(f"{load.inflight} outstanding sends of {load.batch} x {load.size} bytes")
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(_measure_cpu, pids, tally)
                 for _ in range(load.inflight):
                     nursery.start_soon(_produce, producer, load, tally)
     return _produced(load, tally)
 
 
-async def _produce(producer: Producer, load: ProduceLoad, tally: _Tally) -> None:
+async def _measure_cpu(
+    pids: list[int], tally: _Tally, sleep: Callable[[float], Awaitable[None]] = trio.sleep
+) -> None:
+    """Measure the processor time of the window."""
+
+    def used() -> tuple[float, float]:
+        return sum(map(cpu_s, pids)), time.process_time()
+
+    await sleep(max(0.0, tally.begin - time.perf_counter()))
+    brokers_s, client_s = used()
+    await sleep(max(0.0, tally.end - time.perf_counter()))
+    brokers_end_s, client_end_s = used()
+    tally.brokers_cpu_s, tally.client_cpu_s = brokers_end_s - brokers_s, client_end_s - client_s
+
+
+async def _produce_in_asyncio(
+    addresses: list[str], pids: list[int], load: ProduceLoad, config: ProducerConfig
+) -> _Tally:
+    """Send as `bench_produce` does, from tasks of asyncio."""
+    async with (
+        aio.connect(addresses) as client,
+        aio.Producer(client, "bench", config) as producer,
+        asyncio.TaskGroup() as tasks,
+    ):
+        begin = time.perf_counter() + WARM_UP_S
+        tally = _Tally(begin, begin + load.duration_s)
+        tasks.create_task(_measure_cpu(pids, tally, asyncio.sleep))
+        for _ in range(load.inflight):
+            tasks.create_task(_produce(producer, load, tally, asyncio.sleep))
+    return tally
+
+
+async def _produce(
+    producer: Producer | aio.Producer,
+    load: ProduceLoad,
+    tally: _Tally,
+    sleep: Callable[[float], Awaitable[None]] = trio.sleep,
+) -> None:
     body = bytes(range(256)) * (load.size // 256 + 1)
     body = body[: load.size]
     clock = time.perf_counter
@@ -225,7 +311,7 @@ async def _produce(producer: Producer, load: ProduceLoad, tally: _Tally) -> None
                 await producer.send_batch([Message(load.topic, body) for _ in range(load.batch)])
         except MQError as error:
             tally.failed(error.outcome, load.batch)
-            await trio.sleep(0.01)
+            await sleep(0.01)
             continue
         tally.stored(began, clock(), load.batch)
 
@@ -248,6 +334,8 @@ def _produced(load: ProduceLoad, tally: _Tally) -> ProduceBench:
         p99_ms=p99,
         p999_ms=p999,
         max_ms=worst,
+        brokers_cpu_us=tally.brokers_cpu_s * 1e6 / tally.messages,
+        client_cpu_us=tally.client_cpu_s * 1e6 / tally.messages,
         size=load.size,
         inflight=load.inflight,
         batch=load.batch,
@@ -280,7 +368,7 @@ async def bench_consume(
     Raises:
         CliError: The cluster cannot be reached, or messages are missing.
     """
-    async with cluster_for_bench(target, tell) as addresses:
+    async with cluster_for_bench(target, tell) as (addresses, _):
         await create_topic(addresses, load.topic, queues=load.queues)
         async with open_client(addresses) as client:
             tell(f"writing {load.messages:,} messages of {load.size} bytes")
@@ -362,3 +450,142 @@ async def _consume(client: ClientInstance, load: ConsumeLoad) -> ConsumeBench:
         consumers=len(bounds),
         queues=len(bounds),
     )
+
+
+SIZE_TABLE_BYTES = 4
+ROUNDS = 4
+"""Turns of each side: one slow moment of the disk does not decide."""
+
+MIB = 1 << 20
+
+
+class StoreBench(msgspec.Struct, kw_only=True):
+    """What was measured. MB are millions of bytes."""
+
+    records: int
+    entries: int
+    bytes: int
+    body_bytes: int
+    log_s: float
+    raw_s: float
+    mb_per_s: float
+    raw_mb_per_s: float
+    ratio: float
+    records_per_s: float
+
+
+@dataclass(slots=True)
+class StoreLoad:
+    """What one run writes."""
+
+    body_bytes: int = 1_024
+    entry_bytes: int = MIB
+    total_bytes: int = 512 * MIB
+    flush_bytes: int = 64 * MIB
+    segment_bytes: int = 256 * MIB
+
+
+def bench_store(folder: Path, load: StoreLoad) -> StoreBench:
+    """Measure in *folder*, which is removed afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return _Bench(folder, load).run()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Bench:
+    def __init__(self, folder: Path, load: StoreLoad) -> None:
+        self._load = load
+        self._disk = OsDisk()
+        root = str(folder / "store")
+        self._disk.make_dir(root)
+        self._log = EntryLog.open(self._disk, root, segment_bytes=load.segment_bytes, trusted=None)
+        self._queues = ConsumeQueueStore(self._disk, StorePaths(root).consumequeue)
+        self._raw_folder = str(folder / "raw")
+        record = encode_record(
+            topic="bench",
+            queue_id=0,
+            body=bytes(load.body_bytes),
+            properties=b"UNIQ_KEY\x01" + b"A" * 32 + b"\x02",
+        )
+        count = max((load.entry_bytes - ENTRY_HEADER_BYTES) // (len(record) + SIZE_TABLE_BYTES), 1)
+        self._batch = RecordBatch(
+            record * count, np.full(count, len(record), np.uint32), (Run("bench", 0, count),)
+        )
+        self._frame_bytes = ENTRY_HEADER_BYTES + count * (len(record) + SIZE_TABLE_BYTES)
+        self._offset = 0
+
+    def run(self) -> StoreBench:
+        load = self._load
+        per_round = max(load.total_bytes // ROUNDS // self._frame_bytes, 1)
+        log_s = raw_s = 0.0
+        payload = bytes(memoryview(self._batch.records)) + bytes(
+            self._frame_bytes - len(memoryview(self._batch.records))
+        )
+        for number in range(ROUNDS):
+            log_s += self._log_round(per_round)
+            raw_s += self._raw_round(number, payload, per_round)
+        self._queues.close()
+        self._log.close()
+        entries = per_round * ROUNDS
+        written = entries * self._frame_bytes
+        records = entries * len(self._batch.sizes)
+        return StoreBench(
+            records=records,
+            entries=entries,
+            bytes=written,
+            body_bytes=load.body_bytes,
+            log_s=log_s,
+            raw_s=raw_s,
+            mb_per_s=written / log_s / 1e6,
+            raw_mb_per_s=written / raw_s / 1e6,
+            ratio=raw_s / log_s,
+            records_per_s=records / log_s,
+        )
+
+    def _log_round(self, entries: int) -> float:
+        log, queue = self._log, self._queues.queue("bench", 0)
+        host = pack_host("127.0.0.1", 10911)
+        per_flush = max(self._load.flush_bytes // self._frame_bytes, 1)
+        # A broker does this in a worker before it needs the space; so does the raw side.
+        log.allocator.reserve_next()
+        began = time.perf_counter()
+        for number in range(entries):
+            frame = seal_entry(
+                [self._batch],
+                [self._offset],
+                index=log.last_index + 1,
+                term=1,
+                position=log.place(self._frame_bytes),
+                prev_chain=log.last_chain,
+                store_time_ms=1,
+                store_host=host,
+            )
+            header = log.append(frame, sealed_here=True)
+            derived = derive(frame, header)
+            queue.put(self._offset, derived.units)
+            self._offset += header.record_count
+            if (number + 1) % per_flush == 0:
+                log.flush()
+            if log.allocator.needs_reserve:
+                log.allocator.reserve_next()
+        log.flush()
+        self._queues.flush()
+        return time.perf_counter() - began
+
+    def _raw_round(self, number: int, payload: bytes, entries: int) -> float:
+        file = self._disk.create(
+            f"{self._raw_folder}/{number:020}", entries * len(payload), reserve=True
+        )
+        file.flush()
+        per_flush = max(self._load.flush_bytes // len(payload), 1)
+        began = time.perf_counter()
+        for place in range(entries):
+            file.write_at(place * len(payload), payload)
+            if (place + 1) % per_flush == 0:
+                file.flush()
+        file.flush()
+        took = time.perf_counter() - began
+        file.close()
+        return took

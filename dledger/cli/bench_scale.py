@@ -6,7 +6,6 @@ figures of an empty group come from the same brokers before anything is made.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,10 +18,10 @@ import msgspec
 import trio
 
 from commitlog.errors import MQError
-from dledger.cli.bench_load import Target, percentiles_ms
+from dledger.cli.ask_cluster import ask
+from dledger.cli.bench_load import Target, cpu_s, percentiles_ms
 from dledger.cli.local_cluster import LocalCluster, local_cluster
-from dledger.cli.probe import ask
-from dledger.metrics.loop_stall import NOW_S
+from dledger.loop_stall import NOW_S
 from dledger.output import CliError
 from remoting.client import RemotingClient
 from remoting.protocol.bodies import (
@@ -55,7 +54,6 @@ SETTLE_S: Final = 5.0
 SAMPLE_S: Final = 1.0
 TIMEOUT_S: Final = 20.0
 LISTED_TIMEOUT_S: Final = 120.0
-TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 _SENT: Final = frozenset(
     (
@@ -486,12 +484,6 @@ async def _idle_cpu(run: _Run) -> float:
     began = time.perf_counter()
     await trio.sleep(run.load.idle_s)
     return (sum(map(cpu_s, pids)) - before) / (time.perf_counter() - began)
-
-
-def cpu_s(pid: int | None) -> float:
-    """Return the processor seconds that a process has used, in the kernel too."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def rss_mib(pid: int | None) -> float:

@@ -1,4 +1,4 @@
-"""``dledger broker``: one broker daemon."""
+"""``dledger broker``: one broker daemon; its sub-commands drain a broker group and take it back."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ import trio
 from cyclopts import App, Parameter
 
 from commitlog.errors import ConfigError
+from dledger.cli.ask_cluster import ask_namesrvs, cluster_info, refused
 from dledger.config import BrokerConfig, load_config
-from dledger.output import CliError, ExitCode
-from remoting.process import DescriptorShares, raise_open_files, share_descriptors
+from dledger.output import (
+    DEFAULT_NAMESRV,
+    CliError,
+    ExitCode,
+    Namesrv,
+    Output,
+    addresses,
+    note,
+    print_json,
+)
+from remoting.machine import DescriptorShares, raise_open_files, share_descriptors
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.headers import AddWritePermResponseHeader, WipeWritePermResponseHeader
 from remoting.seams import Clock, Network
-from remoting.settings.config import settings_text
-from remoting.settings.reader import ConfigFile
+from remoting.service_manager import ServiceManager
+from remoting.settings import ConfigFile, settings_text
 
 app = App(name="broker", help="Run one broker, a member of its group.", backend="trio")
-app.command(
-    "dledger.cli.write_perm_command:wipe_write_perm",
-    name="wipe-write-perm",
-    help="Let producers leave a broker group.",
-)
-app.command(
-    "dledger.cli.write_perm_command:add_write_perm",
-    name="add-write-perm",
-    help="Let producers come back to a broker group.",
-)
 
 
 def parse_options(assignments: Sequence[str], named: dict[str, object]) -> dict[str, object]:
@@ -74,9 +76,12 @@ async def broker(
     listen_port: Annotated[int | None, Parameter(help="Port for clients.")] = None,
     store: Annotated[str | None, Parameter(help="Data folder of this node.")] = None,
     set_: Annotated[
-        tuple[str, ...] | None, Parameter(name="--set", help="Any setting, table.name=value.")
+        tuple[str, ...] | None,
+        Parameter(name="--set", help="Any setting, table.name=value; may be repeated."),
     ] = None,
-    log_level: Literal["debug", "info", "warning", "error"] = "info",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Parameter(help="Least level that is logged.")
+    ] = "info",
     log_form: Annotated[
         Literal["json", "text"] | None,
         Parameter(help="json, or text for people; text on a terminal."),
@@ -121,11 +126,15 @@ async def serve_process(
     """
     from commitlog.disk import OsDisk
     from dledger.broker import serve_broker
-    from remoting.clock import TrioClock, local_offset_ms
-    from remoting.executor import AdaptiveExecutor
     from remoting.log import configure_logs
-    from remoting.process import GarbageCollection, memory_bytes
-    from remoting.rng import SystemRng
+    from remoting.machine import (
+        AdaptiveExecutor,
+        GarbageCollection,
+        SystemRng,
+        TrioClock,
+        local_offset_ms,
+        memory_bytes,
+    )
     from remoting.tcp import TcpNetwork
 
     configure_logs(
@@ -145,10 +154,12 @@ async def serve_process(
     await check_ports(config, TcpNetwork())
     stop = trio.Event()
     garbage = GarbageCollection(TrioClock())
+    manager = ServiceManager(os.environ, os.getpid())
     with garbage.in_charge(), trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_stop_on_signal, signals, stop, nursery.cancel_scope)
+            nursery.start_soon(_stop_on_signal, signals, stop, nursery.cancel_scope, manager)
             nursery.start_soon(garbage.run)
+            nursery.start_soon(manager.keep_watchdog, TrioClock())
             await serve_broker(
                 config,
                 clock=clock or TrioClock(),
@@ -163,6 +174,7 @@ async def serve_process(
                 utc_offset=local_offset_ms,
                 queue_files_max=shares.queue_files,
                 garbage=garbage,
+                task_status=manager,
             )
             nursery.cancel_scope.cancel()
     log.info("broker_stopped")
@@ -216,7 +228,7 @@ def _share_descriptors(config: BrokerConfig) -> tuple[BrokerConfig, DescriptorSh
 
 
 def _fast_connections(config: BrokerConfig, connections: int) -> int:
-    from dledger.ports import FAST_SHARE
+    from dledger.broker import FAST_SHARE
 
     return connections // FAST_SHARE if config.fast_listen_port else 0
 
@@ -237,7 +249,10 @@ async def _with_addresses(config: BrokerConfig) -> BrokerConfig:
 
 
 async def _stop_on_signal(
-    signals: AsyncIterator[int], stop: trio.Event, scope: trio.CancelScope
+    signals: AsyncIterator[int],
+    stop: trio.Event,
+    scope: trio.CancelScope,
+    manager: ServiceManager,
 ) -> None:
     """The first signal asks for a clean stop, a second one does not wait for it."""
     log = structlog.get_logger()
@@ -245,4 +260,66 @@ async def _stop_on_signal(
         log.info("signal", name=signal.Signals(number).name, again=stop.is_set())
         if stop.is_set():
             scope.cancel()
+        manager.stopping()
         stop.set()
+
+
+# --------------------------------------------------------------------------------- write permission
+
+
+@app.command(
+    name="wipe-write-perm", help="Keep producers away from a broker group; consumers still read it."
+)
+async def wipe_write_perm(
+    broker: Annotated[str, Parameter(help="Name of the broker group.")],
+    /,
+    *,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
+) -> int:
+    """Let producers leave a broker group; consumers go on reading what it has.
+
+    Every NameServer gets it. Producers follow when they read the route again, within 30 seconds.
+    """
+    counts = await _change(addresses(namesrv), broker, RequestCode.WIPE_WRITE_PERM_OF_BROKER)
+    return _tell(output, broker, counts, "take no messages any more")
+
+
+@app.command(name="add-write-perm", help="Let producers send to a broker group again.")
+async def add_write_perm(
+    broker: Annotated[str, Parameter(help="Name of the broker group.")],
+    /,
+    *,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
+) -> int:
+    """Let producers send to a broker group again."""
+    counts = await _change(addresses(namesrv), broker, RequestCode.ADD_WRITE_PERM_OF_BROKER)
+    return _tell(output, broker, counts, "take messages")
+
+
+async def _change(namesrvs: list[str], broker: str, code: RequestCode) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for address in namesrvs:
+        info = await cluster_info(address)
+        if broker not in info.broker_addr_table:
+            raise CliError(
+                f"{address} does not know broker {broker}", next_step="see dledger cluster ls"
+            )
+        answer = await ask_namesrvs([address], code, {"brokerName": broker})
+        if answer.code != ResponseCode.SUCCESS:
+            raise refused(f"{code.name} of {broker} at {address}", answer)
+        if code is RequestCode.WIPE_WRITE_PERM_OF_BROKER:
+            counts[address] = WipeWritePermResponseHeader.decode(answer.ext).wipe_topic_count
+        else:
+            counts[address] = AddWritePermResponseHeader.decode(answer.ext).add_topic_count
+    return counts
+
+
+def _tell(output: Output, broker: str, counts: dict[str, int], what: str) -> int:
+    if output == "json":
+        print_json({"broker": broker, "topics": counts})
+    else:
+        for address, count in counts.items():
+            note(f"{address}: {count} topics of {broker} {what}")
+    return ExitCode.OK

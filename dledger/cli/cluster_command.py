@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import trio
 from cyclopts import App, Parameter
 
-from dledger.cli.probe import NoAnswerError, any_cluster_info, cluster_and_refused, raft_status
+from dledger.cli.watch import Watch, repeated
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
     Namesrv,
     Output,
+    Wide,
     addresses,
     note,
     print_json,
     print_table,
     show,
 )
-from remoting.protocol.bodies import ClusterInfo
 
-app = App(name="cluster", help="Brokers, their roles and health.", backend="trio")
+if TYPE_CHECKING:
+    from remoting.protocol.bodies import ClusterInfo
+
+app = App(name="cluster", help="Show brokers, their roles and health.", backend="trio")
 
 BROKER_COLUMNS = ("cluster", "broker", "id", "address", "role", "term")
 """What fits into 80 columns."""
@@ -41,6 +43,10 @@ WIDE_COLUMNS = (
 
 async def brokers_of(info: ClusterInfo) -> list[dict[str, Any]]:
     """Return one row per broker: what the NameServer has and what the broker itself reports."""
+    import trio
+
+    from dledger.cli.ask_cluster import raft_status
+
     clusters = {
         name: cluster for cluster, names in info.cluster_addr_table.items() for name in names
     }
@@ -100,25 +106,34 @@ def with_absent(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for group in by_broker.values() for row in group]
 
 
-Wide = Annotated[bool, Parameter(name=["--wide", "-w"], help="All columns of the table.")]
-
-
 @app.command
 async def ls(
-    *, wide: Wide = False, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
+    *,
+    wide: Wide = False,
+    watch: Watch = None,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
 ) -> int:
     """List brokers with role and term; a member that no NameServer knows is absent."""
-    namesrvs = addresses(namesrv)
-    source, info = await any_cluster_info(namesrvs)
-    rows = with_absent(await brokers_of(info))
-    show(output, f"Brokers known to {source}", rows, WIDE_COLUMNS if wide else BROKER_COLUMNS)
-    for sentence in await _refused_by(namesrvs):
-        note(sentence)
-    return ExitCode.OK
+
+    async def look() -> int:
+        from dledger.cli.ask_cluster import any_cluster_info
+
+        namesrvs = addresses(namesrv)
+        source, info = await any_cluster_info(namesrvs)
+        rows = with_absent(await brokers_of(info))
+        show(output, f"Brokers known to {source}", rows, WIDE_COLUMNS if wide else BROKER_COLUMNS)
+        for sentence in await _refused_by(namesrvs):
+            note(sentence)
+        return ExitCode.OK
+
+    return await repeated(look, watch)
 
 
 async def _refused_by(namesrvs: list[str]) -> list[str]:
     """Return a sentence for each broker that one of the NameServers refuses."""
+    from dledger.cli.ask_cluster import cluster_and_refused
+
     found: list[str] = []
     for address in namesrvs:
         try:
@@ -204,6 +219,8 @@ class Look:
 
 async def _look(namesrvs: list[str]) -> Look:
     """Return the health of every group, and what NameServers say."""
+    from dledger.cli.ask_cluster import NoAnswerError, cluster_and_refused
+
     down: list[str] = []
     refused: list[str] = []
     infos: list[ClusterInfo] = []
@@ -238,15 +255,17 @@ def missing_groups(registered: int, wanted: int) -> list[str]:
 async def health(
     *,
     namesrv: Namesrv = DEFAULT_NAMESRV,
-    wait: Annotated[bool, Parameter(help="Wait until it is healthy.")] = False,
+    wait: Annotated[bool, Parameter(help="Wait until the cluster is healthy.")] = False,
     groups: Annotated[
         int,
-        Parameter(help="How many groups there must be: a group that starts is not known at once."),
+        Parameter(help="Number of groups that must be registered."),
     ] = 1,
-    timeout_s: Annotated[float, Parameter(help="How long to wait at most.")] = 60.0,
+    timeout_s: Annotated[float, Parameter(help="Seconds to wait at most.")] = 60.0,
     output: Output = "table",
 ) -> int:
-    """Check that every group has a leader, a quorum and no member behind; exit 1 if not."""
+    """Check that every group has a leader, a quorum and no lagging member; exit 1 if not."""
+    import trio
+
     namesrvs = addresses(namesrv)
     look = Look([], [], [])
     reasons = missing_groups(0, groups)

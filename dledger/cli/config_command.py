@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from dledger.cli.ask_cluster import all_of, groups_of, refused
-from dledger.cli.given_up import Yes, confirmed, given_up_in, show_given_up
-from dledger.cli.probe import NoAnswerError, ask
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
     Namesrv,
     Output,
+    Yes,
     addresses,
     note,
     print_json,
     print_table,
     show,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.confirmation import GivenUp
-from remoting.settings.properties import format_properties, read_properties
+from remoting.protocol.codes import RequestCode
 
-app = App(name="config", help="Settings of running daemons.", backend="trio")
+if TYPE_CHECKING:
+    from remoting.protocol.own_fields import GivenUp
+
+app = App(name="config", help="Show and change settings of running daemons.", backend="trio")
 
 Brokers = Annotated[
     tuple[str, ...] | None,
-    Parameter(name=["--broker", "-b"], help="A broker, host:port; again for more. Else: all."),
+    Parameter(name=["--broker", "-b"], help="Broker, host:port; may be repeated. Without it: all."),
 ]
 NameServers = Annotated[
     bool,
@@ -63,13 +62,13 @@ OWN_KEYS = frozenset(
 
 @app.command
 async def get(
-    *keys: Annotated[str, Parameter(help="Only these; all otherwise.")],
+    *keys: Annotated[str, Parameter(help="Names of settings; all otherwise.")],
     namesrv: Namesrv = DEFAULT_NAMESRV,
     broker: Brokers = None,
     name_servers: NameServers = False,
     output: Output = "table",
 ) -> int:
-    """Show settings as they are now, of every broker or of some."""
+    """Show the current settings of all brokers, or of some."""
     found = await settings_of(namesrv, broker, name_servers)
     rows = [
         {"address": address, "key": key, "value": value}
@@ -93,11 +92,14 @@ async def set_(
     yes: Yes = False,
     output: Output = "table",
 ) -> int:
-    """Change settings until each daemon stops; on every broker or on some.
+    """Change settings of all brokers, or of some, until each stops.
 
     Each broker takes all of them or none. One that refuses does not undo what others took. Where
     less is kept afterwards the messages that would go are shown first; --yes does it.
     """
+    from dledger.cli.ask_cluster import show_given_up
+    from remoting.properties import format_properties
+
     changes: dict[str, str] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
@@ -144,6 +146,9 @@ async def _change(
     Raises:
         CliError: It does not answer, or refuses.
     """
+    from dledger.cli.ask_cluster import ask, confirmed, given_up_in, refused
+    from remoting.protocol.codes import ResponseCode
+
     answer = await ask(address, code, confirmed() if is_confirmed else None, body)
     if answer.code == ResponseCode.SUCCESS:
         if answer.remark:
@@ -162,11 +167,12 @@ async def diff(
     broker: Brokers = None,
     name_servers: NameServers = False,
     everything: Annotated[
-        bool, Parameter(name="--all", help="Also what is each daemon's own: addresses, paths.")
+        bool,
+        Parameter(name="--all", help="Show addresses and paths too, which differ for each daemon."),
     ] = False,
     output: Output = "table",
 ) -> int:
-    """Show settings that are not the same everywhere; exit 1 if there are any."""
+    """Show settings that differ between daemons; exit 1 if there are any."""
     found = await settings_of(namesrv, broker, name_servers)
     rows = differing(found, with_own=everything)
     if output == "json":
@@ -199,6 +205,8 @@ def differing(
 
 
 async def _targets(namesrv: str, brokers: tuple[str, ...] | None, name_servers: bool) -> list[str]:
+    from dledger.cli.ask_cluster import groups_of
+
     if name_servers:
         return addresses(namesrv)
     if brokers:
@@ -215,6 +223,8 @@ async def settings_of(
     Raises:
         CliError: One does not answer, or refuses.
     """
+    from dledger.cli.ask_cluster import all_of
+
     targets = await _targets(namesrv, brokers, name_servers)
     code = GET[name_servers]
     found = await all_of({address: partial(_ask_one, address, code) for address in targets})
@@ -225,6 +235,10 @@ async def settings_of(
 
 
 async def _ask_one(address: str, code: int) -> dict[str, str] | CliError:
+    from dledger.cli.ask_cluster import NoAnswerError, ask, refused
+    from remoting.properties import read_properties
+    from remoting.protocol.codes import ResponseCode
+
     try:
         answer = await ask(address, code)
     except NoAnswerError as error:

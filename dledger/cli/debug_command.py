@@ -5,18 +5,13 @@ from __future__ import annotations
 import io
 import os
 import re
-import tarfile
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-import msgspec
 from cyclopts import App, Parameter
 
-from dledger.cli.ask_cluster import all_of
-from dledger.cli.probe import any_cluster_info, ask
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -28,11 +23,12 @@ from dledger.output import (
     print_json,
     show,
 )
-from remoting.protocol.bodies import ClusterInfo
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.settings.properties import format_properties, read_properties
 
-app = App(name="debug", help="Collect what a report needs.", backend="trio")
+if TYPE_CHECKING:
+    from remoting.protocol.bodies import ClusterInfo
+    from remoting.protocol.codes import RequestCode
+
+app = App(name="debug", help="Collect logs and states for a bug report.", backend="trio")
 
 TAIL_BYTES: Final = 1 << 20
 """Of each log file, from its end: an election and what led to it are far less."""
@@ -75,12 +71,12 @@ async def bundle(
         "dledger-debug.tar.gz"
     ),
     logs: Annotated[
-        tuple[Path, ...], Parameter(help="A log file, or a folder with *.log; may be repeated.")
+        tuple[Path, ...], Parameter(help="Log file, or folder with *.log; may be repeated.")
     ] = (),
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
-    """Put what all nodes say of themselves into one tar.gz, and say what it holds.
+    """Write the states of all nodes into one tar.gz, and list its contents.
 
     Settings that may be secret, and values named like secrets in logs, are left out. Logs are read
     on this machine only. A node that does not answer is named in errors.txt. No message is in it.
@@ -104,6 +100,8 @@ async def bundle(
 
 def packed(parts: Mapping[str, bytes]) -> bytes:
     """Return a tar.gz of *parts*, below one folder; equal parts make equal files inside. Pure."""
+    import tarfile
+
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as archive:
         for name in sorted(parts):
@@ -143,6 +141,12 @@ async def _of_cluster(namesrvs: list[str]) -> dict[str, bytes]:
     Raises:
         NoAnswerError: No NameServer answers, so the nodes are not known.
     """
+    from importlib.metadata import version
+
+    from dledger.cli.ask_cluster import all_of, any_cluster_info
+    from remoting.properties import format_properties, read_properties
+    from remoting.protocol.codes import RequestCode
+
     source, info = await any_cluster_info(namesrvs)
     parts = {"versions.txt": f"dledger {version('dledger-mq')}\n".encode()}
     parts["cluster.json"] = _json({"asked": source, "cluster": info})
@@ -183,6 +187,9 @@ def _brokers(info: ClusterInfo) -> list[str]:
 
 
 async def _ask(address: str, code: RequestCode) -> bytes | CliError:
+    from dledger.cli.ask_cluster import ask
+    from remoting.protocol.codes import ResponseCode
+
     try:
         answer = await ask(address, code)
     except CliError as error:
@@ -193,4 +200,6 @@ async def _ask(address: str, code: RequestCode) -> bytes | CliError:
 
 
 def _json(value: object) -> bytes:
+    import msgspec
+
     return msgspec.json.format(msgspec.json.encode(value), indent=1)

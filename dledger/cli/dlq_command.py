@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import base64
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 from cyclopts import App, Parameter
 
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
+    GroupName,
     Namesrv,
     Output,
     addresses,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from client.core.message_ext import MessageExt
     from client.core.route import MessageQueue
 
-app = App(name="dlq", help="Look at dead letters and give them back.", backend="trio")
+app = App(name="dlq", help="Show dead letters and give them back.", backend="trio")
 
 SHOWN_MAX = 100
 """Dead letters that `show` prints unless an option names another number."""
@@ -39,7 +40,7 @@ BODY_SHOWN_CHARS = 80
 async def ls(*, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table") -> int:
     """List the consumer groups that have dead letters."""
     from client.admin.admin import Admin
-    from dledger.cli.sdk import open_client
+    from dledger.cli.ask_cluster import open_client
 
     async with open_client(addresses(namesrv)) as client:
         groups = await Admin(client).dead_letter_groups()
@@ -58,11 +59,11 @@ async def ls(*, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table") ->
 
 @app.command(name="show")
 async def show_(
-    group: str,
+    group: GroupName,
     /,
     *,
     offset: Annotated[int, Parameter(help="From this offset on.")] = 0,
-    max_: Annotated[int, Parameter(name="--max", help="At most this many.")] = SHOWN_MAX,
+    max_: Annotated[int, Parameter(name="--max", help="Most messages.")] = SHOWN_MAX,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
@@ -71,31 +72,46 @@ async def show_(
     if output != "json":
         for row in rows:
             row["body"] = row["body"][:BODY_SHOWN_CHARS]
-    columns = ("queue", "offset", "origin_topic", "tries", "stored", "message_id", "body")
+    columns = ("broker", "queue", "offset", "origin_topic", "tries", "stored", "message_id", "body")
     show(output, "", rows, columns)
     return ExitCode.OK
 
 
 @app.command
 async def resend(
-    group: str,
+    group: GroupName,
     /,
     *,
-    offset: Annotated[int | None, Parameter(help="This one only, once more if need be.")] = None,
-    max_: Annotated[int | None, Parameter(name="--max", help="At most this many.")] = None,
+    offset: Annotated[
+        int | None,
+        Parameter(help="Only the dead letter at this offset, even if it was sent again before."),
+    ] = None,
+    broker: Annotated[str | None, Parameter(help="Only those of this broker group.")] = None,
+    queue: Annotated[int | None, Parameter(help="Only those of the queue with this id.")] = None,
+    max_: Annotated[int | None, Parameter(name="--max", help="Most messages.")] = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
-    """Give dead letters back to their group: all that were not given back yet."""
+    """Send dead letters to their group again: all that were not sent again yet."""
     from client.admin.admin import Admin
+    from client.admin.messages import DEAD_LETTER_PREFIX
+    from client.consumer.pull_consumer import PullConsumer
     from client.core.errors import NoRouteError
-    from dledger.cli.sdk import open_client
+    from dledger.cli.ask_cluster import open_client
 
     async with open_client(addresses(namesrv)) as client:
         try:
-            done = await Admin(client).resend_dead_letters(group, offset=offset, limit=max_)
+            # Not opened: it only asks for the queues.
+            found = await PullConsumer(client, "dledger-cli").fetch_message_queues(
+                DEAD_LETTER_PREFIX + group
+            )
         except NoRouteError as error:
             raise _no_letters(group) from error
+        done = 0
+        for each in chosen_queues(found, broker, queue, offset):
+            done += await Admin(client).resend_dead_letters(
+                group, offset=offset, limit=None if max_ is None else max_ - done, queue=each
+            )
     if output == "json":
         print_json({"group": group, "resent": done})
     else:
@@ -103,17 +119,43 @@ async def resend(
     return ExitCode.OK
 
 
+def chosen_queues(
+    queues: Iterable[MessageQueue], broker: str | None, queue_id: int | None, offset: int | None
+) -> list[MessageQueue]:
+    """Return the queues of dead letters that options name, in their order.
+
+    Raises:
+        CliError: There is none, or several where an offset is to name one dead letter.
+    """
+    chosen = sorted(
+        queue
+        for queue in queues
+        if broker in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
+    )
+    if not chosen:
+        raise CliError("there is no such queue of dead letters", next_step="see dledger dlq show")
+    if offset is not None and len(chosen) > 1:
+        names = ", ".join(f"{queue.broker_name} queue {queue.queue_id}" for queue in chosen)
+        raise CliError(
+            f"offset {offset}: in several queues, {names}",
+            next_step="choose one with --broker and --queue; nothing was sent",
+        )
+    return chosen
+
+
 @app.command
 async def export(
-    group: str,
+    group: GroupName,
     /,
     *,
-    to: Annotated[Path | None, Parameter(help="File; standard output otherwise.")] = None,
+    to: Annotated[Path | None, Parameter(help="File to write; standard output otherwise.")] = None,
     offset: Annotated[int, Parameter(help="From this offset on.")] = 0,
-    max_: Annotated[int | None, Parameter(name="--max", help="At most this many.")] = None,
+    max_: Annotated[int | None, Parameter(name="--max", help="Most messages.")] = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> int:
-    """Write dead letters as JSON, one a line; a body that is no text is in ``body_base64``."""
+    """Write dead letters as JSON lines; ``body_base64`` has a body that is no text."""
+    import msgspec
+
     rows = await _letters(group, namesrv, offset, max_)
     lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
     if to is None:
@@ -129,7 +171,7 @@ async def _letters(
 ) -> list[dict[str, Any]]:
     from client.admin.admin import Admin
     from client.core.errors import NoRouteError
-    from dledger.cli.sdk import open_client
+    from dledger.cli.ask_cluster import open_client
 
     async with open_client(addresses(namesrv)) as client:
         try:

@@ -2,67 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
-import trio
 from cyclopts import App, Parameter
 
+from dledger.cli.watch import Watch, repeated
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
+    GroupName,
     Namesrv,
     Output,
     RowsOutput,
+    TopicName,
+    Wide,
+    Yes,
     addresses,
     note,
     print_json,
     show,
 )
-from dledger.state.names import SYSTEM_GROUPS
 
 if TYPE_CHECKING:
     from client.admin.admin import Admin
     from client.admin.groups import OffsetMove
     from client.core.route import MessageQueue
-    from remoting.protocol.bodies import ConsumerConnection, OffsetWrapper
+    from remoting.protocol.bodies import (
+        BrokerData,
+        ConsumerConnection,
+        OffsetWrapper,
+        SubscriptionGroupConfig,
+    )
 
-app = App(name="group", help="Consumer groups: members, lag, offsets.", backend="trio")
-producer_app = App(name="producer", help="Producers that are connected.", backend="trio")
+app = App(
+    name="group", help="Show consumer groups: members, lag, offsets; move offsets.", backend="trio"
+)
+producer_app = App(name="producer", help="Show connected producers.", backend="trio")
+
+TOPICS_SHOWN = 5
+"""Topics of a group that an error names."""
 
 ASKED_AT_ONCE = 16
 """Groups that are asked after at a time."""
 
+QUEUE_COLUMNS = ("topic", "broker", "queue", "consumed", "end", "lag")
+WIDE_QUEUE_COLUMNS = (*QUEUE_COLUMNS, "last_consumed", "member")
+PRODUCER_COLUMNS = ("group", "client_id", "address", "language")
+WIDE_PRODUCER_COLUMNS = (*PRODUCER_COLUMNS, "version", "last_heard")
 MOVE_COLUMNS = ("broker", "queue", "min_offset", "max_offset", "before", "after", "moves_by")
-
-Yes = Annotated[bool, Parameter(help="Do it; without it nothing is changed.")]
 
 
 @app.command
 async def ls(
     *,
+    watch: Watch = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
-    system: Annotated[bool, Parameter(help="Groups of the broker itself too.")] = False,
+    system: Annotated[bool, Parameter(help="Show the broker's own groups too.")] = False,
     output: RowsOutput = "table",
 ) -> int:
     """List consumer groups with members and lag."""
-    from client.admin.admin import Admin
-    from dledger.cli.sdk import open_client
 
-    async with open_client(addresses(namesrv)) as client:
-        admin = Admin(client)
-        lags = await admin.lags()
-        known = {*await admin.subscription_groups(), *lags}
-        names = sorted(name for name in known if system or name not in SYSTEM_GROUPS)
-        connections = await _connections(admin, names)
-    rows = [group_row(name, connections[name], lags.get(name, {})) for name in names]
-    show(output, "", rows, ("group", "members", "model", "topics", "lag"))
-    return ExitCode.OK
+    async def look() -> int:
+        from client.admin.admin import Admin
+        from dledger.cli.ask_cluster import open_client
+        from dledger.state.topics import SYSTEM_GROUPS
+
+        async with open_client(addresses(namesrv)) as client:
+            admin = Admin(client)
+            lags = await admin.lags()
+            known = {*await admin.subscription_groups(), *lags}
+            names = sorted(name for name in known if system or name not in SYSTEM_GROUPS)
+            connections = await _connections(admin, names)
+        rows = [group_row(name, connections[name], lags.get(name, {})) for name in names]
+        show(output, "", rows, ("group", "members", "model", "topics", "lag"))
+        return ExitCode.OK
+
+    return await repeated(look, watch)
 
 
 async def _connections(admin: Admin, names: list[str]) -> dict[str, ConsumerConnection | None]:
+    import trio
+
     found: dict[str, ConsumerConnection | None] = {}
     limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
 
@@ -96,40 +121,48 @@ def group_row(
 
 @app.command
 async def info(
-    group: str, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
+    group: GroupName,
+    /,
+    *,
+    wide: Wide = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
 ) -> int:
     """Show members, subscriptions, and offset and lag of each queue."""
     from client.admin.admin import Admin
-    from dledger.cli.sdk import open_client
+    from dledger.cli.ask_cluster import open_client
 
     async with open_client(addresses(namesrv)) as client:
         admin = Admin(client)
-        await _require_known(admin, group)
+        config = await _require_known(admin, group)
         connection = await admin.consumer_connection(group)
         progress = await admin.group_progress(group)
         owners = await admin.queue_owners(group)
     found = group_info(group, connection, progress, owners)
+    found["consume_enable"] = config is None or config.consume_enable
     if output == "json":
         print_json(found)
         return ExitCode.OK
-    note(f"{group}: {len(found['members'])} members, {found['lag']} messages behind")
+    paused = "" if found["consume_enable"] else f"; paused, see dledger group resume {group}"
+    note(f"{group}: {len(found['members'])} members, {found['lag']} messages behind{paused}")
     show(output, "Members", found["members"], ("client_id", "address", "language", "version"))
     show(output, "Subscriptions", found["subscriptions"], ("topic", "expression", "type"))
-    columns = ("topic", "broker", "queue", "consumed", "end", "lag", "last_consumed", "member")
-    show(output, "Queues", found["queues"], columns)
+    show(output, "Queues", found["queues"], WIDE_QUEUE_COLUMNS if wide else QUEUE_COLUMNS)
     return ExitCode.OK
 
 
-async def _require_known(admin: Admin, group: str) -> None:
-    """Refuse a group without a configuration, without members and without offsets.
+async def _require_known(admin: Admin, group: str) -> SubscriptionGroupConfig | None:
+    """Return the configuration of a group; None: it has members or offsets and no configuration.
 
     Raises:
         CliError: No broker knows it: most often its name is misspelt; nothing was changed.
     """
-    if group in await admin.subscription_groups():
-        return
+    config = (await admin.subscription_groups()).get(group)
+    if config is not None:
+        return config
     if await admin.consumer_connection(group) is None and not await admin.group_progress(group):
         raise CliError(f"no broker knows group {group}", next_step="see dledger group ls")
+    return None
 
 
 def group_info(
@@ -191,89 +224,186 @@ def time_text(at_ms: int) -> str | None:
 
 @app.command
 async def reset(
-    group: str,
-    topic: str,
+    group: GroupName,
+    topic: TopicName,
     /,
     *,
-    to_first: Annotated[bool, Parameter(help="To the first message that is kept.")] = False,
-    to_last: Annotated[bool, Parameter(help="To the end: what waits is skipped.")] = False,
+    to_first: Annotated[
+        bool,
+        Parameter(
+            name=["--to-first", "--earliest"], help="Move to the first message that is kept."
+        ),
+    ] = False,
+    to_last: Annotated[
+        bool,
+        Parameter(
+            name=["--to-last", "--latest"], help="Move to the end: unread messages are skipped."
+        ),
+    ] = False,
+    to_offset: Annotated[
+        int | None,
+        Parameter(help="Move to this offset in every queue, as far as the queue holds it."),
+    ] = None,
     to_time: Annotated[
-        str, Parameter(help="To the first message stored then: ISO 8601, or ms since the epoch.")
+        str,
+        Parameter(
+            help="Move to the first message stored from then on: ISO 8601, or ms since 1970."
+        ),
     ] = "",
+    dry_run: Annotated[
+        bool, Parameter(help="Only print what would change, as without --yes.")
+    ] = False,
     yes: Yes = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
-    """Let a group go on elsewhere in a topic, whether its consumers run or not.
+    """Move the offsets of a group in a topic, whether its consumers run or not.
 
     Shows where each queue stands and where it would go on; --yes does it. The broker
     notifies running consumers; where none is connected it stores the offsets.
     """
-    return await _reset(group, topic, reset_time(to_first, to_last, to_time), yes, namesrv, output)
+    if dry_run and yes:
+        raise CliError("--dry-run and --yes exclude each other", exit_code=ExitCode.USAGE)
+    goal = reset_goal(to_first, to_last, to_time, to_offset)
+    return await _reset(group, topic, goal, yes, namesrv, output)
 
 
 @app.command
 async def skip(
-    group: str,
-    topic: str,
+    group: GroupName,
+    topic: TopicName,
     /,
     *,
     yes: Yes = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
-    """Skip what waits for a group in a topic: reset --to-last."""
-    return await _reset(group, topic, reset_time(False, True, ""), yes, namesrv, output)
+    """Skip the unread messages of a group in a topic: reset --to-last."""
+    return await _reset(group, topic, ResetGoal(-1), yes, namesrv, output)
 
 
-def reset_time(to_first: bool, to_last: bool, to_time: str) -> int:
-    """Return the time to reset to, in ms since the epoch: 0 the first, -1 the end.
+@dataclass(frozen=True, slots=True)
+class ResetGoal:
+    """Where a group is to go on.
+
+    Args:
+        timestamp_ms: First message stored from then on, since the epoch: 0 the first, -1 the end.
+        offset: This offset of every queue instead.
+    """
+
+    timestamp_ms: int
+    offset: int | None = None
+
+
+def reset_goal(
+    to_first: bool, to_last: bool, to_time: str, to_offset: int | None = None
+) -> ResetGoal:
+    """Return where to go from what was given.
 
     Raises:
-        CliError: None of the three was given, or more than one, or no time; a usage error.
+        CliError: None of the four was given, or more than one, or no time; a usage error.
     """
     from dledger.cli.message_command import _time_ms
 
-    if to_first + to_last + bool(to_time) != 1:
-        raise CliError("give one of --to-first, --to-last, --to-time T", exit_code=ExitCode.USAGE)
+    if to_first + to_last + bool(to_time) + (to_offset is not None) != 1:
+        raise CliError(
+            "give one of --to-first, --to-last, --to-time T, --to-offset N",
+            exit_code=ExitCode.USAGE,
+        )
+    if to_offset is not None:
+        if to_offset < 0:
+            raise CliError("--to-offset: from 0 on", exit_code=ExitCode.USAGE)
+        return ResetGoal(-1, to_offset)
     if to_last:
-        return -1
-    return 0 if to_first else _time_ms(to_time, "--to-time", 0)
+        return ResetGoal(-1)
+    return ResetGoal(0 if to_first else _time_ms(to_time, "--to-time", 0))
 
 
 async def _reset(
-    group: str, topic: str, timestamp_ms: int, yes: bool, namesrv: str, output: Output
+    group: str, topic: str, goal: ResetGoal, yes: bool, namesrv: str, output: Output
 ) -> int:
     from client.admin.admin import Admin
-    from dledger.cli.sdk import open_client
+    from dledger.cli.ask_cluster import open_client
 
     async with open_client(addresses(namesrv)) as client:
         admin = Admin(client)
         await _require_known(admin, group)
-        moves = await admin.plan_offset_reset(group, topic, timestamp_ms)
+        moves = await _planned(admin, group, topic, goal)
         rows = move_rows(moves)
         if output == "table":
             show(output, f"{group} in {topic}", rows, MOVE_COLUMNS)
         if not yes:
             return _only_planned(output, rows, f"{group} was not changed; --yes does it")
-        done = await admin.reset_offsets(group, topic, timestamp_ms, moves)
-    missing = [queue for queue in moves if queue not in done.told and queue not in done.stored]
+        done = await admin.reset_offsets(group, topic, goal.timestamp_ms, moves, offset=goal.offset)
+    missing = [queue for queue in moves if queue not in done.notified and queue not in done.stored]
     for queue, row in zip(moves, rows, strict=True):
         row["done"] = (
-            "told" if queue in done.told else "stored" if queue in done.stored else "not_stored"
+            "notified"
+            if queue in done.notified
+            else "stored"
+            if queue in done.stored
+            else "not_stored"
         )
-        row["after"] = done.told.get(queue, row["after"])
+        row["after"] = done.notified.get(queue, row["after"])
     if output == "json":
         print_json({"changed": True, "queues": rows})
     else:
-        note(f"{len(done.told)} queues: running consumers are notified; they store the offsets")
-        note(f"{len(done.stored)} queues: no consumer is connected; the offsets are stored")
+        for sentence in reset_sentences(len(done.notified), len(done.stored)):
+            note(sentence)
     if missing:
         raise CliError(
-            f"{len(missing)} queues have their old offsets still: {missing[0]}",
+            f"{len(missing)} queues still have their old offsets: {missing[0]}",
             next_step="do it again",
         )
     return ExitCode.OK
+
+
+async def _planned(
+    admin: Admin, group: str, topic: str, goal: ResetGoal
+) -> Mapping[MessageQueue, OffsetMove]:
+    """Return where each queue would go on.
+
+    Raises:
+        CliError: There is no such topic; nothing was changed.
+    """
+    from client.core.errors import NoRouteError
+
+    try:
+        return await admin.plan_offset_reset(group, topic, goal.timestamp_ms, offset=goal.offset)
+    except NoRouteError:
+        read = {queue.topic for queue in await admin.group_progress(group)}
+    raise CliError(
+        f"there is no topic {topic}; nothing was changed",
+        next_step=other_topics(group, topic, read),
+    )
+
+
+def other_topics(group: str, topic: str, read: Iterable[str]) -> str:
+    """Return what to do about a topic that is not there. Pure.
+
+    Args:
+        read: Topics that the group has offsets of.
+    """
+    names = sorted(name for name in read if not name.startswith("%RETRY%"))
+    near = get_close_matches(topic, names, n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    if names:
+        more = f" and {len(names) - TOPICS_SHOWN} more" if len(names) > TOPICS_SHOWN else ""
+        return f"{group} reads {', '.join(names[:TOPICS_SHOWN])}{more}"
+    return "see dledger topic ls"
+
+
+def reset_sentences(notified: int, stored: int) -> list[str]:
+    """Return what a reset did, with the queues in which it did so. Pure."""
+    sentences = []
+    if notified:
+        sentences.append(
+            f"{notified} queues: running consumers are notified; they store the offsets"
+        )
+    if stored:
+        sentences.append(f"{stored} queues: no consumer is connected; the offsets are stored")
+    return sentences or ["nothing was changed: no queue has another offset"]
 
 
 def _only_planned(output: Output, rows: list[dict[str, Any]], text: str) -> int:
@@ -301,20 +431,103 @@ def move_rows(moves: Mapping[MessageQueue, OffsetMove]) -> list[dict[str, Any]]:
     ]
 
 
+# -------------------------------------------------------------------------------------- pause
+
+
 @app.command
-async def clone(
-    source: str,
-    target: str,
+async def pause(
+    group: GroupName,
     /,
     *,
-    topic: Annotated[str | None, Parameter(help="In this topic; in all it has otherwise.")] = None,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
+) -> int:
+    """Stop giving messages to a group: consumeEnable=false in every broker group.
+
+    Its members stay connected and keep their offsets; what they hold already they consume.
+    """
+    return await _enable(group, False, namesrv, output)
+
+
+@app.command
+async def resume(
+    group: GroupName,
+    /,
+    *,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
+) -> int:
+    """Give messages to a group again that was paused; it goes on at its offsets."""
+    return await _enable(group, True, namesrv, output)
+
+
+async def _enable(group: str, enable: bool, namesrv: str, output: Output) -> int:
+    """Let a group consume or not in every broker group, and change nothing else of it.
+
+    Raises:
+        CliError: No broker knows the group, a broker refuses, or none leads; broker groups before
+            it, in order of their names, are changed.
+    """
+    from client.admin.admin import Admin
+    from dledger.cli.ask_cluster import groups_of, open_client
+
+    namesrvs = addresses(namesrv)
+    async with open_client(namesrvs) as client:
+        await _require_known(Admin(client), group)
+    changed = [
+        broker.broker_name
+        for broker in await groups_of(namesrvs, None)
+        if await _enable_in(broker, group, enable)
+    ]
+    if output == "json":
+        print_json({"group": group, "consume_enable": enable, "changed": changed})
+        return ExitCode.OK
+    state = "gets messages again" if enable else "gets no messages until dledger group resume"
+    note(f"{group} {state}" + ("" if changed else "; it was so before, nothing was changed"))
+    return ExitCode.OK
+
+
+async def _enable_in(broker: BrokerData, group: str, enable: bool) -> bool:
+    """Let a group consume or not in one broker group; return whether that is a change."""
+    from dledger.cli.ask_cluster import ask_leader, refused
+    from remoting.protocol.bodies import SubscriptionGroupConfig
+    from remoting.protocol.codes import RequestCode, ResponseCode
+
+    what = f"{group} in {broker.broker_name}"
+    code = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
+    answer = await ask_leader(broker, code, {"group": group})
+    if answer.code == ResponseCode.SUCCESS:
+        config = SubscriptionGroupConfig.decode(answer.body)
+    elif answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+        config = SubscriptionGroupConfig(group)
+    else:
+        raise refused(what, answer)
+    if config.consume_enable == enable:
+        return False
+    config.consume_enable = enable
+    code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    answer = await ask_leader(broker, code, {}, config.encode())
+    if answer.code != ResponseCode.SUCCESS:
+        raise refused(what, answer)
+    return True
+
+
+@app.command
+async def clone(
+    source: GroupName,
+    target: GroupName,
+    /,
+    *,
+    topic: Annotated[
+        str | None, Parameter(help="Topic; all topics of the group otherwise.")
+    ] = None,
     yes: Yes = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
-    """Let group TARGET begin where group SOURCE stands; TARGET should have no consumers running."""
+    """Copy the offsets of group SOURCE to group TARGET, which has no running consumers."""
     from client.admin.admin import Admin
-    from dledger.cli.sdk import open_client
+    from dledger.cli.ask_cluster import open_client
 
     async with open_client(addresses(namesrv)) as client:
         admin = Admin(client)
@@ -367,35 +580,40 @@ def clone_rows(
 
 @producer_app.command(name="ls")
 async def list_producers(
-    group: Annotated[
-        str | None, Parameter(help="Of this producer group; of all otherwise.")
-    ] = None,
+    group: Annotated[str | None, Parameter(help="Producer group; all otherwise.")] = None,
     /,
     *,
+    wide: Wide = False,
+    watch: Watch = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> int:
     """List connected producers."""
-    from client.admin.admin import Admin
-    from dledger.cli.sdk import open_client
 
-    async with open_client(addresses(namesrv)) as client:
-        found = await Admin(client).producers()
-    if group is not None and group not in found:
-        raise CliError(f"no producer of {group} is connected", next_step="see dledger producer ls")
-    rows = [
-        {
-            "group": name,
-            "client_id": producer.client_id,
-            "address": producer.remote_ip,
-            "language": producer.language,
-            "version": producer.version,
-            "last_heard": time_text(producer.last_update_timestamp),
-        }
-        for name, producers in found.items()
-        for producer in producers
-        if group in (None, name)
-    ]
-    columns = ("group", "client_id", "address", "language", "version", "last_heard")
-    show(output, "", rows, columns)
-    return ExitCode.OK
+    async def look() -> int:
+        from client.admin.admin import Admin
+        from dledger.cli.ask_cluster import open_client
+
+        async with open_client(addresses(namesrv)) as client:
+            found = await Admin(client).producers()
+        if group is not None and group not in found:
+            raise CliError(
+                f"no producer of {group} is connected", next_step="see dledger producer ls"
+            )
+        rows = [
+            {
+                "group": name,
+                "client_id": producer.client_id,
+                "address": producer.remote_ip,
+                "language": producer.language,
+                "version": producer.version,
+                "last_heard": time_text(producer.last_update_timestamp),
+            }
+            for name, producers in found.items()
+            for producer in producers
+            if group in (None, name)
+        ]
+        show(output, "", rows, WIDE_PRODUCER_COLUMNS if wide else PRODUCER_COLUMNS)
+        return ExitCode.OK
+
+    return await repeated(look, watch)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import trio
 
-from dledger.cli.group_secret import make_secret
+from dledger.cli.secret_file import make_secret
 from dledger.output import CliError, ExitCode
 
 HEALTHY_TIMEOUT_S = 60.0
@@ -62,7 +62,9 @@ def free_ports(count: int) -> list[int]:
         if not any(abs(port - other) == 2 for other in ports) and is_free(port):
             ports.append(port)
     if len(ports) < count:
-        raise CliError(f"of the ports {OWN_PORTS[0]} to {OWN_PORTS[-1]} no {count} are free")
+        raise CliError(
+            f"fewer than {count} of the ports {OWN_PORTS[0]} to {OWN_PORTS[-1]} are free"
+        )
     return ports
 
 
@@ -119,6 +121,7 @@ class LocalCluster:
     folder: Path
     namesrv: Node
     brokers: dict[str, Node] = field(default_factory=dict)
+    proxies: dict[str, Node] = field(default_factory=dict)
 
     @property
     def namesrv_address(self) -> str:
@@ -136,14 +139,14 @@ class LocalCluster:
 
     @property
     def nodes(self) -> list[Node]:
-        """The NameServer and the brokers."""
-        return [self.namesrv, *self.brokers.values()]
+        """The NameServer, the brokers and the proxies."""
+        return [self.namesrv, *self.brokers.values(), *self.proxies.values()]
 
     async def start(self, name: str) -> None:
         """Start a node that does not run. Returns when the process exists, not when it serves."""
         node = self._node(name)
         if node.running:
-            raise CliError(f"{name} runs already, process {node.pid}")
+            raise CliError(f"{name} is already running, process {node.pid}")
         with node.log_path.open("ab") as log:
             # From this thread, not from one of trio's workers: the kernel ends the child
             # with the thread that made it.
@@ -183,16 +186,16 @@ class LocalCluster:
         return node.process.returncode
 
     async def stop_all(self) -> None:
-        """Stop the brokers at the same time, then the NameServer. Runs even when cancelled."""
+        """Stop brokers and proxies at once, then the NameServer. Runs even when cancelled."""
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
-                for name in self.brokers:
+                for name in (*self.proxies, *self.brokers):
                     nursery.start_soon(self.stop, name)
             await self.stop(self.namesrv.name)
 
     async def statuses(self) -> dict[str, Mapping[str, object]]:
         """Return the Raft status of every broker that answers, by name."""
-        from dledger.cli.probe import raft_status
+        from dledger.cli.ask_cluster import raft_status
 
         found: dict[str, Mapping[str, object]] = {}
 
@@ -281,7 +284,7 @@ class LocalCluster:
         Raises:
             CliError: Not within *timeout_s*; the message names what is missing.
         """
-        from dledger.cli.probe import namesrv_leaders
+        from dledger.cli.ask_cluster import namesrv_leaders
 
         missing = "nothing answered"
         with trio.move_on_after(timeout_s):
@@ -303,6 +306,21 @@ class LocalCluster:
             next_step=f"see the logs in {self.folder}",
         )
 
+    async def wait_proxies(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> None:
+        """Wait until every proxy takes connections.
+
+        Raises:
+            CliError: Not within *timeout_s*, or one has ended.
+        """
+        for node in self.proxies.values():
+            port = int(node.address.rpartition(":")[2])
+            with trio.move_on_after(timeout_s) as scope:
+                while is_free(port):
+                    self._complain_about_the_dead()
+                    await trio.sleep(POLL_S)
+            if scope.cancelled_caught:
+                raise CliError(f"{node.name} does not listen", next_step=f"see {node.log_path}")
+
     def _what_is_missing(
         self, statuses: Mapping[str, Mapping[str, object]], known: Mapping[str, str]
     ) -> str:
@@ -315,7 +333,7 @@ class LocalCluster:
             if leader is None:
                 return f"no broker of {group} leads"
             if known.get(group) != self.brokers[leader].address:
-                return f"the NameServer knows {known.get(group, 'nobody')} as leader of {group}"
+                return f"the NameServer knows {known.get(group, 'no member')} as leader of {group}"
             if behind:
                 return f"{', '.join(behind)} are behind"
         return ""
@@ -323,7 +341,7 @@ class LocalCluster:
     def _node(self, name: str) -> Node:
         if name == self.namesrv.name:
             return self.namesrv
-        return self.brokers[name]
+        return self.brokers.get(name) or self.proxies[name]
 
     def _complain_about_the_dead(self) -> None:
         for node in self.nodes:
@@ -384,6 +402,7 @@ def lay_out(
     ports: Sequence[int] | None = None,
     group: str = DEFAULT_GROUP,
     groups: int = 1,
+    proxies: Sequence[int] = (),
 ) -> LocalCluster:
     """Write the configuration files of a cluster and return it; nothing is started.
 
@@ -396,6 +415,7 @@ def lay_out(
         group: Name of the group, where there is one.
         groups: How many; with more than one they are `broker-a`, `broker-b` and so on, and their
             members `a0`, `a1`, …, `b0`, ….
+        proxies: Port of each proxy; they are `proxy0` and so on.
     """
     if not 1 <= groups <= MAX_GROUPS:
         raise CliError(f"from 1 to {MAX_GROUPS} groups", exit_code=ExitCode.USAGE)
@@ -431,6 +451,10 @@ def lay_out(
         own_ports, rest = rest[: 2 * brokers], rest[2 * brokers :]
         for node in _lay_out_group(cluster, name, own, own_ports, settings or {}):
             cluster.brokers[node.name] = node
+    for number, port in enumerate(proxies):
+        name, address = f"proxy{number}", f"127.0.0.1:{port}"
+        arguments = ("proxy", "--namesrv", cluster.namesrv_address, "--listen", address)
+        cluster.proxies[name] = Node(name, address, arguments, folder / f"{name}.log")
     return cluster
 
 
@@ -500,6 +524,7 @@ async def local_cluster(
     ports: Sequence[int] | None = None,
     wait: bool = True,
     progress: Callable[[str], None] | None = None,
+    proxies: Sequence[int] = (),
 ) -> AsyncIterator[LocalCluster]:
     """Run a cluster while the block runs; all its processes have ended when it is left.
 
@@ -510,11 +535,14 @@ async def local_cluster(
         settings: ``table.name`` to value, for every broker.
         wait: Enter only when the cluster is healthy.
         progress: Called with a few words: what is being waited for.
+        proxies: Port of each proxy.
     Raises:
         CliError: It did not become healthy; the message names the reason and the log files.
     Cancellation: The processes are stopped cleanly first.
     """
-    cluster = lay_out(folder, brokers=brokers, settings=settings, ports=ports, groups=groups)
+    cluster = lay_out(
+        folder, brokers=brokers, settings=settings, ports=ports, groups=groups, proxies=proxies
+    )
     try:
         if progress:
             progress(f"starting a NameServer and {len(cluster.brokers)} brokers in {folder}")
@@ -522,6 +550,7 @@ async def local_cluster(
             await cluster.start(node.name)
         if wait:
             leader = await cluster.wait_healthy()
+            await cluster.wait_proxies()
             if progress:
                 progress(f"healthy; {leader} leads")
         yield cluster

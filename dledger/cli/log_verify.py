@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from cyclopts import App
 
 from commitlog.derive import SCHEDULE_TOPIC, derive
 from commitlog.entry import (
@@ -21,13 +20,12 @@ from commitlog.entry import (
     verify_frame,
 )
 from commitlog.errors import CorruptEntryError, CorruptRecordError, CorruptStoreError, StoreError
-from commitlog.mark import Mark
+from commitlog.mark import Mark, newest_payload
 from commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
 from commitlog.record import BLANK_MAGIC, decode_record
 from commitlog.shared_units import Tails, read_tails
-from commitlog.slot_file import newest_payload
 from commitlog.store_paths import StorePaths, parse_file_name
-from dledger.output import CliError, ExitCode, Output, print_json, print_table
+from dledger.output import CliError, ExitCode
 from dledger.raft.journal import parse_term_vote
 from dledger.raft.wire import TERM_MAX
 
@@ -137,39 +135,6 @@ def _entry(segment: Segment, at: int, last: EntryHeader | None) -> tuple[EntryHe
     return header, frame
 
 
-def equal_bytes(left: list[Segment], right: list[Segment], end: int) -> int | None:
-    """Return the first byte before *end* in which two logs differ; None when they are equal."""
-    starts = [max(side[0].start, 0) if side else 0 for side in (left, right)]
-    at = max(starts)
-    while at < end:
-        a, b = _at(left, at, end), _at(right, at, end)
-        size = min(len(a), len(b))
-        if size == 0:
-            return at
-        if a[:size] != b[:size]:
-            return at + _first_difference(a[:size], b[:size])
-        at += size
-    return None
-
-
-_COMPARE_BYTES = 1 << 20
-"""Compared at once: small enough to find the place, large enough to be quick."""
-
-
-def _at(segments: list[Segment], position: int, end: int) -> memoryview:
-    for segment in segments:
-        if segment.start <= position < segment.end:
-            stop = min(segment.end, end, position + _COMPARE_BYTES)
-            return segment.data[position - segment.start : stop - segment.start]
-    return memoryview(b"")
-
-
-def _first_difference(left: memoryview, right: memoryview) -> int:
-    return next(i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b)
-
-
-app = App(name="log", help="Check the data folder of a stopped broker.", backend="trio")
-
 PROBLEMS_SHOWN = 20
 """One torn place can break thousands of units; the first ones say where to look."""
 
@@ -209,9 +174,11 @@ class StoreReport(msgspec.Struct, kw_only=True):
             self.problems.append(text)
 
 
-def verify_store(root: Path) -> StoreReport:
+def verify_store(root: Path, read_to: Callable[[int], None] = lambda position: None) -> StoreReport:
     """Return what stands in the data folder *root* of a stopped broker.
 
+    Args:
+        read_to: Called with the position that the log is read up to, entry by entry.
     Raises:
         CliError: It is not a data folder.
     """
@@ -234,6 +201,7 @@ def verify_store(root: Path) -> StoreReport:
             _count(entry, report)
             _check_records(entry, report)
             queues.add(entry)
+            read_to(entry.header.end_position)
         _check_rest(segments, report)
     except LogDamageError as error:
         report.problem(f"log: {error}")
@@ -454,30 +422,7 @@ def _queue_files(folder: Path) -> Iterator[tuple[int, Path]]:
             yield start, path
 
 
-@app.command
-def verify(folder: Path, /, *, output: Output = "table") -> int:
-    """Check CRCs, chain, positions, offsets and queue units of a stopped broker; exit 1 if bad.
-
-    Nothing is changed, not even what the next start would repair.
-    """
-    _refuse_running(folder)
-    report = verify_store(folder)
-    if output == "json":
-        print_json({"good": report.good, **msgspec.to_builtins(report)})
-    else:
-        rows = [
-            [name.replace("_", " "), value]
-            for name, value in msgspec.to_builtins(report).items()
-            if name not in ("problems", "notes")
-        ]
-        rows += [["problem", text] for text in report.problems]
-        rows += [["note", text] for text in report.notes]
-        rows.append(["verdict", "good" if report.good else "BAD"])
-        print_table("", ["what", "value"], [[name, str(value)] for name, value in rows])
-    return ExitCode.OK if report.good else ExitCode.FAILED
-
-
-def _refuse_running(folder: Path) -> None:
+def refuse_running(folder: Path) -> None:
     """Raise when a broker holds the folder: its log changes while it is read."""
     lock = folder / "lock"
     if not lock.exists():

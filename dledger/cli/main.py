@@ -1,7 +1,7 @@
-"""The umbrella command ``dledger`` and the scripts ``dledger-broker`` and ``dledger-namesrv``.
+"""The umbrella command ``dledger`` and the scripts that run one daemon, as ``dledger-broker``.
 
-Sub-commands are named here and imported when they are asked for. Those of other packages come in
-by the entry-point group ``dledger.commands``, so that nothing imports upwards.
+Sub-commands are named here, those of other packages too, and imported when they are asked for: so
+nothing imports upwards, and help loads none.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
-from importlib.metadata import PackageNotFoundError, entry_points, requires, version
-from typing import Final
+import textwrap
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from difflib import get_close_matches
+from functools import cached_property
+from itertools import takewhile
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter
 
@@ -19,29 +22,111 @@ from commitlog.errors import ConfigError, InvariantBroken, MQError
 from dledger.output import CliError, ExitCode, note
 
 RUN = Group.create_ordered("Run")
-LOOK = Group.create_ordered("Look and change")
+LOOK = Group.create_ordered("Show and change")
 MESSAGES = Group.create_ordered("Messages")
 CHECK = Group.create_ordered("Check and measure")
 
 COMMANDS = (
     ("broker", "dledger.cli.broker_command:app", RUN, "Run one broker, a member of its group."),
     ("up", "dledger.cli.up_command:up", RUN, "Run a local cluster until Ctrl-C."),
-    ("cluster", "dledger.cli.cluster_command:app", LOOK, "Brokers, their roles and health."),
-    ("raft", "dledger.cli.raft_command:app", LOOK, "Terms, indexes and lag of a group."),
+    ("console", "dledger.console.command:console", RUN, "Serve a web console of a cluster."),
+    ("cluster", "dledger.cli.cluster_command:app", LOOK, "Show brokers, their roles and health."),
+    ("raft", "dledger.cli.raft_command:app", LOOK, "Show and change the members of a Raft group."),
     ("topic", "dledger.cli.topic_command:app", LOOK, "List, create, show and delete topics."),
-    ("group", "dledger.cli.group_command:app", LOOK, "Consumer groups: members, lag, offsets."),
-    ("producer", "dledger.cli.group_command:producer_app", LOOK, "Producers that are connected."),
-    ("stats", "dledger.cli.stats_command:stats", LOOK, "Rates, counts and lag."),
-    ("debug", "dledger.cli.debug_command:app", CHECK, "Collect what a report needs."),
-    ("send", "dledger.cli.message_command:send", MESSAGES, "Send messages."),
+    (
+        "group",
+        "dledger.cli.group_command:app",
+        LOOK,
+        "Show consumer groups: members, lag, offsets; move offsets.",
+    ),
+    ("producer", "dledger.cli.group_command:producer_app", LOOK, "Show connected producers."),
+    ("stats", "dledger.cli.stats_command:stats", LOOK, "Show rates, counts and lag."),
+    ("debug", "dledger.cli.debug_command:app", CHECK, "Collect logs and states for a bug report."),
+    (
+        "send",
+        "dledger.cli.message_command:send",
+        MESSAGES,
+        "Send messages, from arguments or from standard input.",
+    ),
     ("consume", "dledger.cli.message_command:consume", MESSAGES, "Print messages of a topic."),
-    ("dlq", "dledger.cli.dlq_command:app", MESSAGES, "Look at dead letters, give them back."),
-    ("config", "dledger.cli.config_command:app", LOOK, "Settings of running daemons."),
-    ("acl", "dledger.cli.acl_command:app", LOOK, "Accounts in an account file."),
-    ("msg", "dledger.cli.message_command:msg", MESSAGES, "Look at messages."),
-    ("log", "dledger.cli.log_verify:app", CHECK, "Check the data folder of a stopped broker."),
+    ("dlq", "dledger.cli.dlq_command:app", MESSAGES, "Show dead letters and give them back."),
+    (
+        "config",
+        "dledger.cli.config_command:app",
+        LOOK,
+        "Show and change settings of running daemons.",
+    ),
+    ("acl", "dledger.cli.acl_command:app", LOOK, "Show and change the accounts of a file."),
+    ("msg", "dledger.cli.message_command:msg", MESSAGES, "Show messages and their trace."),
+    (
+        "log",
+        "dledger.cli.log_command:app",
+        CHECK,
+        "Check and read the data folder of a stopped broker.",
+    ),
+    ("context", "dledger.cli.context_command:app", LOOK, "Give clusters names, and choose one."),
+    (
+        "selftest",
+        "dledger.cli.selftest_command:selftest",
+        CHECK,
+        "Send messages to a cluster, read them back, state a verdict.",
+    ),
+    (
+        "completion",
+        "dledger.cli.main:completion",
+        CHECK,
+        "Print the completion script of a shell.",
+    ),
+    (
+        "generate",
+        "dledger.cli.generate_command:app",
+        RUN,
+        "Write files for what runs and watches a cluster.",
+    ),
     ("bench", "dledger.cli.bench_command:app", CHECK, "Measure sending, consuming and storing."),
-    ("demo", "jepsen_like.chaos.demo:demo", CHECK, "Kill a leader under load and check."),
+    (
+        "demo",
+        "jepsen_like.chaos.demo:demo",
+        CHECK,
+        "Kill a leader under load and check that nothing is lost.",
+    ),
+    ("namesrv", "namesrv.command:app", RUN, "Run one NameServer."),
+    (
+        "proxy",
+        "dledger.proxy.command:app",
+        RUN,
+        "Run one proxy for clients of RocketMQ's gRPC protocol.",
+    ),
+    (
+        "sim",
+        "jepsen_like.command:app",
+        CHECK,
+        "Run simulated clusters under faults in virtual time.",
+    ),
+    (
+        "chaos",
+        "jepsen_like.chaos.command:app",
+        CHECK,
+        "Run real clusters under faults, record what clients see, check it.",
+    ),
+    (
+        "history",
+        "spark_jobs.commands.history:app",
+        CHECK,
+        "Convert, generate and export histories.",
+    ),
+    (
+        "check",
+        "spark_jobs.commands.check:check",
+        CHECK,
+        "Check the recorded history of a run, of any length.",
+    ),
+    (
+        "audit",
+        "spark_jobs.commands.audit:audit",
+        CHECK,
+        "Compare the data folders of replicas, up to the commit point.",
+    ),
 )
 
 ABOUT = (
@@ -49,16 +134,6 @@ ABOUT = (
     " dledger --credentials FILE COMMAND, and --tls-ca-file FILE where they talk TLS; see"
     " docs/operate/access.md."
 )
-
-OTHER_PACKAGES = "dledger.commands"
-ABOUT_OTHERS = {
-    "chaos": "Break real clusters, record what clients saw, check it.",
-    "sim": "Break simulated clusters in virtual time: play plans, soak, replay.",
-    "namesrv": "Run one NameServer.",
-    "check": "Judge the history of a run, of any length.",
-    "audit": "Compare the data folders of replicas, up to the commit point.",
-    "history": "Make histories into tables, and tables for a test.",
-}
 
 DISTRIBUTION: Final = "dledger-mq"
 _OPTIONAL: Final = re.compile(r"""^([A-Za-z0-9._-]+).*;.*\bextra\s*==\s*['"]([^'"]+)['"]""")
@@ -69,19 +144,73 @@ def build_app() -> App:
     app = _app("dledger", ABOUT)
     for name, target, group, about in COMMANDS:
         app.command(target, name=name, help=about, group=group)
-    for entry in sorted(entry_points(group=OTHER_PACKAGES)):
-        group = RUN if entry.name == "namesrv" else CHECK
-        app.command(entry.value, name=entry.name, group=group, help=ABOUT_OTHERS.get(entry.name))
     return app
+
+
+_LAID_OUT: Final = re.compile(r"^(?:\s|[-*] )", re.MULTILINE)
+"""A list, or lines that stand as they are."""
+
+
+class HelpPages:
+    """Prints pages of help as plain text: an entry is wrapped once, its further lines indented."""
+
+    def __call__(self, console: Any, options: Any, panel: Any) -> None:
+        """Print a table of commands or options."""
+        self._printer()(console, options, panel)
+
+    def render_usage(self, console: Any, options: Any, usage: Any) -> None:
+        """Print how a command is called."""
+        self._printer().render_usage(console, options, usage)
+
+    def render_description(self, console: Any, options: Any, description: Any) -> None:
+        """Print what a command does."""
+        self._printer().render_description(console, options, description)
+
+    @cached_property
+    def _printer(self) -> Callable[[], Any]:
+        # Commands that print no help do without this import.
+        from cyclopts.help.formatters.plain import PlainFormatter
+
+        class Printer(PlainFormatter):
+            def _print_plain(self, console: Any, text: str) -> None:
+                first, further = "", ""
+                if text.startswith(self.indent):
+                    first, further = self.indent, 3 * self.indent
+                paragraphs = [
+                    part
+                    if not first and _LAID_OUT.search(part)
+                    else textwrap.fill(
+                        " ".join(part.split()),
+                        width=console.width,
+                        initial_indent=first,
+                        subsequent_indent=further,
+                        break_long_words=False,
+                        break_on_hyphens=False,
+                    )
+                    for part in text.split("\n\n")
+                ]
+                # The console would style each line; there is nothing to style.
+                console.file.write("\n\n".join(paragraphs) + "\n")
+
+        return Printer
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version(DISTRIBUTION)
 
 
 def _app(name: str, about: str) -> App:
     return App(
         name=name,
         help=about,
-        version=lambda: version(DISTRIBUTION),
+        version=_version,
         backend="trio",
         default_parameter=Parameter(negative=()),
+        # Its boxes cost as much time as everything else of a help page.
+        help_format="plaintext",
+        help_formatter=HelpPages(),
         result_action="return_value",
     )
 
@@ -92,7 +221,7 @@ def run(app: App, tokens: Sequence[str]) -> int:
         result = app(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         chain = " ".join((app.name[0], *(error.command_chain or ())))
-        said = _one_line(str(error)).removesuffix(".")
+        said = _one_line(_text_of(app, error)).removesuffix(".")
         note(f"error: {said}{_variable_of(error)}; see {chain} --help")
         return ExitCode.USAGE
     except KeyboardInterrupt:
@@ -102,6 +231,17 @@ def run(app: App, tokens: Sequence[str]) -> int:
     except (MQError, OSError, ImportError, BaseExceptionGroup) as error:
         return _ended_by(error)
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _text_of(app: App, error: CycloptsError) -> str:
+    """Return what is wrong; to suggest a command, the library loads all, and some lack an extra."""
+    try:
+        return str(error)
+    except ImportError:
+        token = next(iter(error.unused_tokens or ()), "")
+        kind = "option" if token.startswith("-") else "command"
+        near = get_close_matches(token, list(app), n=1)
+        return f'Unknown {kind} "{token}".' + (f' Did you mean "{near[0]}"?' if near else "")
 
 
 def _ended_by(error: BaseException) -> int:
@@ -132,12 +272,23 @@ def extras_of(requirements: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in requirements:
         if match := _OPTIONAL.match(line):
-            found.setdefault(match[1].lower().replace("-", "_"), match[2])
+            name = match[1].lower().replace("-", "_")
+            found.setdefault(_MODULES.get(name, name), match[2])
     return found
+
+
+_MODULES: Final = {
+    "grpcio": "grpc",
+    "grpcio_health_checking": "grpc_health",
+    "protobuf": "google",
+}
+"""Distribution → its top-level module, where the names differ."""
 
 
 def missing_extra(error: ImportError) -> CliError | None:
     """Return the error to show in place of *error*, or None when no extra brings the module."""
+    from importlib.metadata import PackageNotFoundError, requires
+
     cause: BaseException | None = error
     # The library that loads a command puts an error of its own around that of the import.
     while cause is not None and not isinstance(cause, ModuleNotFoundError):
@@ -240,13 +391,57 @@ def take_access_options(tokens: Sequence[str], environment: MutableMapping[str, 
     return rest
 
 
+USE_CONTEXTS: Final = frozenset(
+    [name for name, _, group, _ in COMMANDS if group in (LOOK, MESSAGES)] + ["selftest"]
+) - {"context"}
+"""Commands that ask a cluster. A daemon gets its NameServers from its own settings, and what
+measures makes a cluster of its own."""
+
+
+def run_with_context(tokens: Sequence[str], environment: MutableMapping[str, str]) -> None:
+    """Put the context in use into *environment* for a command that asks a cluster.
+
+    A command line that names NameServers means another cluster: its account is not that of the
+    context.
+
+    Raises:
+        ConfigError: The file of contexts cannot be read.
+    """
+    if tokens and tokens[0] in USE_CONTEXTS and not _names_name_servers(tokens):
+        from dledger.cli.contexts import use_context
+
+        use_context(environment)
+
+
+def _names_name_servers(tokens: Sequence[str]) -> bool:
+    options = takewhile(lambda token: token != "--", tokens)
+    return any(
+        token == "--namesrv"
+        or token.startswith("--namesrv=")
+        or (token.startswith("-n") and not token.startswith("--"))
+        for token in options
+    )
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell.")], /
+) -> int:
+    """Print the script that completes commands and options in a shell; takes some seconds.
+
+    bash: dledger completion bash > ~/.local/share/bash-completion/completions/dledger
+    """
+    sys.stdout.write(build_app().generate_completion(prog_name="dledger", shell=shell))
+    return ExitCode.OK
+
+
 def main(tokens: Sequence[str] | None = None) -> int:
     """Run ``dledger``."""
     try:
         rest = take_access_options(sys.argv[1:] if tokens is None else tokens, os.environ)
-    except CliError as error:
+        run_with_context(rest, os.environ)
+    except MQError as error:
         note(f"error: {error}")
-        return error.exit_code
+        return exit_code_of(error)
     return run(build_app(), rest)
 
 
@@ -260,9 +455,19 @@ def namesrv_main(tokens: Sequence[str] | None = None) -> int:
     return main(["namesrv", *(sys.argv[1:] if tokens is None else tokens)])
 
 
+def proxy_main(tokens: Sequence[str] | None = None) -> int:
+    """Run ``dledger-proxy``, which is ``dledger proxy``."""
+    return main(["proxy", *(sys.argv[1:] if tokens is None else tokens)])
+
+
 def chaos_main(tokens: Sequence[str] | None = None) -> int:
     """Run ``dledger-chaos``, which is ``dledger chaos``."""
     return main(["chaos", *(sys.argv[1:] if tokens is None else tokens)])
+
+
+def console_main(tokens: Sequence[str] | None = None) -> int:
+    """Run ``dledger-console``, which is ``dledger console``."""
+    return main(["console", *(sys.argv[1:] if tokens is None else tokens)])
 
 
 if __name__ == "__main__":

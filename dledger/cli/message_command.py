@@ -7,13 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
-import trio
 from cyclopts import App, Parameter, validators
 
-from dledger.cli.config_command import settings_of
 from dledger.cli.trace_command import trace
 from dledger.output import (
     DEFAULT_NAMESRV,
@@ -22,6 +20,7 @@ from dledger.output import (
     Namesrv,
     Output,
     RowsOutput,
+    TopicName,
     addresses,
     note,
     print_csv,
@@ -29,9 +28,10 @@ from dledger.output import (
     print_table,
     show,
 )
-from remoting.escaped_text import escaped
 
 if TYPE_CHECKING:
+    import trio
+
     from client.consumer.pull_consumer import PullConsumer
     from client.consumer.subscriptions import SubscriptionExpression
     from client.core.message_ext import MessageExt
@@ -42,33 +42,48 @@ DEFAULT_LEVELS = 18
 MAX_LEVELS = 64
 """Delay levels a broker can be configured with; it has 18 otherwise."""
 
+FOUND_COLUMNS = ("stored_utc", "id_and_place", "keys_and_body")
+CSV_COLUMNS = ("store_time", "broker", "queue", "offset", "tags", "keys", "message_id", "body")
+"""The head of a CSV without rows."""
+
 PULL_MESSAGES = 500
 BODY_SHOWN_CHARS = 200
 
-msg = App(name="msg", help="Look at messages.", backend="trio")
+msg = App(name="msg", help="Show messages and their trace.", backend="trio")
 msg.command(trace)
 
 
 async def send(
-    *bodies: str,
-    topic: Annotated[str, Parameter(name=["--topic", "-t"])],
+    *bodies: Annotated[
+        str, Parameter(help="Bodies, one a message; none: a line of standard input each.")
+    ],
+    topic: Annotated[str, Parameter(name=["--topic", "-t"], help="Name of the topic.")],
     tag: Annotated[str, Parameter(help="Tag that consumers filter by.")] = "",
     key: Annotated[str, Parameter(help="Index keys, separated by blanks.")] = "",
     property_: Annotated[
-        tuple[str, ...] | None, Parameter(name="--property", help="name=value; may come often.")
+        tuple[str, ...] | None, Parameter(name="--property", help="name=value; may be repeated.")
     ] = None,
     delay_level: Annotated[
         int,
         Parameter(
-            help="1 to 18: deliver after 1 s to 2 h.",
+            help="Delay level, 1 to 18: deliver after 1 s to 2 h.",
             validator=validators.Number(gte=0, lte=MAX_LEVELS),
         ),
     ] = 0,
     delay: Annotated[float, Parameter(help="Deliver after this many seconds.")] = 0.0,
-    queue: Annotated[int | None, Parameter(help="Queue id; the next one in turn.")] = None,
-    count: Annotated[int, Parameter(help="Send each that often.")] = 1,
+    queue: Annotated[int | None, Parameter(help="Queue id; without it queues take turns.")] = None,
+    count: Annotated[int, Parameter(help="Copies of each body to send.")] = 1,
+    file: Annotated[
+        Path | None, Parameter(help="Send each line of this file; - is standard input.")
+    ] = None,
+    rate: Annotated[
+        float, Parameter(help="Messages a second at most; 0: as fast as they are stored.")
+    ] = 0.0,
+    template: Annotated[
+        bool, Parameter(help="Replace {number} in each body by the number of the message.")
+    ] = False,
     quiet: Annotated[
-        bool, Parameter(name=["--quiet", "-q"], help="Do not print where they are stored.")
+        bool, Parameter(name=["--quiet", "-q"], help="Do not print where messages are stored.")
     ] = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
@@ -80,19 +95,30 @@ async def send(
     """
     from client.core.message import Message
     from client.producer.producer import Producer
-    from dledger.cli.sdk import open_client
-    from dledger.cli.send_lines import given, lines, printer_of, send_all
+    from dledger.cli.ask_cluster import open_client
+    from dledger.cli.config_command import settings_of
+    from dledger.cli.progress import progress
+    from dledger.cli.send_lines import counted, given, lines, numbered, paced, printer_of, send_all
 
     check_sendable(topic)
-    if not bodies and sys.stdin.isatty():
+    if bodies and file is not None:
+        raise CliError("give bodies or --file, not both", exit_code=ExitCode.USAGE)
+    if rate < 0:
+        raise CliError("--rate: 0 or above", exit_code=ExitCode.USAGE)
+    is_named = file is not None and str(file) != "-"
+    if not bodies and not is_named and sys.stdin.isatty():
         raise CliError(
             "nothing to send",
             next_step="give a body, or lines on standard input",
             exit_code=ExitCode.USAGE,
         )
     properties = _properties(property_ or ())
-    stdin = sys.stdin.fileno() if not bodies else -1
-    incoming = given(bodies, count) if bodies else lines(partial(os.read, stdin), count)
+    source = -1
+    if not bodies:
+        source = os.open(file, os.O_RDONLY) if is_named and file else sys.stdin.fileno()
+    incoming = given(bodies, count) if bodies else lines(partial(os.read, source), count)
+    incoming = numbered(incoming) if template else incoming
+    incoming = paced(incoming, rate) if rate else incoming
     if delay_level > DEFAULT_LEVELS:
         check_delay_level(delay_level, await settings_of(namesrv, None, False))
     async with (
@@ -121,7 +147,10 @@ async def send(
             return await producer.send_async(message, queue=chosen)
 
         printer = printer_of(output, quiet=quiet, streaming=not bodies)
-        stored = await send_all(incoming, send_one, printer)
+        with progress(count * len(bodies), "messages") as line:
+            # Lines of results are progress themselves.
+            incoming = counted(incoming, line.add) if quiet else incoming
+            stored = await send_all(incoming, send_one, printer)
     if not bodies:
         note(f"{stored:,} messages are stored")
     return ExitCode.OK
@@ -136,7 +165,7 @@ def check_sendable(topic: str) -> None:
     if topic.startswith(("%RETRY%", "%DLQ%")):
         raise CliError(
             f"{topic} is filled by the brokers, for a consumer group",
-            next_step="send to the topic itself; dledger dlq gives dead letters back",
+            next_step="send to the topic itself; dledger dlq resend sends dead letters again",
             exit_code=ExitCode.USAGE,
         )
 
@@ -171,7 +200,7 @@ def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
 
 async def consume(
     *,
-    topic: Annotated[str, Parameter(name=["--topic", "-t"])],
+    topic: Annotated[str, Parameter(name=["--topic", "-t"], help="Name of the topic.")],
     from_: Annotated[
         str, Parameter(name="--from", help="earliest, latest, or a queue offset.")
     ] = "earliest",
@@ -185,7 +214,7 @@ async def consume(
         str,
         Parameter(
             name=["--group", "-g"],
-            help="Read as this consumer group: where accounts are checked, one that may.",
+            help="Consumer group to read as; where accounts are checked it needs permission.",
         ),
     ] = "dledger-cli",
     follow: Annotated[
@@ -195,10 +224,12 @@ async def consume(
     output: Output = "table",
 ) -> int:
     """Print messages of a topic; no offsets are committed. JSON: one object per line."""
+    import trio
+
     from client.consumer.pull_consumer import PullConsumer
     from client.consumer.subscriptions import SubscriptionExpression
     from client.core.errors import NoRouteError
-    from dledger.cli.sdk import open_client
+    from dledger.cli.ask_cluster import open_client
 
     if sql and tag != "*":
         raise CliError(
@@ -265,6 +296,10 @@ class _Printer:
         self.scope: trio.CancelScope | None = None
 
     def print(self, message: MessageExt) -> None:
+        import msgspec
+
+        from remoting.escaped_text import escaped
+
         if self._left is not None:
             if self._left <= 0:
                 return
@@ -332,9 +367,9 @@ def show_message(row: Mapping[str, Any], output: str) -> None:
 
 @msg.command(name="by-offset")
 async def by_offset(
-    topic: str,
-    queue: int,
-    offset: int,
+    topic: TopicName,
+    queue: Annotated[int, Parameter(help="Queue id.")],
+    offset: Annotated[int, Parameter(help="Offset in the queue.")],
     /,
     *,
     broker: Annotated[str | None, Parameter(help="Broker name, when there are several.")] = None,
@@ -343,7 +378,7 @@ async def by_offset(
 ) -> int:
     """Show the message at an offset of a queue."""
     from client.consumer.pull_consumer import PullConsumer
-    from dledger.cli.sdk import open_client
+    from dledger.cli.ask_cluster import open_client
 
     async with (
         open_client(addresses(namesrv)) as client,
@@ -378,13 +413,17 @@ async def by_offset(
 
 
 @msg.command(name="by-id")
-async def by_id(offset_message_id: str, /, *, output: RowsOutput = "table") -> int:
-    """Show the message an offset message id names: the id holds broker address and position."""
+async def by_id(
+    offset_message_id: Annotated[str, Parameter(help="As the answer to the send has it.")],
+    /,
+    *,
+    output: RowsOutput = "table",
+) -> int:
+    """Show a message by its offset message id, which holds broker address and position."""
     from client.core.message_ext import MessageExt
     from commitlog.errors import MQError
     from commitlog.message_id import decode_offset_message_id
-    from dledger.cli.ask_cluster import refused
-    from dledger.cli.probe import ask
+    from dledger.cli.ask_cluster import ask, refused
     from remoting.protocol.codes import RequestCode, ResponseCode
 
     try:
@@ -400,21 +439,24 @@ async def by_id(offset_message_id: str, /, *, output: RowsOutput = "table") -> i
 
 MessageKey = Annotated[str, Parameter(help="One index key as the producer gave it.")]
 Since = Annotated[
-    str, Parameter(name="--from", help="Stored from then on: 2026-01-31T12:00:00, UTC, or ms.")
+    str,
+    Parameter(
+        name="--from", help="Earliest store time: 2026-01-31T12:00:00 (UTC), or ms since 1970."
+    ),
 ]
-Until = Annotated[str, Parameter(name="--until", help="Stored until then.")]
+Until = Annotated[str, Parameter(name="--until", help="Latest store time.")]
 
 
 @msg.command(name="by-key")
 async def by_key(
-    topic: str,
+    topic: TopicName,
     key: MessageKey,
     /,
     *,
     since: Since = "",
     until: Until = "",
     max_: Annotated[
-        int, Parameter(name="--max", help="The newest messages, at most this many; 64 per broker.")
+        int, Parameter(name="--max", help="Most messages, newest first; 64 per broker.")
     ] = 32,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
@@ -422,7 +464,7 @@ async def by_key(
     """List the messages of a topic that carry an index key, oldest first."""
     from client.admin.admin import Admin
     from client.admin.messages import ALWAYS_MS
-    from dledger.cli.sdk import open_client
+    from dledger.cli.ask_cluster import open_client
 
     begin_ms = _time_ms(since, "--from", 0)
     end_ms = _time_ms(until, "--until", ALWAYS_MS)
@@ -435,16 +477,16 @@ async def by_key(
 
 @msg.command(name="by-unique-key")
 async def by_unique_key(
-    topic: str,
-    message_id: str,
+    topic: TopicName,
+    message_id: Annotated[str, Parameter(help="As the producer made it.")],
     /,
     *,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> int:
-    """List the messages with the id their producer gave: one, unless a send was repeated."""
+    """List the messages with an id made by the producer; repeated sends share it."""
     from client.admin.admin import Admin
-    from dledger.cli.sdk import open_client
+    from dledger.cli.ask_cluster import open_client
 
     async with open_client(addresses(namesrv)) as client:
         found = await Admin(client).query_unique_key(topic, message_id)
@@ -453,22 +495,20 @@ async def by_unique_key(
 
 @msg.command(name="by-time")
 async def by_time(
-    topic: str,
+    topic: TopicName,
     /,
     *,
     since: Since = "",
     until: Until = "",
     queue: Annotated[int | None, Parameter(help="This queue only.")] = None,
-    max_: Annotated[
-        int, Parameter(name="--max", help="At most this many, from the first one on.")
-    ] = 32,
+    max_: Annotated[int, Parameter(name="--max", help="Most messages, from the oldest on.")] = 32,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> int:
-    """List the messages of a topic stored in a stretch of time, oldest first."""
+    """List the messages of a topic stored between two times, oldest first."""
     from client.admin.messages import ALWAYS_MS
     from client.consumer.pull_consumer import PullConsumer
-    from dledger.cli.sdk import open_client
+    from dledger.cli.ask_cluster import open_client
 
     begin_ms = _time_ms(since, "--from", 0)
     end_ms = _time_ms(until, "--until", ALWAYS_MS)
@@ -521,10 +561,23 @@ def _time_ms(text: str, option: str, otherwise: int) -> int:
 def _show_found(found: Sequence[MessageExt], output: RowsOutput, nothing: str) -> int:
     if not found and output == "table":
         raise CliError(nothing, next_step="see the time range and the topic")
-    show(
-        output,
-        "",
-        [message_row(message) for message in found],
-        ("store_time", "broker", "queue", "offset", "tags", "keys", "message_id", "body"),
-    )
+    rows = [message_row(message) for message in found]
+    if output == "table":
+        rows = [found_line(row) for row in rows]
+    show(output, "", rows, CSV_COLUMNS if output == "csv" else FOUND_COLUMNS)
     return ExitCode.OK if found else ExitCode.FAILED
+
+
+def found_line(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is shown of one of several messages, in three columns. Pure."""
+    labels = " ".join(filter(None, (row["tags"] and f"[{row['tags']}]", row["keys"])))
+    body = row["body"]
+    if len(body) > BODY_SHOWN_CHARS:
+        body = body[:BODY_SHOWN_CHARS] + "…"
+    return {
+        "stored_utc": row["store_time"][:23].replace("T", "\n"),
+        "id_and_place": (
+            f"{row['message_id']}\n{row['broker']} queue {row['queue']} offset {row['offset']}"
+        ),
+        "keys_and_body": "\n".join(filter(None, (labels, body))),
+    }

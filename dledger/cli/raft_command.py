@@ -1,4 +1,4 @@
-"""``dledger raft``: terms, indexes and lag."""
+"""``dledger raft``: terms, indexes and lag; members; what a stopped replica can be repaired to."""
 
 from __future__ import annotations
 
@@ -7,32 +7,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import trio
 from cyclopts import App, Parameter
 
-from dledger.cli.ask_cluster import ask_leader, groups_of, refused
-from dledger.cli.cluster_command import Wide, brokers_of, with_absent
-from dledger.cli.group_secret import make_secret
-from dledger.cli.probe import any_cluster_info, raft_status
+from dledger.cli.log_command import history
+from dledger.cli.watch import Watch, repeated
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
     Namesrv,
     Output,
+    Wide,
     addresses,
     note,
     print_json,
     print_table,
     show,
 )
-from remoting.protocol.bodies import BrokerData
-from remoting.protocol.codes import RequestCode, ResponseCode
 
 if TYPE_CHECKING:
     from dledger.raft.recover import Survivor
+    from remoting.protocol.bodies import BrokerData
 
-app = App(name="raft", help="Terms, indexes and lag of a group.", backend="trio")
+app = App(name="raft", help="Show and change the members of a Raft group.", backend="trio")
+app.command(history)
 
 CHANGE_TIMEOUT_S = 20.0
 """A change waits for the one before it, for an answer of the new member, and for its commit."""
@@ -65,9 +63,10 @@ WIDE_COLUMNS = (
 
 @app.command
 async def status(
-    group: str | None = None,
+    group: Annotated[str | None, Parameter(help="Broker group; all otherwise.")] = None,
     *,
     wide: Wide = False,
+    watch: Watch = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
@@ -75,44 +74,54 @@ async def status(
 
     --wide adds the other indexes, the chain, counts of elections and the scrub; JSON has all.
     """
-    source, info = await any_cluster_info(addresses(namesrv))
-    rows = [row for row in await brokers_of(info) if group in (None, row["broker"])]
-    if not rows:
-        raise CliError(
-            f"no broker group {group or ''} is registered at {source}".replace("  ", " "),
-            next_step="see dledger cluster ls",
-        )
-    members = raft_rows(with_absent(rows))
-    if output == "json" or wide:
-        show(output, "", members, WIDE_COLUMNS)
-    else:
-        for name in dict.fromkeys(row["group"] for row in members):
-            narrow = [narrow_row(row) for row in members if row["group"] == name]
-            show(output, group_title(name, narrow), narrow, COLUMNS)
-    for sentence in refused_members(members):
-        note(sentence)
-    return ExitCode.OK if any(row.get("serving") for row in rows) else ExitCode.FAILED
+
+    async def look() -> int:
+        from dledger.cli.ask_cluster import any_cluster_info
+        from dledger.cli.cluster_command import brokers_of, with_absent
+
+        source, info = await any_cluster_info(addresses(namesrv))
+        rows = [row for row in await brokers_of(info) if group in (None, row["broker"])]
+        if not rows:
+            raise CliError(
+                f"no broker group {group or ''} is registered at {source}".replace("  ", " "),
+                next_step="see dledger cluster ls",
+            )
+        members = raft_rows(with_absent(rows))
+        if output == "json" or wide:
+            show(output, "", members, WIDE_COLUMNS)
+        else:
+            for name in dict.fromkeys(row["group"] for row in members):
+                narrow = [narrow_row(row) for row in members if row["group"] == name]
+                show(output, group_title(name, narrow), narrow, COLUMNS)
+        for sentence in refused_members(members):
+            note(sentence)
+        return ExitCode.OK if any(row.get("serving") for row in rows) else ExitCode.FAILED
+
+    return await repeated(look, watch)
 
 
+MemberName = Annotated[str, Parameter(help="Name of the member: its self_id.")]
+PeerAddress = Annotated[str, Parameter(help="Its peer address, host:port.")]
+Folder = Annotated[Path, Parameter(help="Data folder of the stopped broker.")]
 Group = Annotated[
     str | None, Parameter(name=["--group", "-g"], help="Broker group; needed if there are several.")
 ]
-Wait = Annotated[bool, Parameter(name="--wait", help="Return only when it votes, or is removed.")]
+Wait = Annotated[bool, Parameter(name="--wait", help="Wait until the change is complete.")]
 MEMBER_WAIT_S = 300.0
 """A new member copies the whole log before it votes."""
 
 
 @app.command
 async def add(
-    name: str,
-    address: str,
+    name: MemberName,
+    address: PeerAddress,
     /,
     *,
     group: Group = None,
     wait: Wait = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> int:
-    """Take in the broker NAME, which runs at the peer address HOST:PORT; it learns, then votes."""
+    """Add the broker NAME at the peer address HOST:PORT: as a learner, then as a voter."""
     brokers = await _the_group(addresses(namesrv), group)
     await _change(brokers, "add", name, address)
     note(f"{name} is a learner; it votes when it has caught up")
@@ -121,17 +130,17 @@ async def add(
 
 @app.command
 async def replace(
-    name: str,
-    address: str,
+    name: MemberName,
+    address: PeerAddress,
     /,
     *,
     group: Group = None,
     wait: Wait = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> int:
-    """Let the broker at the peer address HOST:PORT take the place of the member NAME.
+    """Replace the member NAME by the broker at the peer address HOST:PORT.
 
-    It has the same id and an empty folder, or the folder of NAME and another address.
+    That broker has the id of NAME, and an empty folder or the folder of NAME.
     """
     brokers = await _the_group(addresses(namesrv), group)
     await _change(brokers, "replace", name, address)
@@ -140,39 +149,41 @@ async def replace(
 
 
 @app.command
-async def remove(name: str, /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV) -> int:
-    """Remove the member NAME, whether it runs or not; not the leader."""
+async def remove(
+    name: MemberName, /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV
+) -> int:
+    """Remove the member NAME, running or not; the leader cannot be removed."""
     await _change(await _the_group(addresses(namesrv), group), "remove", name, "")
-    note(f"{name} is no member any more; stop it if it still runs")
+    note(f"{name} is no longer a member; stop it if it still runs")
     return ExitCode.OK
 
 
 @app.command
 async def transfer_leader(
-    name: str = "", /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV
+    name: MemberName = "", /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV
 ) -> int:
-    """Hand the leadership to the member NAME, or to the one that has most."""
+    """Transfer leadership to the member NAME, or to the most advanced one."""
     await _change(await _the_group(addresses(namesrv), group), "transfer", name, "")
-    note(f"leadership was handed over{f' to {name}' if name else ''}")
+    note(f"leadership was transferred{f' to {name}' if name else ''}")
     return ExitCode.OK
 
 
 @app.command
 def recover(
-    folder: Path,
+    folder: Folder,
     /,
     *,
-    force: Annotated[bool, Parameter(help="Needed: what is done cannot be undone.")] = False,
-    yes: Annotated[bool, Parameter(help="Do not ask.")] = False,
+    force: Annotated[bool, Parameter(help="Do it: this cannot be undone.")] = False,
+    yes: Annotated[bool, Parameter(help="Do not ask for confirmation.")] = False,
     output: Output = "table",
 ) -> int:
-    """Go on with the replica in FOLDER alone, when a majority of its group is lost for good.
+    """Make the replica in FOLDER the only member, when a majority is lost for good.
 
     The broker must be stopped. Without --force the command only prints what would be lost.
     """
     from commitlog.disk import OsDisk
     from dledger.raft.recover import Recovery
-    from remoting.rng import SystemRng
+    from remoting.machine import SystemRng
 
     recovery = Recovery(OsDisk(), str(folder.resolve()))
     try:
@@ -200,10 +211,10 @@ def recover(
 
 
 @app.command
-def repair_term(folder: Path, /) -> int:
-    """Give the stopped replica in FOLDER a term again, when the stored one is out of range.
+def repair_term(folder: Folder, /) -> int:
+    """Repair a stored term that is out of range, in FOLDER of a stopped broker.
 
-    Nothing is lost: log and members stay as they are. One that is in range is left alone.
+    Log and members stay as they are. A term that is in range is not changed.
     """
     from commitlog.disk import OsDisk
     from dledger.raft.recover import Recovery
@@ -221,12 +232,14 @@ def repair_term(folder: Path, /) -> int:
 
 
 @app.command
-def secret(file: Path, /) -> int:
-    """Make the secret that all members of a group share.
+def secret(file: Annotated[Path, Parameter(help="New file for the secret.")], /) -> int:
+    """Generate the secret that all members of a group share.
 
     It goes into a new file that only its owner can read; one that is there is left as it is. Copy
     it to every member, and name it there as raft.secret_file (raftSecretFile in .conf files).
     """
+    from dledger.cli.secret_file import make_secret
+
     make_secret(file)
     note(f"{file.resolve()}: copy it to all members and set raft.secret_file in each one's file")
     return ExitCode.OK
@@ -244,6 +257,8 @@ def what_may_be_lost(survivor: Survivor) -> list[str]:
 
 
 async def _the_group(namesrvs: list[str], group: str | None) -> BrokerData:
+    from dledger.cli.ask_cluster import groups_of
+
     groups = [data for data in await groups_of(namesrvs, None) if group in (None, data.broker_name)]
     if len(groups) != 1:
         names = ", ".join(data.broker_name for data in groups) or "none"
@@ -256,6 +271,9 @@ async def _the_group(namesrvs: list[str], group: str | None) -> BrokerData:
 
 
 async def _change(group: BrokerData, op: str, name: str, address: str) -> None:
+    from dledger.cli.ask_cluster import ask_leader, refused
+    from remoting.protocol.codes import RequestCode, ResponseCode
+
     ext = {"op": op, "name": name, "address": address}
     answer = await ask_leader(group, RequestCode.RAFT_CHANGE, ext, timeout_s=CHANGE_TIMEOUT_S)
     if answer.code != ResponseCode.SUCCESS:
@@ -270,6 +288,10 @@ async def _until_it_votes(group: BrokerData, name: str, wait: bool) -> int:
 
 
 async def _until(group: BrokerData, done: Callable[[dict[str, set[str]]], bool], wait: bool) -> int:
+    import trio
+
+    from dledger.cli.ask_cluster import raft_status
+
     if not wait:
         return ExitCode.OK
     with trio.move_on_after(MEMBER_WAIT_S):
@@ -284,7 +306,10 @@ async def _until(group: BrokerData, done: Callable[[dict[str, set[str]]], bool],
                 if done(members):
                     return ExitCode.OK
             await trio.sleep(LOOK_S)
-    raise CliError(f"not done after {MEMBER_WAIT_S:.0f} s", next_step="see dledger raft status")
+    raise CliError(
+        f"the change is not complete after {MEMBER_WAIT_S:.0f} s",
+        next_step="see dledger raft status",
+    )
 
 
 def raft_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

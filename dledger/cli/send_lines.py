@@ -9,6 +9,8 @@ from typing import Any, Final, Protocol
 import msgspec
 import trio
 
+from client.core.errors import MessageIllegalError
+from client.core.message import MAX_BODY_BYTES
 from client.core.message_ext import SendResult
 from commitlog.errors import MQError
 from dledger.output import print_table
@@ -18,6 +20,10 @@ WINDOW_MESSAGES: Final = 256
 
 READ_BYTES: Final = 64 * 1024
 """Taken from standard input at once."""
+
+LINE_BYTES_MAX: Final = MAX_BODY_BYTES
+"""Of one line, a carriage return at its end included: a longer one is no message, and a file
+without line ends would be gathered in memory."""
 
 
 class Future(Protocol):
@@ -186,14 +192,52 @@ async def lines(read: Callable[[int], bytes], count: int) -> AsyncIterator[bytes
     Args:
         read: Called in a thread with the most bytes to return; empty at the end.
         count: Each line comes so often.
+    Raises:
+        MessageIllegalError: A line is longer than a message may be; those before it were yielded.
     """
-    rest = b""
+    number, rest = 1, b""
     while data := await trio.to_thread.run_sync(read, READ_BYTES, abandon_on_cancel=True):
         *whole, rest = (rest + data).split(b"\n")
         for line in whole:
-            if text := line.rstrip(b"\r"):
+            if text := _checked(line, number):
                 for _ in range(count):
                     yield text
-    if text := rest.rstrip(b"\r"):
+            number += 1
+        _checked(rest, number)
+    if text := _checked(rest, number):
         for _ in range(count):
             yield text
+
+
+def _checked(line: bytes, number: int) -> bytes:
+    """Return a line, or its beginning, without the carriage returns at its end."""
+    if len(line) > LINE_BYTES_MAX:
+        raise MessageIllegalError(
+            f"line {number} has more than {LINE_BYTES_MAX} bytes, the most of a message;"
+            " neither it nor what follows was sent"
+        )
+    return line.rstrip(b"\r")
+
+
+async def numbered(bodies: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Replace ``{number}`` in each body by its number, from 1 on."""
+    number = 0
+    async for body in bodies:
+        number += 1
+        yield body.replace(b"{number}", b"%d" % number)
+
+
+async def paced(bodies: AsyncIterator[bytes], per_s: float) -> AsyncIterator[bytes]:
+    """Yield the bodies no faster than *per_s*; after a stop it does not catch up."""
+    next_s = trio.current_time()
+    async for body in bodies:
+        await trio.sleep_until(next_s)
+        yield body
+        next_s = max(next_s, trio.current_time() - 1 / per_s) + 1 / per_s
+
+
+async def counted(bodies: AsyncIterator[bytes], add: Callable[[], None]) -> AsyncIterator[bytes]:
+    """Yield the bodies, calling *add* for each of them."""
+    async for body in bodies:
+        yield body
+        add()

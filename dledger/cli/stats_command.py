@@ -6,16 +6,25 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-import trio
 from cyclopts import Parameter
 
-from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, RowsOutput, addresses, show
+from dledger.output import (
+    DEFAULT_NAMESRV,
+    CliError,
+    ExitCode,
+    Namesrv,
+    RowsOutput,
+    Wide,
+    addresses,
+    show,
+)
 
 if TYPE_CHECKING:
     from client.admin.admin import Admin
     from remoting.protocol.bodies import BrokerStatsData
 
-COLUMNS = ("topic", "group", "in_per_s", "out_per_s", "in_24h", "out_24h", "lag")
+COLUMNS = ("topic", "group", "in_per_s", "out_per_s", "lag")
+WIDE_COLUMNS = ("topic", "group", "in_per_s", "out_per_s", "in_24h", "out_24h", "lag")
 TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
 GROUP_GET_NUMS = "GROUP_GET_NUMS"
 ASKED_AT_ONCE = 8
@@ -24,21 +33,24 @@ CLEAR = "\x1b[H\x1b[2J"
 
 
 async def stats(
-    topic: Annotated[str | None, Parameter(help="This topic; all otherwise.")] = None,
+    topic: Annotated[str | None, Parameter(help="Name of the topic; all otherwise.")] = None,
     /,
     *,
-    watch: Annotated[bool, Parameter(help="Again and again, until Ctrl-C.")] = False,
+    watch: Annotated[bool, Parameter(help="Repeat until Ctrl-C.")] = False,
     every_s: Annotated[float, Parameter(help="Seconds between two readings.")] = 2.0,
-    looks: Annotated[int | None, Parameter(help="End after this many readings.")] = None,
+    looks: Annotated[int | None, Parameter(help="Stop after this many readings.")] = None,
+    wide: Wide = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> int:
-    """Show rates of the last minute, counts of 24 hours, and lag, per topic and group.
+    """Show rates of the last minute and lag, per topic and group; --wide: counts of 24 hours.
 
     Brokers count since they started; what a group got is summed over all brokers.
     """
+    import trio
+
     from client.admin.admin import Admin
-    from dledger.cli.sdk import open_client
+    from dledger.cli.ask_cluster import open_client
 
     if every_s <= 0:
         raise CliError("--every-s: above 0", exit_code=ExitCode.USAGE)
@@ -49,7 +61,7 @@ async def stats(
             rows = await stats_of(admin, topic)
             if done and output == "table" and sys.stdout.isatty():
                 sys.stdout.write(CLEAR)
-            show(output, "", rows, COLUMNS)
+            show(output, "", rows, WIDE_COLUMNS if wide else COLUMNS)
             done += 1
             if most is not None and done >= most:
                 return ExitCode.OK
@@ -58,6 +70,8 @@ async def stats(
 
 async def stats_of(admin: Admin, topic: str | None) -> list[dict[str, Any]]:
     """Return one row per topic and group that has an offset of it, from all brokers."""
+    import trio
+
     lags = await admin.lags()
     groups: dict[str, dict[str, int]] = {}
     for group, by_topic in lags.items():

@@ -4,37 +4,31 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import trio
 from cyclopts import App, Parameter
 
-from dledger.cli.ask_cluster import (
-    all_of,
-    ask_leader,
-    ask_namesrvs,
-    groups_of,
-    refused,
-    topic_route,
-)
-from dledger.cli.given_up import Yes, confirmed, given_up_in, show_given_up
-from dledger.cli.probe import any_cluster_info
+from dledger.cli.watch import Watch, repeated
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
     Namesrv,
     Output,
+    TopicName,
+    Yes,
     addresses,
     note,
     print_json,
     show,
 )
-from remoting.protocol.bodies import BrokerData, TopicConfig, TopicList, TopicStatsTable
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.confirmation import GivenUp
+
+if TYPE_CHECKING:
+    from remoting.protocol.bodies import BrokerData
+    from remoting.protocol.own_fields import GivenUp
 
 app = App(name="topic", help="List, create, show and delete topics.", backend="trio")
 
@@ -55,6 +49,9 @@ ROUTE_WAIT_S = 5.0
 
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
+ROUTE_COLUMNS = ("broker", "read", "write", "perm", "members")
+"""What fits into 80 columns: queues for reading and writing; JSON names each by itself."""
+
 PERMISSIONS = {"r": 4, "w": 2, "rw": 6, "none": 0}
 
 
@@ -66,31 +63,42 @@ def permission_text(perm: int) -> str:
 @app.command
 async def ls(
     *,
+    watch: Watch = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
-    system: Annotated[bool, Parameter(help="Topics of the broker itself too.")] = False,
+    system: Annotated[bool, Parameter(help="Show the broker's own topics too.")] = False,
     output: Output = "table",
 ) -> int:
     """List topics."""
-    answer = await ask_namesrvs(addresses(namesrv), RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-    if answer.code != ResponseCode.SUCCESS:
-        raise refused("list of topics", answer)
-    names = sorted(TopicList.decode(answer.body).topic_list)
-    if not system:
-        _, info_ = await any_cluster_info(addresses(namesrv))
-        own = {*info_.broker_addr_table, *info_.cluster_addr_table}
-        own |= {f"{cluster}_REPLY_TOPIC" for cluster in info_.cluster_addr_table}
-        names = [
-            name
-            for name in names
-            if name not in SYSTEM_TOPICS | own and not name.startswith(SYSTEM_PREFIXES)
-        ]
-    show(output, "", [{"topic": name} for name in names], ("topic",))
-    return ExitCode.OK
+
+    async def look() -> int:
+        from dledger.cli.ask_cluster import any_cluster_info, ask_namesrvs, refused
+        from remoting.protocol.bodies import TopicList
+        from remoting.protocol.codes import RequestCode, ResponseCode
+
+        answer = await ask_namesrvs(
+            addresses(namesrv), RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            raise refused("list of topics", answer)
+        names = sorted(TopicList.decode(answer.body).topic_list)
+        if not system:
+            _, info_ = await any_cluster_info(addresses(namesrv))
+            own = {*info_.broker_addr_table, *info_.cluster_addr_table}
+            own |= {f"{cluster}_REPLY_TOPIC" for cluster in info_.cluster_addr_table}
+            names = [
+                name
+                for name in names
+                if name not in SYSTEM_TOPICS | own and not name.startswith(SYSTEM_PREFIXES)
+            ]
+        show(output, "", [{"topic": name} for name in names], ("topic",))
+        return ExitCode.OK
+
+    return await repeated(look, watch)
 
 
 @app.command
 async def create(
-    topic: str,
+    topic: TopicName,
     /,
     *,
     queues: Annotated[int, Parameter(help="Read and write queues.")] = 4,
@@ -136,6 +144,9 @@ async def create_topic(
     Raises:
         CliError: A broker refuses, none leads, or a group is not there.
     """
+    from dledger.cli.ask_cluster import ask_leader, groups_of, refused
+    from remoting.protocol.codes import RequestCode, ResponseCode
+
     ext = {
         "topic": topic,
         "defaultTopic": "TBW102",
@@ -164,6 +175,10 @@ async def create_topic(
 
 
 async def _wait_route(namesrvs: list[str], topic: str, brokers: set[str]) -> None:
+    import trio
+
+    from dledger.cli.ask_cluster import topic_route
+
     with trio.move_on_after(ROUTE_WAIT_S):
         while True:
             try:
@@ -179,9 +194,11 @@ async def _wait_route(namesrvs: list[str], topic: str, brokers: set[str]) -> Non
 
 @app.command
 async def route(
-    topic: str, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
+    topic: TopicName, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
 ) -> int:
     """Show where the queues of a topic are."""
+    from dledger.cli.ask_cluster import topic_route
+
     data = await topic_route(addresses(namesrv), topic)
     brokers = {broker.broker_name: broker.broker_addrs for broker in data.broker_datas}
     rows: list[dict[str, Any]] = [
@@ -200,13 +217,27 @@ async def route(
     if output == "json":
         print_json(rows)
         return ExitCode.OK
-    shown = [{**row, "followers": ", ".join(row["followers"])} for row in rows]
-    show(output, topic, shown, tuple(rows[0]) if rows else ("broker",))
+    show(output, topic, [route_line(row) for row in rows], ROUTE_COLUMNS)
     return ExitCode.OK
+
+
+def route_line(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is shown of a broker's queues: its members below each other. Pure."""
+    members = [f"{row['leader'] or 'no'} leader", *row["followers"]]
+    return {
+        "broker": row["broker"],
+        "read": row["read_queues"],
+        "write": row["write_queues"],
+        "perm": row["permission"],
+        "members": "\n".join(members),
+    }
 
 
 async def queue_bounds(namesrvs: list[str], topic: str) -> list[dict[str, Any]]:
     """Return min and max offset of every queue of a topic, asked of the leaders."""
+    from dledger.cli.ask_cluster import all_of, ask_leader, refused, topic_route
+    from remoting.protocol.codes import RequestCode, ResponseCode
+
     data = await topic_route(namesrvs, topic)
     brokers = {broker.broker_name: broker for broker in data.broker_datas}
     jobs = {}
@@ -235,7 +266,7 @@ async def queue_bounds(namesrvs: list[str], topic: str) -> list[dict[str, Any]]:
 
 @app.command
 async def info(
-    topic: str, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
+    topic: TopicName, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
 ) -> int:
     """Show offsets and number of messages of each queue."""
     rows = await queue_bounds(addresses(namesrv), topic)
@@ -250,7 +281,7 @@ async def info(
 
 @app.command
 async def perm(
-    topic: str,
+    topic: TopicName,
     permission: Annotated[str, Parameter(help="r, w, rw or none.")],
     /,
     *,
@@ -260,10 +291,10 @@ async def perm(
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
-    """Change what may be done with a topic, and nothing else of it."""
+    """Change the permissions of a topic."""
     from client.admin.admin import Admin
     from client.core.errors import NoRouteError
-    from dledger.cli.sdk import open_client
+    from dledger.cli.ask_cluster import open_client
 
     if permission not in PERMISSIONS:
         raise CliError("the permission is r, w, rw or none", exit_code=ExitCode.USAGE)
@@ -284,48 +315,178 @@ async def perm(
 
 
 @app.command
+async def update(
+    topic: TopicName,
+    /,
+    *,
+    queues: Annotated[int | None, Parameter(help="Read and write queues.")] = None,
+    read_queues: Annotated[int | None, Parameter(help="Queues for reading.")] = None,
+    write_queues: Annotated[int | None, Parameter(help="Queues for writing.")] = None,
+    permission: Annotated[str | None, Parameter(help="r, w, rw or none.")] = None,
+    attribute: Annotated[
+        tuple[str, ...] | None,
+        Parameter(help="name=value, or name= to remove it; may be repeated."),
+    ] = None,
+    broker: Annotated[
+        tuple[str, ...] | None, Parameter(help="Broker group, may be repeated; all otherwise.")
+    ] = None,
+    yes: Yes = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
+) -> int:
+    """Change what is given of a topic, and nothing else of it.
+
+    Where messages would be removed, they are counted first, and --yes is needed.
+    """
+    changes = topic_changes(queues, read_queues, write_queues, permission, attribute or ())
+    await _change_groups(addresses(namesrv), topic, changes, broker, yes, output)
+    return ExitCode.OK
+
+
+def topic_changes(
+    queues: int | None,
+    read_queues: int | None,
+    write_queues: int | None,
+    permission: str | None,
+    attributes: Sequence[str],
+) -> dict[str, str]:
+    """Return the fields of a request that differ from what a topic has. Pure.
+
+    Raises:
+        CliError: Nothing was given, or something that a topic cannot have; a usage error.
+    """
+    if permission is not None and permission not in PERMISSIONS:
+        raise CliError("--permission is r, w, rw or none", exit_code=ExitCode.USAGE)
+    counts = {
+        "readQueueNums": queues if read_queues is None else read_queues,
+        "writeQueueNums": queues if write_queues is None else write_queues,
+    }
+    changes = {name: str(count) for name, count in counts.items() if count is not None}
+    if any(int(count) < 1 for count in changes.values()):
+        raise CliError("a topic has at least 1 queue", exit_code=ExitCode.USAGE)
+    if permission is not None:
+        changes["perm"] = str(PERMISSIONS[permission])
+    parts = []
+    for pair in attributes:
+        name, equals, value = pair.partition("=")
+        if not (name and equals) or "," in pair:
+            raise CliError(f"--attribute {pair}: expected name=value", exit_code=ExitCode.USAGE)
+        if value:
+            _check_attribute(name)
+        parts.append(f"+{name}={value}" if value else f"-{name}")
+    if parts:
+        changes["attributes"] = ",".join(parts)
+    if not changes:
+        raise CliError(
+            "nothing to change",
+            next_step="give --queues, --permission or --attribute",
+            exit_code=ExitCode.USAGE,
+        )
+    return changes
+
+
+def _check_attribute(name: str) -> None:
+    """Refuse a name that brokers would store and never read; one that is stored may be removed.
+
+    Raises:
+        CliError: A usage error.
+    """
+    from dledger.processors.topics import TYPE_ATTRIBUTE
+    from dledger.services.retention import RETENTION_ATTRIBUTE
+
+    known = (TYPE_ATTRIBUTE, RETENTION_ATTRIBUTE)
+    if name in known:
+        return
+    near = get_close_matches(name, known, n=1)
+    raise CliError(
+        f"--attribute {name}: topics have the attributes {', '.join(known)}; nothing was changed",
+        next_step=f"did you mean {near[0]}?" if near else "",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+@app.command
 async def retention(
-    topic: str,
-    keeps: Annotated[str, Parameter(help="7d, 6h, 30m, 90s, 1500ms; none: as long as the log.")],
+    topic: TopicName,
+    keeps: Annotated[
+        str, Parameter(help="Time, as 7d, 6h, 30m, 90s or 1500ms; none: as long as the log.")
+    ],
     /,
     *,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     yes: Yes = False,
     output: Output = "table",
 ) -> int:
-    """Change for how long a topic keeps its messages.
+    """Change how long a topic keeps its messages.
 
-    Where that is shorter than now, the messages that would go are shown first; --yes does it.
+    A shorter time removes messages: they are counted first, and --yes is needed.
     """
+
     attribute = "-retention.ms" if keeps == "none" else f"+retention.ms={_duration_ms(keeps)}"
-    namesrvs = addresses(namesrv)
-    data = await topic_route(namesrvs, topic)
-    waiting: dict[str, GivenUp] = {}
-    for group in data.broker_datas:
-        lost = await _keep(group, topic, attribute, is_confirmed=False)
-        if lost is None:
-            note(f"{topic} in {group.broker_name}: {keeps}")
-        else:
-            waiting[group.broker_name] = lost
-    show_given_up(waiting, output)
-    if waiting and not yes:
-        note(f"{topic} in {', '.join(waiting)}: not changed; --yes does it")
-        return ExitCode.OK
-    for group in data.broker_datas:
-        if group.broker_name in waiting:
-            await _keep(group, topic, attribute, is_confirmed=True)
-            note(f"{topic} in {group.broker_name}: {keeps}")
+    await _change_groups(
+        addresses(namesrv), topic, {"attributes": attribute}, None, yes, output, what=keeps
+    )
     return ExitCode.OK
 
 
-async def _keep(
-    group: BrokerData, topic: str, attribute: str, *, is_confirmed: bool
+async def _change_groups(
+    namesrvs: list[str],
+    topic: str,
+    changes: Mapping[str, str],
+    brokers: Sequence[str] | None,
+    yes: bool,
+    output: Output,
+    *,
+    what: str = "changed",
+) -> None:
+    """Change a topic where nothing is lost by it, elsewhere with *yes*; print what was done.
+
+    Raises:
+        CliError: A group refuses, has no leader, or does not have the topic.
+    """
+    from dledger.cli.ask_cluster import show_given_up, topic_route
+
+    data = await topic_route(namesrvs, topic)
+    groups = [
+        group for group in data.broker_datas if brokers is None or group.broker_name in brokers
+    ]
+    missing = set(brokers or ()) - {group.broker_name for group in groups}
+    if missing:
+        raise CliError(
+            f"{topic} is not in {', '.join(sorted(missing))}; nothing was changed",
+            next_step=f"see dledger topic route {topic}",
+        )
+    waiting: dict[str, GivenUp] = {}
+    for group in groups:
+        lost = await _change(group, topic, changes, is_confirmed=False)
+        if lost is None:
+            note(f"{topic} in {group.broker_name}: {what}")
+        else:
+            waiting[group.broker_name] = lost
+    show_given_up(waiting, output)
+    if output == "json" and not waiting:
+        print_json([{"broker": group.broker_name, "topic": topic} for group in groups])
+    if waiting and not yes:
+        note(f"{topic} in {', '.join(waiting)}: not changed; --yes does it")
+        return
+    for group in groups:
+        if group.broker_name in waiting:
+            await _change(group, topic, changes, is_confirmed=True)
+            note(f"{topic} in {group.broker_name}: {what}")
+
+
+async def _change(
+    group: BrokerData, topic: str, changes: Mapping[str, str], *, is_confirmed: bool
 ) -> GivenUp | None:
-    """Set an attribute of a topic; return what has to be confirmed first, having done nothing.
+    """Change fields of a topic; return what has to be confirmed first, having done nothing.
 
     Raises:
         CliError: The group refuses, or has no leader.
     """
+    from dledger.cli.ask_cluster import ask_leader, confirmed, given_up_in, refused
+    from remoting.protocol.bodies import TopicConfig
+    from remoting.protocol.codes import RequestCode, ResponseCode
+
     answer = await ask_leader(group, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
     if answer.code != ResponseCode.SUCCESS:
         raise refused(f"{topic} in {group.broker_name}", answer)
@@ -339,7 +500,7 @@ async def _keep(
         "topicFilterType": config.topic_filter_type,
         "topicSysFlag": str(config.topic_sys_flag),
         "order": "true" if config.order else "false",
-        "attributes": attribute,
+        **changes,
         **(confirmed() if is_confirmed else {}),
     }
     answer = await ask_leader(group, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
@@ -362,19 +523,22 @@ def _duration_ms(text: str) -> int:
 
 @app.command
 async def delete(
-    topic: str,
+    topic: TopicName,
     /,
     *,
     cluster: Annotated[str | None, Parameter(help="Cluster; all brokers otherwise.")] = None,
     yes: Annotated[
-        bool, Parameter(name="--yes", negative="", help="Do not ask, even if messages go with it.")
+        bool, Parameter(name="--yes", negative="", help="Do not ask, even if messages are removed.")
     ] = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> int:
-    """Delete a topic in every broker group and take it out of the route.
+    """Delete a topic in every broker group, with its messages.
 
-    Where messages go with it, it asks first on a terminal, and wants --yes elsewhere.
+    Asks first on a terminal when it holds messages; elsewhere --yes is needed.
     """
+    from dledger.cli.ask_cluster import ask_leader, ask_namesrvs, groups_of, refused, topic_route
+    from remoting.protocol.codes import RequestCode, ResponseCode
+
     namesrvs = addresses(namesrv)
     await topic_route(namesrvs, topic, next_step="see dledger topic ls")
     groups = await groups_of(namesrvs, cluster)
@@ -397,6 +561,10 @@ async def delete(
 
 async def _messages_in(groups: Sequence[BrokerData], topic: str) -> int:
     """Return how many messages of a topic are kept in these broker groups."""
+    from dledger.cli.ask_cluster import ask_leader, refused
+    from remoting.protocol.bodies import TopicStatsTable
+    from remoting.protocol.codes import RequestCode, ResponseCode
+
     messages = 0
     for group in groups:
         answer = await ask_leader(group, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
@@ -414,11 +582,13 @@ async def _may_delete(topic: str, messages: int) -> bool:
     Raises:
         CliError: Standard input is no terminal.
     """
+    import trio
+
     if not messages:
         return True
     if not sys.stdin.isatty():
         raise CliError(
-            f"{topic} holds {messages:,} messages, which would go; nothing was deleted",
+            f"{topic} holds {messages:,} messages, which would be removed; nothing was deleted",
             next_step="--yes deletes it with them",
         )
     sys.stderr.write(f"{topic} holds {messages:,} messages, which go with it. Delete it? [y/N] ")

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, RowsOutput, addresses, show
 
 if TYPE_CHECKING:
-    from client.trace.data import TraceBean, TraceContext
+    from client.trace import TraceBean, TraceContext
 
 COLUMNS = ("time", "step", "group", "topic", "where", "took_ms", "try", "result")
 
@@ -28,12 +28,12 @@ async def trace(
 ) -> int:
     """Show the clients that sent and consumed a message, when, how long it took and the result.
 
-    Known is what clients with message trace reported, in each broker's newest 64 trace messages.
+    Shows what clients with message trace reported: each broker's newest 64 trace messages.
     """
     from client.admin.admin import Admin
     from client.core.errors import NoRouteError
-    from client.trace.data import decode
-    from dledger.cli.sdk import open_client
+    from client.trace import decode
+    from dledger.cli.ask_cluster import open_client
 
     steps: list[TraceContext] = []
     async with open_client(addresses(namesrv)) as client:
@@ -41,7 +41,7 @@ async def trace(
             found = await Admin(client).query_messages(topic, message_id)
         except NoRouteError:
             raise CliError(
-                f"there is no topic {topic}",
+                f"topic {topic} does not exist",
                 next_step="start brokers with traceTopicEnable=true, clients with enable_msg_trace",
             ) from None
         for message in found:
@@ -49,7 +49,7 @@ async def trace(
     rows = path_rows(steps, message_id)
     if not rows and output == "table":
         raise CliError(
-            f"{topic} holds nothing of {message_id}",
+            f"{topic} has no message with id {message_id}",
             next_step="only clients with enable_msg_trace report; give the id or a key",
         )
     show(output, "", rows, COLUMNS)
@@ -59,7 +59,7 @@ async def trace(
 def path_rows(steps: Iterable[TraceContext], wanted: str) -> list[dict[str, Any]]:
     """Return a row for each step of the messages with id or key *wanted*, in order of time."""
     from client.core.hooks import ConsumeReturnType
-    from client.trace.data import TraceType
+    from client.trace import TraceType
 
     rows: list[dict[str, Any]] = []
     begun: dict[tuple[str, str], dict[str, Any]] = {}

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import trio
 from cyclopts import Parameter
 
-from dledger.cli.local_cluster import MAX_GROUPS, LocalCluster, free_ports, is_free, local_cluster
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 
+if TYPE_CHECKING:
+    from dledger.cli.local_cluster import LocalCluster
+
 WATCH_S = 0.5
+
+CONSOLE_PORT = 8180
+CONSOLE = "console"
+PROXY_PORT = 8081
+"""Where clients of the gRPC protocol look first; RocketMQ's."""
 
 SEGMENT_BYTES = 64 << 20
 """Three brokers share one disk and each reserves two segments: the default would take 6 GiB."""
@@ -28,14 +33,31 @@ async def up(
     ] = None,
     port: Annotated[
         int | None,
-        Parameter(help="Port of the NameServer; free ports are found when it is left out."),
+        Parameter(help="Port of the NameServer; without it every port is a free one."),
     ] = None,
+    proxy: Annotated[
+        bool,
+        Parameter(
+            help="Also run a proxy for clients of RocketMQ's gRPC protocol: at port 8081 if it is"
+            " free."
+        ),
+    ] = False,
+    console: Annotated[
+        bool,
+        Parameter(help="Also serve a web console that allows changes: at port 8180 if it is free."),
+    ] = False,
     output: Output = "table",
 ) -> int:
     """Run a NameServer and broker groups on this machine until Ctrl-C.
 
     Without --dir everything lies in a new temporary folder, which stays there.
     """
+    import tempfile
+
+    import trio
+
+    from dledger.cli.local_cluster import MAX_GROUPS, free_ports, is_free, local_cluster
+
     if not 1 <= brokers <= 5:
         raise CliError("--brokers: from 1 to 5", exit_code=ExitCode.USAGE)
     if not 1 <= groups <= MAX_GROUPS:
@@ -49,6 +71,9 @@ async def up(
                 next_step="leave --port out, or take another",
             )
         ports = [port, *free_ports(2 * brokers * groups)]
+    proxies = []
+    if proxy:
+        proxies = [PROXY_PORT] if is_free(PROXY_PORT) else free_ports(1)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with local_cluster(
             where,
@@ -57,7 +82,10 @@ async def up(
             ports=ports,
             settings={"store.mapped_file_size_commit_log": SEGMENT_BYTES},
             progress=note,
+            proxies=proxies,
         ) as cluster:
+            if console:
+                await _serve_console(cluster)
             await _announce(cluster, output)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_watch, cluster)
@@ -68,6 +96,23 @@ async def up(
     return ExitCode.OK
 
 
+async def _serve_console(cluster: LocalCluster) -> None:
+    """Start a console beside the cluster; it ends with it."""
+    from dledger.cli.local_cluster import Node, free_ports, is_free
+
+    port = CONSOLE_PORT if is_free(CONSOLE_PORT) else free_ports(1)[0]
+    arguments = ("console", "--namesrv", cluster.namesrv_address, "--port", str(port))
+    cluster.proxies[CONSOLE] = Node(
+        CONSOLE,
+        f"127.0.0.1:{port}",
+        (*arguments, "--allow-changes"),
+        cluster.folder / f"{CONSOLE}.log",
+    )
+    await cluster.start(CONSOLE)
+    await cluster.wait_proxies()
+    note(f"console: http://127.0.0.1:{port}")
+
+
 async def _announce(cluster: LocalCluster, output: str) -> None:
     leaders = [await cluster.leader(group) for group in cluster.groups]
     rows = [
@@ -75,7 +120,7 @@ async def _announce(cluster: LocalCluster, output: str) -> None:
             "node": node.name,
             "address": node.address,
             "pid": node.pid,
-            "group": None if node is cluster.namesrv else node.group,
+            "group": node.group if node.name in cluster.brokers else None,
             "leads": node.name in leaders,
             "log": str(node.log_path),
         }
@@ -95,10 +140,12 @@ async def _announce(cluster: LocalCluster, output: str) -> None:
 
 async def _watch(cluster: LocalCluster) -> None:
     """Say it once when a node ends by itself."""
-    told: set[str] = set()
+    import trio
+
+    reported: set[str] = set()
     while True:
         await trio.sleep(WATCH_S)
         for node in cluster.nodes:
-            if not node.running and node.name not in told:
-                told.add(node.name)
+            if not node.running and node.name not in reported:
+                reported.add(node.name)
                 note(f"{node.name} has ended: {node.last_log_lines(1)}")

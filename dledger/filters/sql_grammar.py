@@ -13,8 +13,9 @@ from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedToken, VisitError
 
 from dledger.filters.errors import ExpressionIllegalError
-from dledger.filters.java_values import MAX_INT, MAX_LONG
 from dledger.filters.sql_tree import (
+    MAX_INT,
+    MAX_LONG,
     SHOWN_CHARS,
     All,
     AnyOf,

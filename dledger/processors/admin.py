@@ -26,16 +26,16 @@ from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
 from dledger.live_settings import LiveSettings
-from dledger.processors.answers import RefusedError
+from dledger.processors.answers import RefusedError, asked_by, is_confirmed
 from dledger.processors.handles import Limit, handles
-from dledger.processors.request_checks import asked_by, is_confirmed
-from dledger.services.delay_level import queue_of_level
+from dledger.services.delayed_message import queue_of_level
 from dledger.services.throughput import BrokerStats, Span, Throughput
-from dledger.state.names import SCHEDULE_TOPIC
+from dledger.state.topics import SCHEDULE_TOPIC
 from remoting.access.accounts import ADMIN, SIGNED
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.processor import Handled, Limiter
+from remoting.properties import read_properties
 from remoting.protocol.bodies import (
     BrokerStatsData,
     BrokerStatsItem,
@@ -50,7 +50,6 @@ from remoting.protocol.headers import ViewBrokerStatsDataHeader
 from remoting.protocol.outcome import Condition, answer
 from remoting.protocol.signature import ACCESS_KEY
 from remoting.seams import Clock
-from remoting.settings.properties import read_properties
 
 CHANGE_BYTES_MAX: Final = 64 * 1024
 """Largest body of a change: all settings there are fit well."""

@@ -1,18 +1,34 @@
-"""How a processor answers: refusals, outcomes of proposals, and reads behind the read barrier."""
+"""What handlers share: refusals, outcomes, reads behind the read barrier, checks of a request.
+
+Of a request they read alike: names, the account and host, confirmation, born host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import trio
 
-from commitlog.errors import InvariantBroken, MQError
+from commitlog.errors import InvariantBroken, LocalProtocolError, MQError
+from commitlog.record import NO_HOST, pack_host
 from dledger.broker_errors import NotLeaderError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.state.state_record import StateChange, state_batch
+from dledger.state.topics import (
+    MAX_GROUP_CHARS,
+    NOT_ALLOWED_SEND_TOPICS,
+    RETRY_PREFIX,
+    name_problem,
+    topic_problem,
+)
+from remoting.access.gate import admitted_account
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.outcome import Condition, answer, answer_error
+from remoting.protocol.own_fields import CONFIRMED_FIELD
+
+# --------------------------------------------------------------------------------- what is answered
 
 
 class RefusedError(MQError):
@@ -103,6 +119,31 @@ def answer_when_done(
     return done
 
 
+def propose_change(
+    connection: Connection,
+    command: RemotingCommand,
+    group: BrokerGroup,
+    change: StateChange,
+    notes: Callable[[], Iterable[OnDone]],
+) -> None:
+    """Propose a change of tables; answer *command* once its outcome is known.
+
+    Args:
+        notes: Notes what the change puts or deletes as in flight, once it is proposed. What it
+            returns is called before *command* is answered.
+    """
+    noted: list[OnDone] = []
+    answer = answer_when_done(connection, command, group)
+
+    def done(proposed: Proposed) -> None:
+        for note in noted:
+            note(proposed)
+        answer(proposed)
+
+    group.propose(state_batch(change), done)
+    noted.extend(notes())
+
+
 def when_current(
     group: BrokerGroup,
     connection: Connection,
@@ -164,3 +205,79 @@ def _read_answer(
         return read()
     except MQError as failure:
         return refusal(command, failure)
+
+
+# ------------------------------------------------------------------------ what is read of a request
+
+
+_BORN_HOST = "born_host"
+_MAPPED_IPV4 = "::ffff:"
+
+
+def check_topic_name(topic: str) -> None:
+    """Check the name of a topic.
+
+    Raises:
+        RefusedError: Empty, too long, or with characters that no folder name may have.
+    """
+    problem = topic_problem(topic)
+    if problem is not None:
+        raise RefusedError(Condition.BAD_REQUEST, problem)
+
+
+def check_group_name(group: str) -> None:
+    """Check the name of a consumer group.
+
+    Raises:
+        RefusedError: As for topics: the group names its retry topic.
+    """
+    problem = name_problem(group, "group", MAX_GROUP_CHARS - len(RETRY_PREFIX))
+    if problem is not None:
+        raise RefusedError(Condition.BAD_REQUEST, problem)
+
+
+def check_sendable(topic: str) -> None:
+    """Check that clients may send to a topic of that name.
+
+    Raises:
+        RefusedError: Bad name, or a topic that the broker alone writes.
+    """
+    check_topic_name(topic)
+    if topic in NOT_ALLOWED_SEND_TOPICS:
+        raise RefusedError(
+            Condition.NO_PERMISSION, f"sending to the system topic {topic} is forbidden"
+        )
+
+
+def asked_by(connection: Connection) -> str:
+    """Return the account, where there is access control, and the host that a request came from.
+
+    A name that was not checked is not shown: it would let one person act under another's name. Call
+    it before the handler returns or waits.
+    """
+    host = connection.peer_address[0]
+    account = admitted_account(connection)
+    return f"{account} at {host}" if account else host
+
+
+def is_confirmed(command: RemotingCommand) -> bool:
+    """Return whether the request confirms that messages are given up."""
+    return command.ext.get(CONFIRMED_FIELD) == "true"
+
+
+def born_host_of(connection: Connection) -> bytes:
+    """Return the packed address of the other end; computed once for each connection."""
+    known = connection.attributes.get(_BORN_HOST)
+    if known is None:
+        known = connection.attributes[_BORN_HOST] = _pack(*connection.peer_address)
+    return bytes(known)
+
+
+def _pack(host: str, port: int) -> bytes:
+    # A dual-stack listener sees IPv4 clients as mapped addresses.
+    if host.lower().startswith(_MAPPED_IPV4) and "." in host:
+        host = host[len(_MAPPED_IPV4) :]
+    try:
+        return pack_host(host.partition("%")[0], port)
+    except LocalProtocolError:
+        return NO_HOST

@@ -20,8 +20,7 @@ from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError
 from dledger.processors.client_table import Client, ClientTable, connection_of
-from dledger.processors.handles import Limit, handles
-from dledger.processors.rights import SUB, needs
+from dledger.processors.handles import SUB, Limit, handles, needs
 from remoting.access.accounts import ADMIN, SIGNED
 from remoting.connection import Connection
 from remoting.errors import RequestTimedOutError

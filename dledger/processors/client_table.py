@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.java_hash import tags_code
-from dledger.services.table_limits import TableLimits
+from commitlog.queue_unit import tags_code
+from dledger.services.limits import TableLimits
 from remoting.protocol.bodies import (
     ClientConnection,
     ConsumeFromWhere,

@@ -13,7 +13,13 @@ import trio
 
 from dledger.broker_errors import TableFullError
 from dledger.group_api import BrokerGroup
-from dledger.processors.answers import RefusedError, not_leader, refusal
+from dledger.processors.answers import (
+    RefusedError,
+    check_group_name,
+    check_topic_name,
+    not_leader,
+    refusal,
+)
 from dledger.processors.client_table import (
     Client,
     ClientTable,
@@ -21,16 +27,14 @@ from dledger.processors.client_table import (
     is_tag_type,
     parse_tags,
 )
-from dledger.processors.handles import Limit, handles
-from dledger.processors.property_filters import PropertyFilters
-from dledger.processors.request_checks import check_group_name, check_topic_name
-from dledger.processors.rights import HEARTBEAT, SUB, UNREGISTERS, needs
-from dledger.services.pending_configs import KnownGroups, TopicView
-from dledger.services.table_limits import (
+from dledger.processors.get_message import PropertyFilters
+from dledger.processors.handles import HEARTBEAT, SUB, UNREGISTERS, Limit, handles, needs
+from dledger.services.limits import (
     CLIENT_ID_CHARACTERS,
     GROUPS_PER_HEARTBEAT,
     SUBSCRIPTIONS_PER_GROUP,
 )
+from dledger.services.pending_configs import KnownGroups, TopicView
 from dledger.waiting import wait_for
 from remoting.access.accounts import SIGNED
 from remoting.access.gate import limited_account

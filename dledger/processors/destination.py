@@ -12,16 +12,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from commitlog.entry import RecordBatch, Run
-from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, leaves_room
+from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, leaves_room
 from dledger.broker_settings import BrokerSettings
-from dledger.group_api import BrokerGroup, OnDone, Proposed
-from dledger.processors.answers import RefusedError
-from dledger.processors.request_checks import check_sendable
-from dledger.services.disk_space import DiskSpace
+from dledger.group_api import BrokerGroup, ExpectedOffset, OnDone, Proposed
+from dledger.processors.answers import RefusedError, check_sendable
+from dledger.services.limits import DiskSpace
 from dledger.services.pending_configs import TopicView
-from dledger.state.configs import PERM_READ, PERM_WRITE, SubscriptionGroupConfig, TopicConfig
-from dledger.state.names import dlq_topic, retry_topic
 from dledger.state.state_record import StateRecord, TopicsChange, state_record
+from dledger.state.topics import (
+    PERM_READ,
+    PERM_WRITE,
+    SubscriptionGroupConfig,
+    TopicConfig,
+    dlq_topic,
+    retry_topic,
+)
 from remoting.protocol.outcome import Condition
 from remoting.seams import Rng
 
@@ -157,6 +162,7 @@ class Destinations:
         noted: StateRecord | None = None,
         ahead: StateRecord | None = None,
         is_applied: bool = True,
+        expected: ExpectedOffset | None = None,
     ) -> int:
         """Propose *records*, all for *target*, behind the topic *create* if there is one to make.
 
@@ -164,6 +170,7 @@ class Destinations:
             noted: Stands right before *records*.
             ahead: Stands before *noted*.
             is_applied: As `BrokerGroup.propose`; with a topic to make it always is.
+            expected: As `BrokerGroup.propose`.
         Returns:
             How many bytes of the proposal come before the first of *records*.
         Raises:
@@ -172,7 +179,7 @@ class Destinations:
         if create is None and noted is None and ahead is None:
             sizes = np.array([len(record) for record in records], np.uint32)
             batch = RecordBatch(records=b"".join(records), sizes=sizes, runs=(target,))
-            self._group.propose(batch, on_done, is_applied=is_applied)
+            self._group.propose(batch, on_done, is_applied=is_applied, expected=expected)
             return 0
         made: OnDone | None = None
 
@@ -189,7 +196,9 @@ class Destinations:
             sizes=np.array([len(record) for record in every], np.uint32),
             runs=(*(head.run for head in heads), target),
         )
-        self._group.propose(batch, done, is_applied=is_applied or create is not None)
+        self._group.propose(
+            batch, done, is_applied=is_applied or create is not None, expected=expected
+        )
         if create is not None:
             made = self._topics.pending.put(create.topic, create)
         return sum(len(head.record) for head in heads)

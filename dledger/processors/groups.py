@@ -12,17 +12,26 @@ import trio
 
 from commitlog.errors import OffsetOutOfRangeError
 from dledger.broker_settings import BrokerSettings
-from dledger.group_api import BrokerGroup, OnDone, Proposed
-from dledger.processors.answers import RefusedError, answer_when_done, require_leader
+from dledger.group_api import BrokerGroup
+from dledger.processors.answers import (
+    RefusedError,
+    check_group_name,
+    propose_change,
+    require_leader,
+)
 from dledger.processors.client_table import ClientTable
 from dledger.processors.handles import Limit, handles
 from dledger.processors.offsets import store_time_at
-from dledger.processors.request_checks import check_group_name
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
-from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
-from dledger.state.names import RETRY_PREFIX, STATE_TOPIC, SUBSCRIPTION_GROUPS_QUEUE
-from dledger.state.state_record import SubscriptionGroupsChange, state_batch
+from dledger.state.state_record import SubscriptionGroupsChange
+from dledger.state.topics import (
+    RETRY_PREFIX,
+    STATE_TOPIC,
+    SUBSCRIPTION_GROUPS_QUEUE,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from remoting.access.accounts import ADMIN, SIGNED
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
@@ -136,18 +145,29 @@ class SubscriptionGroupsProcessor:
 
     @handles(RequestCode.DELETE_SUBSCRIPTIONGROUP, limit=Limit.ADMIN, rule=ADMIN, local=True)
     def delete(self, connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 207 when the group is removed, with its consumer offsets if requested."""
+        """Answer 207 when the group is removed, with its consumer offsets if requested.
+
+        Its request modes go in any case: another group may have its name later.
+        """
         require_leader(self._group)
         header = DeleteSubscriptionGroupHeader.decode(command.ext)
         name = header.group_name
         forget = bool(header.clean_offset or header.remove_offset)
         state = self._group.state
-        is_there = name in state.subscription_groups
+        is_there = name in state.subscription_groups or any(
+            name in modes for modes in state.request_modes.values()
+        )
         if not is_there and not forget and not len(self._topics.pending_groups):
             return response_to(command)
-        change = SubscriptionGroupsChange(delete=(name,), forget=(name,) if forget else ())
-        self._propose(
-            connection, command, change, lambda: [self._topics.pending_groups.delete(name)]
+        change = SubscriptionGroupsChange(
+            delete=(name,), forget=(name,) if forget else (), forget_modes=(name,)
+        )
+        propose_change(
+            connection,
+            command,
+            self._group,
+            change,
+            lambda: [self._topics.pending_groups.delete(name)],
         )
         if forget:
             self._offsets.drop_group(name)
@@ -202,31 +222,14 @@ class SubscriptionGroupsProcessor:
             return response_to(command)
         unknown = sum(pending.resolve(config.group_name) is None for config in news)
         self._topics.check_room_for_groups(unknown)
-        self._propose(
+        propose_change(
             connection,
             command,
+            self._group,
             SubscriptionGroupsChange(put=news),
             lambda: [pending.put(config.group_name, config) for config in news],
         )
         return DEFERRED
-
-    def _propose(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        change: SubscriptionGroupsChange,
-        notes: Callable[[], Iterable[OnDone]],
-    ) -> None:
-        noted: list[OnDone] = []
-        answer = answer_when_done(connection, command, self._group)
-
-        def done(proposed: Proposed) -> None:
-            for note in noted:
-                note(proposed)
-            answer(proposed)
-
-        self._group.propose(state_batch(change), done)
-        noted.extend(notes())
 
 
 NO_TIME = 0

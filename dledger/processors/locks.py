@@ -10,21 +10,18 @@ from collections.abc import Callable
 from typing import Final
 
 from commitlog.errors import MQError
-from dledger.processors.answers import RefusedError, refusal
-from dledger.processors.handles import Limit, handles
-from dledger.processors.request_checks import check_group_name
-from dledger.processors.rights import LOCKS
-from dledger.services.lock_decision import MAX_QUEUES_PER_CHANGE
+from dledger.processors.answers import RefusedError, check_group_name, refusal
+from dledger.processors.handles import LOCKS, Limit, handles
 from dledger.services.pending_configs import TopicView
-from dledger.services.queue_locks import OnLocked, QueueLocks
+from dledger.services.queue_locks import MAX_QUEUES_PER_CHANGE, OnLocked, QueueLocks
 from dledger.state.queue_lock import LockKey
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.lock_tokens import TOKENS_FIELD, decode_tokens, encode_tokens, shown_token
 from remoting.protocol.outcome import Condition
+from remoting.protocol.own_fields import TOKENS_FIELD, decode_tokens, encode_tokens, shown_token
 
 
 def check_lock_token(locks: QueueLocks, command: RemotingCommand, key: LockKey) -> bool:

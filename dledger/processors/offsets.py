@@ -1,5 +1,7 @@
 """Offsets: of groups (14, 15), of queues (29 to 32), resets (222) and clones (314).
 
+A reset of a group that has messages out by POP is done here, in the log: it ends their grants.
+
 INVOKE_BROKER_TO_RESET_OFFSET works as in RocketMQ 4.9: the broker computes the offsets and sends
 them to every client of the group (220), which stops, adopts them and commits them. Without a
 connected client the answer is 206, and the tools commit the offsets themselves.
@@ -13,6 +15,7 @@ from collections.abc import Iterator
 
 import structlog
 
+from commitlog.errors import MQError
 from commitlog.record import (
     BORN_HOST_OFFSET,
     IPV6_EXTRA_BYTES,
@@ -25,16 +28,15 @@ from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
     RefusedError,
     answer_when_done,
+    check_group_name,
     not_leader,
     refusal,
     require_leader,
     when_current,
 )
 from dledger.processors.client_table import Client, ClientTable
-from dledger.processors.handles import Limit, handles
+from dledger.processors.handles import ANY, CONSUMES, SUB, Limit, handles, needs
 from dledger.processors.locks import check_lock_token
-from dledger.processors.request_checks import check_group_name
-from dledger.processors.rights import ANY, CONSUMES, SUB, needs
 from dledger.services.offset_commits import MAX_OFFSETS_PER_RECORD, OffsetCommits, OffsetSlot
 from dledger.services.pending_configs import TopicView
 from dledger.services.queue_locks import QueueLocks
@@ -287,7 +289,7 @@ logger = structlog.get_logger(__name__)
 
 
 class ResetOffsetsProcessor:
-    """Answers 222 with the offsets that were sent to the clients."""
+    """Answers 222 with the offsets that were sent to the clients, or that are stored."""
 
     def __init__(
         self,
@@ -311,7 +313,63 @@ class ResetOffsetsProcessor:
         """Compute the offsets behind the read barrier, since the ends of queues are among them."""
         header = ResetOffsetHeader.decode(command.ext)
         require_leader(self._group)
+        state = self._group.state
+        if any(key[:2] == (header.group, header.topic) for key in state.pops):
+            return self._reset_popped(connection, command, header)
         return when_current(self._group, connection, command, lambda: self._reset(command, header))
+
+    def _reset_popped(
+        self, connection: Connection, command: RemotingCommand, header: ResetOffsetHeader
+    ) -> Handled:
+        """Store the offsets, and answer when they are applied.
+
+        No receipt of before counts from there on, and nothing moves the offset but new grants.
+        """
+        refused: list[MQError] = []
+        is_deferred = False
+
+        def passed(error: MQError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                self._store(connection, command, header)
+            except MQError as problem:
+                if is_deferred:
+                    connection.reply(command, refusal(command, problem))
+                else:
+                    refused.append(problem)
+
+        self._group.read_barrier(passed)
+        if refused:
+            raise refused[0]
+        is_deferred = True
+        return DEFERRED
+
+    def _store(
+        self, connection: Connection, command: RemotingCommand, header: ResetOffsetHeader
+    ) -> None:
+        table = self._table(header, is_stored=True)
+        if len(table) > MAX_OFFSETS_PER_RECORD:
+            raise RefusedError(
+                Condition.BAD_REQUEST,
+                f"{len(table)} offsets are more than {MAX_OFFSETS_PER_RECORD}: reset the queues"
+                " one by one",
+            )
+        body = ResetOffsetBody(offset_table=table)
+        done = answer_when_done(
+            connection,
+            command,
+            self._group,
+            lambda _: response_to(command, 0, None, None, body.encode()),
+        )
+        items: list[tuple[OffsetSlot, int]] = [
+            ((header.group, header.topic, queue.queue_id), offset)
+            for queue, offset in table.items()
+            # The present offset ends grants, too: that needs force.
+            if header.is_force
+            or offset != self._offsets.offset(header.group, header.topic, queue.queue_id)
+        ]
+        self._offsets.commit_all_now(items, done, by_admin=True)
 
     def _reset(self, command: RemotingCommand, header: ResetOffsetHeader) -> RemotingCommand:
         table = self._table(header)
@@ -335,7 +393,9 @@ class ResetOffsetsProcessor:
             self._send_reset(client, header, body)
         return response_to(command, 0, None, None, body.encode())
 
-    def _table(self, header: ResetOffsetHeader) -> dict[MessageQueue, int]:
+    def _table(
+        self, header: ResetOffsetHeader, *, is_stored: bool = False
+    ) -> dict[MessageQueue, int]:
         state = self._group.state
         config = state.topic_config(header.topic)
         if config is None:
@@ -350,14 +410,16 @@ class ResetOffsetsProcessor:
         table = {}
         for queue_id in queues:
             consumed = self._offsets.offset(header.group, header.topic, queue_id)
+            wanted = self._wanted(header, queue_id)
+            queue = MessageQueue(header.topic, self._settings.broker.broker_name, queue_id)
+            if consumed is None and is_stored:
+                consumed = wanted
             if consumed is None:
                 raise RefusedError(
                     Condition.BAD_REQUEST,
                     f"the consumer group {header.group} has no offset in queue {queue_id} of"
                     f" {header.topic}",
                 )
-            wanted = self._wanted(header, queue_id)
-            queue = MessageQueue(header.topic, self._settings.broker.broker_name, queue_id)
             table[queue] = wanted if header.is_force or wanted < consumed else consumed
         return table
 
@@ -431,7 +493,8 @@ class CloneOffsetsProcessor:
                 " topic by topic",
             )
 
-        self._offsets.commit_all_now(items, answer_when_done(connection, command, group))
+        done = answer_when_done(connection, command, group)
+        self._offsets.commit_all_now(items, done, by_admin=True)
         return DEFERRED
 
     def _copies(self, header: CloneGroupOffsetHeader) -> Iterator[tuple[OffsetSlot, int]]:

@@ -20,24 +20,24 @@ from typing_extensions import Buffer
 
 from commitlog.errors import CorruptRecordError, MQError
 from commitlog.record import check_bodies
-from dledger.broker_id import LEADER_ID
-from dledger.broker_settings import BrokerSettings, ReadLimits
+from dledger.broker_settings import LEADER_ID, BrokerSettings, ReadLimits
 from dledger.filters.errors import DamagedMessageError
 from dledger.filters.property_filter import MAX_SCANNED_UNITS, PropertyFilter
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.processors.answers import refusal, when_current
 from dledger.processors.get_message import (
+    FLAG_SUSPEND,
     GetStatus,
     MessageRange,
+    Pull,
+    PullChecks,
     ReadSuggestion,
     UnitRange,
     find_messages,
     judge,
     read_units,
 )
-from dledger.processors.handles import Limit, handles
-from dledger.processors.pull_checks import FLAG_SUSPEND, Pull, PullChecks
-from dledger.processors.rights import CONSUMES
+from dledger.processors.handles import CONSUMES, Limit, handles
 from dledger.services.throughput import Throughput
 from dledger.state.tables import QueueKey
 from dledger.waiting import wait_for
@@ -215,6 +215,13 @@ class PullProcessor:
     def held_count(self) -> int:
         """How many pulls wait."""
         return len(self._held)
+
+    def holds(self, group: str, topic: str, queue_id: int) -> bool:
+        """Return whether a pull of that group waits for that queue."""
+        key = (topic, queue_id)
+        return self._held.waits_for(key) and any(
+            held.pull.group.group_name == group for held in self._held.waiting(key)
+        )
 
     def on_applied(self, touched: Sequence[QueueTouched]) -> None:
         """Try held pulls of these queues again; to be put into the group's `on_applied`."""
@@ -451,6 +458,8 @@ class PullProcessor:
     def _try_again(self, held: Held[Pull]) -> None:
         pull = held.pull
         try:
+            # The group may have been paused since.
+            self._checks.check_group(pull.group.group_name)
             found, _ = self._find(pull, pull.scan_from)
         except MQError as error:
             self._held.release(held)

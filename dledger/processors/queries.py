@@ -19,15 +19,13 @@ from commitlog.errors import CorruptRecordError, MQError, OffsetOutOfRangeError
 from commitlog.key_index import MAX_QUERY_RESULTS, MS_PER_ENTRY_TIME
 from commitlog.properties import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_UNIQ_KEY, get_property
 from commitlog.record import MIN_RECORD_BYTES, Record, decode_record, record_properties
+from dledger.derived_files import KEYS_ARE_MISSING
 from dledger.filters.errors import DamagedMessageError
 from dledger.group_api import BrokerGroup
-from dledger.key_indexing import KEYS_ARE_MISSING
 from dledger.processors.answers import RefusedError, not_leader, require_leader, until_current
 from dledger.processors.client_table import ClientTable, Subscription
-from dledger.processors.get_message import MessageRange, read_units
-from dledger.processors.handles import Limit, handles
-from dledger.processors.property_filters import PropertyFilters
-from dledger.processors.rights import SUB, message_at, needs
+from dledger.processors.get_message import MessageRange, PropertyFilters, read_units
+from dledger.processors.handles import SUB, Limit, handles, message_at, needs
 from remoting.access.accounts import SIGNED
 from remoting.connection import Connection
 from remoting.processor import Handled

@@ -1,5 +1,9 @@
 """Raft and our own protocol: RAFT_CHANGE (51105), RAFT_STATUS (51102), CAPABILITIES (51100).
 
+The leader carries out changes of the members; each ends when its entry is committed. What follows
+by itself (a learner that has caught up is promoted, the predecessor of a replaced one removed) is
+`dledger.raft.membership`'s business and shows in the status of the group.
+
 RAFT_CHANGE adds, removes and replaces members and transfers the leadership; the leader answers it.
 Header fields: ``op`` is ``add``, ``remove``, ``replace`` or ``transfer``; ``name`` the member's
 id; ``address`` its peer address ``host:port`` for ``add`` and ``replace``.
@@ -7,21 +11,175 @@ id; ``address`` its peer address ``host:port`` for ``add`` and ``replace``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
 import msgspec
 
+from dledger.broker_errors import (
+    ChangePendingError,
+    ChangeRefusedError,
+    NotLeaderError,
+    UnknownOutcomeError,
+)
 from dledger.broker_settings import BrokerSettings
+from dledger.group import Group
 from dledger.group_api import BrokerGroup
-from dledger.membership_changes import MembershipChanges
 from dledger.processors.answers import RefusedError
 from dledger.processors.handles import Limit, handles
+from dledger.raft.identity import Hello
+from dledger.raft.membership import Member, Members
 from remoting.access.accounts import ADMIN, SIGNED
+from remoting.access.gate import is_loopback
 from remoting.connection import Connection
 from remoting.processor import Handled
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.outcome import Condition
+from remoting.protocol.own_fields import EXPECTS_FIELD
+from remoting.seams import Clock
+
+# ------------------------------------------------------------------------------- changes of members
+
+
+CONTACT_TIMEOUT_S: Final = 5.0
+"""How long a new member has to answer at its peer address; it should run already."""
+
+CHANGE_TIMEOUT_S: Final = 10.0
+"""How long a change waits for those before it, and then for its own commit."""
+
+LOOK_S: Final = 0.02
+
+
+class MembershipChanges:
+    """Adds, removes and replaces members, and moves the leadership."""
+
+    def __init__(self, group: Group, clock: Clock) -> None:
+        self._group = group
+        self._clock = clock
+
+    async def add(self, name: str, address: tuple[str, int]) -> None:
+        """Take *name*, which runs at the peer address *address*, in as a learner.
+
+        Raises:
+            NotLeaderError: Ask the leader; nothing was changed.
+            ChangeRefusedError: It is a member already, or does not answer; nothing was changed.
+            ChangePendingError: Other changes came first for too long; nothing was changed.
+            UnknownOutcomeError: Leadership ended first; look at the status.
+        """
+        if self._members().voter(name) is not None:
+            raise ChangeRefusedError(f"{name} is a member already; see replace")
+        await self._invite(name, address)
+
+    async def replace(self, name: str, address: tuple[str, int]) -> None:
+        """Let the one that runs at *address* under the name of a member take that one's place.
+
+        Raises: Like `add`.
+        """
+        if self._members().voter(name) is None:
+            raise ChangeRefusedError(f"{name} is no member; see add")
+        self._refuse_self(name)
+        await self._invite(name, address)
+
+    async def remove(self, name: str) -> None:
+        """Remove *name*, whether it runs or not.
+
+        Raises: Like `add`.
+        """
+        members = self._members()
+        self._refuse_self(name)
+        if name not in members.names:
+            raise ChangeRefusedError(f"{name} is no member; nothing was changed")
+        await self._change(lambda now: Members.of(m for m in now.members if m.name != name))
+
+    async def transfer(self, name: str | None) -> None:
+        """Hand the leadership to *name*, or to the voter that has most.
+
+        Raises:
+            NotLeaderError, ChangeRefusedError: Nothing was begun.
+            ChangePendingError: It did not succeed; this node goes on leading.
+        """
+        if not await self._group.transfer_leadership(name):
+            raise ChangePendingError("the transfer did not succeed in time; try again")
+
+    def _members(self) -> Members:
+        members = self._group.node.roster.members
+        if self._group.leadership is None or members is None:
+            raise NotLeaderError(self._group.leader_address, self._group.term)
+        return members
+
+    def _refuse_self(self, name: str) -> None:
+        if name == self._group.node.settings.self_id:
+            raise ChangeRefusedError(
+                f"{name} leads; transfer its leadership first: dledger raft transfer-leader"
+            )
+
+    async def _invite(self, name: str, address: tuple[str, int]) -> None:
+        self._refuse_self(name)
+        node = self._group.node
+        if not node.settings.is_guarded and not all(
+            is_loopback(host) or host == "localhost"
+            for host in (address[0], node.settings.peers[node.settings.self_id][0])
+        ):
+            raise ChangeRefusedError(
+                f"{name} is on another machine, and the members have neither raft.secret_file nor"
+                " raft.tls_cert_file: anybody could pass for one; nothing was changed"
+            )
+        node.contacts.invite(name, address)
+        try:
+            hello = await self._contact(name, address)
+            host, port = address
+            joining = Member(name, hello.incarnation, host, port, hello.client_address)
+
+            def after(now: Members) -> Members:
+                known = now.find(*joining.key)
+                if known is None:
+                    return now.with_learner(joining)
+                return now.moved(known, host, port, hello.client_address)
+
+            await self._change(after)
+        finally:
+            node.contacts.uninvite(name)
+
+    async def _contact(self, name: str, address: tuple[str, int]) -> Hello:
+        node, clock = self._group.node, self._clock
+        deadline = clock.monotonic() + CONTACT_TIMEOUT_S
+        while clock.monotonic() < deadline:
+            hello, state = node.roster.hellos.get(name), node.peers.get(name)
+            if hello and state and "control" in state.up and hello.peer_address == address:
+                return hello
+            await clock.sleep(LOOK_S)
+        hello = node.roster.hellos.get(name)
+        where = f"; it calls itself {hello.peer}" if hello is not None else ""
+        raise ChangeRefusedError(
+            f"{name} does not answer at {address[0]}:{address[1]}{where}; nothing was changed"
+        )
+
+    async def _change(self, change: Callable[[Members], Members]) -> None:
+        group, clock = self._group, self._clock
+        deadline = clock.monotonic() + CHANGE_TIMEOUT_S
+        while True:
+            now = self._members()
+            after = change(now)
+            if after == now:
+                return
+            try:
+                index = group.node.changes.change(after)
+                break
+            except ChangePendingError:
+                if clock.monotonic() >= deadline:
+                    raise
+            await clock.sleep(LOOK_S)
+        term = group.term
+        group.node.settle()
+        while group.node.commit_index < index:
+            if group.term != term or clock.monotonic() >= deadline:
+                raise UnknownOutcomeError("the change is not committed yet; see raft status")
+            await clock.sleep(LOOK_S)
+
+
+# ---------------------------------------------------------------------------------- requests
 
 
 class RaftChangeProcessor:
@@ -111,6 +269,7 @@ class CapabilitiesProcessor:
             "bulkPull": "true",
             "syncOffsets": "true",
             "idempotent": "true",
+            EXPECTS_FIELD: "true",
             "lockTokens": "true",
             "version": _version(),
             "brokerName": broker_name,

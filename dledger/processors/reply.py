@@ -18,21 +18,19 @@ from commitlog.entry import Run
 from commitlog.errors import MQError
 from commitlog.message_id import encode_offset_message_id
 from commitlog.properties import (
+    OWNED_NAMES,
     PROPERTY_PUSH_REPLY_TIME,
     PROPERTY_REPLY_TO_CLIENT,
     decode_properties,
     encode_properties,
 )
 from commitlog.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK, encode_record
-from commitlog.reserved_properties import OWNED_NAMES
 from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup, Proposed
-from dledger.processors.answers import RefusedError, refusal, require_leader
+from dledger.processors.answers import RefusedError, born_host_of, refusal, require_leader
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.destination import Destinations, body_refused, check_room
-from dledger.processors.handles import Limit, handles
-from dledger.processors.request_checks import born_host_of
-from dledger.processors.rights import replies
+from dledger.processors.handles import Limit, handles, replies
 from remoting.connection import Connection
 from remoting.processor import Answered, Handled
 from remoting.protocol.codes import RequestCode, ResponseCode

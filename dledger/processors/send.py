@@ -19,16 +19,19 @@ from commitlog.errors import CorruptRecordError, MQError
 from commitlog.message_batch import decode_batch
 from commitlog.message_id import UniqKeyFactory, encode_offset_message_id
 from commitlog.properties import (
+    MAX_CLIENT_PROPERTIES_BYTES,
+    MAX_PROPERTIES_BYTES,
     PROPERTY_CLUSTER,
     PROPERTY_DELAY,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQ_KEY,
     encode_properties,
     get_property,
+    may_have_owned,
+    without_owned,
     without_properties,
 )
 from commitlog.record import (
-    MAX_PROPERTIES_BYTES,
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_NEED_UNWRAP,
     SYS_FLAG_TRANSACTION_MASK,
@@ -37,10 +40,15 @@ from commitlog.record import (
     encode_record,
     iter_records,
 )
-from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, may_have_owned, without_owned
 from dledger.broker_settings import BrokerSettings
-from dledger.group_api import BrokerGroup, Proposed
-from dledger.processors.answers import RefusedError, answer_when_done, not_leader, refusal
+from dledger.group_api import BrokerGroup, ExpectedOffset, Proposed
+from dledger.processors.answers import (
+    RefusedError,
+    answer_when_done,
+    born_host_of,
+    not_leader,
+    refusal,
+)
 from dledger.processors.destination import (
     Destinations,
     body_refused,
@@ -48,19 +56,34 @@ from dledger.processors.destination import (
     properties_too_long,
     retries_allowed,
 )
-from dledger.processors.handles import Limit, handles
-from dledger.processors.idempotent_sends import MessageIdentity, check_same, stored_records
-from dledger.processors.request_checks import born_host_of
-from dledger.processors.rights import SENDS
+from dledger.processors.handles import SENDS, Limit, handles
+from dledger.processors.idempotent_sends import (
+    MessageIdentity,
+    ProducerSends,
+    SendInFlight,
+    behind,
+    check_same,
+    stored_records,
+)
 from dledger.processors.timer_sends import TimedSend, TimerSends, handle_of
-from dledger.services.delay_level import delay_level_of, queue_of_level, with_real_destination
+from dledger.services.delayed_message import (
+    TIMER_MARK,
+    TIMER_RUN,
+    delay_level_of,
+    queue_of_level,
+    with_real_destination,
+    without_timer,
+)
 from dledger.services.half_message import HALF_RUN, delay_of, half_properties, is_half
-from dledger.services.producer_sends import ProducerSends, SendInFlight, behind
-from dledger.services.timer_message import TIMER_MARK, TIMER_RUN, without_timer
-from dledger.state.configs import TopicConfig
-from dledger.state.names import MAX_GROUP_CHARS, RETRY_PREFIX, SCHEDULE_TOPIC, name_problem
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, state_record
+from dledger.state.topics import (
+    MAX_GROUP_CHARS,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TopicConfig,
+    name_problem,
+)
 from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
@@ -69,7 +92,7 @@ from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import SendMessageHeader
 from remoting.protocol.outcome import Condition
-from remoting.protocol.producer_stamp import ProducerStamp, stamp_of_texts
+from remoting.protocol.own_fields import ProducerStamp, expected_offset_of, stamp_of_texts
 from remoting.seams import Clock
 
 MAX_OPEN_HALVES = 100_000
@@ -402,6 +425,7 @@ class SendProcessor:
         ahead: StateRecord | None = None
         if timed is not None and timed.recalls is not None:
             answer, ahead = self._timers.recalling(timed.recalls, answer)
+        expected = _expected(command, target, destination)
         # Services, and a transaction's end, look for what is stored elsewhere than it was sent to.
         is_applied = target.topic != destination.topic or ahead is not None
         if stamp is None:
@@ -411,7 +435,13 @@ class SendProcessor:
                 answer(behind(proposed, len(proposed.first_offsets) - 1, before))
 
             before = self._destinations.propose(
-                destination.create, records, target, done, ahead=ahead, is_applied=is_applied
+                destination.create,
+                records,
+                target,
+                done,
+                ahead=ahead,
+                is_applied=is_applied,
+                expected=expected,
             )
             return
         flight = SendInFlight(b"".join(records), (), [answer])
@@ -429,6 +459,7 @@ class SendProcessor:
             noted=noted,
             ahead=ahead,
             is_applied=is_applied,
+            expected=expected,
         )
         self._sends.add(stamp, flight)
 
@@ -508,3 +539,23 @@ def _identities(header: SendMessageHeader, command: RemotingCommand) -> list[Mes
     if any(key is None for key, _ in found):
         raise BadRequestError("the messages of an idempotent send have a UNIQ_KEY each")
     return found
+
+
+def _expected(
+    command: RemotingCommand, target: Run, destination: _Destination
+) -> ExpectedOffset | None:
+    """Return the offset that a send expects of its queue.
+
+    Raises:
+        RefusedError: It is stored elsewhere first, or its dead letter queue.
+        BadRequestError: It is no offset.
+    """
+    offset = expected_offset_of(command.ext)
+    if offset is None:
+        return None
+    if target.topic != destination.topic or destination.clear_delay:
+        raise RefusedError(
+            Condition.MESSAGE_ILLEGAL,
+            "a message that is delayed, timed or part of a transaction expects no offset",
+        )
+    return ExpectedOffset(target.topic, target.queue_id, offset)

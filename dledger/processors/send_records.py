@@ -12,7 +12,8 @@ Spec: docs/reference/own-requests.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,10 @@ import numpy.typing as npt
 
 from commitlog.entry import RecordBatch, Run
 from commitlog.errors import CorruptRecordError
+from commitlog.message_batch import verify_record_layout
 from commitlog.properties import (
+    MAX_CLIENT_PROPERTIES_BYTES,
+    OWNED_NAMES,
     PROPERTY_DELAY,
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SEC,
@@ -28,6 +32,7 @@ from commitlog.properties import (
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQ_KEY,
     get_property,
+    without_owned,
 )
 from commitlog.record import (
     IPV4_HOST_BYTES,
@@ -36,23 +41,24 @@ from commitlog.record import (
     pack_host,
     record_properties,
 )
-from commitlog.record_layout import verify_record_layout
-from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, OWNED_NAMES, without_owned
 from dledger.broker_errors import SequenceReusedError
 from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup, OnDone, Proposed
-from dledger.processors.answers import RefusedError, answer_when_done, not_leader
+from dledger.processors.answers import RefusedError, answer_when_done, born_host_of, not_leader
 from dledger.processors.destination import Destinations, check_accepts, check_room
-from dledger.processors.handles import Limit, handles
-from dledger.processors.idempotent_sends import check_same, identities, stored_records
-from dledger.processors.request_checks import born_host_of
-from dledger.processors.rights import SENDS_RECORDS
+from dledger.processors.handles import SENDS_RECORDS, Limit, handles
+from dledger.processors.idempotent_sends import (
+    ProducerSends,
+    SendInFlight,
+    behind,
+    check_same,
+    identities,
+    stored_records,
+)
 from dledger.services.pending_configs import TopicView
-from dledger.services.producer_sends import ProducerSends, SendInFlight, behind
-from dledger.state.configs import TopicConfig
-from dledger.state.names import AUTO_CREATE_TOPIC_KEY_TOPIC
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, TopicsChange, state_record
+from dledger.state.topics import AUTO_CREATE_TOPIC_KEY_TOPIC, TopicConfig
 from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
@@ -60,7 +66,7 @@ from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.outcome import ANSWERS, Condition
-from remoting.protocol.producer_stamp import ProducerStamp, stamp_of_field
+from remoting.protocol.own_fields import ProducerStamp, stamp_of_field
 
 MAX_RUNS = 4096
 """Runs of one request: a queue each is what a producer has open."""
@@ -91,6 +97,49 @@ SEARCHED_BYTES = 2048
 _UNIQ_KEY_MARK = PROPERTY_UNIQ_KEY.encode() + b"\x01"
 
 
+@dataclass(frozen=True, slots=True)
+class TakenRecords:
+    """The records of a request that may be appended.
+
+    Attributes:
+        runs: Of the records; none: nothing may.
+        records, sizes: As they came, without properties that only brokers write.
+        create: Topics that the same entry has to make, by name.
+        refused: Why the others may not, by the number of the run in the request.
+    """
+
+    runs: tuple[Run, ...]
+    records: bytes
+    sizes: npt.NDArray[np.uint32]
+    create: dict[str, TopicConfig]
+    refused: dict[int, RefusedError]
+
+    def batch_behind(
+        self, heads: Sequence[StateRecord], born_host: bytes | None
+    ) -> tuple[RecordBatch, int, int]:
+        """Return them behind the topics to make and *heads*; how many records and bytes those are.
+
+        Args:
+            born_host: Of the client; only an IPv4 address fits records of this layout.
+        """
+        if born_host is not None and len(born_host) != IPV4_HOST_BYTES:
+            born_host = None
+        first = list(heads)
+        if self.create:
+            first.insert(0, state_record(TopicsChange(put=tuple(self.create.values()))))
+        if not first:
+            return RecordBatch(self.records, self.sizes, self.runs, born_host), 0, 0
+        records = b"".join((*(head.record for head in first), self.records))
+        before = np.array([len(head.record) for head in first], np.uint32)
+        batch = RecordBatch(
+            records,
+            np.concatenate([before, self.sizes]),
+            (*(head.run for head in first), *self.runs),
+            born_host,
+        )
+        return batch, len(first), int(before.sum())
+
+
 class SendRecordsProcessor:
     """Turns a batch in record layout into one proposal."""
 
@@ -111,6 +160,39 @@ class SendRecordsProcessor:
     @handles(RequestCode.SEND_RECORDS, limit=Limit.SEND, rule=SENDS_RECORDS, appends=True)
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 51101: refusals at once, everything else when its outcome is known."""
+        runs, default_queue_nums, records, sizes = self._verified(command)
+        stamp = stamp_of_field(command.ext)
+        if stamp is not None:
+            # Before any check that may refuse as "not stored" what is stored.
+            first = self._sends.judge(stamp)
+            if first is not None:
+                return self._repeat(connection, command, first, runs, records, sizes)
+        taken = self._checked(connection, runs, default_queue_nums, records, sizes)
+        if not taken.runs:
+            results = _results(len(runs), taken.refused, ())
+            return response_to(command, 0, None, {"results": results})
+        self._propose(connection, command, len(runs), taken, stamp)
+        return DEFERRED
+
+    def take(self, connection: Connection, command: RemotingCommand) -> TakenRecords:
+        """Return the records of a request, all of which may be appended.
+
+        Raises:
+            MQError: What refuses the request or one of its runs; nothing was stored.
+        """
+        if command.ext.get("runs") == [] and not memoryview(command.body).nbytes:
+            if self._group.leadership is None:
+                raise not_leader(self._group)
+            return TakenRecords((), b"", np.empty(0, np.uint32), {}, {})
+        taken = self._checked(connection, *self._verified(command))
+        for error in taken.refused.values():
+            raise error
+        return taken
+
+    def _verified(
+        self, command: RemotingCommand
+    ) -> tuple[tuple[Run, ...], int, bytes, npt.NDArray[np.uint32]]:
+        """Return the runs, how many queues a topic to make has, the records and their sizes."""
         group = self._group
         if group.leadership is None:
             raise not_leader(group)
@@ -123,12 +205,17 @@ class SendRecordsProcessor:
             )
         except CorruptRecordError as error:
             raise RefusedError(Condition.MESSAGE_ILLEGAL, str(error)) from error
-        stamp = stamp_of_field(command.ext)
-        if stamp is not None:
-            # Before any check that may refuse as "not stored" what is stored.
-            first = self._sends.judge(stamp)
-            if first is not None:
-                return self._repeat(connection, command, first, runs, records, sizes)
+        return runs, default_queue_nums, records, sizes
+
+    def _checked(
+        self,
+        connection: Connection,
+        runs: tuple[Run, ...],
+        default_queue_nums: int,
+        records: bytes,
+        sizes: npt.NDArray[np.uint32],
+    ) -> TakenRecords:
+        """Return what may be appended, and why the other runs may not."""
         if self._destinations.space.is_full:
             raise self._destinations.space.full_error()
         account = limited_account(connection)
@@ -156,13 +243,11 @@ class SendRecordsProcessor:
         accepted = runs
         if refused:
             accepted = tuple(run for i, run in enumerate(runs) if i not in refused)
-            if not accepted:
-                return response_to(command, 0, None, {"results": _results(len(runs), refused, ())})
-            records, sizes = _without_refused(records, sizes, runs, refused)
+            if accepted:
+                records, sizes = _without_refused(records, sizes, runs, refused)
             topics = {run.topic for run in accepted}
             create = {name: config for name, config in create.items() if name in topics}
-        self._propose(connection, command, runs, accepted, records, sizes, create, refused, stamp)
-        return DEFERRED
+        return TakenRecords(accepted, records, sizes, create, refused)
 
     def _repeat(
         self,
@@ -203,16 +288,18 @@ class SendRecordsProcessor:
                 },
             )
         check_same(first.records, sent)
-        first.join(self._on_done(connection, command, len(runs), refused))
+        first.join(self.answering(connection, command, len(runs), refused))
         return DEFERRED
 
-    def _on_done(
+    def answering(
         self,
         connection: Connection,
         command: RemotingCommand,
         runs: int,
         refused: dict[int, RefusedError],
     ) -> OnDone:
+        """Return what answers the request once its proposal is done."""
+
         def stored(placed: Proposed) -> RemotingCommand:
             return response_to(
                 command,
@@ -232,49 +319,40 @@ class SendRecordsProcessor:
         self,
         connection: Connection,
         command: RemotingCommand,
-        runs: tuple[Run, ...],
-        accepted: tuple[Run, ...],
-        records: bytes,
-        sizes: npt.NDArray[np.uint32],
-        create: dict[str, TopicConfig],
-        refused: dict[int, RefusedError],
+        runs: int,
+        taken: TakenRecords,
         stamp: ProducerStamp | None,
     ) -> None:
+        refused = taken.refused
         heads: list[StateRecord] = []
-        batch_runs = accepted
-        born_host: bytes | None = born_host_of(connection)
-        if born_host is not None and len(born_host) != IPV4_HOST_BYTES:
-            # Records in this layout have space for an IPv4 address: an IPv6 client stays unnamed.
-            born_host = None
-        if create:
-            heads.append(state_record(TopicsChange(put=tuple(create.values()))))
         if stamp is not None:
             heads.append(state_record(ProducerSendChange(*stamp, tuple(sorted(refused)))))
-        if heads:
-            records = b"".join((*(head.record for head in heads), records))
-            sizes = np.concatenate([np.array([len(h.record) for h in heads], np.uint32), sizes])
-            batch_runs = (*(head.run for head in heads), *accepted)
-        before = sum(len(head.record) for head in heads)
-        answer = self._on_done(connection, command, len(runs), refused)
+        batch, made_first, before = taken.batch_behind(heads, born_host_of(connection))
+        answer = self.answering(connection, command, runs, refused)
         made: list[OnDone] = []
         flight: SendInFlight | None = None
         if stamp is not None:
-            flight = SendInFlight(memoryview(records)[before:], tuple(sorted(refused)), [answer])
+            sent = memoryview(batch.records)[before:]
+            flight = SendInFlight(sent, tuple(sorted(refused)), [answer])
 
         def done(proposed: Proposed) -> None:
             for note in made:
                 note(proposed)
-            placed = behind(proposed, len(heads), before)
+            placed = behind(proposed, made_first, before)
             if stamp is not None and flight is not None:
                 self._sends.answered(stamp, flight, placed)
             else:
                 answer(placed)
 
-        batch = RecordBatch(records, sizes, batch_runs, born_host)
-        self._group.propose(batch, done, is_applied=bool(create))
-        made.extend(self._topics.pending.put(name, config) for name, config in create.items())
+        self._group.propose(batch, done, is_applied=bool(taken.create))
+        made.extend(self.note_made(taken))
         if stamp is not None and flight is not None:
             self._sends.add(stamp, flight)
+
+    def note_made(self, taken: TakenRecords) -> list[OnDone]:
+        """Note the topics that a proposal makes; return what to call when it is done."""
+        pending = self._topics.pending
+        return [pending.put(name, config) for name, config in taken.create.items()]
 
 
 def _runs_of(command: RemotingCommand) -> tuple[tuple[Run, ...], int]:

@@ -24,30 +24,28 @@ from commitlog.properties import (
 )
 from commitlog.record import Record
 from dledger.broker_settings import BrokerSettings
+from dledger.derived_files import KEYS_ARE_MISSING
 from dledger.group_api import BrokerGroup, OnDone, Proposed
-from dledger.key_indexing import KEYS_ARE_MISSING
 from dledger.processors.answers import RefusedError, answer_when_done, require_leader
 from dledger.processors.destination import check_accepts
-from dledger.processors.handles import Limit, handles
-from dledger.processors.rights import PUB, needs
-from dledger.services.stored_record import StoredRecord, StoredRecords
-from dledger.services.timer_claims import TimerClaims
-from dledger.services.timer_message import (
+from dledger.processors.handles import PUB, Limit, handles, needs
+from dledger.services.delayed_message import (
+    TimerClaims,
     TimerIllegalError,
     deliver_at_ms,
     due_ms,
     timed_properties,
     without_timer,
 )
-from dledger.state.names import TIMER_TOPIC
+from dledger.services.stored_record import StoredRecord, StoredRecords
 from dledger.state.state_record import StateRecord, TimersChange, state_batch, state_record
+from dledger.state.topics import TIMER_TOPIC
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import RecallMessageHeader
+from remoting.protocol.headers import RecallHandle, RecallMessageHeader
 from remoting.protocol.outcome import Condition
-from remoting.protocol.recall_handle import RecallHandle
 from remoting.seams import Clock
 
 MAX_CANDIDATES = 64

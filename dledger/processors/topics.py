@@ -5,40 +5,51 @@ Spec: docs/internals/protocol/remoting.md, section 10.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 import structlog
 from msgspec import structs
 
 from dledger.broker_errors import ConfirmationNeededError
 from dledger.broker_settings import BrokerSettings
-from dledger.group_api import BrokerGroup, OnDone, Proposed
-from dledger.processors.answers import RefusedError, answer_when_done, require_leader
+from dledger.group_api import BrokerGroup
+from dledger.live_settings import has_messages, lost_to_topic
+from dledger.processors.answers import (
+    RefusedError,
+    asked_by,
+    check_topic_name,
+    is_confirmed,
+    propose_change,
+    require_leader,
+)
 from dledger.processors.handles import Limit, handles
 from dledger.processors.offsets import store_time_at
-from dledger.processors.request_checks import asked_by, check_topic_name, is_confirmed
 from dledger.registration import data_version, wire_topic
 from dledger.services.pending_configs import TopicView
 from dledger.services.retention import RETENTION_ATTRIBUTE, retention_ms
-from dledger.services.shorter_retention import has_messages, lost_to_topic
-from dledger.state.configs import TopicConfig
-from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.state_record import TopicsChange
+from dledger.state.topics import TopicConfig
 from remoting.access.accounts import ADMIN, SIGNED
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol import bodies
+from remoting.protocol.bodies import MAX_QUEUE_NUMS, out_of_bounds
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.confirmation import GivenUp
 from remoting.protocol.headers import CreateTopicHeader, TopicHeader
 from remoting.protocol.outcome import Condition
-from remoting.protocol.topic_bounds import MAX_QUEUE_NUMS, out_of_bounds
+from remoting.protocol.own_fields import GivenUp
 from remoting.seams import Clock
 
 _log = structlog.get_logger(__name__)
 
 SYSTEM_TOPIC_PREFIX = "RMQ_SYS_"
+
+TYPE_ATTRIBUTE: Final = "message.type"
+MESSAGE_TYPES: Final = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+"""RocketMQ 5's; a proxy lets a topic of one type have messages of that type alone."""
 
 
 class TopicsProcessor:
@@ -66,11 +77,12 @@ class TopicsProcessor:
         if self._group.state.topic_config(config.topic) == config and not len(self._topics.pending):
             return response_to(command)
         requester = self._confirmed_by(connection, command, [config])
-        self._propose(
+        propose_change(
             connection,
             command,
+            self._group,
             TopicsChange(put=(config,), asked_by=requester),
-            lambda: self._topics.pending.put(config.topic, config),
+            lambda: [self._topics.pending.put(config.topic, config)],
         )
         return DEFERRED
 
@@ -88,19 +100,15 @@ class TopicsProcessor:
             for (name, config), topic in zip(configs.items(), asked, strict=True)
         }
         pending = self._topics.pending
-
-        def note() -> OnDone:
-            notes = [pending.put(name, config) for name, config in configs.items()]
-
-            def answered(proposed: Proposed) -> None:
-                for noted in notes:
-                    noted(proposed)
-
-            return answered
-
         requester = self._confirmed_by(connection, command, configs.values())
         change = TopicsChange(put=tuple(configs.values()), asked_by=requester)
-        self._propose(connection, command, change, note)
+        propose_change(
+            connection,
+            command,
+            self._group,
+            change,
+            lambda: [pending.put(name, config) for name, config in configs.items()],
+        )
         return DEFERRED
 
     @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, limit=Limit.ADMIN, rule=SIGNED)
@@ -121,11 +129,12 @@ class TopicsProcessor:
             return response_to(command)
         requester = asked_by(connection)
         _log.warning("topic_deleted", topic=topic, asked_by=requester)
-        self._propose(
+        propose_change(
             connection,
             command,
+            self._group,
             TopicsChange(delete=(topic,), asked_by=requester),
-            lambda: self._topics.pending.delete(topic),
+            lambda: [self._topics.pending.delete(topic)],
         )
         return DEFERRED
 
@@ -254,24 +263,6 @@ class TopicsProcessor:
             raise RefusedError(Condition.BAD_REQUEST, reason)
         return config
 
-    def _propose(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        change: TopicsChange,
-        take_note: Callable[[], OnDone],
-    ) -> None:
-        noted: list[OnDone] = []
-        answer = answer_when_done(connection, command, self._group)
-
-        def done(proposed: Proposed) -> None:
-            for note in noted:
-                note(proposed)
-            answer(proposed)
-
-        self._group.propose(state_batch(change), done)
-        noted.append(take_note())
-
 
 def _header(topic: bodies.TopicConfig) -> CreateTopicHeader:
     return CreateTopicHeader(
@@ -294,6 +285,11 @@ def _attributes(text: str | None, current: dict[str, str]) -> dict[str, str]:
         if sign == "-" and key:
             current.pop(key, None)
         elif sign == "+" and key and has_value:
+            if key == TYPE_ATTRIBUTE and value not in MESSAGE_TYPES:
+                raise RefusedError(
+                    Condition.BAD_REQUEST,
+                    f"{TYPE_ATTRIBUTE} is one of {', '.join(MESSAGE_TYPES)}, not {value[:32]!r}",
+                )
             current[key] = value
         else:
             raise RefusedError(

@@ -21,12 +21,10 @@ from dledger.processors.answers import (
     require_leader,
 )
 from dledger.processors.client_table import ClientTable
-from dledger.processors.handles import Limit, handles
-from dledger.processors.rights import PUB, message_at
-from dledger.services.half_message import HalfMessage, half_message_at
+from dledger.processors.handles import PUB, Limit, handles, message_at
+from dledger.services.half_message import HalfMessage, TransactionDecisions, half_message_at
 from dledger.services.pending_configs import TopicView
 from dledger.services.stored_record import StoredRecords
-from dledger.services.transaction_decisions import TransactionDecisions
 from dledger.state.transactions import TransactionDecision
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled

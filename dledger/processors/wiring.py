@@ -20,29 +20,34 @@ from dledger.processors.admin import (
     RuntimeInfoProcessor,
     SlaveSyncProcessor,
 )
+from dledger.processors.assignment import AssignmentProcessor
 from dledger.processors.client_calls import ClientCallsProcessor, ClientQueriesProcessor
 from dledger.processors.client_table import ClientTable
 from dledger.processors.clients import ClientsProcessor
+from dledger.processors.consume_steps import ConsumeStepProcessor
 from dledger.processors.destination import Destinations
+from dledger.processors.get_message import PropertyFilters, PullChecks
 from dledger.processors.groups import ConsumeStatsProcessor, SubscriptionGroupsProcessor
 from dledger.processors.handles import (
     MAX_OPEN,
     Limit,
+    Places,
+    TopicAt,
     handlers_of,
     local_codes,
     register,
     rules_of,
 )
-from dledger.processors.idempotent_sends import OpenProducerProcessor
+from dledger.processors.idempotent_sends import OpenProducerProcessor, ProducerSends
 from dledger.processors.locks import QueueLocksProcessor
 from dledger.processors.offsets import (
     CloneOffsetsProcessor,
     OffsetsProcessor,
     ResetOffsetsProcessor,
 )
-from dledger.processors.property_filters import PropertyFilters
+from dledger.processors.pop import PopProcessor
+from dledger.processors.pop_messages import PopMessages
 from dledger.processors.pull import PullProcessor
-from dledger.processors.pull_checks import PullChecks
 from dledger.processors.queries import (
     ConsumeQueueViewProcessor,
     KeyQueryProcessor,
@@ -50,22 +55,20 @@ from dledger.processors.queries import (
 )
 from dledger.processors.raft import CapabilitiesProcessor, RaftChangeProcessor, RaftStatusProcessor
 from dledger.processors.reply import ReplyProcessor
-from dledger.processors.rights import Places, TopicAt
 from dledger.processors.send import SendProcessor
 from dledger.processors.send_back import SendBackProcessor
 from dledger.processors.send_records import SendRecordsProcessor
 from dledger.processors.timer_sends import RecallProcessor, TimerRecalls, TimerSends
 from dledger.processors.topics import TopicsProcessor
 from dledger.processors.transactions import EndTransactionProcessor
-from dledger.services.disk_space import DiskSpace
+from dledger.services.delayed_message import TimerClaims
+from dledger.services.half_message import TransactionDecisions
+from dledger.services.limits import DiskSpace, TableLimits
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
-from dledger.services.producer_sends import ProducerSends
+from dledger.services.pop_grants import PopGrants
 from dledger.services.queue_locks import QueueLocks
-from dledger.services.table_limits import TableLimits
 from dledger.services.throughput import Throughput
-from dledger.services.timer_claims import TimerClaims
-from dledger.services.transaction_decisions import TransactionDecisions
 from dledger.settings_tables import BrokerTable
 from dledger.waiting import every_second
 from remoting.access.accounts import Rule
@@ -78,12 +81,15 @@ from remoting.seams import Clock, Executor, Rng
 PROCESSORS: Final[tuple[type, ...]] = (
     SendProcessor,
     SendRecordsProcessor,
+    ConsumeStepProcessor,
     ReplyProcessor,
     SendBackProcessor,
     RecallProcessor,
     OpenProducerProcessor,
     EndTransactionProcessor,
     PullProcessor,
+    PopProcessor,
+    AssignmentProcessor,
     OffsetsProcessor,
     ResetOffsetsProcessor,
     CloneOffsetsProcessor,
@@ -166,6 +172,7 @@ class _Shared:
     timer_claims: TimerClaims
     space: DiskSpace
     transactions: TransactionDecisions
+    destinations: Destinations
 
 
 @dataclass(slots=True)
@@ -181,6 +188,7 @@ class BrokerProcessors:
     timer_claims: TimerClaims
     space: DiskSpace
     pull: PullProcessor
+    pops: PopGrants
     clients_processor: ClientsProcessor
     transactions: TransactionDecisions
     limiters: dict[str, Limiter]
@@ -201,7 +209,11 @@ class BrokerProcessors:
         shared = _shared(group, settings, seams, tables or BrokerTable(), folder)
         limiters = _limiters(settings)
         open_producer = OpenProducerProcessor(group)
-        pull = _pull(shared)
+        checks = _pull_checks(shared)
+        pull = PullProcessor(
+            group, settings, checks, shared.throughput, seams.clock, seams.executor
+        )
+        pops, pop_processors = _pops(shared, checks, pull)
         clients = ClientsProcessor(
             group, shared.topics, shared.clients, shared.filters, clock=seams.clock
         )
@@ -209,6 +221,7 @@ class BrokerProcessors:
             *_senders(shared),
             open_producer,
             pull,
+            *pop_processors,
             clients,
             *_consumer_tables(shared),
             *_queries(shared),
@@ -217,7 +230,8 @@ class BrokerProcessors:
         group.on_applied.append(shared.throughput.on_applied)
         group.on_applied.append(pull.on_applied)
         group.on_applied.append(open_producer.on_applied)
-        group.waiting_reads.append(lambda: pull.held_count)
+        group.on_applied.append(pops.on_applied)
+        group.waiting_reads.append(lambda: pull.held_count + pops.held_count)
         group.on_applied.append(shared.locks.on_applied)
         return cls(
             clock=seams.clock,
@@ -229,6 +243,7 @@ class BrokerProcessors:
             timer_claims=shared.timer_claims,
             space=shared.space,
             pull=pull,
+            pops=pops,
             clients_processor=clients,
             transactions=shared.transactions,
             limiters={limit.value: limiter for limit, limiter in limiters.items()},
@@ -242,6 +257,7 @@ class BrokerProcessors:
     def role_changed(self) -> None:
         """Begin or end what lasts for a leadership; to be put into the group's `on_role_change`."""
         self.locks.role_changed()
+        self.pops.role_changed()
         self.clients_processor.role_changed()
 
     async def run(self) -> None:
@@ -253,6 +269,7 @@ class BrokerProcessors:
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.pull.run)
+            nursery.start_soon(self.pops.run)
             nursery.start_soon(self.clients_processor.run)
             nursery.start_soon(
                 every_second, self.clock, self.space.measure, self.throughput.record_sample
@@ -268,7 +285,7 @@ def register_processors(table: ProcessorTable, group: BrokerGroup, *processors: 
 
 def _limiters(settings: BrokerSettings) -> dict[Limit, Limiter]:
     most = {**MAX_OPEN, Limit.PULL: 2 * settings.max_held_pulls}
-    kinds = (Limit.SEND, Limit.PULL, Limit.REPLY, Limit.CLIENT, Limit.ADMIN)
+    kinds = (Limit.SEND, Limit.PULL, Limit.POP, Limit.REPLY, Limit.CLIENT, Limit.ADMIN)
     return {limit: Limiter(limit.value, most[limit]) for limit in kinds}
 
 
@@ -286,6 +303,7 @@ def _shared(
         auto_create_group_enable=tables.auto_create_subscription_group,
         limits=limits,
     )
+    space = DiskSpace(folder.disk_ratio, settings.store.disk_space_warning_level_ratio / 100)
     return _Shared(
         group,
         settings,
@@ -303,23 +321,26 @@ def _shared(
         throughput=Throughput(seams.clock, group.state),
         filters=PropertyFilters(settings),
         timer_claims=TimerClaims(group),
-        space=DiskSpace(folder.disk_ratio, settings.store.disk_space_warning_level_ratio / 100),
+        space=space,
         transactions=TransactionDecisions(group, topics),
+        destinations=Destinations(group, topics, settings, space, seams.rng),
     )
 
 
 def _senders(shared: _Shared) -> tuple[object, ...]:
     group, settings, topics, seams = shared.group, shared.settings, shared.topics, shared.seams
     clock, rng = seams.clock, seams.rng
-    destinations = Destinations(group, topics, settings, shared.space, rng)
+    destinations = shared.destinations
     recalls = TimerRecalls(group, shared.timer_claims)
     timers = TimerSends(group, settings, clock, recalls)
     salt = int.from_bytes(rng.randbytes(4), "big")
     uniq_keys = UniqKeyFactory(settings.store_host[:-4], seams.pid, salt)
     sends = ProducerSends(group)
+    records = SendRecordsProcessor(group, topics, settings, destinations, sends)
     return (
         SendProcessor(group, settings, destinations, sends, timers, uniq_keys, clock),
-        SendRecordsProcessor(group, topics, settings, destinations, sends),
+        records,
+        ConsumeStepProcessor(group, topics, shared.offsets, records),
         ReplyProcessor(group, shared.clients, settings, destinations, clock),
         SendBackProcessor(group, settings, destinations, rng),
         RecallProcessor(group, settings, recalls),
@@ -327,18 +348,32 @@ def _senders(shared: _Shared) -> tuple[object, ...]:
     )
 
 
-def _pull(shared: _Shared) -> PullProcessor:
-    group, settings, seams = shared.group, shared.settings, shared.seams
-    checks = PullChecks(
-        group,
-        settings,
+def _pull_checks(shared: _Shared) -> PullChecks:
+    return PullChecks(
+        shared.group,
+        shared.settings,
         shared.topics,
         shared.clients,
         shared.filters,
         shared.offsets,
         shared.locks,
     )
-    return PullProcessor(group, settings, checks, shared.throughput, seams.clock, seams.executor)
+
+
+def _pops(
+    shared: _Shared, checks: PullChecks, pull: PullProcessor
+) -> tuple[PopGrants, tuple[object, ...]]:
+    group, settings, topics = shared.group, shared.settings, shared.topics
+    offsets = shared.offsets
+    messages = PopMessages(
+        group, topics, settings, shared.destinations, offsets, pull, shared.locks
+    )
+    pops = PopGrants(group, topics, shared.seams.clock, messages, offsets.drop)
+    offsets.check_slot = pops.check_classic
+    return pops, (
+        PopProcessor(group, settings, topics, checks, offsets, messages, pops, shared.throughput),
+        AssignmentProcessor(group, settings, topics, shared.clients, pops),
+    )
 
 
 def _consumer_tables(shared: _Shared) -> tuple[object, ...]:

@@ -17,11 +17,10 @@ from functools import partial
 from typing import Any, Final
 
 from dledger.raft.journal import CommitLogJournal
-from dledger.raft.peers import Outgoing
+from dledger.raft.peers import Outgoing, RaftState
 from dledger.raft.settings import RaftSettings
-from dledger.raft.state import RaftState
-from dledger.raft.wakeup import Wakeup
 from dledger.raft.wire import Kind
+from dledger.waiting import Wakeup
 from remoting.seams import Clock, Executor
 
 FLUSH: Final = "flush"
@@ -157,7 +156,7 @@ class Flusher:
         self._executor = executor
         while True:
             await self._flush_wake.wait()
-            if not self._settings.sync_flush:
+            if not (self._settings.sync_flush or self._journal.waits_for_list):
                 await self._clock.sleep(self._settings.flush_interval_s)
             entry_log = self._journal.log
             ticket = entry_log.begin_flush()

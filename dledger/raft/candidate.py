@@ -12,27 +12,201 @@ torn log was cut, some may be lost: the member is `doubtful`, follows, and neith
 It is a full voter again once it holds, durably, an entry of a leader's own term that is committed:
 then everything it had acknowledged in that log is there again.
 
+When most members are `doubtful`, the hello of a member that lost nothing does not prove what that
+one has: an entry may have come since, and a lost acknowledgement may have made a majority with it.
+So with async flushes the votes of certain members must be a majority, or all voters must vote: a
+member that votes takes nothing of earlier terms any more, and none of them then has what the
+candidate lacks. Lists of members are flushed before they count, so the voters of a lost list cannot
+be missed.
+
 The library counts votes and decides which candidate leads. Votes wait for the disk
 (`dledger.raft.acks`).
+
+A member whose date is wrong does not lead, see `Clocks`.
+Every entry carries a store time that never decreases, so one leader whose date is a year ahead
+would stamp the group a year ahead permanently: nothing expires by age any more, idle producers are
+forgotten at once. So the voters send the leader their dates with every answer to a heartbeat. A
+leader whose date is too far from the median of them transfers its leadership, does not campaign for
+a while, and until then stamps by the median. One wrong date among three is never the median.
+
+A leader may know a date that its voter has corrected meanwhile. Then two dates of three may look
+wrong although never more than one was. So a date that the voters agreed on goes on with the clock
+that never jumps, and another one replaces it once they agree on that for `DATE_VALID_S`.
+
+Two dates cannot outvote each other, of two voters or of three while one is away: there the log
+decides. Store time was right when its newest entry was written, so of two dates that contradict
+each other the earlier one counts, unless it is before that. A group that is behind for a while
+expires nothing and delivers late; one that is ahead stays ahead. A single voter has nothing
+to compare with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
 from commitlog.errors import DiskFullError, LogBusyError
 from dledger.raft.acks import PendingAcks
-from dledger.raft.clocks import Clocks
 from dledger.raft.library import Message
+from dledger.raft.peers import RaftState, Roster
 from dledger.raft.snapshot import Installation
-from dledger.raft.state import RaftState
-from dledger.raft.wire import TERM_MAX, Kind
-from remoting.seams import Rng
+from dledger.raft.wire import CERTAIN, TERM_MAX, Kind
+from remoting.seams import Clock, Rng
 
 log = structlog.get_logger(__name__)
+
+SKEW_MAX_MS: Final = 60_000
+"""A member whose date is further from the median of the voters' dates does not lead.
+
+Dates that NTP keeps differ by milliseconds; leases and delays of users are seconds.
+"""
+
+DATE_VALID_S: Final = 5.0
+"""An older date does not count: it may have been corrected since."""
+
+NO_CAMPAIGN_S: Final = 30.0
+"""How long a member whose date was wrong does not campaign; later it may, if there is no leader."""
+
+AGREED_S: Final = 60.0
+"""How long the agreed date counts when no dates arrive any more; no leader leads for as long
+without a majority."""
+
+OLDEST_DATE_MS: Final = 1_000_000_000_000
+"""In September 2001. A smaller number is no date: versions without clocks sent an index there."""
+
+
+@dataclass(eq=False)
+class Clocks:
+    """The dates of the voters, as differences from this member's own."""
+
+    clock: Clock
+    roster: Roster
+    newest_ms: Callable[[], int] = lambda: 0
+    """Returns the store time of the newest entry."""
+    _dates: dict[str, tuple[int | None, float]] = field(default_factory=dict, init=False)
+    """The date of each voter, None when it sent none, and when on the clock that never jumps.
+
+    So a jump of this member's own date shows at once, not with the next heartbeat.
+    """
+    _no_campaign_until_s: float = field(default=0.0, init=False)
+    _agreed: tuple[int, float] | None = field(default=None, init=False)
+    """The newest date that a majority agreed on, and when on the clock that never jumps."""
+    _contradicted_s: float | None = field(default=None, init=False)
+    """Since when on that clock a majority agrees on a date that contradicts `_agreed`."""
+
+    def begin_term(self) -> None:
+        """Forget the dates that arrived before this leader's term."""
+        self._dates.clear()
+        self._agreed = self._contradicted_s = None
+
+    def record(self, name: str, wall_ms: int) -> None:
+        """Record the date in the heartbeat reply of *name*, if its version sends one."""
+        date_ms = wall_ms if wall_ms >= OLDEST_DATE_MS else None
+        self._dates[name] = (date_ms, self.clock.monotonic())
+        self._agree()
+
+    def _offsets_ms(self) -> dict[str, int]:
+        """Return how far the date of each voter that sent one lately is ahead of this member's."""
+        wall_ms, now_s = self.clock.wall_ms(), self.clock.monotonic()
+        offsets = {}
+        for name in self.roster.other_voters:
+            date_ms, then_s = self._dates.get(name, (None, now_s - DATE_VALID_S))
+            passed_s = now_s - then_s
+            if passed_s < DATE_VALID_S:
+                there_ms = wall_ms if date_ms is None else date_ms + int(1000 * passed_s)
+                offsets[name] = there_ms - wall_ms
+        return offsets
+
+    @property
+    def are_known(self) -> bool:
+        """Whether the dates of a majority of the voters, this member included, are known."""
+        return self._is_majority(self._offsets_ms())
+
+    def _is_majority(self, offsets: dict[str, int]) -> bool:
+        return 2 * (1 + len(offsets)) > self.roster.voters
+
+    def ahead_ms(self) -> int:
+        """Return how far the agreed date is ahead of this member's; 0 when unknown.
+
+        It is the median date of the voters. Of two medians that agree it is the nearer one; of two
+        that contradict each other the earlier one, unless the log is newer than that.
+        """
+        offsets, continued_ms = self._offsets_ms(), self._continued_ms()
+        if not self._is_majority(offsets):
+            return 0
+        ahead_ms, wall_ms = self._median_ms(offsets), self.clock.wall_ms()
+        if continued_ms is None or not self._is_new(wall_ms + ahead_ms, continued_ms):
+            return ahead_ms
+        return continued_ms - wall_ms
+
+    def _median_ms(self, offsets: dict[str, int]) -> int:
+        dates = sorted([0, *offsets.values()])
+        earlier, later = dates[(len(dates) - 1) // 2], dates[len(dates) // 2]
+        if later - earlier <= SKEW_MAX_MS:
+            return min(earlier, later, key=abs)
+        written_ms = self.newest_ms() - self.clock.wall_ms()
+        return earlier if earlier >= written_ms - SKEW_MAX_MS else later
+
+    def _continued_ms(self) -> int | None:
+        """Return the agreed date as it is now by the clock that never jumps; None: too old."""
+        if self._agreed is None:
+            return None
+        passed_s = self.clock.monotonic() - self._agreed[1]
+        return None if passed_s >= AGREED_S else self._agreed[0] + int(1000 * passed_s)
+
+    def _is_new(self, date_ms: int, continued_ms: int) -> bool:
+        """Return whether a date contradicts the agreed one, and not for long enough to count."""
+        if abs(date_ms - continued_ms) <= SKEW_MAX_MS:
+            return False
+        since_s = self._contradicted_s
+        return since_s is None or self.clock.monotonic() - since_s < DATE_VALID_S
+
+    def _agree(self) -> None:
+        """Keep the date that most voters share, and since when it contradicts the one before."""
+        offsets = self._offsets_ms()
+        median_ms = self._median_ms(offsets)
+        sharing = sum(abs(each - median_ms) <= SKEW_MAX_MS for each in [0, *offsets.values()])
+        if 2 * sharing <= self.roster.voters:
+            self._contradicted_s = None
+            return
+        now_s, date_ms = self.clock.monotonic(), self.clock.wall_ms() + median_ms
+        continued_ms = self._continued_ms()
+        if continued_ms is None or not self._is_new(date_ms, continued_ms):
+            self._agreed, self._contradicted_s = (date_ms, now_s), None
+        elif self._contradicted_s is None:
+            self._contradicted_s = now_s
+
+    def store_time_ms(self) -> int:
+        """Return the store time of an entry: this member's date, unless that is far off."""
+        wall_ms = self.clock.wall_ms()
+        if self.are_known:
+            date_ms = wall_ms + self.ahead_ms()
+        else:
+            continued_ms = self._continued_ms()
+            date_ms = wall_ms if continued_ms is None else continued_ms
+        return date_ms if abs(date_ms - wall_ms) > SKEW_MAX_MS else wall_ms
+
+    def are_off(self) -> bool:
+        """Whether this member's date is too far from that of most voters for it to lead."""
+        ahead_ms = self.ahead_ms()
+        if abs(ahead_ms) <= SKEW_MAX_MS:
+            return False
+        log.error("clock_is_off", behind_the_majority_ms=ahead_ms, bound_ms=SKEW_MAX_MS)
+        self._no_campaign_until_s = self.clock.monotonic() + NO_CAMPAIGN_S
+        return True
+
+    def nearest(self) -> str | None:
+        """Return the voter whose date is nearest to the median; None when no date is known."""
+        median_ms, offsets = self.ahead_ms(), self._offsets_ms()
+        return min(sorted(offsets), key=lambda name: abs(offsets[name] - median_ms), default=None)
+
+    def may_campaign(self) -> bool:
+        """Whether this member's date was not found wrong lately."""
+        return self.clock.monotonic() >= self._no_campaign_until_s
+
 
 # As a share of the timeout: longer than a vote on a busy disk, too short to be noticed.
 GIVE_WAY = 0.2
@@ -100,13 +274,22 @@ class Ballot:
 
     term: int
     votes: set[str] = field(default_factory=set)
+    uncertain: set[str] = field(default_factory=set)
+    """Those of `votes` whose members may have lost, to a power cut, what they acknowledged."""
 
-    def grant(self, term: int, voter: str) -> bool:
+    def grant(self, term: int, voter: str, *, is_uncertain: bool = False) -> bool:
         """Count *voter*; false when it is for another term or was counted before."""
         if term != self.term or voter in self.votes:
             return False
         self.votes.add(voter)
+        if is_uncertain:
+            self.uncertain.add(voter)
         return True
+
+    def is_won(self, voters: int) -> bool:
+        """Whether the votes elect: a majority of *voters* that is certain, or all of them."""
+        certain = len(self.votes) - len(self.uncertain)
+        return certain >= majority(voters) or len(self.votes) >= voters
 
 
 def is_up_to_date(last_term: int, last_index: int, own_last_term: int, own_last_index: int) -> bool:
@@ -197,6 +380,9 @@ class Candidate:
     installation: Installation
     _pre_ballot: Ballot = field(default_factory=lambda: Ballot(0), init=False)
     _ballot: Ballot = field(default_factory=lambda: Ballot(0), init=False)
+    _held_back: list[str] = field(default_factory=list, init=False)
+    """Voters of `_ballot` whose votes the library does not know yet: it would count a majority."""
+    _logged: tuple[list[str], list[str]] | None = field(default=None, init=False)
     _transfer_term: int = field(default=0, init=False)
 
     # -- as candidate ----------------------------------------------------------------------
@@ -216,6 +402,8 @@ class Candidate:
         state = self.state
         self.timer.begin_election(state.clock.monotonic())
         self._pre_ballot = Ballot(0)
+        if self.eligibility.doubtful:
+            self._log_waiting()
         if not self._may_campaign() or not self.clocks.may_campaign():
             return False
         voters = state.roster.other_voters
@@ -223,7 +411,7 @@ class Candidate:
             self._campaign()
             return True
         term, journal = state.core.term + 1, state.journal
-        self._pre_ballot = Ballot(term, {state.settings.self_id})
+        self._pre_ballot = self._own_ballot(term)
         for name in voters:
             state.peers.send(name, Kind.PRE_VOTE, term, journal.last_index, journal.last_term)
         return False
@@ -257,10 +445,42 @@ class Candidate:
             and state.journal.log.allocator.has_reserve
         )
 
+    def _own_ballot(self, term: int) -> Ballot:
+        settings = self.state.settings
+        is_uncertain = self.eligibility.doubtful and not settings.sync_flush
+        ballot = Ballot(term)
+        ballot.grant(term, settings.self_id, is_uncertain=is_uncertain)
+        return ballot
+
+    def _is_uncertain(self, peer: str) -> bool:
+        # Its frames are taken only from a connection of the start that this hello is of, and a
+        # process that is certain stays so. That it became certain comes with its pre-vote.
+        return self.state.roster.hellos[peer].is_uncertain
+
+    def _log_waiting(self) -> None:
+        """Log what an election with this `doubtful` member waits for, when that has changed."""
+        roster, peers = self.state.roster, self.state.peers
+        others = roster.other_voters
+        facts = (
+            [name for name in others if name in roster.hellos and roster.hellos[name].doubtful],
+            [name for name in others if name not in peers or not peers[name].is_connected],
+        )
+        if facts != self._logged:
+            self._logged = facts
+            doubtful, away = facts
+            log.warning(
+                "doubtful_without_leader",
+                group=self.state.settings.group,
+                voters=roster.voters,
+                doubtful=[self.state.settings.self_id, *doubtful],
+                away=away,
+            )
+
     def _campaign(self) -> None:
         core = self.state.core
         log.info("campaign", group=self.state.settings.group, term=core.term + 1)
-        self._ballot = Ballot(core.term + 1)
+        self._ballot = self._own_ballot(core.term + 1)
+        self._held_back.clear()
         self.elect(core.campaign)
 
     def elect(self, act: Callable[[], None]) -> None:
@@ -288,13 +508,25 @@ class Candidate:
     def on_vote_reply(self, peer: str, term: int) -> None:
         """Count the vote of *peer* in *term*."""
         state = self.state
-        if state.guards.one_vote_per_voter and not (
-            state.roster.is_voter(peer) and self._ballot.grant(term, peer)
+        if not state.guards.one_vote_per_voter:
+            self._count_vote(peer, term)
+            return
+        is_uncertain = self._is_uncertain(peer)
+        if not (
+            state.roster.is_voter(peer)
+            and self._ballot.grant(term, peer, is_uncertain=is_uncertain)
         ):
             return
-        self.elect(lambda: state.core.step(peer, {"type": "response_vote", "term": term}))
+        self._held_back.append(peer)
+        if self._ballot.uncertain and not self._ballot.is_won(state.roster.voters):
+            return
+        while self._held_back:
+            self._count_vote(self._held_back.pop(0), term)
 
-    def on_pre_vote_reply(self, peer: str, sender_term: int, term: int, granted: bool) -> bool:
+    def _count_vote(self, peer: str, term: int) -> None:
+        self.elect(lambda: self.state.core.step(peer, {"type": "response_vote", "term": term}))
+
+    def on_pre_vote_reply(self, peer: str, sender_term: int, term: int, granted: int) -> bool:
         """Count the pre-vote of *peer*, which is in *sender_term*, for *term*.
 
         Returns:
@@ -309,8 +541,9 @@ class Candidate:
             not state.roster.is_voter(peer)
             or state.core.is_leader
             or term != state.core.term + 1
-            or not self._pre_ballot.grant(term, peer)
-            or len(self._pre_ballot.votes) != majority(state.roster.voters)
+            or self._pre_ballot.is_won(state.roster.voters)
+            or not self._pre_ballot.grant(term, peer, is_uncertain=self._is_uncertain(peer))
+            or not self._pre_ballot.is_won(state.roster.voters)
         ):
             return False
         self._campaign()
@@ -359,4 +592,10 @@ class Candidate:
         )
         if granted:
             self.timer.give_way(now_s)
-        state.peers.send(peer, Kind.PRE_VOTE_REPLY, term, granted)
+        grant = CERTAIN if granted and self._is_certain_to(peer) else granted
+        state.peers.send(peer, Kind.PRE_VOTE_REPLY, term, grant)
+
+    def _is_certain_to(self, peer: str) -> bool:
+        """Whether *peer* has to know that this member is not `doubtful`, and understands it."""
+        hello = self.state.roster.hellos.get(peer)
+        return not self.eligibility.doubtful and hello is not None and hello.started_ms > 0

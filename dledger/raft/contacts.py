@@ -12,10 +12,9 @@ from typing import Any
 from commitlog.errors import RemoteProtocolError
 from dledger.raft.candidate import ElectionTimer, VoteEligibility
 from dledger.raft.identity import Hello
-from dledger.raft.peers import NAMES_MAX, PeerState
+from dledger.raft.peers import NAMES_MAX, PeerState, RaftState
 from dledger.raft.replicator import Replicator
-from dledger.raft.state import RaftState
-from dledger.raft.wakeup import WakeAll, Wakeup
+from dledger.waiting import WakeAll, Wakeup
 
 
 @dataclass(eq=False)
@@ -39,7 +38,12 @@ class Contacts:
     leader_wake: Wakeup = field(default_factory=Wakeup, init=False)
     links_wake: Wakeup = field(default_factory=Wakeup, init=False)
     found_wake: WakeAll = field(default_factory=WakeAll, init=False)
+    _started_ms: int = field(init=False)
     _members_version: int = field(default=-1, init=False)
+
+    def __post_init__(self) -> None:
+        is_async = not self.state.settings.sync_flush
+        self._started_ms = max(1, self.state.clock.wall_ms()) if is_async else 0
 
     # -- connections -----------------------------------------------------------------------
 
@@ -64,6 +68,7 @@ class Contacts:
             last=(journal.last_term, journal.last_index),
             members=roster.vouches_for() if to_member else (),
             members_index=journal.members.index,
+            started_ms=self._started_ms,
         )
 
     def link_up(self, peer: str, channel: str, hello: Hello) -> None:
@@ -92,6 +97,10 @@ class Contacts:
             self.maybe_lost_leader(peer)
         else:
             peer_state.replies.clear()
+            if not self.state.settings.sync_flush:
+                # Perhaps its power failed, and what it acknowledged is on no disk. The first answer
+                # on the next connection states again what it has.
+                self.state.core.forget_match(peer)
 
     def maybe_lost_leader(self, peer: str) -> None:
         """Shorten the election timeout if *peer*, to which a connection ended, leads."""
@@ -149,9 +158,15 @@ class Contacts:
             self.state.roster.hellos[peer] = known.hello
 
     def is_newest(self, hello: Hello) -> bool:
-        """Whether no other incarnation has sent a hello under that name since."""
+        """Whether no other incarnation, or other start of it, has sent a hello of that name since.
+
+        What a process acknowledged before its power failed must not count after that.
+        """
         newest = self.state.roster.hellos.get(hello.name)
-        return newest is not None and newest.incarnation == hello.incarnation
+        return newest is not None and (newest.incarnation, newest.started_ms) == (
+            hello.incarnation,
+            hello.started_ms,
+        )
 
     # -- members ---------------------------------------------------------------------------
 

@@ -27,13 +27,12 @@ from dledger.broker_errors import ChangeRefusedError
 from dledger.raft.acks import PendingAcks
 from dledger.raft.candidate import ElectionTimer, VoteEligibility
 from dledger.raft.contacts import Contacts
-from dledger.raft.guards import Guards
 from dledger.raft.journal import CommitLogJournal, Frame
 from dledger.raft.library import Message
 from dledger.raft.membership import Members
-from dledger.raft.peers import ContradictionError
+from dledger.raft.peers import ContradictionError, RaftState
+from dledger.raft.settings import Guards
 from dledger.raft.snapshot import Installation
-from dledger.raft.state import RaftState
 from dledger.raft.wire import Kind, PeerFrame
 
 log = structlog.get_logger(__name__)
@@ -238,6 +237,7 @@ def _check_chain(journal: CommitLogJournal, prev: int, frames: Sequence[Frame]) 
         if end is not None and header.position < end:
             raise RemoteProtocolError(f"entry {header.index} overlaps the one before it")
         _verify(frame.data, header, chain)
+        frame.verified_after = chain
         index, term, chain = header.index, header.term, header.chain
         end = header.position + header.size
 

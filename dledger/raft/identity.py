@@ -34,6 +34,7 @@ from dledger.raft.membership import MEMBERS_MAX
 from dledger.raft.wire import (
     INDEX_MAX,
     NUMBER_MAX,
+    PROTOCOL_OLDEST,
     PROTOCOL_VERSION,
     TERM_MAX,
     is_incarnation,
@@ -79,6 +80,8 @@ class Hello:
     """The members of the group, as the acceptor knows them; sent to members alone."""
     members_index: int = 0
     """Index of the entry with this list; 0: in none."""
+    started_ms: int = 0
+    """When its process started; 0: it flushes before it acknowledges, so no start matters."""
 
     def encode(self) -> dict[str, Any]:
         """Return the CBOR map that travels."""
@@ -95,6 +98,8 @@ class Hello:
             "peer": self.peer,
             "last": None if self.last is None else list(self.last),
         }
+        if self.started_ms:
+            fields["started"] = self.started_ms
         if self.members:
             rows = [list(member) for member in self.members]
             fields["members"] = [self.members_index, rows]
@@ -104,6 +109,11 @@ class Hello:
     def key(self) -> tuple[str, str]:
         """Name and incarnation."""
         return self.name, self.incarnation
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether a power cut may have taken what it acknowledged, and no leader made that good."""
+        return self.doubtful and self.started_ms > 0
 
     @property
     def peer_address(self) -> tuple[str, int] | None:
@@ -135,6 +145,7 @@ class Hello:
                 channel=fields["channel"],
                 peer=fields.get("peer", ""),
                 last=_last_of(fields.get("last")),
+                started_ms=fields.get("started", 0),
                 **_members_of(fields.get("members", [0, []])),
             )
         except KeyError as error:
@@ -152,6 +163,8 @@ class Hello:
             and all(map(is_name, self.voters))
             and all(map(is_incarnation, self.voters.values()))
             and isinstance(self.doubtful, bool)
+            and type(self.started_ms) is int
+            and 0 <= self.started_ms <= NUMBER_MAX
             and all(isinstance(text, str) for text in texts)
         ):
             raise RemoteProtocolError("a hello with fields of the wrong type")
@@ -164,15 +177,17 @@ def check_version(fields: Mapping[Any, Any]) -> None:
     """Check that this version can read a hello.
 
     Raises:
-        RemoteProtocolError: It is of a newer version, or of none.
+        RemoteProtocolError: It is of a newer version, of one too old, or of none.
     """
     version, who = fields.get("v"), fields.get("name")
-    if type(version) is not int or not 0 <= version <= PROTOCOL_VERSION:
+    if type(version) is not int or not PROTOCOL_OLDEST <= version <= PROTOCOL_VERSION:
         who = who[:_SHOWN_CHARACTERS] if is_name(who) else "a peer"
         shown = repr(version)[:_SHOWN_CHARACTERS] if _is_short(version) else "of no sense"
-        raise RemoteProtocolError(
-            f"{who} speaks version {shown}, newest known here is {PROTOCOL_VERSION}"
-        )
+        if type(version) is int and 0 <= version < PROTOCOL_OLDEST:
+            limit = f"oldest known here is {PROTOCOL_OLDEST}"
+        else:
+            limit = f"newest known here is {PROTOCOL_VERSION}"
+        raise RemoteProtocolError(f"{who} speaks version {shown}, {limit}")
 
 
 def _is_short(version: object) -> bool:

@@ -31,9 +31,9 @@ from commitlog.entry import (
 )
 from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError, InvariantBroken
-from commitlog.slot_file import SlotFile
-from dledger.raft.guards import Guards
+from commitlog.mark import SlotFile
 from dledger.raft.membership import Members, MembersLog
+from dledger.raft.settings import Guards
 from dledger.raft.wire import NUMBER_MAX, TERM_MAX, is_name
 
 Item = tuple[bytes, int, int]
@@ -67,6 +67,8 @@ class Frame:
 
     data: memoryview
     header: EntryHeader
+    verified_after: int | None = None
+    """Chain of the entry that it was verified to follow; None: it is not verified yet."""
 
 
 def entry_size(batches: Sequence[RecordBatch]) -> int:
@@ -164,6 +166,8 @@ class CommitLogJournal(Journal):
         self._sync_flush = sync_flush
         self._guards = guards
         self.truncations = 0
+        self._unflushed_lists: list[int] = []
+        """Entries with a list of members that were not on disk when this was last looked at."""
         self._anchor: Item = (b"", log.first_index - 1, log.term_at(log.first_index - 1))
         self._last: Item = self.item(log.last_index)
         self.on_seal: Callable[[EntryHeader], None] | None = None
@@ -187,10 +191,22 @@ class CommitLogJournal(Journal):
 
     @property
     def stable_index(self) -> int:
-        """Newest index this node may acknowledge: durable, or written with an async flush."""
+        """Newest index this node may acknowledge: durable, or written with an async flush.
+
+        A list of members is flushed in any case: were one lost that counted, the members before it
+        could elect without those that it brought.
+        """
         if self._sync_flush and self._guards.durable_before_promise:
             return self.log.durable_index
-        return self.last_index
+        return self._unflushed_lists[0] - 1 if self.waits_for_list else self.last_index
+
+    @property
+    def waits_for_list(self) -> bool:
+        """Whether an async flush must not wait: it covers a list of members."""
+        lists, durable_index = self._unflushed_lists, self.log.durable_index
+        while lists and lists[0] <= durable_index:
+            del lists[0]
+        return bool(lists)
 
     @property
     def has_unflushed(self) -> bool:
@@ -240,6 +256,7 @@ class CommitLogJournal(Journal):
         What was committed in the old one is void: only what the anchor stands for is committed.
         """
         self.log = log
+        self._unflushed_lists = []
         self.anchor_moved()
         self._last = self.item(log.last_index)
         self._commit_index = self.anchor_index
@@ -268,12 +285,16 @@ class CommitLogJournal(Journal):
                     f"offered as {idx} of term {term}"
                 )
             brought = _members_of(command)
-            self.log.append(command.data, sealed_here=False)
+            self.log.append(
+                command.data, header=command.header, verified_after=command.verified_after
+            )
         else:
             brought = command.members if isinstance(command, ConfigProposal) else None
             self.log.append(self._seal(command, idx, term), sealed_here=True)
         if brought is not None:
             self.members.append(idx, brought)
+            if not self._sync_flush:
+                self._unflushed_lists.append(idx)
         self._last = (OURS_COMMAND, idx, term)
 
     def _seal(self, command: Proposal | ConfigProposal | bytes, index: int, term: int) -> Buffer:
@@ -341,6 +362,7 @@ class CommitLogJournal(Journal):
             return
         self.log.truncate_from(index)
         self.members.truncate_from(index)
+        self._unflushed_lists = [at for at in self._unflushed_lists if at < index]
         self.truncations += 1
         self._last = self.item(index - 1)
 

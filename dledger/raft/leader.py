@@ -15,17 +15,15 @@ import structlog
 
 from commitlog.errors import DiskFullError, LogBusyError, RemoteProtocolError
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, ReplicationError
-from dledger.raft.candidate import ElectionTimer, majority
-from dledger.raft.clocks import Clocks
+from dledger.raft.candidate import Clocks, ElectionTimer, majority
 from dledger.raft.contacts import Contacts
 from dledger.raft.identity import Hello
 from dledger.raft.journal import ConfigProposal
 from dledger.raft.library import Message
 from dledger.raft.membership import Members, Sight, check_change, next_list
-from dledger.raft.peers import PeerState
+from dledger.raft.peers import PeerState, RaftState
 from dledger.raft.read_index import ReadIndex
 from dledger.raft.replicator import Replicator
-from dledger.raft.state import RaftState
 from dledger.raft.transfer import Transfers
 from dledger.raft.wire import Kind
 

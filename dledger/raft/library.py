@@ -21,9 +21,9 @@ its dumps                 ``__tryLogCompaction`` does nothing, ``__loadDumpFile`
 its sockets and threads   a null poller, ``autoTick`` off, our Transport
 ========================  ======================================================================
 
-Each correction is a guard (`dledger.raft.guards`). Everything that depends on private names of the
-library stands in this file, and a test compares the hash of the installed ``syncobj.py`` with the
-one it was written against.
+Each correction is a guard (`dledger.raft.settings`). Everything that depends on private names of
+the library stands in this file, and a test compares the hash of the installed ``syncobj.py`` with
+the one it was written against.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
 from commitlog.errors import InvariantBroken, RemoteProtocolError
-from dledger.raft.guards import Guards
 from dledger.raft.journal import CommitLogJournal, ConfigProposal, Proposal
+from dledger.raft.settings import Guards
 from remoting.seams import Clock, Rng
 
 LIBRARY_SHA256: Final = "e8bdf06797085d734df86e24ab4802fe87893dff77268565ec036f7ad4a1cfe4"

@@ -24,9 +24,8 @@ import structlog
 import trio
 
 from commitlog.errors import InvariantBroken, RemoteProtocolError, StoreError
-from dledger.raft.data_link import DataLink
+from dledger.raft.channel import CHANNELS, RECEIVE_BYTES, Caller, DataLink, Introduction, frame_of
 from dledger.raft.identity import Hello
-from dledger.raft.introduction import CHANNELS, RECEIVE_BYTES, Caller, Introduction, frame_of
 from dledger.raft.member import RaftNode
 from dledger.raft.peers import ContradictionError, NotAMemberError, Refusals
 from dledger.raft.wire import (
@@ -36,7 +35,7 @@ from dledger.raft.wire import (
     PeerFrame,
     PeerFrameDecoder,
 )
-from remoting.frame_room import FREE_FRAME_BYTES, FrameRoom, FrameTicket
+from remoting.memory_budget import FREE_FRAME_BYTES, FrameRoom, FrameTicket
 from remoting.seams import Clock, Executor, Listener, Network, Rng, Stream
 
 log = structlog.get_logger(__name__)
@@ -51,6 +50,10 @@ STRANGERS_MAX: Final = 64
 """Connections without a hello. A new one closes the oldest, so that a member can connect beside any
 number of others; each holds at most a hello, 4 MiB in all. With a hello there is one connection of
 each kind from each member."""
+
+SMALL_RECEIVE_BYTES: Final = 64 << 10
+"""How much is read at once while less comes: a larger block is new memory to the process each time.
+"""
 
 LISTEN_AGAIN_S: Final = 1.0
 """Pause between attempts to bind the peer port of a member that served without one."""
@@ -331,10 +334,14 @@ class Links:
             with scope:
                 sequence = self._deliver(hello, caller.epoch, 0, caller.rest)
                 await memory.update(decoder, 0, 0)
-                while data := await stream.receive_some(RECEIVE_BYTES):
-                    frames = decoder.feed(memoryview(data))
+                size = SMALL_RECEIVE_BYTES
+                while data := await stream.receive_some(size):
+                    if type(data) is not bytes:
+                        data = memoryview(data)
+                    size = RECEIVE_BYTES if len(data) >= size else SMALL_RECEIVE_BYTES
+                    frames = decoder.feed(data)
                     sequence = self._deliver(hello, caller.epoch, sequence, frames)
-                    await memory.update(decoder, len(memoryview(data)), len(frames))
+                    await memory.update(decoder, len(data), len(frames))
             memory.check()
         finally:
             memory.release()
@@ -363,7 +370,7 @@ class Links:
         peer = hello.name
         if not self._node.contacts.is_newest(hello):
             # Late frames of the incarnation before must not count as the new one's.
-            raise RemoteProtocolError(f"{peer} has another incarnation now")
+            raise RemoteProtocolError(f"{peer} has another incarnation now, or has restarted")
         checked = self._node.guards.envelope
         is_news = False
         try:

@@ -26,23 +26,20 @@ from typing import Any, Final
 from commitlog.entry_log import EntryLog
 from commitlog.errors import LocalProtocolError, RemoteProtocolError
 from dledger.raft.acks import Flusher, PendingAcks
-from dledger.raft.candidate import Candidate, ElectionTimer, VoteEligibility
-from dledger.raft.clocks import Clocks
+from dledger.raft.candidate import Candidate, Clocks, ElectionTimer, VoteEligibility
 from dledger.raft.contacts import Contacts
 from dledger.raft.follower import Follower
-from dledger.raft.guards import ALL_ON, Guards
 from dledger.raft.identity import Hello, Identity
 from dledger.raft.journal import CommitLogJournal, Proposal, TermVote, entry_size
 from dledger.raft.leader import Leader, MemberChanges
 from dledger.raft.library import Message, RaftCore, Role
 from dledger.raft.membership import MembersLog
-from dledger.raft.peers import NotAMemberError, Peers, Roster
+from dledger.raft.peers import NotAMemberError, Owner, Peers, RaftState, Roster
 from dledger.raft.replicator import FrameWithBytes, Replicator, Sender
-from dledger.raft.settings import RaftSettings
+from dledger.raft.settings import ALL_ON, Guards, RaftSettings
 from dledger.raft.snapshot import Installation
-from dledger.raft.state import Owner, RaftState
 from dledger.raft.transfer import Transfers
-from dledger.raft.wire import HEARTBEATS, TERM_JUMP_MAX, Kind, PeerFrame
+from dledger.raft.wire import CERTAIN, HEARTBEATS, TERM_JUMP_MAX, Kind, PeerFrame
 from remoting.seams import Clock, Rng
 
 OF_MEMBERS: Final = frozenset(
@@ -406,6 +403,8 @@ class RaftNode:
         if frame.kind is Kind.PRE_VOTE:
             self.candidate.on_pre_vote(peer, *frame.fields)
         elif frame.kind is Kind.PRE_VOTE_REPLY:
+            if frame.fields[1] == CERTAIN:
+                self.contacts.set_doubtful(peer, is_doubtful=False)
             return self.candidate.on_pre_vote_reply(peer, frame.term, *frame.fields)
         elif frame.kind is Kind.FETCH:
             self.sender.on_fetch(peer, *frame.fields)

@@ -1,4 +1,4 @@
-"""The other members: which ones this node knows, counts, connects to and refuses.
+"""What one member knows: of the others, which it counts, calls and refuses; of itself, its state.
 
 The list in the log decides which members are counted. The frames of a few more are *handled*, but
 never those of a member that no known member confirms:
@@ -14,6 +14,10 @@ never those of a member that no known member confirms:
   configured ones. It may answer; it may lead, campaign or fetch only before there is a list.
 
 Links send the frames that wait here (`dledger.raft.links`); nothing here waits.
+
+All roles share one `RaftState`, the owner's callbacks and the first failure. As in etcd's ``raft``
+struct there is one state; `dledger.raft.leader`, `.follower` and `.candidate` are the step
+functions over it.
 """
 
 from __future__ import annotations
@@ -23,12 +27,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from commitlog.errors import RemoteProtocolError
+from commitlog.errors import FlushFailedError, InvariantBroken, RemoteProtocolError
 from dledger.raft.identity import Hello, Identity, Vouched
+from dledger.raft.journal import CommitLogJournal
 from dledger.raft.library import RaftCore
 from dledger.raft.membership import Member, Members, MembersLog
-from dledger.raft.wakeup import Wakeup
+from dledger.raft.settings import Guards, RaftSettings
 from dledger.raft.wire import Kind
+from dledger.waiting import Wakeup
+from remoting.seams import Clock
 
 CONTROL_QUEUE_FRAMES: Final = 64
 """Heartbeats and votes waiting for a link, frames; older ones are dropped, Raft repeats them."""
@@ -41,6 +48,8 @@ class Outgoing:
     kind: Kind
     term: int
     fields: tuple[Any, ...]
+    payload_crc: int | None = None
+    """CRC-32 of the bytes that follow its head, where that is known already."""
 
 
 @dataclass(slots=True)
@@ -407,3 +416,87 @@ class Refusals:
             del self._lines[oldest], self._silent[oldest]
         self._lines[reason], self._silent[reason] = now_s, 0
         return times
+
+
+def _no_snapshot() -> tuple[int, bytes]:
+    raise InvariantBroken("this node has no tables to send")
+
+
+def _ignore_snapshot(leader: str, data: bytes) -> None:
+    raise InvariantBroken(f"no owner installs the snapshot of {len(data)} bytes from {leader}")
+
+
+def _ignore_fetched(peer: str, entries: memoryview) -> None:
+    """Drop the answer: this owner repairs nothing."""
+
+
+@dataclass(slots=True)
+class Owner:
+    """The callbacks of a node's owner, which may be replaced at any time, also while it runs."""
+
+    on_settled: Callable[[], None]
+    """Called at the end of every event, synchronously; may append. Observers wrap this callback."""
+    may_lead: Callable[[], bool] = lambda: True
+    """Whether this member could serve if it led."""
+    take_snapshot: Callable[[], tuple[int, bytes]] = _no_snapshot
+    """Return the applied index of the tables, and the encoded tables."""
+    on_snapshot: Callable[[str, bytes], None] = _ignore_snapshot
+    """A whole snapshot has arrived from that leader; `RaftNode.installed`, `RaftNode.declined` or
+    `RaftNode.refused` must follow."""
+    on_suspect: Callable[[int], bool] = lambda _index: False
+    """The entry at an index may be damaged; return whether it is."""
+    on_fetched: Callable[[str, memoryview], None] = _ignore_fetched
+    """That member's answer to `Sender.fetch`: whole entries, or nothing."""
+
+
+class Failure:
+    """The first error that a node cannot continue after; every later event raises it again.
+
+    So a caller that takes the first one for an error of its own cannot keep the node running.
+    """
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def raise_again(self) -> None:
+        """Raise the error, if there is one."""
+        if self.error is not None:
+            raise self.error
+
+    def of_disk(self, error: OSError) -> FlushFailedError:
+        """Keep a disk's error, and return what to raise."""
+        # By its type it would pass for the error of a connection, which links merely dial again.
+        failure = self.error = FlushFailedError(f"the disk failed: {error}")
+        return failure
+
+
+@dataclass(eq=False, slots=True)
+class RaftState:
+    """The state of one member, which its roles read and change.
+
+    Attributes:
+        core: Term, role, votes and commit index, as the library has them.
+        journal: The log, and what of term and vote is on disk.
+        roster: Which members this node knows and counts.
+        peers: The state of each other member, with the frames that wait for its links.
+        noop_index: Index of the first entry of this leader's term; 0 while it does not lead.
+    """
+
+    settings: RaftSettings
+    guards: Guards
+    clock: Clock
+    owner: Owner
+    core: RaftCore
+    journal: CommitLogJournal
+    roster: Roster
+    peers: Peers
+    failure: Failure = field(default_factory=Failure)
+    noop_index: int = 0
+
+    @property
+    def has_hole(self) -> bool:
+        """Whether entries are damaged here that another voter may have.
+
+        Until they are repaired this member neither votes nor acknowledges.
+        """
+        return len(self.journal.log.damaged) > 0 and bool(self.roster.other_voters)

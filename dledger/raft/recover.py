@@ -3,7 +3,7 @@
 What the lost members had acknowledged beyond this replica's log is unknown. So an operator decides,
 with the facts printed. Then this replica gets a new incarnation and a new term, and its log one
 more entry, the list of members with this one alone. Old members that return are refused: they have
-other founders (see `dledger.raft.introduction`).
+other founders (see `dledger.raft.channel`).
 
 Offline and synchronous: the broker must not run.
 """
@@ -18,10 +18,9 @@ import cbor2
 from commitlog.entry import ENTRY_HEADER_BYTES, seal_config
 from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError
-from commitlog.log_format import read_format
-from commitlog.mark import Mark
+from commitlog.mark import Mark, SlotFile
 from commitlog.seams import Disk
-from commitlog.slot_file import SlotFile
+from commitlog.segment import read_format
 from commitlog.store_paths import StorePaths
 from dledger.broker_errors import ChangeRefusedError
 from dledger.raft.identity import Identity, owner_of

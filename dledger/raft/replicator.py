@@ -21,11 +21,10 @@ import structlog
 
 from commitlog.damage import check_entries
 from commitlog.errors import CorruptEntryError, CorruptStoreError
-from dledger.raft.guards import Guards
-from dledger.raft.peers import Outgoing, PeerState
+from dledger.raft.peers import Outgoing, PeerState, RaftState
+from dledger.raft.settings import Guards
 from dledger.raft.snapshot import Sending
-from dledger.raft.state import RaftState
-from dledger.raft.wire import Kind
+from dledger.raft.wire import Kind, crc_of
 
 log = structlog.get_logger(__name__)
 
@@ -305,6 +304,9 @@ class Sender:
 
     state: RaftState
     replicator: Replicator
+    _newest_sent: tuple[object, int, int, int] | None = field(default=None, init=False)
+    _newest_crc: int = field(default=0, init=False)
+    """CRC-32 of the entries that were sent last: log, its generation, first index, bytes."""
 
     def next_frame(self, peer: str) -> FrameWithBytes | None:
         """Decide what the data link to *peer* sends next; None when there is nothing now.
@@ -340,7 +342,20 @@ class Sender:
         size = sum(map(len, views))
         self.replicator.sent(peer, self._last_in(append, size), size)
         fields = (append.prev_index, append.prev_term, append.commit_index)
-        return Outgoing(Kind.APPEND, core.term, fields), views
+        crc = self._crc_of(append.first, size, views, is_probe=is_probe)
+        return Outgoing(Kind.APPEND, core.term, fields, crc), views
+
+    def _crc_of(self, first: int, size: int, views: list[memoryview], *, is_probe: bool) -> int:
+        """Return the checksum of entries that as a rule were sent to another member just now.
+
+        For a probe it is computed again: the bytes may have been repaired since a follower refused
+        them.
+        """
+        entry_log = self.state.journal.log
+        sent = (entry_log, entry_log.generation, first, size)
+        if is_probe or self._newest_sent != sent:
+            self._newest_sent, self._newest_crc = sent, crc_of(views)
+        return self._newest_crc
 
     def _entries(self, append: Append) -> list[memoryview]:
         if append.is_empty:

@@ -16,7 +16,7 @@ import structlog
 from commitlog.entry_log import EntryLog
 from commitlog.errors import RemoteProtocolError
 from dledger.raft.acks import PendingAcks
-from dledger.raft.state import RaftState
+from dledger.raft.peers import RaftState
 from dledger.raft.wire import Kind, PeerFrame
 
 log = structlog.get_logger(__name__)

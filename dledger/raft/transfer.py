@@ -16,8 +16,8 @@ from enum import StrEnum
 import structlog
 
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
+from dledger.raft.peers import RaftState
 from dledger.raft.replicator import Replicator
-from dledger.raft.state import RaftState
 from dledger.raft.wire import Kind
 
 log = structlog.get_logger(__name__)

@@ -1,12 +1,16 @@
-"""Frames between the members of a group: CRC'd, bounded, CBOR; no pickle, no commands.
+"""Frames between the members of a group: CRC'd, bounded, numbers or CBOR; no pickle, no commands.
 
 ::
 
     u32 length      bytes after this field, at most FRAME_BYTES_MAX
-    u32 crc         CRC-32 of all that follows
+    u32 crc         CRC-32 of the payload and then of head_bytes and head
     u16 head_bytes  length of the head
-    head            CBOR array [kind, term, epoch, sequence, *fields]
+    head            kind u8, then term, epoch, sequence and the fields, u64 each: of the kinds in
+                    FIXED; else CBOR array [kind, term, epoch, sequence, *fields]
     payload         rest: log entries back to back (APPEND), a piece of a snapshot, else empty
+
+A CBOR array begins with a byte above all kinds, so one form is never taken for the other. The
+payload comes first in the CRC: what several members get is read once for all of them.
 
 *term* is the sender's term when it made the message; *epoch* names the connection and *sequence*
 rises by at least one per frame in it, so a late or doubled frame never counts as new.
@@ -20,6 +24,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any, Final
@@ -59,8 +64,11 @@ _HOST_NAME: Final = re.compile(r"(?:[0-9A-Za-z_-]{1,63}\.)*[0-9A-Za-z_-]{1,63}",
 _IPV6: Final = re.compile(r"[0-9A-Fa-f:.]{2,45}(?:%[0-9A-Za-z_.-]{1,32})?", re.ASCII)
 _PORT: Final = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Version of this file's frames; a peer with a newer one is refused at hello."""
+
+PROTOCOL_OLDEST: Final = 2
+"""Oldest version that can be read: version 1 had heads of CBOR."""
 
 FRAME_BYTES_MAX: Final = 32 << 20
 """Largest frame, bytes: one entry at its cap beside a full append, with space for the head."""
@@ -106,7 +114,12 @@ class Field(Enum):
     INDEX = INDEX_MAX
     NUMBER = NUMBER_MAX
     FLAG = 1
+    GRANT = 2
+    """0: refused, 1: granted, `CERTAIN`: granted, and its sender is not `doubtful`."""
 
+
+CERTAIN: Final = 2
+"""A pre-vote of a member that is not `doubtful`, sent where hellos name the start of a process."""
 
 _TERM, _INDEX, _NUMBER, _FLAG = Field.TERM, Field.INDEX, Field.NUMBER, Field.FLAG
 
@@ -118,7 +131,7 @@ FIELDS: Final[dict[Kind, tuple[Field, ...]]] = {
     Kind.VOTE: (_INDEX, _TERM, _FLAG),
     Kind.VOTE_REPLY: (),
     Kind.PRE_VOTE: (_TERM, _INDEX, _TERM),
-    Kind.PRE_VOTE_REPLY: (_TERM, _FLAG),
+    Kind.PRE_VOTE_REPLY: (_TERM, Field.GRANT),
     Kind.TERM_NOTICE: (),
     Kind.SNAPSHOT: (_INDEX, _NUMBER, _NUMBER),
     Kind.SNAPSHOT_REPLY: (_INDEX, _NUMBER, _INDEX),
@@ -131,6 +144,21 @@ FIELDS: Final[dict[Kind, tuple[Field, ...]]] = {
 _LIMITS: Final = {kind: tuple(field.value for field in fields) for kind, fields in FIELDS.items()}
 
 _HELLOS: Final = frozenset({Kind.HELLO, Kind.HELLO_ACK})
+
+FIXED: Final = frozenset({Kind.APPEND, Kind.APPEND_REPLY, Kind.HEARTBEAT, Kind.HEARTBEAT_REPLY})
+"""Frames that each entry or each moment costs: their head is a row of numbers."""
+
+_CBOR_ARRAY: Final = 0x80
+"""First byte of the shortest CBOR array."""
+
+_FIXED_BY_NUMBER: Final = {
+    int(kind): (kind, struct.Struct(f">B{3 + len(_LIMITS[kind])}Q"), _LIMITS[kind])
+    for kind in sorted(FIXED)
+}
+_FIXED_HEADS: Final = {
+    kind: (struct.Struct(f">H{form.format[1:]}"), form.size)
+    for kind, form, _ in _FIXED_BY_NUMBER.values()
+}
 
 
 @dataclass(slots=True)
@@ -147,18 +175,42 @@ class PeerFrame:
 
 def encode_head(kind: Kind, term: int, epoch: int, sequence: int, fields: tuple[Any, ...]) -> bytes:
     """Return length-prefixed head bytes to be finished with `encode_frame`."""
+    fixed = _FIXED_HEADS.get(kind)
+    if fixed is not None:
+        form, size = fixed
+        return form.pack(size, kind, term, epoch, sequence, *fields)
+    return encode_cbor_head(kind, term, epoch, sequence, fields)
+
+
+def encode_cbor_head(
+    kind: Kind, term: int, epoch: int, sequence: int, fields: tuple[Any, ...]
+) -> bytes:
+    """Return length-prefixed head bytes in CBOR, as all kinds may have them."""
     head = cbor2.dumps([int(kind), term, epoch, sequence, *fields])
     return _HEAD_LENGTH.pack(len(head)) + head
 
 
-def encode_frame(head: bytes, payload: list[memoryview] | None = None) -> bytes:
-    """Return one whole frame; the payload's pieces are copied once, into the frame."""
-    crc = zlib.crc32(head)
-    size = len(head)
-    for piece in payload or ():
+def crc_of(payload: Iterable[memoryview]) -> int:
+    """Return the CRC-32 of a payload's pieces."""
+    crc = 0
+    for piece in payload:
         crc = zlib.crc32(piece, crc)
-        size += len(piece)
-    return b"".join([_PREFIX.pack(size + 4, crc), head, *(payload or ())])
+    return crc
+
+
+def encode_frame(
+    head: bytes, payload: list[memoryview] | None = None, payload_crc: int | None = None
+) -> bytes:
+    """Return one whole frame; the payload's pieces are copied once, into the frame.
+
+    Args:
+        payload_crc: `crc_of` the payload, where the caller has it already.
+    """
+    if not payload:
+        return _PREFIX.pack(len(head) + 4, zlib.crc32(head)) + head
+    crc = zlib.crc32(head, crc_of(payload) if payload_crc is None else payload_crc)
+    size = len(head) + sum(map(len, payload))
+    return b"".join([_PREFIX.pack(size + 4, crc), head, *payload])
 
 
 class PeerFrameDecoder:
@@ -194,10 +246,16 @@ class PeerFrameDecoder:
         """
         if self._broken:
             raise RemoteProtocolError("the connection was in error already")
-        self._buffer += data
         frames: list[PeerFrame] = []
         try:
-            offset = self._decode_whole(frames)
+            if not self._buffer and type(data) is bytes:
+                # As a rule whole frames come, which are read where they are.
+                offset = self._decode_whole(data, frames)
+                if offset < len(data):
+                    self._buffer += data[offset:]
+                return frames
+            self._buffer += data
+            offset = self._decode_whole(self._buffer, frames)
         except RemoteProtocolError:
             self._broken = True
             raise
@@ -205,8 +263,8 @@ class PeerFrameDecoder:
             del self._buffer[:offset]
         return frames
 
-    def _decode_whole(self, frames: list[PeerFrame]) -> int:
-        buffer, offset = self._buffer, 0
+    def _decode_whole(self, buffer: bytes | bytearray, frames: list[PeerFrame]) -> int:
+        offset = 0
         while len(buffer) - offset >= _PREFIX.size:
             length, crc = _PREFIX.unpack_from(buffer, offset)
             if not 6 <= length <= self.frame_bytes_max:
@@ -214,19 +272,23 @@ class PeerFrameDecoder:
             start, end = offset + _PREFIX.size, offset + 4 + length
             if len(buffer) < end:
                 break
-            content = bytes(memoryview(buffer)[start:end])
-            if zlib.crc32(content) != crc:
-                raise RemoteProtocolError("a peer frame with a wrong CRC")
-            frames.append(_decode(memoryview(content)))
+            content = memoryview(buffer)[start:end]
+            if type(buffer) is bytearray:  # it goes on to be filled
+                content = memoryview(bytes(content))
+            frames.append(_decode(content, crc))
             offset = end
         return offset
 
 
-def _decode(content: memoryview) -> PeerFrame:
-    (head_bytes,) = _HEAD_LENGTH.unpack_from(content)
-    payload_at = _HEAD_LENGTH.size + head_bytes
-    if payload_at > len(content):
-        raise RemoteProtocolError("a peer frame shorter than its head")
+def _decode(content: memoryview, crc: int) -> PeerFrame:
+    payload_at = _HEAD_LENGTH.size + (content[0] << 8 | content[1])
+    payload = content[payload_at:]
+    if zlib.crc32(content[:payload_at], zlib.crc32(payload) if payload else 0) != crc:
+        raise RemoteProtocolError("a peer frame with a wrong CRC")
+    if not _HEAD_LENGTH.size < payload_at <= len(content):
+        raise RemoteProtocolError("a peer frame without its head")
+    if content[2] < _CBOR_ARRAY:
+        return _decode_fixed(content, payload_at, payload)
     head = _read_head(content[_HEAD_LENGTH.size : payload_at])
     try:
         kind = Kind(head[0])
@@ -238,7 +300,21 @@ def _decode(content: memoryview) -> PeerFrame:
             raise RemoteProtocolError(f"a {kind.name} frame with {len(fields)} fields")
     else:
         _check_fields(kind, fields)
-    return PeerFrame(kind, head[1], head[2], head[3], fields, content[payload_at:])
+    return PeerFrame(kind, head[1], head[2], head[3], fields, payload)
+
+
+def _decode_fixed(content: memoryview, payload_at: int, payload: memoryview) -> PeerFrame:
+    fixed = _FIXED_BY_NUMBER.get(content[2])
+    if fixed is None or payload_at != _HEAD_LENGTH.size + fixed[1].size:
+        raise RemoteProtocolError("a peer frame whose head is not CBOR")
+    kind, form, limits = fixed
+    _, term, epoch, sequence, *fields = form.unpack_from(content, _HEAD_LENGTH.size)
+    if term > TERM_MAX or epoch > NUMBER_MAX or sequence > NUMBER_MAX:
+        raise RemoteProtocolError("a peer frame with a number that no member comes to")
+    for value, limit in zip(fields, limits, strict=True):
+        if value > limit:
+            raise RemoteProtocolError(f"a {kind.name} frame with a number that no member comes to")
+    return PeerFrame(kind, term, epoch, sequence, fields, payload)
 
 
 def _read_head(encoded: memoryview) -> list[Any]:

@@ -36,6 +36,7 @@ from commitlog.errors import (
     OffsetOutOfRangeError,
 )
 from commitlog.properties import (
+    MAX_PROPERTIES_BYTES,
     PROPERTY_SET_ASIDE_BY,
     PROPERTY_SET_ASIDE_POSITION,
     PROPERTY_SET_ASIDE_REASON,
@@ -44,7 +45,7 @@ from commitlog.properties import (
     get_property,
     with_properties,
 )
-from commitlog.record import MAX_PROPERTIES_BYTES, SYS_FLAG_TRANSACTION_MASK, encode_record
+from commitlog.record import SYS_FLAG_TRANSACTION_MASK, encode_record
 from dledger.broker_errors import (
     NotLeaderError,
     PendingFullError,
@@ -52,11 +53,10 @@ from dledger.broker_errors import (
     UnknownOutcomeError,
 )
 from dledger.group_api import BrokerGroup, QueueTouched
-from dledger.services.delay_level import Delivery
+from dledger.services.delayed_message import Delivery
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
-from dledger.state.configs import PERM_READ, PERM_WRITE, TopicConfig
-from dledger.state.names import SET_ASIDE_TOPIC
 from dledger.state.state_record import TimersChange, TopicsChange, state_batch, state_record
+from dledger.state.topics import PERM_READ, PERM_WRITE, SET_ASIDE_TOPIC, TopicConfig
 from remoting.seams import Clock
 
 SET_ASIDE_RUN: Final = Run(SET_ASIDE_TOPIC, 0, 1)

@@ -13,10 +13,11 @@ from itertools import islice
 import structlog
 import trio
 
+from commitlog.entry import RecordBatch
 from commitlog.errors import DiskFullError
 from dledger.broker_errors import NotLeaderError, PendingFullError
-from dledger.group_api import BrokerGroup, Proposed
-from dledger.services.table_limits import AccountShares, Made, TableLimits
+from dledger.group_api import BrokerGroup, OffsetCommit, OnDone, Proposed
+from dledger.services.limits import AccountShares, Made, TableLimits
 from dledger.state.state_record import ConsumerOffset, ConsumerOffsetsChange, state_batch
 from remoting.seams import Clock
 
@@ -64,6 +65,8 @@ class OffsetCommits:
         self._shares = shares if shares is not None else AccountShares(group, self._limits)
         self._clock = clock
         self.interval_s = interval_s
+        self.check_slot: Callable[[OffsetSlot], None] = lambda _slot: None
+        """Raises what refuses an offset of that queue for now."""
         self._dirty: dict[OffsetSlot, int] = {}
         self._in_flight: dict[OffsetSlot, _InFlight] = {}
         self._term = 0
@@ -84,6 +87,15 @@ class OffsetCommits:
                 del self._in_flight[slot]
         return self._group.state.consumer_offset(group, topic, queue_id)
 
+    def is_on_its_way(self, slot: OffsetSlot) -> bool:
+        """Return whether an offset of that queue is proposed and not applied."""
+        self.offset(*slot)  # forgets one that is applied
+        return slot in self._in_flight
+
+    def drop(self, slot: OffsetSlot) -> None:
+        """Forget an offset that is not proposed yet."""
+        self._dirty.pop(slot, None)
+
     def check_room(self, group: str, topic: str, account: str = "") -> None:
         """Let a consumer group have offsets in a topic.
 
@@ -103,6 +115,7 @@ class OffsetCommits:
         """Take an offset for the next flush."""
         if self.offset(group, topic, queue_id) == offset:
             return
+        self.check_slot((group, topic, queue_id))
         self._dirty[(group, topic, queue_id)] = offset
         if len(self._dirty) >= MAX_DIRTY_OFFSETS:
             self.flush()
@@ -123,18 +136,47 @@ class OffsetCommits:
         self.commit_all_now([((group, topic, queue_id), offset)], on_done)
 
     def commit_all_now(
-        self, items: Sequence[tuple[OffsetSlot, int]], on_done: Callable[[Proposed], None]
+        self,
+        items: Sequence[tuple[OffsetSlot, int]],
+        on_done: Callable[[Proposed], None],
+        *,
+        by_admin: bool = False,
     ) -> None:
         """Propose at most `MAX_OFFSETS_PER_RECORD` offsets together; *on_done* is called for them.
 
+        Args:
+            by_admin: They are set whatever the group's consumers do: no `check_slot`.
         Raises:
             NotLeaderError, PendingFullError, DiskFullError: Nothing was stored.
         """
+        for slot, _ in () if by_admin else items:
+            self.check_slot(slot)
         self._leads()
         self._propose(items, on_done)
         # A later entry wins over an earlier one, so an older offset must not follow these.
         for slot, _ in items:
             self._dirty.pop(slot, None)
+
+    def commit_step(
+        self, batch: RecordBatch, commits: Sequence[OffsetCommit], on_done: OnDone
+    ) -> None:
+        """Propose *batch*, in which *commits* are, where the group stands as they expect.
+
+        What was taken of these queues for the next flush is proposed before.
+
+        Raises:
+            NotLeaderError, PendingFullError, DiskFullError: Nothing was stored.
+        """
+        self._leads()
+        slots = [(commit.group, commit.topic, commit.queue_id) for commit in commits]
+        for slot in slots:
+            self.check_slot(slot)
+        waiting = [(slot, self._dirty[slot]) for slot in slots if slot in self._dirty]
+        if waiting:
+            self._propose(waiting, None)
+            for slot, _ in waiting:
+                del self._dirty[slot]
+        self._group.propose(batch, on_done, commits=commits)
 
     def topics_of(self, group: str) -> list[str]:
         """Return the topics that a consumer group has offsets in, sorted."""
@@ -244,5 +286,9 @@ class OffsetCommits:
             if on_done is not None:
                 on_done(proposed)
 
-        self._group.propose(state_batch(ConsumerOffsetsChange(offsets)), done)
+        self._group.propose(
+            state_batch(ConsumerOffsetsChange(offsets)),
+            done,
+            commits=[OffsetCommit(*offset) for offset in offsets],
+        )
         self._in_flight.update(mine)

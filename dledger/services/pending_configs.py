@@ -18,20 +18,21 @@ import structlog
 from commitlog.errors import MQError
 from dledger.broker_errors import ReplicationError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
-from dledger.services.table_limits import AccountShares, Made, TableLimits
-from dledger.state.configs import (
-    PERM_INHERIT,
-    PERM_READ,
-    PERM_WRITE,
-    SubscriptionGroupConfig,
-    TopicConfig,
-)
-from dledger.state.names import DLQ_PREFIX, RETRY_PREFIX
+from dledger.services.limits import AccountShares, Made, TableLimits
 from dledger.state.state_record import (
     StateChange,
     SubscriptionGroupsChange,
     TopicsChange,
     state_batch,
+)
+from dledger.state.topics import (
+    DLQ_PREFIX,
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    RETRY_PREFIX,
+    SubscriptionGroupConfig,
+    TopicConfig,
 )
 
 ConfigT = TypeVar("ConfigT", TopicConfig, SubscriptionGroupConfig)
@@ -43,6 +44,8 @@ class _Pending(Generic[ConfigT]):
     term: int
     until_index: int | None = None
     outcome_unknown: bool = False
+    removes: bool = False
+    """The name is removed by this change, or by one in flight before it."""
 
 
 class PendingConfigs(Generic[ConfigT]):
@@ -77,6 +80,11 @@ class PendingConfigs(Generic[ConfigT]):
         pending = self._newest(name)
         return pending is not None and pending.config is None
 
+    def removes(self, name: str) -> bool:
+        """Tell whether any change in flight removes *name*, though it may be made again after."""
+        pending = self._newest(name) if self._pending else None
+        return pending is not None and pending.removes
+
     def resolve(self, name: str) -> ConfigT | None:
         """Return what *name* will be when everything in flight is applied."""
         pending = self._newest(name) if self._pending else None
@@ -107,7 +115,10 @@ class PendingConfigs(Generic[ConfigT]):
 
     def _note(self, name: str, config: ConfigT | None) -> OnDone:
         leadership = self._group.leadership
-        mine = self._pending[name] = _Pending(config, leadership.term if leadership else 0)
+        removes = config is None or self.removes(name)
+        mine = self._pending[name] = _Pending(
+            config, leadership.term if leadership else 0, removes=removes
+        )
 
         def answered(proposed: Proposed) -> None:
             if self._pending.get(name) is not mine:

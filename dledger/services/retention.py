@@ -32,10 +32,9 @@ from commitlog.mark import Anchor
 from commitlog.record import STORE_TIMESTAMP_OFFSET, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_OFFSET
 from commitlog.seams import UtcOffset, utc
 from dledger.group_api import BrokerGroup
-from dledger.services.delay_level import queue_of_level
+from dledger.services.delayed_message import queue_of_level
 from dledger.services.leader_loop import Fate, LeaderLoop
 from dledger.settings_tables import StoreTable
-from dledger.state.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.state.state_record import (
     AGE,
     CAUSES,
@@ -48,6 +47,7 @@ from dledger.state.state_record import (
     state_batch,
 )
 from dledger.state.tables import StateTables
+from dledger.state.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from remoting.seams import Clock
 
 HOUR_MS: Final = 3_600_000

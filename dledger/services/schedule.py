@@ -17,10 +17,10 @@ import trio
 
 from commitlog.errors import CorruptRecordError, InvariantBroken, StoreError
 from dledger.group_api import BrokerGroup, QueueTouched
-from dledger.services.delay_level import Delivery, deliver, delivery_batch, queue_of_level
+from dledger.services.delayed_message import Delivery, deliver, delivery_batch, queue_of_level
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredRecords
-from dledger.state.names import SCHEDULE_TOPIC
+from dledger.state.topics import SCHEDULE_TOPIC
 from dledger.waiting import wait_for
 from remoting.seams import Clock
 

@@ -31,13 +31,17 @@ import trio
 from commitlog.errors import CorruptRecordError
 from commitlog.record import PHY_OFFSET_OFFSET, QUEUE_OFFSET_OFFSET
 from dledger.group_api import BrokerGroup, QueueTouched
-from dledger.services.delay_level import Delivery
+from dledger.services.delayed_message import (
+    Delivery,
+    TimerClaims,
+    delivered_message,
+    rolled_message,
+    timer_batch,
+)
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredBytes, StoredRecords, decode_stored
-from dledger.services.timer_claims import TimerClaims
-from dledger.services.timer_message import delivered_message, rolled_message, timer_batch
-from dledger.state.names import TIMER_TOPIC
 from dledger.state.state_record import TimersChange
+from dledger.state.topics import TIMER_TOPIC
 from dledger.waiting import wait_for
 from remoting.seams import Clock
 
@@ -107,9 +111,9 @@ class TimerIndex:
         while self._seconds and self._seconds[0] * SECOND_MS <= now_ms and len(taken) < count:
             second = self._seconds[0]
             waiting = self._near[second]
-            room = count - len(taken)
-            taken.extend(waiting[:room])
-            del waiting[:room]
+            left = count - len(taken)
+            taken.extend(waiting[:left])
+            del waiting[:left]
             if not waiting:
                 heappop(self._seconds)
                 del self._near[second]

@@ -20,17 +20,20 @@ from commitlog.entry import Run
 from commitlog.errors import LocalProtocolError
 from dledger.broker_errors import NotLeaderError, PendingFullError, ShuttingDownError
 from dledger.group_api import BrokerGroup, Proposed, QueueTouched
-from dledger.services.delay_level import Delivery
-from dledger.services.half_message import HALF_RUN, HalfMessage, half_message_at
+from dledger.services.delayed_message import Delivery
+from dledger.services.half_message import (
+    HALF_RUN,
+    HalfMessage,
+    TransactionDecisions,
+    half_message_at,
+)
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.pending_configs import TopicView
 from dledger.services.retention import HOUR_MS
 from dledger.services.stored_record import StoredRecords
-from dledger.services.transaction_decisions import TransactionDecisions
 from dledger.settings_tables import BrokerTable, StoreTable
-from dledger.state.configs import PERM_READ, PERM_WRITE, TopicConfig
-from dledger.state.names import HALF_TOPIC
 from dledger.state.state_record import TransactionsChange, state_batch
+from dledger.state.topics import HALF_TOPIC, PERM_READ, PERM_WRITE, TopicConfig
 from dledger.state.transactions import OpenHalf, TransactionDecision
 from dledger.waiting import wait_for
 from remoting.seams import Clock

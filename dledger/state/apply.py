@@ -1,26 +1,30 @@
-"""Apply one committed entry to the tables.
+"""Apply committed entries to the tables: one, or many that are read at once.
 
-Never rejects: whatever could be wrong with a message was decided before it was appended, on the
+It never rejects: whatever could be wrong with a message was decided before it was appended, on the
 applied state plus the leader's own pending entries. What contradicts the tables here is a bug, and
 the node stops.
+
+Of those that are applied at once, one that is not plain, or is damaged, is applied alone.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from typing_extensions import Buffer
 
-from commitlog.derive import Derived
-from commitlog.entry import KIND_CONFIG, KIND_RECORDS, EntryHeader, config_body
-from commitlog.errors import InvariantBroken
+from commitlog.derive import Derived, derive_together
+from commitlog.entry import KIND_CONFIG, KIND_RECORDS, EntryHeader, config_body, parse_header
+from commitlog.entry_log import EntryLog
+from commitlog.errors import CorruptEntryError, CorruptRecordError, InvariantBroken
 from commitlog.queue_unit import Units
 from commitlog.record import checked_body
-from dledger.state.names import HALF_TOPIC, STATE_TOPIC, TIMER_TOPIC
 from dledger.state.pending_timers import piece_of
+from dledger.state.pop import PopChange, apply_pop, drop_rows
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.queue_lock import QueueLocksChange, apply_queue_locks, drop_topic
 from dledger.state.state_record import (
@@ -38,6 +42,9 @@ from dledger.state.state_record import (
     decode_change,
 )
 from dledger.state.tables import QueueBounds, StateTables
+from dledger.state.topics import HALF_TOPIC, STATE_TOPIC, TIMER_TOPIC
+
+# ---------------------------------------------------------------------------------- one entry
 
 
 @dataclass(slots=True)
@@ -283,7 +290,7 @@ def _apply_change(
             tables.topics_counter += 1
             tables.note_topics((*(config.topic for config in put), *delete))
             tables.topics_changed_ms = header.store_time_ms
-        case SubscriptionGroupsChange(groups, delete, forget):
+        case SubscriptionGroupsChange(groups, delete, forget, forget_modes):
             for group in groups:
                 tables.subscription_groups[group.group_name] = group
                 tables.marks.groups.add(group.group_name)
@@ -291,10 +298,17 @@ def _apply_change(
                 tables.subscription_groups.pop(name, None)
                 tables.marks.groups.add(name)
             for name in forget:
+                tables.marks.pops.update(drop_rows(tables.pops, group=name))
                 tables.drop_offsets([(name, topic) for topic in tables.topics_of.get(name, ())])
+            for name in forget_modes:
+                _drop_modes(tables, name)
         case ConsumerOffsetsChange(offsets):
             for group_name, topic, queue_id, offset in offsets:
                 tables.set_offset(group_name, topic, queue_id, offset)
+                if (group_name, topic, queue_id) in tables.pops:
+                    # What was out of that queue is consumed from the new offset on.
+                    del tables.pops[group_name, topic, queue_id]
+                    tables.marks.pops.add((group_name, topic, queue_id))
         case DelayProgressChange(level, from_offset, to_offset):
             current = tables.delay_progress.get(level, 0)
             if current != from_offset or to_offset < from_offset:
@@ -346,6 +360,32 @@ def _apply_change(
             tables.marks.locks.update(release.key for release in change.releases)
             tables.marks.locks.update(grant.key for grant in change.grants)
             tables.queue_locks_index = header.index
+        case PopChange():
+            _apply_pop(tables, change, header)
+
+
+def _apply_pop(tables: StateTables, change: PopChange, header: EntryHeader) -> None:
+    floors = apply_pop(
+        tables.pops,
+        change,
+        header.index,
+        header.store_time_ms,
+        lambda key: tables.consumer_offset(*key),
+    )
+    for key, floor in floors.items():
+        if tables.consumer_offset(*key) != floor:
+            tables.set_offset(*key, floor)
+    tables.marks.pops.update(floors)
+    for group, topic, mode, share in change.modes:
+        tables.request_modes.setdefault(topic, {})[group] = [mode, share]
+    tables.pop_index = header.index
+
+
+def _drop_modes(tables: StateTables, group: str) -> None:
+    for topic in [topic for topic, modes in tables.request_modes.items() if group in modes]:
+        del tables.request_modes[topic][group]
+        if not tables.request_modes[topic]:
+            del tables.request_modes[topic]
 
 
 def _add_timers(tables: StateTables, offsets: list[int]) -> None:
@@ -358,3 +398,73 @@ def _delete_topic(tables: StateTables, topic: str) -> None:
     tables.drop_queues(topic)
     tables.drop_offsets([(group, topic) for group in tables.groups_of.get(topic, ())])
     tables.marks.locks.update(drop_topic(tables.queue_locks, topic))
+    tables.marks.pops.update(drop_rows(tables.pops, topic=topic))
+    tables.request_modes.pop(topic, None)
+
+
+# -------------------------------------------------------------------- entries that are read at once
+
+
+APPLIED_TOGETHER_BYTES: Final = 1 << 20
+"""Entries applied at once, bytes: some 10 ms of the event loop with messages of 256 bytes."""
+
+APPLIED_TOGETHER_RECORDS: Final = 1_024
+"""Records in entries applied at once: each may be of another queue, which costs some 30
+microseconds."""
+
+
+def read_together(
+    entry_log: EntryLog, first: int, last: int, delays: Mapping[int, int]
+) -> EntriesTogether | int:
+    """Return entries from *first* to *last*, or fewer, to apply at once.
+
+    Returns:
+        An index instead: that entry is to be applied alone, those before it may be read again.
+    """
+    try:
+        frames, headers = read_plain(entry_log, first, last, APPLIED_TOGETHER_BYTES)
+        if len(headers) < 2:
+            return first
+        return entries_together(frames, headers, derive_together(frames, headers, delay_ms=delays))
+    except (CorruptEntryError, CorruptRecordError):
+        return first  # alone the damaged entry is found
+
+
+def read_plain(
+    entry_log: EntryLog, first: int, last: int, max_bytes: int
+) -> tuple[memoryview, list[EntryHeader]]:
+    """Return entries from *first* to *last*, or fewer, back to back, and their headers.
+
+    They end before an entry without records; none is returned when *first* is one.
+
+    Args:
+        max_bytes: Of entries; at least one is read.
+    Raises:
+        CorruptEntryError: One of the entries is damaged.
+    """
+    headers: list[EntryHeader] = []
+    frames = entry_log.frames(first, max_bytes, last)[0]
+    return frames[: _read_headers(frames, first, headers)], headers
+
+
+def _read_headers(frames: memoryview, first: int, headers: list[EntryHeader]) -> int:
+    """Read the headers of entries from *first* on that have records, up to a number of these.
+
+    Returns:
+        Their bytes.
+
+    Raises:
+        CorruptEntryError: Something else stands behind the entries in *headers*.
+    """
+    offset = records = 0
+    while offset < len(frames):
+        header = parse_header(frames, offset)
+        index = first + len(headers)
+        if header.index != index:
+            raise CorruptEntryError(f"entry {header.index} stands where {index} should")
+        records += header.record_count
+        if header.kind != KIND_RECORDS or (headers and records > APPLIED_TOGETHER_RECORDS):
+            break
+        headers.append(header)
+        offset += header.size
+    return offset

@@ -2,8 +2,8 @@
 
 A body is one canonical CBOR map; ``v`` is the version of its form. Queue 0 changes topics, 1
 subscription groups, 2 consumer offsets, 3 the progress of delayed delivery, 4 the floor, 5
-transactions, 8 queue locks, 10 producer sessions, 12 messages with a time of their own, 13 queues
-that begin later.
+transactions, 6 messages that are out by POP, 8 queue locks, 10 producer sessions, 12 messages with
+a time of their own, 13 queues that begin later.
 
 Beside a floor stands why messages were given up: the cause, the settings in force, and what was
 measured. Every member and every checker can judge afterwards whether the move was entitled.
@@ -25,11 +25,13 @@ from commitlog.entry import RecordBatch, Run
 from commitlog.errors import InvariantBroken
 from commitlog.mark import Anchor
 from commitlog.record import encode_record
-from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
-from dledger.state.names import (
+from dledger.state.pop import PopChange
+from dledger.state.queue_lock import QueueLocksChange
+from dledger.state.topics import (
     CONSUMER_OFFSETS_QUEUE,
     DELAY_PROGRESS_QUEUE,
     FLOOR_QUEUE,
+    POP_QUEUE,
     PRODUCER_SESSIONS_QUEUE,
     QUEUE_FLOORS_QUEUE,
     QUEUE_LOCKS_QUEUE,
@@ -38,8 +40,9 @@ from dledger.state.names import (
     TIMERS_QUEUE,
     TOPICS_QUEUE,
     TRANSACTIONS_QUEUE,
+    SubscriptionGroupConfig,
+    TopicConfig,
 )
-from dledger.state.queue_lock import QueueLocksChange
 from dledger.state.transactions import TransactionDecision
 
 AGE: Final = "age"
@@ -52,8 +55,6 @@ FORCED: Final = "forced"
 """Not expired: the leader's disk was fuller than `diskSpaceCleanForciblyRatio` allows."""
 
 CAUSES: Final = (AGE, REQUEST, SIZE, FORCED)
-
-_HOUR_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,33 +100,6 @@ def floor_reason(value: Mapping[str, Any] | None) -> FloorReason | None:
     return None if value is None else FloorReason(**{name: value[name] for name in _FIELDS})
 
 
-def entitlement_error(floor: Anchor, reason: FloorReason | None) -> str | None:
-    """Return what is wrong with a move of the floor, or None when its reason covers it. Pure."""
-    if reason is None:
-        return "the record gives no reason"
-    if reason.cause in (AGE, REQUEST):
-        expired_before_ms = reason.decided_ms - reason.reserved_hours * _HOUR_MS
-        if floor.prev_store_time_ms < expired_before_ms:
-            return None
-        return (
-            f"messages up to {floor.prev_store_time_ms} ms were given up for their age; expired is"
-            f" what was stored before {expired_before_ms} ms"
-        )
-    if reason.cause == SIZE:
-        left_bytes = reason.end_position - floor.position
-        if 0 < reason.keep_bytes <= left_bytes:
-            return None
-        return f"{left_bytes} bytes were left, keep_bytes was {reason.keep_bytes}"
-    if reason.cause == FORCED:
-        if 0 < reason.force_permille <= reason.disk_used_permille:
-            return None
-        return (
-            f"the disk was at {reason.disk_used_permille} per mille; unexpired messages go from"
-            f" {reason.force_permille} on (0: never)"
-        )
-    return f"unknown cause {reason.cause!r}"
-
-
 STATE_RECORD_VERSION = 1
 
 ConsumerOffset = tuple[str, str, int, int]
@@ -149,12 +123,14 @@ class TopicsChange:
 class SubscriptionGroupsChange:
     """Subscription groups created or changed, and groups deleted.
 
-    ``forget`` names groups whose consumer offsets go, too.
+    ``forget`` names groups whose consumer offsets go, too, and ``forget_modes`` those whose request
+    modes do: records of versions that did not name these leave the modes.
     """
 
     put: tuple[SubscriptionGroupConfig, ...] = ()
     delete: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
+    forget_modes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +234,7 @@ StateChange = (
     | ProducerSendChange
     | TransactionsChange
     | QueueLocksChange
+    | PopChange
 )
 
 
@@ -283,11 +260,13 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
             body = {"put": [config.to_state() for config in put], "delete": list(delete)}
             if asked_by:
                 body["asked_by"] = asked_by
-        case SubscriptionGroupsChange(groups, delete, forget):
+        case SubscriptionGroupsChange(groups, delete, forget, forget_modes):
             queue_id = SUBSCRIPTION_GROUPS_QUEUE
             body = {"put": [config.to_state() for config in groups], "delete": list(delete)}
             if forget:
                 body["forget"] = list(forget)
+            if forget_modes:
+                body["forget_modes"] = list(forget_modes)
         case ConsumerOffsetsChange(offsets):
             queue_id = CONSUMER_OFFSETS_QUEUE
             tree: dict[str, dict[str, dict[int, int]]] = {}
@@ -330,6 +309,9 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
         case QueueLocksChange():
             queue_id = QUEUE_LOCKS_QUEUE
             body = change.to_state()
+        case PopChange():
+            queue_id = POP_QUEUE
+            body = change.to_state()
     body["v"] = STATE_RECORD_VERSION
     return queue_id, cbor2.dumps(body, canonical=True)
 
@@ -359,6 +341,7 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
                 tuple(SubscriptionGroupConfig.from_state(item) for item in value["put"]),
                 tuple(value["delete"]),
                 tuple(value.get("forget", ())),
+                tuple(value.get("forget_modes", ())),
             )
         if queue_id == CONSUMER_OFFSETS_QUEUE:
             return ConsumerOffsetsChange(
@@ -397,6 +380,8 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
             )
         if queue_id == QUEUE_LOCKS_QUEUE:
             return QueueLocksChange.from_state(value)
+        if queue_id == POP_QUEUE:
+            return PopChange.from_state(value)
     except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError, AttributeError) as exc:
         raise InvariantBroken(f"unreadable state record on queue {queue_id}: {exc}") from exc
     raise InvariantBroken(f"state record on unknown queue {queue_id}")

@@ -1,7 +1,7 @@
 """The tables that applied entries build up: everything a broker knows besides the messages.
 
-Apply marks the rows that change, `dledger.state.cut` takes the marks and copies these rows: a copy
-costs what changed, not what there is.
+Apply marks the rows that change, `dledger.state.snapshot` takes the marks and copies these rows: a
+copy costs what changed, not what there is.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from itertools import takewhile
 from typing import Final
 
 from commitlog.mark import Anchor
-from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
 from dledger.state.pending_timers import PendingTimers
+from dledger.state.pop import PopKey, PopRows
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import LockKey, QueueLock
+from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
 from dledger.state.transactions import TransactionTable
 
 
@@ -34,6 +35,7 @@ class Marks:
     decided: list[int] = field(default_factory=list)
     timer_pieces: set[int] = field(default_factory=set)
     recalled: list[int] = field(default_factory=list)
+    pops: set[PopKey] = field(default_factory=set)
 
     def __len__(self) -> int:
         return (
@@ -46,6 +48,7 @@ class Marks:
             + len(self.decided)
             + len(self.timer_pieces)
             + len(self.recalled)
+            + len(self.pops)
         )
 
 
@@ -97,6 +100,13 @@ class StateTables:
     """Grants that stand: queue by queue, its holder and the token."""
     queue_locks_index: int = 0
     """Index of the newest applied change of them."""
+
+    pops: PopRows = field(default_factory=dict)
+    """Messages that are out by POP."""
+    pop_index: int = 0
+    """Index of the newest applied change of them."""
+    request_modes: dict[str, dict[str, list[str | int]]] = field(default_factory=dict)
+    """Topic → consumer group → mode and share of its consumers."""
 
     topics_counter: int = 0
     """Changes of the topic table so far: the counter of its DataVersion."""

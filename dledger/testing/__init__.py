@@ -9,35 +9,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dledger.testing.clocks import ManualClock, VirtualClock
-    from dledger.testing.contract import check_executor
+    from dledger.testing.clusters import (
+        EmbeddedCluster,
+        ProcessCluster,
+        embedded_cluster,
+        process_cluster,
+    )
+    from dledger.testing.contract import check_disk, check_executor, check_network
     from dledger.testing.crash_disk import CrashDisk
-    from dledger.testing.disk_contract import check_disk
+    from dledger.testing.doubles import InlineExecutor, ManualClock, MemoryNetwork, VirtualClock
     from dledger.testing.embedded_broker import EmbeddedBroker, assert_messages, drain, wait_for_lag
     from dledger.testing.group_contract import check_broker_group
-    from dledger.testing.in_process import EmbeddedCluster, embedded_cluster
-    from dledger.testing.in_processes import ProcessCluster, process_cluster
-    from dledger.testing.inline_executor import InlineExecutor
-    from dledger.testing.memory_network import MemoryNetwork
-    from dledger.testing.network_contract import check_network
 
 _HOMES = {
     "CrashDisk": "crash_disk",
     "EmbeddedBroker": "embedded_broker",
-    "EmbeddedCluster": "in_process",
-    "InlineExecutor": "inline_executor",
-    "ManualClock": "clocks",
-    "MemoryNetwork": "memory_network",
-    "ProcessCluster": "in_processes",
-    "VirtualClock": "clocks",
+    "EmbeddedCluster": "clusters",
+    "InlineExecutor": "doubles",
+    "ManualClock": "doubles",
+    "MemoryNetwork": "doubles",
+    "ProcessCluster": "clusters",
+    "VirtualClock": "doubles",
     "assert_messages": "embedded_broker",
     "check_broker_group": "group_contract",
-    "check_disk": "disk_contract",
+    "check_disk": "contract",
     "check_executor": "contract",
-    "check_network": "network_contract",
+    "check_network": "contract",
     "drain": "embedded_broker",
-    "embedded_cluster": "in_process",
-    "process_cluster": "in_processes",
+    "embedded_cluster": "clusters",
+    "process_cluster": "clusters",
     "wait_for_lag": "embedded_broker",
 }
 

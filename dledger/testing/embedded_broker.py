@@ -28,7 +28,7 @@ from client.core.client_instance import ClientInstance
 from client.core.errors import NoRouteError
 from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
-from dledger.testing.in_process import EmbeddedCluster, embedded_cluster
+from dledger.testing.clusters import EmbeddedCluster, embedded_cluster
 
 GROUP = "dledger-testing"
 """Group under which tests read; it commits nothing."""

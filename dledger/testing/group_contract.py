@@ -18,8 +18,8 @@ from commitlog.errors import LocalProtocolError
 from commitlog.record import decode_record, encode_record
 from dledger.broker_errors import NotLeaderError
 from dledger.group_api import BrokerGroup, Proposed, QueueTouched
-from dledger.state.configs import TopicConfig
 from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.topics import TopicConfig
 from dledger.testing.contract import require, require_error, unwrapped
 
 LIMIT_S: Final = 30.0

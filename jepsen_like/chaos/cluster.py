@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import trio
 
-from dledger.cli.group_secret import make_secret
 from dledger.cli.local_cluster import (
     SECRET_FILE,
     LocalCluster,
@@ -24,9 +23,10 @@ from dledger.cli.local_cluster import (
     free_ports,
     settings_document,
 )
+from dledger.cli.secret_file import make_secret
+from jepsen_like.chaos.broker_child import ClockFile
 from jepsen_like.chaos.namespaces import LOOPBACK, Host
 from jepsen_like.chaos.proxy import Target
-from jepsen_like.chaos.steered_clock import ClockFile
 from jepsen_like.plans.plan import Plan, Settings
 from jepsen_like.workloads.transactions import broker_settings
 
@@ -198,8 +198,8 @@ def _ports(
 ) -> dict[str, Ports]:
     """Return where everybody listens; a proxy gets a port for every pair it has to tell apart."""
     sources = [CLIENTS, *names]
-    told = 0 if hosts else len(server_names) * len(sources) + 2 * len(names)
-    free = iter(free_ports(len(server_names) + 2 * len(names) + told))
+    reported = 0 if hosts else len(server_names) * len(sources) + 2 * len(names)
+    free = iter(free_ports(len(server_names) + 2 * len(names) + reported))
     found: dict[str, Ports] = {}
     for name in (*server_names, *names):
         dialled_by = sources if name in server_names else [CLIENTS]

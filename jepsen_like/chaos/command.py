@@ -16,12 +16,20 @@ from cyclopts import App, Parameter, validators
 from dledger.cli.broker_command import parse_options
 from dledger.output import CliError, ExitCode, Output, addresses, note, print_json, print_table
 from jepsen_like.chaos import limits, loop_disk, namespaces, strace_inject
-from jepsen_like.chaos.minimize import Candidates
-from jepsen_like.chaos.plan_draw import drawn_plan
+from jepsen_like.chaos.plan_draw import Candidates, drawn_plan
 from jepsen_like.chaos.recorder import read_run
-from jepsen_like.chaos.render_result import show_result, show_smallest
-from jepsen_like.chaos.run_command import no_verdict, play, verdict_of
-from jepsen_like.chaos.run_options import Extras, extras_of, faults_of, folder_of, write_result
+from jepsen_like.chaos.run_command import (
+    Extras,
+    extras_of,
+    faults_of,
+    folder_of,
+    no_verdict,
+    play,
+    show_result,
+    show_smallest,
+    verdict_of,
+    write_result,
+)
 from jepsen_like.chaos.run_result import result_of
 from jepsen_like.chaos.runner import LinksBy, Ran
 from jepsen_like.checkers.all_checks import check_everything
@@ -37,7 +45,7 @@ from jepsen_like.workloads.presets import PRESETS
 
 app = App(
     name="chaos",
-    help="Break real clusters, record what clients saw, judge it.",
+    help="Run real clusters under faults, record what clients see, check it.",
     default_parameter=Parameter(negative=()),
     result_action="return_value",
 )
@@ -54,13 +62,13 @@ UNKNOWN_EXIT: Final = 2
 
 POSITIVE: Final = validators.Number(gt=0)
 
-Store = Annotated[Path, Parameter(help="Folder with a folder for each run.")]
-RunName = Annotated[str, Parameter(help="A path, or a name under --store.")]
+Store = Annotated[Path, Parameter(help="Folder that holds the folders of runs.")]
+RunName = Annotated[str, Parameter(help="Folder of the run: a path, or a name below --store.")]
 
 
 @app.command(name="list-faults")
 def list_faults(*, output: Output = "table") -> int:
-    """Show every fault and package of faults, and what this machine lacks for it."""
+    """List faults and packages of faults, and what this machine lacks for each."""
     no_disk, no_strace = loop_disk.why_not(), strace_inject.why_not()
     needs = {
         **dict.fromkeys((Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.DISK_FULL), no_disk),
@@ -100,7 +108,7 @@ def _packages_of(kind: Kind) -> str:
 
 @app.command(name="list-workloads")
 def list_workloads(*, output: Output = "table") -> int:
-    """Show the workloads that have a name."""
+    """List the workloads by name."""
     rows = [{"name": name, "about": preset.about} for name, preset in PRESETS.items()]
     if output == "json":
         print_json(rows)
@@ -112,10 +120,10 @@ def list_workloads(*, output: Output = "table") -> int:
 @app.command
 def run(
     *,
-    workload: Annotated[str, Parameter(help="See list-workloads.")] = "mixed",
-    faults: Annotated[str, Parameter(help="Kinds and packages with commas; see list-faults.")] = (
-        "process"
-    ),
+    workload: Annotated[str, Parameter(help="Name of the workload; see list-workloads.")] = "mixed",
+    faults: Annotated[
+        str, Parameter(help="Kinds and packages, separated by commas; see list-faults.")
+    ] = ("process"),
     time: Annotated[
         float, Parameter(help="Seconds of load and faults.", validator=POSITIVE)
     ] = 60.0,
@@ -138,24 +146,28 @@ def run(
     name_servers: Annotated[
         int, Parameter(help="NameServers.", validator=validators.Number(gte=1))
     ] = 2,
-    seed: Annotated[int | None, Parameter(help="Of the plan; drawn when it is not given.")] = None,
+    seed: Annotated[
+        int | None, Parameter(help="Seed of the plan; without it one is drawn.")
+    ] = None,
     plan: Annotated[Path | None, Parameter(help="Play this plan instead of drawing one.")] = None,
     set_: Annotated[
         tuple[str, ...] | None,
-        Parameter(name="--set", help="Any broker setting, table.name=value."),
+        Parameter(name="--set", help="Any broker setting, table.name=value; may be repeated."),
     ] = None,
     namesrv: Annotated[
         str, Parameter(help="Load this running cluster, host:port;host:port, and break nothing.")
     ] = "",
     broker_tree: Annotated[
         Path | None,
-        Parameter(help="Source tree that the brokers run, e.g. another version; else this one."),
+        Parameter(
+            help="Source tree that the brokers run, e.g. another version; default: this one."
+        ),
     ] = None,
     store: Store = DEFAULT_STORE,
-    name: Annotated[str, Parameter(help="Folder of the run; empty: the time.")] = "",
+    name: Annotated[str, Parameter(help="Name of the run's folder; empty: the time.")] = "",
     output: Output = "table",
 ) -> int:
-    """Run a workload while faults happen. Exit status: 0 valid, 1 invalid, 2 not known."""
+    """Run a workload under faults. Exit status: 0 valid, 1 invalid, 2 unknown."""
     begin = datetime.datetime.now(tz=datetime.UTC)
     if plan is not None:
         chosen = _plan_in(plan)
@@ -245,8 +257,10 @@ def _repeats(extras: Extras, command: str) -> dict[str, Any]:
 def _finish(folder: Path, result: dict[str, Any], output: str) -> int:
     write_result(folder, result)
     if output == "json":
-        told = {k: v for k, v in result.items() if k not in ("verdicts", "failover_ms", "counts")}
-        print_json(told | {"faults_by_kind": result["faults"], "faults": result["faults_done"]})
+        reported = {
+            k: v for k, v in result.items() if k not in ("verdicts", "failover_ms", "counts")
+        }
+        print_json(reported | {"faults_by_kind": result["faults"], "faults": result["faults_done"]})
     else:
         show_result(result)
         if result["verdict"] == "invalid" and not result["extras"]["namesrv"]:
@@ -256,7 +270,7 @@ def _finish(folder: Path, result: dict[str, Any], output: str) -> int:
 
 @app.command
 def check(name: RunName, /, *, store: Store = DEFAULT_STORE, output: Output = "table") -> int:
-    """Judge the history of a run again. Exit: 0 valid, 1 invalid, 2 not known."""
+    """Check the history of a run again. Exit status: 0 valid, 1 invalid, 2 unknown."""
     folder = folder_of(name, store)
     plan = decode_plan((folder / "plan.json").read_text())
     history, torn_bytes = read_run(folder)
@@ -278,7 +292,7 @@ def check(name: RunName, /, *, store: Store = DEFAULT_STORE, output: Output = "t
 
 @app.command
 def report(name: RunName, /, *, store: Store = DEFAULT_STORE) -> int:
-    """Draw the report of a run again."""
+    """Write the report of a run again."""
     from jepsen_like.report.run_report import report as write_report
 
     print(write_report(folder_of(name, store)))
@@ -289,7 +303,7 @@ def report(name: RunName, /, *, store: Store = DEFAULT_STORE) -> int:
 def serve(
     *,
     store: Store = DEFAULT_STORE,
-    port: Annotated[int, Parameter(help="Port on loopback; 0: any that is free.")] = 8090,
+    port: Annotated[int, Parameter(help="Port on loopback; 0: any free port.")] = 8090,
 ) -> int:
     """Show all runs and their reports in a browser, until Ctrl-C."""
     from jepsen_like.report.serve import serve as serve_runs
@@ -321,15 +335,15 @@ def minimize(
     plays: Annotated[
         int,
         Parameter(
-            help="Runs at most; each takes as long as its plan, and a while to settle.",
+            help="Most runs; each takes as long as its plan and some seconds more.",
             validator=validators.Number(gte=1),
         ),
     ] = MINIMIZE_PLAYS,
     store: Store = DEFAULT_STORE,
 ) -> int:
-    """Search a smaller plan with the same violation, by running candidates.
+    """Search for a smaller plan with the same violation.
 
-    Exit: 0 a smaller plan was found, 1 none was.
+    Exit status: 0 when a smaller plan was found, else 1.
     """
     folder = folder_of(name, store)
     plan = decode_plan((folder / "plan.json").read_text())

@@ -22,8 +22,7 @@ from cyclopts import Parameter, validators
 from dledger.output import CliError, ExitCode, Output, note, print_json
 from jepsen_like.chaos.plan_draw import SETTINGS
 from jepsen_like.chaos.recorder import read_run
-from jepsen_like.chaos.run_command import no_verdict, verdict_of
-from jepsen_like.chaos.run_options import Extras, faults_of, write_result
+from jepsen_like.chaos.run_command import Extras, faults_of, no_verdict, verdict_of, write_result
 from jepsen_like.chaos.run_result import DOUBLED, LOST, result_of
 from jepsen_like.chaos.runner import FINAL_READ, Options, Ran, read_replicas, run_plan
 from jepsen_like.checkers import replicas
@@ -64,7 +63,10 @@ def demo(
     brokers: Annotated[int, Parameter(help="Members of the group: 3 or 5.")] = 3,
     seconds: Annotated[
         float,
-        Parameter(help="Load before and after the kill, each.", validator=validators.Number(gt=0)),
+        Parameter(
+            help="Seconds of load before the kill, and again after it.",
+            validator=validators.Number(gt=0),
+        ),
     ] = 4.0,
     rate: Annotated[
         float,
@@ -74,10 +76,10 @@ def demo(
     ] = RATE,
     keep: Annotated[
         Path | None,
-        Parameter(help="Keep data, logs, what clients recorded and a report in this folder."),
+        Parameter(help="Keep data, logs, history and report in this folder."),
     ] = None,
     check: Annotated[
-        Path | None, Parameter(help="Run nothing: check a folder that --keep has made.")
+        Path | None, Parameter(help="Check a folder that --keep wrote; run nothing.")
     ] = None,
     output: Output = "table",
 ) -> int:

@@ -1,11 +1,28 @@
-"""The number of files and connections a running process may open, lowered and put back."""
+"""The files and connections a running process may open: lowered, or used up, and put back.
+
+A flood of thousands of connections to one listener that send nothing is many machines, or a faulty
+one. They are held by processes of their own, each with its own descriptors and its own address of
+loopback, so neither the runner's descriptors nor the ports of one address run out. A holder ends
+with the pipe that its parent keeps open, so it never outlives it.
+
+``python -m jepsen_like.chaos.limits HOST PORT NUMBER SOURCE``: one holder. It writes to
+stdout, as JSON, how many it opened, and at the end how many of them were never closed on it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
 
 from jepsen_like.nemesis.ground import FaultError
 
@@ -85,3 +102,176 @@ def few_open_files(
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
         except ProcessLookupError:
             pass  # It has ended, and its limit with it.
+
+
+PER_HOLDER: Final = 5_000
+"""Connections of one holder: one address of loopback has ports for five times as many."""
+
+HOLDERS_MAX: Final = 8
+"""Processes; a flood that needs more is made smaller."""
+
+OWN_FILES: Final = 64
+"""Descriptors of a holder that are no connections."""
+
+OPEN_WITHIN_S: Final = 30.0
+"""Connections that could not be opened by then are left out; a full backlog holds them up."""
+
+CONNECT_TIMEOUT_S: Final = 5.0
+END_WITHIN_S: Final = 10.0
+"""A holder that has not ended by then is killed."""
+
+
+@dataclass(slots=True)
+class Flood:
+    """What became of a flood.
+
+    Attributes:
+        asked: Connections asked for.
+        wanted: As many as the descriptors of this machine's processes allow.
+        opened: As many as were accepted, by the kernel at least.
+        kept: As many of these as the other side had not closed in the end.
+        lost: As many as a holder had that ended before it counted them.
+    """
+
+    asked: int
+    wanted: int = 0
+    opened: int = 0
+    kept: int = 0
+    lost: int = 0
+
+    def __str__(self) -> str:
+        """Return it in one line, for the detail of an event."""
+        fewer = "" if self.wanted == self.asked else f" instead of {self.asked} (descriptors)"
+        closed = self.opened - self.kept - self.lost
+        lost = f", {self.lost} lost with their process" if self.lost else ""
+        return (
+            f"{self.opened} of {self.wanted} connections{fewer}, "
+            f"{closed} closed by the broker{lost}"
+        )
+
+
+def shares(number: int, files_max: int) -> list[int]:
+    """Return how many connections each holder opens, with at most *files_max* files each."""
+    each = max(0, min(PER_HOLDER, files_max - OWN_FILES))
+    if not each or number <= 0:
+        return []
+    holders = min(HOLDERS_MAX, -(-number // each))
+    number = min(number, holders * each)
+    return [number // holders + (place < number % holders) for place in range(holders)]
+
+
+def source_for(host: str, place: int) -> str:
+    """Return the address a holder connects from; empty, any, where *host* is not on loopback."""
+    return f"127.7.0.{place + 1}" if host.startswith("127.") else ""
+
+
+def files_max() -> int:
+    """Return how many files a holder may have: its soft limit is raised to the hard one."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+@contextmanager
+def idle_connections(host: str, port: int, number: int) -> Iterator[Flood]:
+    """Hold up to *number* connections while the block runs; what became of them is known after it.
+
+    Blocks for up to `OPEN_WITHIN_S` and some: use it from a worker thread.
+
+    Raises:
+        FaultError: The holders cannot be started or do not answer; none is left.
+    """
+    parts = shares(number, files_max())
+    flood = Flood(number, sum(parts))
+    holders: list[subprocess.Popen[str]] = []
+    opened: list[int] = []
+    try:
+        for place, part in enumerate(parts):
+            holders.append(_start_holder(host, port, part, source_for(host, place)))
+        opened = [_count(holder) for holder in holders]
+        flood.opened = sum(opened)
+        yield flood
+    finally:
+        for holder in holders:
+            _let_go(holder)
+        for holder, held in zip(holders, opened, strict=False):
+            try:
+                flood.kept += _count(holder)
+            except FaultError:
+                flood.lost += held
+        for holder in holders:
+            _end(holder)
+
+
+def _start_holder(host: str, port: int, number: int, source: str) -> subprocess.Popen[str]:
+    module = "jepsen_like.chaos.limits"
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", module, host, str(port), str(number), source],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    except OSError as error:
+        raise FaultError(f"no process to hold connections: {error}") from error
+
+
+def _count(holder: subprocess.Popen[str]) -> int:
+    assert holder.stdout is not None
+    line = holder.stdout.readline()
+    if not line:
+        raise FaultError("a process that held connections ended too soon")
+    return int(json.loads(line))
+
+
+def _let_go(holder: subprocess.Popen[str]) -> None:
+    assert holder.stdin is not None
+    with suppress(OSError):
+        holder.stdin.close()
+
+
+def _end(holder: subprocess.Popen[str]) -> None:
+    try:
+        holder.wait(END_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        holder.kill()
+        holder.wait()
+    if holder.stdout is not None:
+        holder.stdout.close()
+
+
+# -- a holder -------------------------------------------------------------------------------------
+
+
+def _open(host: str, port: int, number: int, source: str) -> list[socket.socket]:
+    found: list[socket.socket] = []
+    until_s = time.monotonic() + OPEN_WITHIN_S
+    while len(found) < number and time.monotonic() < until_s:
+        try:
+            connection = socket.create_connection((host, port), CONNECT_TIMEOUT_S, (source, 0))
+        except OSError:
+            continue  # bounded by the time above
+        connection.setblocking(False)
+        found.append(connection)
+    return found
+
+
+def kept_of(connections: Sequence[socket.socket]) -> int:
+    """Return how many of these the other side has not closed."""
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection, select.POLLIN)
+    # Nothing is sent to a silent connection: what can be read is the end.
+    return len(connections) - len(poll.poll(0))
+
+
+def main(host: str, port: int, number: int, source: str) -> None:
+    """Open, say how many, hold until stdin ends, say how many are left."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    connections = _open(host, port, number, source)
+    print(json.dumps(len(connections)), flush=True)
+    sys.stdin.read()
+    print(json.dumps(kept_of(connections)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

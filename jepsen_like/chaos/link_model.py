@@ -13,7 +13,7 @@ import struct
 from collections import Counter, deque
 from typing import Final, NamedTuple
 
-from jepsen_like.plans.link_fault import HEALTHY, LinkFault
+from jepsen_like.nemesis.ground import HEALTHY, LinkFault
 from remoting.seams import Rng
 
 OLD_FRAME_CHANCE: Final = 0.5

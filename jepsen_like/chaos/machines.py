@@ -13,11 +13,11 @@ import trio
 
 from client.connect import connect
 from client.core.client_instance import ClientConfig, ClientInstance
+from dledger.cli.ask_cluster import raft_status
 from dledger.cli.local_cluster import Node
-from dledger.cli.probe import raft_status
 from jepsen_like.chaos import file_damage, limits, strace_inject
 from jepsen_like.chaos.cluster import ChaosCluster
-from jepsen_like.chaos.idle_connections import Flood, idle_connections
+from jepsen_like.chaos.limits import Flood, idle_connections
 from jepsen_like.chaos.loop_disk import LoopDisk
 from jepsen_like.nemesis.ground import CannotBeDone, FaultError
 from remoting.seams import Rng

@@ -40,7 +40,7 @@ from jepsen_like.chaos.proxy_pump import (
     reset_socket,
     until_readable,
 )
-from jepsen_like.plans.link_fault import HEALTHY, LinkFault
+from jepsen_like.nemesis.ground import HEALTHY, LinkFault
 from remoting.seams import Rng
 
 log = structlog.get_logger(__name__)

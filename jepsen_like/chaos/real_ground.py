@@ -1,24 +1,182 @@
-"""The ground of a run with real processes: machines, links, roles, and orders to the group."""
+"""The ground of a run with real processes: machines, links, roles, and orders to the group.
+
+Links do what a proxy (`jepsen_like.chaos.proxy`) cannot do: over a link that the kernel cuts,
+packets vanish and a connection stays as it is on both sides; what was sent waits for its
+acknowledgement and is sent again ever more rarely, and a new connection gets no answer to its
+first packet. So programs find out by their own time limits alone.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol
 
 import trio
 
-from dledger.cli.probe import ask
+from dledger.cli.ask_cluster import ask
 from dledger.output import CliError
 from jepsen_like.chaos.cluster import ChaosCluster
 from jepsen_like.chaos.machines import RealMachine, RealMember
-from jepsen_like.chaos.run_links import RealLinks, RunLinks
+from jepsen_like.chaos.namespaces import RunNetwork, rule_lines
 from jepsen_like.history.operation import Event
-from jepsen_like.nemesis.ground import CannotBeDone, FaultError, Machine, Workload
+from jepsen_like.nemesis.ground import (
+    HEALTHY,
+    CannotBeDone,
+    FaultError,
+    LinkFault,
+    Links,
+    Machine,
+    Workload,
+)
 from jepsen_like.plans.budget import LogEnd, Soundness
 from jepsen_like.plans.plan import Kind
 from remoting.protocol.codes import RequestCode, ResponseCode
+
+# ---------------------------------------------------------------------------------- links
+
+
+class RunLinks(Links, Protocol):
+    """All links of a run; see `proxy.LinkProxy` and `KernelLinks`."""
+
+    @property
+    def sometimes(self) -> Counter[str]:
+        """What happened how often."""
+
+    def mend_all(self) -> None:
+        """Heal everything."""
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry out what is asked for, until cancelled."""
+
+
+class RealLinks:
+    """The links of a run that there are; others are left alone.
+
+    Args:
+        known: Whether there is a link between two names.
+        why_not: Why links cannot be broken as it was asked for; None when they can.
+    """
+
+    def __init__(
+        self, links: RunLinks, known: Callable[[str, str], bool], why_not: str | None = None
+    ) -> None:
+        self._links = links
+        self._known = known
+        self._why_not = why_not
+
+    def cut(self, source: str, target: str) -> None:
+        """Let nothing through."""
+        self._must_be_possible()
+        if self._known(source, target):
+            self._links.cut(source, target)
+
+    def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
+        """Let everything through again."""
+        if self._known(source, target):
+            self._links.mend(source, target, reset=reset)
+
+    def set_fault(self, source: str, target: str, fault: LinkFault) -> None:
+        """Damage what passes."""
+        if fault != HEALTHY:
+            self._must_be_possible()
+        if self._known(source, target):
+            self._links.set_fault(source, target, fault)
+
+    def reset_between(self, one: str, other: str) -> object:
+        """Reset all connections between the two."""
+        self._must_be_possible()
+        return self._links.reset_between(one, other) if self._known(one, other) else 0
+
+    def _must_be_possible(self) -> None:
+        if self._why_not is not None:
+            raise CannotBeDone(self._why_not)
+
+
+class KernelLinks:
+    """The links between the hosts of a network; see `jepsen_like.nemesis.ground.Links`.
+
+    What is asked for happens some milliseconds later, in `serve`. Hosts that the network has not
+    are left alone.
+
+    Attributes:
+        sometimes: link_cut: how often one direction was.
+    """
+
+    def __init__(self, network: RunNetwork) -> None:
+        self.sometimes: Counter[str] = Counter()
+        self._network = network
+        self._wanted: set[tuple[str, str]] = set()
+        self._there: frozenset[tuple[str, str]] = frozenset()
+        self._changed = trio.Event()
+
+    def cut(self, source: str, target: str) -> None:
+        """Let nothing through from *source* to *target*."""
+        pair = self._addresses(source, target)
+        if pair is not None and pair not in self._wanted:
+            self._wanted.add(pair)
+            self.sometimes["link_cut"] += 1
+            self._changed.set()
+
+    def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
+        """Let everything through again; connections go on when their senders try again.
+
+        Args:
+            reset: Not heeded: the kernel resets no connection of others.
+        """
+        pair = self._addresses(source, target)
+        if pair is not None:
+            self._wanted.discard(pair)
+            self._changed.set()
+
+    def mend_all(self) -> None:
+        """Heal every cut."""
+        self._wanted.clear()
+        self._changed.set()
+
+    def set_fault(self, source: str, target: str, fault: LinkFault) -> None:
+        """Only whole links and cut ones can be had here.
+
+        Raises:
+            CannotBeDone: *fault* is another one.
+        """
+        if fault != HEALTHY:
+            raise CannotBeDone("links of the kernel can be cut only; the proxy does more to them")
+
+    def reset_between(self, one: str, other: str) -> object:
+        """Connections are left half open here, never reset.
+
+        Raises:
+            CannotBeDone: Always.
+        """
+        raise CannotBeDone("only the proxy resets connections")
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry out what is asked for, until cancelled; started at once.
+
+        Raises:
+            FaultError: The kernel refused; which links are cut is not known.
+        """
+        task_status.started()
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            wanted = frozenset(self._wanted)
+            lines = rule_lines(self._there, wanted)
+            await trio.to_thread.run_sync(partial(self._network.route, lines))
+            self._there = wanted
+
+    def _addresses(self, source: str, target: str) -> tuple[str, str] | None:
+        hosts = self._network.hosts
+        if source not in hosts or target not in hosts:
+            return None
+        return hosts[source].address, hosts[target].address
+
+
+# ---------------------------------------------------------------------------------- the ground
+
 
 LOOK_S: Final = 0.2
 """How often every broker is asked how it is."""
@@ -224,7 +382,15 @@ class RealGround:
 
     # -- orders ----------------------------------------------------------------------------
 
-    async def order(self, kind: Kind, name: str) -> None:
+    async def role_change(self) -> str:
+        """Say why not."""
+        raise CannotBeDone("a role is known here by the next answer only")
+
+    async def read_at(self, name: str, reads: int) -> None:
+        """Say why not."""
+        raise CannotBeDone("clients here find the leader by themselves")
+
+    async def order(self, kind: Kind, name: str, *, asked: str = "") -> None:
         """Send the leader the order that ``dledger raft`` would."""
         leader = self._leader()
         if leader is None:

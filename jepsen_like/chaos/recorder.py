@@ -15,8 +15,17 @@ import msgspec
 import trio
 
 from jepsen_like.checkers.push_group import PushRecord, encode_record
-from jepsen_like.history.operation import Event, History, Operation, Row, RunHeader
-from jepsen_like.history.sequence import PUSH_RECORD, LatestRows, encode_row, iter_rows
+from jepsen_like.history.operation import (
+    PUSH_RECORD,
+    Event,
+    History,
+    LatestRows,
+    Operation,
+    Row,
+    RunHeader,
+    encode_row,
+    iter_rows,
+)
 
 WRITE_INTERVAL_S: Final = 0.05
 """What the runner's death may cost; below what a person could have looked at."""

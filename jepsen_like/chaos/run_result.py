@@ -1,20 +1,81 @@
-"""The result of a run, as `result.json` and the report have it: arithmetic over its history."""
+"""The result of a run, as `result.json` and the report have it: from its history and brokers' logs.
+
+A member that refuses another's words because they contradict its own log closes the connection and
+goes on, so clients may see nothing of it. Here all members are honest: one of the two is wrong.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from dledger.settings_values import parse_delay_levels
-from jepsen_like.checkers.verdict import Verdict
+from dledger.settings_text import parse_delay_levels
+from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import NOTHING, Event, F, History, Level, Operation, Outcome
 from jepsen_like.plans.plan import Kind, decode_plan
 from jepsen_like.report.wording import many
+
+# ---------------------------------------------------------------------------------- logs of brokers
+
+
+CHECKER: Final = "broker_logs"
+
+CONTRADICTS: Final = "peer_contradicts"
+"""The event of a member that knows another's words to be wrong."""
+
+SHOWN_MAX: Final = 4
+"""Violations of one broker; the last one has the number of the others."""
+
+
+def read_logs(logs: Mapping[str, Path]) -> list[Verdict]:
+    """Return the verdict over the logs of brokers; none where there is no finding.
+
+    Args:
+        logs: The log file of each broker; a missing file has no findings.
+    """
+    found: list[Violation] = []
+    for name, path in logs.items():
+        if path.exists():
+            with path.open(errors="replace") as lines:
+                found += contradictions(name, lines)
+    return [Verdict(CHECKER, "invalid", tuple(found))] if found else []
+
+
+def contradictions(name: str, lines: Iterable[str]) -> list[Violation]:
+    """Return a violation for each of the first contradictions in the log of broker *name*. Pure."""
+    texts = [text for line in lines if (text := _contradiction(line)) is not None]
+    shown = [
+        Violation("members contradict each other", name, text, checker=CHECKER)
+        for text in texts[:SHOWN_MAX]
+    ]
+    if len(texts) > SHOWN_MAX:
+        more = f"{shown.pop().detail} ({len(texts) - SHOWN_MAX + 1} like it)"
+        shown.append(Violation("members contradict each other", name, more, checker=CHECKER))
+    return shown
+
+
+def _contradiction(line: str) -> str | None:
+    """Return the contradiction that a line reports; None: it reports none."""
+    if CONTRADICTS not in line:
+        return None
+    try:
+        facts = json.loads(line)
+    except ValueError:
+        return line.strip()  # cut off by a kill: it was begun all the same
+    if not isinstance(facts, dict) or facts.get("event") != CONTRADICTS:
+        return None
+    return f"{facts.get('error')} (from {facts.get('peer_address')})"
+
+
+# ---------------------------------------------------------------------------------- the result
+
 
 LEADER_LOSSES: Final = frozenset({Kind.KILL, Kind.POWER_CUT, Kind.PAUSE, Kind.ISOLATE})
 """Faults after which another one has to lead."""
@@ -53,7 +114,7 @@ def skipped(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 def failover_ms(history: History, kinds: frozenset[Kind] = LEADER_LOSSES) -> list[float]:
     """Return, for each loss of a leader, how long until a send called since was acknowledged."""
-    leads = _reigns(history.events)
+    leads = _leaderships(history.events)
     acked = sorted(
         (op.call_ns, op.ret_ns)
         for op in history.operations
@@ -70,7 +131,7 @@ def failover_ms(history: History, kinds: frozenset[Kind] = LEADER_LOSSES) -> lis
     return found
 
 
-def _reigns(events: Iterable[Event]) -> list[tuple[int, str]]:
+def _leaderships(events: Iterable[Event]) -> list[tuple[int, str]]:
     return [
         (event.at_ns, event.node)
         for event in events
@@ -180,11 +241,11 @@ def _how_many(verdict: Verdict, names: frozenset[str]) -> int:
     by_checker: Counter[str] = Counter()
     for violation in verdict.violations:
         if violation.name in names:
-            told = _HOW_MANY.search(violation.detail)
+            reported = _HOW_MANY.search(violation.detail)
             by_checker[violation.checker] += 1
-            if told:
+            if reported:
                 by_checker[violation.checker] = max(
-                    by_checker[violation.checker], int(told.group(1))
+                    by_checker[violation.checker], int(reported.group(1))
                 )
     return max(by_checker.values(), default=0)
 
@@ -203,6 +264,11 @@ _OF: Final = {
     F.SEND_BACK: "retries",
     F.RETURNED: "retries",
     F.FILTERED: "filters",
+    F.RECEIVE: "pop",
+    F.ACK: "pop",
+    F.CHANGE_TIME: "pop",
+    F.STEP: "steps",
+    F.STEP_FOUND: "steps",
 }
 LOCKERS: Final = "lockers"
 """The consumer group that commits under locks."""

@@ -33,13 +33,12 @@ from jepsen_like.chaos.cluster import (
     lay_out,
     name_server_names,
 )
-from jepsen_like.chaos.log_findings import read_logs
 from jepsen_like.chaos.machines import RealClient, RealMember
 from jepsen_like.chaos.namespaces import RunNetwork, entered, run_network
 from jepsen_like.chaos.proxy import LinkProxy
-from jepsen_like.chaos.real_ground import RealGround
+from jepsen_like.chaos.real_ground import KernelLinks, RealGround, RunLinks
 from jepsen_like.chaos.recorder import Recorder, write_push_record, write_rest, write_tables
-from jepsen_like.chaos.run_links import KernelLinks, RunLinks
+from jepsen_like.chaos.run_result import read_logs
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.fault_record import HEALED, SERVED
 from jepsen_like.checkers.verdict import Verdict, Violation
@@ -48,11 +47,11 @@ from jepsen_like.nemesis.nemesis import Nemesis
 from jepsen_like.plans.plan import Kind, Plan, encode_plan
 from jepsen_like.plans.promised import clock_ahead_ns, promised
 from jepsen_like.workloads.clients import WorkloadClients
-from jepsen_like.workloads.due import due_within_s
 from jepsen_like.workloads.final_read import read_replica
+from jepsen_like.workloads.producers import due_within_s
 from jepsen_like.workloads.push_groups import PushGroup
 from jepsen_like.workloads.transactions import PATIENCE_S
-from remoting.settings.reader import ConfigFile
+from remoting.settings import ConfigFile
 
 READERS: Final = "readers"
 LAST_READER: Final = "last-reader"

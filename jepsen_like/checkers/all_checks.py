@@ -22,25 +22,25 @@ from jepsen_like.checkers import (
     delayed,
     filters,
     final_reads,
-    half_messages,
-    holes,
     locks,
     polls,
+    pop,
     producer_order,
     queue_log,
     replicas,
     retention,
     retries,
+    steps,
     total_queue,
     transactions,
 )
-from jepsen_like.checkers.fault_record import ELECTION_NS, record_of
-from jepsen_like.checkers.half_messages import SYSTEM_TOPICS, transactions_of
+from jepsen_like.checkers.fault_record import ELECTION_NS, record_of, with_late_effect
 from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
 from jepsen_like.checkers.kernel.home import Home
 from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, Source, Want
 from jepsen_like.checkers.kernel.tables import MemorySource, table_to_numpy
-from jepsen_like.checkers.late_effect import with_late_effect
+from jepsen_like.checkers.retention import Hole
+from jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
 from jepsen_like.checkers.verdict import Verdict, Violation, checked, judge
 from jepsen_like.history.columns import (
     EVENTS,
@@ -76,6 +76,11 @@ ROW_WISE: Final = tuple(
         F.END_TRANSACTION,
         F.CHECK,
         F.RECALL,
+        F.RECEIVE,
+        F.ACK,
+        F.CHANGE_TIME,
+        F.STEP,
+        F.STEP_FOUND,
     )
 )
 REST: Final = Want(
@@ -114,7 +119,7 @@ class Settings(msgspec.Struct, frozen=True):
         keeps: What brokers keep; None: it is not known, and what is removed is not judged.
         rows_max: Rows that a check which cannot be split may want.
         late_effect_ns: How long after its answer a write may be lost to a fault, see
-            `late_effect`; only a history in memory is judged so.
+            `with_late_effect`; only a history in memory is judged so.
     """
 
     settled: bool | None = None
@@ -321,7 +326,12 @@ class _Check:
         keeps, moves = self.settings.keeps, floors_of(self.source.nodes())
         if keeps is None or not (moves or self.heads):
             return None
-        return retention.check_floors(moves, self.heads, keeps)
+        named = [
+            retention.Named(*report.key, *report.judged.first_kept)
+            for report in self.reports
+            if report.judged.first_kept[0]
+        ]
+        return retention.check_floors(moves, self.heads, keeps, named)
 
     def _acked_at(self, homes: list[tuple[Queue, Home]]) -> dict[tuple[str, int, int], Operation]:
         acked: dict[tuple[str, int, int], Operation] = {}
@@ -379,13 +389,13 @@ class _Check:
             holes=self._holes,
         )
 
-    def _holes(self, queue: Queue) -> list[holes.Hole]:
+    def _holes(self, queue: Queue) -> list[Hole]:
         """Return the holes of a queue that retention has cut."""
         rows_max = self.settings.rows_max
         self.progress(f"removed messages of {queue[0]}/{queue[1]}")
-        ops = self.source.ops(Want((("f", holes.OPERATIONS),), queue=queue), rows_max)
+        ops = self.source.ops(Want((("f", retention.FILLING),), queue=queue), rows_max)
         obs = self.source.obs(Want(other_than=(("op_id", NOTHING),), queue=queue), rows_max)
-        return holes.holes_of(ops, obs, holes.begin_of(self.heads, queue))
+        return retention.holes_of(ops, obs, retention.begin_of(self.heads, queue))
 
     def _late_reads(self, history: History) -> list[Operation]:
         """Return the reads that prove most of the places where delayed messages were seen."""
@@ -430,8 +440,17 @@ class _Check:
             self.rest, lease_ns=settings.lease_ns, clock_error_ns=settings.clock_error_ns
         )
 
+    def pop(self) -> Verdict | None:
+        if not any(op.f in pop.OPERATIONS for op in self.rest):
+            return None
+        return pop.check_history(self.rest, clock_error_ns=self.settings.clock_error_ns)
+
+    def steps(self) -> Verdict | None:
+        rows = _of(self.rest, *steps.OPERATIONS)
+        return steps.check_history(rows) if rows else None
+
     def transactions(self) -> Verdict | None:
-        rows = _of(self.rest, *half_messages.OPERATIONS)
+        rows = _of(self.rest, *transactions.OPERATIONS)
         if not rows:
             return None
         settings = self.settings
@@ -489,6 +508,8 @@ CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
     polls.NAME: _Check.polls,
     retries.NAME: _Check.retries,
     locks.NAME: _Check.locks,
+    pop.NAME: _Check.pop,
+    steps.NAME: _Check.steps,
     transactions.NAME: _Check.transactions,
     filters.NAME: _Check.filters,
     producer_order.NAME: _Check.producer_order,

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from jepsen_like.checkers.fault_record import FaultRecord
-from jepsen_like.checkers.holes import HolesOf, Missing, Queue, lost_of
+from jepsen_like.checkers.retention import HolesOf, Missing, Queue, lost_of
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 from jepsen_like.history.columns import OBS, operations_of
 from jepsen_like.history.operation import (
@@ -126,7 +126,7 @@ def check_history(
         "recalled": sum(op.outcome == Outcome.OK for op in recalls),
         "late_ms_max": max(late, default=0) // 1_000_000,
     }
-    return judge(NAME, found, counts, looked_at=acked)
+    return judge(NAME, found, counts, looked_at=acked + counts["unknown_seen"])
 
 
 def _early(

@@ -8,8 +8,9 @@ min. A failure names the two operations that prove it.
 
 Unknown sends: one that a read found is bound to that offset. The others may fill offsets that no
 known send occupies; taking both in order minimises every bound, so it is optimal.
+A first offset kept proves that what is before it was there.
 A half message counts as a send that happened between the first call of a commit and the first
-acknowledgement of one; see `half_messages`. Queues that the broker writes by itself are left out.
+acknowledgement of one; see `transactions`. Queues that the broker writes by itself are left out.
 Equal stamps overlap, so the comparison is strict.
 
 `kernel` decides; here the rows of its suspects are read again and violations get their names.
@@ -31,6 +32,7 @@ from jepsen_like.checkers.kernel.facts import (
     I64,
     OBS_COLUMNS,
     OPS_COLUMNS,
+    QUEUE_OPERATIONS,
     REPORTED_MAX,
     Columns,
     Flags,
@@ -151,7 +153,7 @@ def name_violations(
         ops: Its rows that `wanted_by` wants, more do no harm.
         obs: Likewise.
         subject: Topic and queue.
-        appends: What transactions appended, see `half_messages`.
+        appends: What transactions appended, see `transactions`.
     """
     ops = _in_order(ops)
     found = _wrong_values(judged, ops, obs, subject, appends)
@@ -179,7 +181,7 @@ def name_violations(
 
 
 def _in_order(ops: Columns) -> Columns:
-    of_queue = np.isin(ops["f"], (F.SEND, F.PULL, F.MAX_OFFSET))
+    of_queue = np.isin(ops["f"], QUEUE_OPERATIONS)
     rows = np.flatnonzero(of_queue)
     rows = rows[np.argsort(ops["op_id"][rows], kind="stable")]
     return {name: column[rows] for name, column in ops.items()}
@@ -282,12 +284,13 @@ def _high(pair: TimePair, ops: Columns) -> tuple[int, bool]:
     if sends:
         return min(sends), True
     found = (ops["f"] == F.PULL) & (ops["cnt"] > 0) & (ops["off"] + ops["cnt"] - 1 == pair.high)
-    reads = _current(ops) & then & (found | (ops["max_off"] == pair.high + 1))
+    ends = (ops["max_off"] == pair.high + 1) | (ops["min_off"] == pair.high + 1)
+    reads = _current(ops) & then & (found | ends)
     return int(ops["op_id"][reads].min()), False
 
 
 def _current(ops: Columns) -> Flags:
-    read = (ops["f"] == F.PULL) | (ops["f"] == F.MAX_OFFSET)
+    read = np.isin(ops["f"], (F.PULL, F.MAX_OFFSET, F.MIN_OFFSET))
     ok = ops["outcome"] == Outcome.OK
     current: Flags = read & ok & (ops["level"] == Level.LINEARIZABLE)
     return current
@@ -324,16 +327,21 @@ def time_violation(subject: str, low: Bound, high: Bound) -> Violation:
     )
 
 
-def contradiction(subject: str, bounds: tuple[int, int, int], op_id: int, at_ns: int) -> Violation:
+def contradiction(
+    subject: str, bounds: tuple[int, int, int], op_id: int, at_ns: int, low: int = NOTHING
+) -> Violation:
     """Return that a read found an offset at or beyond its own end, a negative one, or none.
 
     Args:
         bounds: The first offset found, the one after the last, the end that the answer names.
+        low: The first offset kept that it names.
     """
     first, after, end = bounds
     text = f"found offsets {first} … {after - 1} and names {end} as the end of the queue"
     if first == after:
         text = f"found nothing at offset {first} and names {end} as the end of the queue"
+    if low > end > NOTHING:
+        text = f"names {low} as the first offset kept and {end} as the end of the queue"
     return Violation(SELF_CONTRADICTION, subject, text, (op_id,), at_ns=at_ns)
 
 
@@ -358,7 +366,8 @@ def aborted_read(subject: str, off: int, value: int, ids: tuple[int, ...]) -> Vi
 def check_reads(columns: QueueColumns, subject: str) -> list[Violation]:
     """Return reads with a found offset at or beyond the read's own end; a negative offset.
 
-    A pull that found nothing where its own end and first offset kept say that there is a message.
+    A pull that found nothing where its own end and first offset kept say that there is a message. A
+    first offset kept behind the end.
     """
     last = columns.found_off + columns.found_count
     wrong = (columns.end != NOTHING) & (columns.found_count > 0) & (last > columns.end)
@@ -366,12 +375,14 @@ def check_reads(columns: QueueColumns, subject: str) -> list[Violation]:
     wrong |= columns.end < NOTHING
     nothing = (columns.found_count == 0) & (columns.found_off != NOTHING)
     wrong |= nothing & (columns.low <= columns.found_off) & (columns.found_off < columns.end)
+    wrong |= (columns.end != NOTHING) & (columns.low > columns.end)
     return [
         contradiction(
             subject,
             (columns.found_off[at], last[at], columns.end[at]),
             int(columns.read_id[at]),
             int(columns.read_ret[at]),
+            int(columns.low[at]),
         )
         for at in np.flatnonzero(wrong)[:REPORTED_MAX].tolist()
     ]

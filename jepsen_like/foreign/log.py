@@ -155,21 +155,21 @@ def step_of(one: Attempt) -> Step:
     return step
 
 
-def _sent(one: Attempt, key: Any, told: Any) -> Message:
+def _sent(one: Attempt, key: Any, given: Any) -> Message:
     off = NOTHING
-    if isinstance(told, tuple | list):
-        if len(told) != 2:
+    if isinstance(given, tuple | list):
+        if len(given) != 2:
             raise RecordError(f"row {one.index} sends no pair of an offset and a value")
-        off, told = _offset(one, told[0]), told[1]
-    return Message(key_of(key), off, _plain(one, told))
+        off, given = _offset(one, given[0]), given[1]
+    return Message(key_of(key), off, _plain(one, given))
 
 
-def _polled(one: Attempt, told: Any) -> Iterator[Message]:
-    if told is None:
+def _polled(one: Attempt, given: Any) -> Iterator[Message]:
+    if given is None:
         return
-    if not isinstance(told, dict):
+    if not isinstance(given, dict):
         raise RecordError(f"row {one.index} polls no map of keys")
-    for key, pairs in told.items():
+    for key, pairs in given.items():
         if not isinstance(pairs, tuple | list):
             raise RecordError(f"row {one.index} polls no list of messages")
         for pair in pairs:
@@ -178,20 +178,20 @@ def _polled(one: Attempt, told: Any) -> Iterator[Message]:
             yield Message(key_of(key), _offset(one, pair[0]), _plain(one, pair[1]))
 
 
-def _offset(one: Attempt, told: Any) -> int:
-    if told is None:
+def _offset(one: Attempt, given: Any) -> int:
+    if given is None:
         return NOTHING
-    if not isinstance(told, int) or isinstance(told, bool) or not 0 <= told < NEVER:
-        raise RecordError(f"row {one.index} has the offset {edn_text(told)}")
-    return told
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < NEVER:
+        raise RecordError(f"row {one.index} has the offset {edn_text(given)}")
+    return given
 
 
-def _plain(one: Attempt, told: Any) -> Any:
+def _plain(one: Attempt, given: Any) -> Any:
     try:
-        hash(told)
+        hash(given)
     except TypeError:
         raise RecordError(f"row {one.index} holds a value that is a map") from None
-    return word(told)
+    return word(given)
 
 
 def _writers(steps: list[Step]) -> dict[tuple[str, Any], Step]:
@@ -240,13 +240,15 @@ def rows_of(steps: Iterable[Step], key: str) -> Rows:
     indexes: dict[int, int] = {}
     numbers: dict[Any, int] = {}
 
-    def add(one: Attempt, f: F, **told: Any) -> None:
+    def add(one: Attempt, f: F, **given: Any) -> None:
         process = one.process if isinstance(one.process, int) and 0 <= one.process < 1 << 31 else 0
         indexes[len(rows)] = one.index
         outcome = _OUTCOMES[one.kind]
         stamps = (one.call, one.ret)
         rows.append(
-            Operation(len(rows), len(rows), process, NOTHING, f, outcome, *stamps, "log", 0, **told)
+            Operation(
+                len(rows), len(rows), process, NOTHING, f, outcome, *stamps, "log", 0, **given
+            )
         )
 
     def number(value: Any) -> int:
@@ -260,9 +262,9 @@ def rows_of(steps: Iterable[Step], key: str) -> Rows:
                 add(step.attempt, F.SEND, off=message.off, value=number(message.value))
         if step.attempt.kind == "ok":
             for off, values in _runs([m for m in step.polls if m.key == key]):
-                told = tuple(map(number, values))
-                add(step.attempt, F.PULL, off=off, cnt=len(told), values=told)
-                taken.update(range(off, off + len(told)))
+                given = tuple(map(number, values))
+                add(step.attempt, F.PULL, off=off, cnt=len(given), values=given)
+                taken.update(range(off, off + len(given)))
         taken.update(m.off for m in step.sends if m.key == key and step.attempt.kind == "ok")
     gaps = max(taken, default=NOTHING) + 1 - len(taken - {NOTHING})
     if gaps > GAPS_MAX:
@@ -304,8 +306,8 @@ def logs_of(steps: Iterable[Step], sure: dict[int, bool]) -> dict[str, Log]:
             if message.off != NOTHING:
                 at.setdefault(message.key, {}).setdefault(message.off, message.value)
     logs: dict[str, Log] = {}
-    for key, told in at.items():
-        values = tuple(dict.fromkeys(told[off] for off in sorted(told)))
+    for key, given in at.items():
+        values = tuple(dict.fromkeys(given[off] for off in sorted(given)))
         logs[key] = Log(values, {value: place for place, value in enumerate(values)})
     return logs
 
@@ -357,7 +359,7 @@ def _order(
             keys = _keys(one)
             for last in (polled, sent):
                 kept = last.get(one.process, {})
-                last[one.process] = {key: told for key, told in kept.items() if key in keys}
+                last[one.process] = {key: given for key, given in kept.items() if key in keys}
             continue
         step = by_attempt.get(id(one))
         if step is None:
@@ -380,15 +382,15 @@ def _order(
 
 
 def _keys(one: Attempt) -> set[str]:
-    told = one.value
-    return {key_of(key) for key in told} if isinstance(told, tuple | list | frozenset) else set()
+    given = one.value
+    return {key_of(key) for key in given} if isinstance(given, tuple | list | frozenset) else set()
 
 
 def _rebalanced(one: Attempt) -> set[str]:
     """Return the keys whose assignment changed while *one* was under way."""
-    told = next((v for k, v in one.row.items() if word(k) == "rebalance-log"), None) or ()
+    given = next((v for k, v in one.row.items() if word(k) == "rebalance-log"), None) or ()
     moved: set[str] = set()
-    for event in told if isinstance(told, tuple | list) else ():
+    for event in given if isinstance(given, tuple | list) else ():
         for name, keys in event.items() if isinstance(event, dict) else ():
             if word(name) == "keys" and isinstance(keys, tuple | list):
                 moved.update(map(key_of, keys))
@@ -450,9 +452,9 @@ def _circular(steps: list[Step], writers: dict[tuple[str, Any], Step]) -> Iterat
                 graph.link(place[id(writer)], at, "wr", text)
     for cycle in cycles_of(graph):
         rows = tuple(steps[node].attempt.index for node in cycle.nodes)
-        told = "; ".join(
+        given = "; ".join(
             f"row {steps[a].attempt.index} {why} (row {steps[b].attempt.index})"
             for a, b, why in cycle.steps(graph)
         )
         subject = "a cycle of " + ", ".join(f"row {row}" for row in rows)
-        yield Violation(cycle.name, subject, f"{told}: no order has all of that", rows)
+        yield Violation(cycle.name, subject, f"{given}: no order has all of that", rows)

@@ -23,6 +23,7 @@ from commitlog.errors import MQError
 from jepsen_like.history.operation import (
     NEVER,
     NOTHING,
+    Decision,
     Event,
     F,
     FloorMove,
@@ -63,6 +64,9 @@ NODES: Final = _schema(
     tables=pa.string(), topic=_WORD, queue=pa.int32(), min_off=pa.int64(), cnt=pa.int64(),
 )  # fmt: skip
 
+SCHEMAS: Final[dict[str, Any]] = {"ops": OPS, "obs": OBS, "events": EVENTS, "nodes": NODES}
+"""By the name of the table."""
+
 OP_FIELDS: Final = tuple(name for name in OPS.names if name != "run_id")
 
 
@@ -94,6 +98,9 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
         for field in OPS
         if pa.types.is_integer(field.type) and field.name not in ("f", "outcome", "level")
     },
+    "decision": (NOTHING, max(Decision)),
+    "cnt": (0, (1 << 31) - 1),
+    "queue": (NOTHING, (1 << 31) - 1),
 }
 
 
@@ -104,9 +111,9 @@ def check_operation(op: Operation) -> None:
         RowOutOfRangeError: It does not.
     """
     for name, (low, high) in _RANGES.items():
-        told = getattr(op, name)
-        if not low <= told <= high:
-            raise RowOutOfRangeError(f"{name} is {told}, beyond {low} … {high}")
+        given = getattr(op, name)
+        if not low <= given <= high:
+            raise RowOutOfRangeError(f"{name} is {given}, beyond {low} … {high}")
     if op.ret_ns < op.call_ns:
         raise RowOutOfRangeError(f"it returned at {op.ret_ns}, before its call at {op.call_ns}")
     if op.values and len(op.values) != op.cnt:
@@ -118,14 +125,19 @@ def mistake_in(columns: Mapping[str, npt.NDArray[Any]]) -> str:
     """Return what is wrong with rows of `ops`, as `check_operation` has it; empty: nothing.
 
     Args:
-        columns: `f`, `outcome`, `level`, `call_ns` and `ret_ns` of the rows.
+        columns: `f`, `outcome`, `level`, `decision`, `cnt`, `queue`, `call_ns` and `ret_ns` of the
+            rows.
     """
-    for name in ("f", "outcome", "level"):
+    for name in ("f", "outcome", "level", "decision"):
         low, high = _RANGES[name]
         column = columns[name]
         if len(column) and not low <= column.min() <= column.max() <= high:
             number = column[(column < low) | (column > high)][0]
             return f"holds a row whose {name} is {number}, which this version does not know"
+    for name in ("cnt", "queue"):
+        few = columns[name] < _RANGES[name][0]
+        if few.any():
+            return f"holds {np.count_nonzero(few)} rows whose {name} is negative"
     early = columns["ret_ns"] < columns["call_ns"]
     if early.any():
         return f"holds {np.count_nonzero(early)} rows that return before their call"
@@ -187,12 +199,12 @@ def table_of(schema: Any, columns: dict[str, Any]) -> Any:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _words(told: str | Sequence[str], size: int) -> Any:
-    if isinstance(told, str):
-        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, np.int32)), pa.array([told]))
-    if isinstance(told, pa.DictionaryArray):
-        return told
-    return pa.array(told, pa.string()).dictionary_encode()
+def _words(given: str | Sequence[str], size: int) -> Any:
+    if isinstance(given, str):
+        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, np.int32)), pa.array([given]))
+    if isinstance(given, pa.DictionaryArray):
+        return given
+    return pa.array(given, pa.string()).dictionary_encode()
 
 
 def ops_table(run_id: str, operations: Sequence[Operation]) -> Any:
@@ -297,8 +309,8 @@ def operations_of(ops: Any, obs: Any) -> list[Operation]:
     """Return the rows of `ops`, with what they found by `obs`, in the order of op ids."""
     columns = [ops.column(name).to_pylist() for name in OP_FIELDS]
     found: dict[int, Operation] = {}
-    for told in zip(*columns, strict=True):
-        op = Operation(**dict(zip(OP_FIELDS, told, strict=True)))
+    for given in zip(*columns, strict=True):
+        op = Operation(**dict(zip(OP_FIELDS, given, strict=True)))
         found[op.op_id] = op
     ids, offs, values = (obs.column(name).to_numpy() for name in ("op_id", "off", "value"))
     pulled = np.flatnonzero(ids != NOTHING)

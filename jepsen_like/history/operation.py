@@ -3,15 +3,29 @@
 All stamps are integer nanoseconds of one monotonic clock. A call is stamped before its bytes are
 handed to the network, a return after the answer is parsed; equal stamps count as overlapping.
 An operation that ended in no answer has no return: `NEVER`.
+
+A history is written as a CBOR sequence: rows one after the other, appended and flushed as they
+come. A crash of the writer leaves all flushed rows and perhaps a piece of the last one; the reader
+returns the rows and how many bytes were left over. A writer of a real run writes an operation or a
+fault when it begins and again when it has ended, so that its own death loses nothing; `LatestRows`
+keeps the later row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import IntEnum, unique
-from typing import Final
+from io import BytesIO
+from typing import Any, Final
 
+import cbor2
 import msgspec
+from typing_extensions import Buffer
+
+from commitlog.errors import MQError
+
+# ---------------------------------------------------------------------------------- rows
+
 
 NEVER: Final = (1 << 63) - 1
 """Return stamp of an operation whose answer never came; also "no bound" in the checkers."""
@@ -45,6 +59,16 @@ class F(IntEnum):
     """A copy that was found, at the end, where messages go that were given back."""
     FILTERED = 15
     """A pull with an expression: it passed the offsets from *off* to *max_off*."""
+    RECEIVE = 16
+    """A message received by POP, *cnt* times now, with the receipt *txn* for *status* ms."""
+    ACK = 17
+    """Of a message received with the receipt *txn*."""
+    CHANGE_TIME = 18
+    """As `ACK`: out for *status* ms from now on, with the receipt *min_off*."""
+    STEP = 19
+    """Messages from *min_off* to *max_off*, worked off in one step that began at *off*."""
+    STEP_FOUND = 20
+    """What step *txn* made of the message at *off*, found at the end; see `checkers.steps`."""
 
 
 @unique
@@ -287,3 +311,100 @@ class History(msgspec.Struct):
                 self.floors.append(row)
             case RunHeader():
                 self.header = row
+
+
+# ------------------------------------------------------------------------------ their CBOR sequence
+
+
+_DECODE_ERRORS = (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError, RecursionError)
+
+
+class CorruptHistoryError(MQError):
+    """A record in the middle of a history is damaged; what was before it is good."""
+
+
+def encode_row(row: Row) -> bytes:
+    """Return *row* as one CBOR data item."""
+    encoded: bytes = cbor2.dumps(msgspec.to_builtins(row))
+    return encoded
+
+
+def encode_history(history: History) -> bytes:
+    """Return a whole history as a CBOR sequence."""
+    rows: Iterable[Row] = (
+        history.header,
+        *history.operations,
+        *history.events,
+        *history.replica_reads,
+        *history.replica_states,
+        *history.floors,
+    )
+    return b"".join(map(encode_row, rows))
+
+
+def iter_rows(data: Buffer) -> Iterator[tuple[Row, int]]:
+    """Yield each row and the byte after it, up to a torn last record.
+
+    Raises:
+        CorruptHistoryError: A record in the middle is damaged; the rows before it were yielded.
+    """
+    raw = bytes(data)
+    source = BytesIO(raw)
+    decoder = cbor2.CBORDecoder(source, read_size=1)
+    start = 0
+    while start < len(raw):
+        try:
+            item: Any = decoder.decode()
+        except cbor2.CBORDecodeEOF:
+            return
+        except _DECODE_ERRORS as error:
+            raise CorruptHistoryError(f"no record at byte {start}: {error}") from error
+        try:
+            row: Row = msgspec.convert(item, type=Row)
+        except msgspec.ValidationError as error:
+            raise CorruptHistoryError(f"no row at byte {start}: {error}") from error
+        start = source.tell()
+        yield row, start
+
+
+def read_history(data: Buffer) -> tuple[History, int]:
+    """Return the history in *data* and how many bytes at its end are a torn record.
+
+    Raises:
+        CorruptHistoryError: A record in the middle is damaged.
+    """
+    history = History(RunHeader(run_id=""))
+    end = 0
+    for row, end in iter_rows(data):  # noqa: B007  # the last end is wanted
+        history.add(row)
+    return history, memoryview(data).nbytes - end
+
+
+class LatestRows:
+    """Takes rows in the order in which they were written."""
+
+    def __init__(self) -> None:
+        self._rest = History(RunHeader(run_id=""))
+        self._operations: dict[int, Operation] = {}
+        self._events: dict[tuple[int, str, str], Event] = {}
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Take *rows*; one that was there already takes the place of the earlier one."""
+        for row in rows:
+            if isinstance(row, Operation):
+                self._operations[row.op_id] = row
+            elif isinstance(row, Event):
+                # Which node a target was is known only later; a change of role has no target.
+                self._events[row.at_ns, row.kind, row.target or row.node] = row
+            else:
+                self._rest.add(row)
+
+    def history(self) -> History:
+        """Return what there is, each row once, in the order in which they came first."""
+        self._rest.operations = list(self._operations.values())
+        self._rest.events = list(self._events.values())
+        return self._rest
+
+
+PUSH_RECORD: Final = "push_group.json"
+"""What is known of a push group when a run is over, so that it can be judged again."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from io import BytesIO
+from os import SEEK_END
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 import cbor2
 import msgspec
@@ -19,10 +21,7 @@ import pyarrow.parquet as pq
 
 from commitlog.errors import MQError
 from jepsen_like.history.columns import (
-    EVENTS,
-    NODES,
-    OBS,
-    OPS,
+    SCHEMAS,
     RowOutOfRangeError,
     check_numbers,
     check_operation,
@@ -34,6 +33,7 @@ from jepsen_like.history.columns import (
     ops_table,
 )
 from jepsen_like.history.operation import (
+    PUSH_RECORD,
     Event,
     FloorMove,
     History,
@@ -43,7 +43,7 @@ from jepsen_like.history.operation import (
     Row,
     RunHeader,
 )
-from jepsen_like.history.sequence import PUSH_RECORD
+from jepsen_like.history.sums import as_text, sum_of_file
 
 FOLDER: Final = "parquet"
 SUMMARY: Final = "ingest.json"
@@ -55,6 +55,12 @@ KEPT_BYTES_MAX: Final = 4096
 
 TORN: Final = "torn: the file ends within it"
 """Reason of a piece of a last record: its writer died, nothing is wrong with the rest."""
+
+TABLES: Final = ("ops", "obs", "events", "nodes")
+FOOTER_MAX: Final = 1 << 26
+"""Bytes of a footer; a length beyond it is damage."""
+_FOOTER_END: Final = 8
+"""Length of the footer, and Parquet's mark."""
 
 SORT: Final = ("topic", "queue", "off", "op_id")
 BAD: Final = pa.schema(
@@ -87,6 +93,9 @@ class Ingested(msgspec.Struct):
         torn_bytes: Their bytes.
         obs: Rows of `obs`.
         samples: What brokers reported of themselves; from another file.
+        footers: By table, the size of its file and the checksum of its footer, which Parquet does
+            not have.
+        sums: By table, the sum of its rows (`sums`); empty: an older version wrote none.
     """
 
     run_id: str = ""
@@ -106,6 +115,8 @@ class Ingested(msgspec.Struct):
     obs: int = 0
     samples: int = 0
     floors: int = 0
+    footers: dict[str, tuple[int, int]] = {}
+    sums: dict[str, str] = {}
 
     @property
     def lost_records(self) -> int:
@@ -173,7 +184,27 @@ def _take_over(record: Path, into: Path) -> None:
 
 def write_summary(into: Path, counts: Ingested) -> None:
     """Write `SUMMARY`, the last file of a whole folder of tables."""
+    for table in TABLES:
+        path = into / f"{table}.parquet"
+        if path.is_file():
+            with path.open("rb") as file:
+                counts.footers[table] = footer_of(file)
+            counts.sums[table] = as_text(sum_of_file(table, path))
     (into / SUMMARY).write_bytes(msgspec.json.format(msgspec.json.encode(counts)) + b"\n")
+
+
+def footer_of(file: Any) -> tuple[int, int]:
+    """Return the size of a Parquet file and the checksum of its footer.
+
+    Args:
+        file: Open for reading, and not at a certain place.
+    """
+    size: int = file.seek(0, SEEK_END)
+    file.seek(max(size - _FOOTER_END, 0))
+    length = int.from_bytes(file.read(_FOOTER_END)[:4], "little")
+    begin = max(size - _FOOTER_END - min(length, FOOTER_MAX), 0)
+    file.seek(begin)
+    return size, crc32(file.read(size - begin))
 
 
 def read_summary(parquet: Path) -> Ingested:
@@ -234,13 +265,14 @@ def read_history(parquet: Path) -> History:
     Raises:
         NoHistoryError: The folder is not a whole one.
     """
-    told = read_summary(parquet)
-    schemas = {"ops": OPS, "obs": OBS, "events": EVENTS, "nodes": NODES}
+    given = read_summary(parquet)
     tables = {
         name: pq.read_table(parquet / f"{name}.parquet", schema=schema)
-        for name, schema in schemas.items()
+        for name, schema in SCHEMAS.items()
     }
-    return history_of(**tables, header=RunHeader(told.run_id, told.seed, told.plan, told.versions))
+    return history_of(
+        **tables, header=RunHeader(given.run_id, given.seed, given.plan, given.versions)
+    )
 
 
 def _rows(path: Path, counts: Ingested, bad: list[BadRecord]) -> Iterator[Row]:

@@ -2,23 +2,60 @@
 
 Acts that take time in the real world are coroutines. One that cannot be done here raises
 `CannotBeDone` with the reason; the step is skipped then, and the reason stands in the history.
+
+What a link does to what it carries (`LinkFault`) is the same for simulated links and the proxy.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, unique
-from typing import Protocol
+from typing import Final, Protocol
 
 from typing_extensions import Buffer
 
 from commitlog.errors import MQError
-from commitlog.mark import Mark
-from commitlog.slot_file import SLOT_STRIDE_BYTES, decode_slot
+from commitlog.mark import SLOT_STRIDE_BYTES, Mark, decode_slot
 from jepsen_like.plans.budget import LogEnd, Soundness
-from jepsen_like.plans.link_fault import LinkFault
 from jepsen_like.plans.plan import Kind
+
+
+@dataclass(slots=True)
+class LinkFault:
+    """What a link does to what it carries, one way.
+
+    Attributes:
+        delay_s, jitter_s: On top of what a healthy link takes.
+        bytes_per_s: 0 means no limit.
+        loss: Chance of a frame to be lost. That breaks the connection, unless *silent*.
+        silent: A lost frame of members is simply missing.
+        duplicate: Chance of a member's frame to arrive a second time, later.
+        reorder: Chance of a member's frame to arrive behind later ones.
+        hold: Chance of a member's frame to be kept for a later connection.
+        corrupt: Chance of a member's frame to arrive with a bit flipped.
+        spread_s: How much later doubled, held and overtaken frames may come.
+    """
+
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    bytes_per_s: float = 0.0
+    loss: float = 0.0
+    silent: bool = False
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    hold: float = 0.0
+    corrupt: float = 0.0
+    spread_s: float = 1.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether frames need not be looked at."""
+        return not (self.loss or self.duplicate or self.reorder or self.hold or self.corrupt)
+
+
+HEALTHY: Final = LinkFault()
 
 
 class CannotBeDone(Exception):  # noqa: N818  # no error: this machine has not what it takes
@@ -260,6 +297,20 @@ class Ground(Protocol):
     def leads_now(self) -> bool:
         """Whether a member leads and serves now."""
 
+    async def role_change(self) -> str:
+        """Wait for the next change of role; return the name of the member that has begun to lead.
+
+        Raises:
+            CannotBeDone: Roles are not seen the moment they change.
+        """
+
+    async def read_at(self, name: str, reads: int) -> None:
+        """Let a client that takes *name* for the leader read *reads* times at one moment.
+
+        Raises:
+            CannotBeDone: There is no machine for it.
+        """
+
     def voters(self) -> Sequence[tuple[str, ...]]:
         """The lists of voters that members follow, or followed when they ended."""
 
@@ -272,11 +323,12 @@ class Ground(Protocol):
     def log_end(self, name: str) -> LogEnd | None:
         """How far a broker's log reaches; None when it does not answer."""
 
-    async def order(self, kind: Kind, name: str) -> None:
+    async def order(self, kind: Kind, name: str, *, asked: str = "") -> None:
         """Give the leader an order about the member *name*.
 
         Args:
             kind: `TRANSFER`, `MEMBER_ADD`, `MEMBER_REMOVE` or `MEMBER_REPLACE`.
+            asked: The member that gets the order; empty: the leader.
         Raises:
             MQError: It was refused, or its end is unknown.
             CannotBeDone: No member leads.

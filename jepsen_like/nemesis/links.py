@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from jepsen_like.history.operation import Event
-from jepsen_like.nemesis.ground import CannotBeDone, Ground
+from jepsen_like.nemesis.ground import HEALTHY, CannotBeDone, Ground, LinkFault
 from jepsen_like.nemesis.nodes import Nodes
-from jepsen_like.plans.link_fault import HEALTHY, LinkFault
 from jepsen_like.plans.plan import Kind, Step
 
 RESET_ON_MEND: Final = 0.3

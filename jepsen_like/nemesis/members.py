@@ -1,9 +1,17 @@
-"""Changes of the members: orders to the leader, some of them while a minority is away."""
+"""Changes of the members: orders to the leader, some of them while a minority is away.
+
+A majority of the voters must be able to change the members and to elect without the others: the
+members that a change leaves behind, the leader that made it, or one that lost its power. Which may
+be away (`choose`), and which can go on then (`can_do_without`), are pure functions.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 import trio
@@ -12,9 +20,91 @@ from commitlog.errors import MQError
 from jepsen_like.history.operation import Event
 from jepsen_like.nemesis.ground import CannotBeDone, Ground
 from jepsen_like.nemesis.links import Links
-from jepsen_like.nemesis.minority import Change, Chosen, choose
 from jepsen_like.nemesis.nodes import Nodes
 from jepsen_like.plans.plan import Kind, Step
+
+LEAST_VOTERS: Final = 3
+"""Of fewer none is removed while another one is away."""
+
+
+class Change(IntEnum):
+    """What is asked of the leader meanwhile."""
+
+    REMOVE_ABSENT = 0
+    REMOVE_PRESENT = 1
+    ADD_MISSING = 2
+    REMOVE_AND_LEAD_NO_MORE = 3
+    """One that is there is removed, and the leader goes away with the change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The absent members and the change asked for.
+
+    Attributes:
+        away: Voters that go before the change is asked for.
+        removed: Member that the change removes; empty: it adds the missing one.
+        leader_goes: Whether the leader goes, too, as soon as the change was asked for.
+    """
+
+    away: tuple[str, ...]
+    removed: str = ""
+    leader_goes: bool = False
+
+
+def majority(voters: int) -> int:
+    """Return how many of *voters* decide."""
+    return voters // 2 + 1
+
+
+def choose(
+    change: Change, leader: str, voters: Collection[str], order: Callable[[list[str]], None]
+) -> Chosen | None:
+    """Return the members that go away: a majority of the voters before and after a change stays.
+
+    Args:
+        leader: The member that leads; it is not removed.
+        voters: The list in force.
+        order: Shuffles names in place.
+    Returns:
+        None: There are too few voters for this change.
+    """
+    others = [name for name in sorted(voters) if name != leader]
+    order(others)
+    size = len(voters)
+    if leader not in voters:
+        return None
+    if change is Change.ADD_MISSING:
+        return Chosen(tuple(others[: size - majority(size)]))
+    if size < LEAST_VOTERS:
+        return None
+    if change is Change.REMOVE_ABSENT:
+        away = tuple(others[: size - majority(size)])
+        return Chosen(away, away[0])
+    # The one that is removed counts before the change only, one that is away in neither list.
+    goes = change is Change.REMOVE_AND_LEAD_NO_MORE
+    spare = size - 1 - majority(size - 1) - goes
+    return None if spare < 0 else Chosen(tuple(others[1 : 1 + spare]), others[0], goes)
+
+
+def can_do_without(
+    away: Collection[str], lists: Iterable[Sequence[str]], firm: Collection[str]
+) -> bool:
+    """Return whether members that run and hold all they acknowledged decide in every list.
+
+    Then the one of them with the longest log can be elected in the list it follows: all of them
+    give it their votes.
+
+    Args:
+        lists: The voters, as each member that is there last had them.
+        firm: Members that run, vote and hold all they acknowledged.
+    """
+    there = set(firm) - set(away)
+    every = list(lists)
+    return bool(every) and all(
+        len(there.intersection(voters)) >= majority(len(voters)) for voters in every
+    )
+
 
 ORDER_S: Final = 60.0
 """How long an order to the group is waited for."""
@@ -48,7 +138,7 @@ class MemberChanges:
         if node.name == self._ground.leading():
             event.detail = "skipped: no other member can move it"
             return
-        await self._order(event, step.kind, node.name)
+        await self.order(event, step.kind, node.name)
 
     async def add_members(self, step: Step, event: Event) -> None:
         """Add every broker that is no member."""
@@ -61,12 +151,12 @@ class MemberChanges:
             return False
         event = event or Event(self._nodes.now_ns, self._nodes.now_ns, "add_missing")
         for name in missing:
-            await self._order(event, Kind.MEMBER_ADD, name)
+            await self.order(event, Kind.MEMBER_ADD, name)
         return not missing
 
     async def remove(self, name: str) -> None:
         """Ask the leader to remove *name*; a refusal or an unknown end is no failure."""
-        await self._order(
+        await self.order(
             Event(self._nodes.now_ns, self._nodes.now_ns, "remove"), Kind.MEMBER_REMOVE, name
         )
 
@@ -75,7 +165,7 @@ class MemberChanges:
         node = self._nodes.one(step, event)
         if not self._nodes.may_hurt(Kind.WIPE, node, event):
             return
-        await self._order(event, step.kind, node.name)
+        await self.order(event, step.kind, node.name)
         await self._ground.sleep(step.for_ms / 1000)
         # Much may have happened to others meanwhile.
         if step.arg % 2 and not event.detail and self._nodes.allows(Kind.WIPE, node):
@@ -95,6 +185,9 @@ class MemberChanges:
         if chosen is None:
             event.detail = f"skipped: {len(voters)} voters are too few"
             return
+        if chosen.removed and not self.may_remove(chosen.removed, len(voters)):
+            event.detail = "skipped: what is left of a small list must keep its disks"
+            return
         event.node = ",".join(chosen.away)
         event.detail = f"{change.name.lower()} {chosen.removed}".strip()
         cut_off = step.arg % 2 == 1
@@ -113,11 +206,18 @@ class MemberChanges:
         await self._come_back(gone, cut_off=cut_off)
         await self._add_again()
 
+    def may_remove(self, name: str, voters: int) -> bool:
+        """Return whether the list without *name* can do with what its members hold.
+
+        Of two voters none may lack anything, and a fault of a disk shows at a start or a scrub.
+        """
+        return voters > LEAST_VOTERS or self._nodes.allows(Kind.WIPE, self._ground.brokers[name])
+
     async def _ask(self, chosen: Chosen) -> None:
         event = Event(self._nodes.now_ns, self._nodes.now_ns, "minority")
         with suppress(CannotBeDone):
             if chosen.removed:
-                await self._order(event, Kind.MEMBER_REMOVE, chosen.removed)
+                await self.order(event, Kind.MEMBER_REMOVE, chosen.removed)
             else:
                 await self.add_missing(event)
             if not event.detail:
@@ -153,17 +253,21 @@ class MemberChanges:
         """A wiped node under an old name: it takes its own former place."""
         await self._nodes.wipe(step, event)
         if not event.detail:
-            await self._order(event, step.kind, event.node)
+            await self.order(event, step.kind, event.node)
 
-    async def _order(self, event: Event, kind: Kind, name: str) -> None:
-        """Give an order to the leader; that it is refused, or its end unknown, is no failure."""
-        if not self._ground.leads_now():
+    async def order(self, event: Event, kind: Kind, name: str, *, asked: str = "") -> None:
+        """Give an order to the leader; that it is refused, or its end unknown, is no failure.
+
+        Args:
+            asked: The member that gets it, whether it leads or not; empty: the leader.
+        """
+        if not asked and not self._ground.leads_now():
             event.detail = "skipped: no member leads"
             return
         with trio.move_on_after(ORDER_S):
             self._nodes.budget.orders += 1
             try:
-                await self._ground.order(kind, name)
+                await self._ground.order(kind, name, asked=asked)
             except MQError as error:
                 event.detail = f"refused: {type(error).__name__}: {error}"
             finally:

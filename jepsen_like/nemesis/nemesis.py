@@ -3,24 +3,109 @@
 Faults overlap, so what they touch is counted: a link is cut while any step wants it cut, a node is
 down while any step wants it down. A node that ended by itself is started again by a supervisor, as
 an operator's would.
+
+Some faults wait for a rare moment (`Moments`): a change of role, a leader that was deposed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import trio
 
 from commitlog.errors import MQError
 from jepsen_like.history.operation import Event
-from jepsen_like.nemesis.disks import Disks
 from jepsen_like.nemesis.ground import CannotBeDone, Ground, Moment
 from jepsen_like.nemesis.links import Links
 from jepsen_like.nemesis.members import MemberChanges
-from jepsen_like.nemesis.nodes import Nodes
+from jepsen_like.nemesis.nodes import Disks, Nodes
 from jepsen_like.plans.plan import Kind, Plan, Step
 from jepsen_like.seeded_rng import rng_stream
+
+ORDERS: Final = (Kind.MEMBER_REMOVE, Kind.TRANSFER, Kind.MEMBER_ADD, Kind.MEMBER_REMOVE)
+"""What is asked at a change of role, by `Step.arg` % 4."""
+
+ADD_AGAIN_S: Final = 5.0
+"""A member that was removed so is added again after this."""
+
+NEW_SENDS_S: Final = 5.0
+"""A new leader has acknowledged something after this."""
+
+ARRIVED_S: Final = 0.5
+"""A client has found its broker, and its requests have arrived there."""
+
+MOMENT_LOOK_S: Final = 0.05
+
+
+class Moments:
+    """The acts of one run that wait for a moment."""
+
+    def __init__(self, ground: Ground, nodes: Nodes, links: Links, members: MemberChanges) -> None:
+        self._ground = ground
+        self._nodes = nodes
+        self._links = links
+        self._members = members
+
+    async def order_at_role_change(self, step: Step, event: Event) -> None:
+        """Ask the member that leads next for a change, within 50 ms of the change of role."""
+        ground, kind, leader = self._ground, ORDERS[step.arg % len(ORDERS)], ""
+        with trio.move_on_after(step.for_ms / 1000):
+            leader = await ground.role_change()
+        if not leader:
+            event.detail = "skipped: no role changed"
+            return
+        await ground.sleep(step.arg // len(ORDERS) / 1000)
+        others = [node for name, node in ground.brokers.items() if name != leader]
+        if not others:
+            event.detail = "skipped: one broker"
+            return
+        node = others[self._nodes.rng.randrange(len(others))]
+        event.node = node.name
+        removes = kind is Kind.MEMBER_REMOVE
+        if removes and not self._nodes.may_hurt(Kind.WIPE, node, event):
+            return
+        ground.sometimes["order_at_role_change"] += 1
+        await self._members.order(event, kind, node.name, asked=leader)
+        if removes:
+            await ground.sleep(ADD_AGAIN_S)
+            await self._members.add_missing()
+
+    async def read_at_old_leader(self, step: Step, event: Event) -> None:
+        """Read at a leader that is cut off from the others, once these have another one.
+
+        With an odd `arg` it stands still as well until the reads have arrived: it takes itself for
+        the leader then. It is read once more as soon as it receives from the others again.
+        """
+        ground, node = self._ground, self._nodes.one(step, event)
+        if not ground.leads_now() or ground.leading() != node.name:
+            event.detail = "skipped: it does not lead"
+            return
+        pairs, stands_still = self._links.around(node.name), step.arg % 2 == 1
+        if stands_still:
+            node.pause()
+        self._links.cut(pairs)
+        with trio.move_on_after(step.for_ms / 1000) as waiting:
+            while ground.leading() == node.name:
+                await ground.sleep(MOMENT_LOOK_S)
+            await ground.sleep(NEW_SENDS_S)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read, node.name, step.arg)
+            if stands_still:
+                await ground.sleep(ARRIVED_S)
+                node.resume()
+        self._links.mend(pairs)
+        await self._read(node.name, step.arg)
+        if waiting.cancelled_caught:
+            event.detail = "no other member led for long enough"
+        else:
+            ground.sometimes["read_at_old_leader"] += 1
+
+    async def _read(self, name: str, reads: int) -> None:
+        with suppress(CannotBeDone):  # another burst is under way
+            await self._ground.read_at(name, reads)
+
 
 MOMENT_S: Final = 10.0
 """How long a kill waits for clients to be where it is to hit them."""
@@ -63,6 +148,7 @@ class Nemesis:
         self._links = links = Links(ground, nodes)
         self._disks = disks = Disks(ground, nodes)
         self.members = members = MemberChanges(ground, nodes, links)
+        moments = Moments(ground, nodes, links, members)
         self.done = nodes.done
         self._begin_s = ground.elapsed_s
         self._wrong_dates: set[str] = set()
@@ -113,6 +199,8 @@ class Nemesis:
             Kind.MEMBER_REMOVE: members.remove_member,
             Kind.MEMBER_REPLACE: members.replace_member,
             Kind.CHANGE_WITHOUT_MINORITY: members.change_without_minority,
+            Kind.ROLE_ORDER: moments.order_at_role_change,
+            Kind.READ_BURST: moments.read_at_old_leader,
             Kind.NAMESRV_KILL: nodes.kill_name_server,
             Kind.CLIENT_KILL: self._kill_client,
             Kind.MID_SEND_KILL: self._kill_client_at,
@@ -125,11 +213,16 @@ class Nemesis:
     async def run(self) -> None:
         """Do every step at its time; return at the end of the plan with everything undone.
 
-        The undoing leaves nodes that are down to `World.heal`.
+        Of a step there is nothing before its time, not even a task that waits: a plan without its
+        later steps plays the same up to the first of them, which is what makes it small. The
+        undoing leaves nodes that are down to `World.heal`.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._nodes.supervise)
-            for step in self._plan.steps:
+            for step in sorted(self._plan.steps, key=lambda step: step.at_ms):
+                if step.at_ms >= self._plan.duration_ms:
+                    break
+                await self._until(step.at_ms)
                 nursery.start_soon(self._do, step)
             await self._until(self._plan.duration_ms)
             nursery.cancel_scope.cancel()
@@ -139,7 +232,6 @@ class Nemesis:
         await self._ground.sleep_until(self._begin_s + at_ms / 1000)
 
     async def _do(self, step: Step) -> None:
-        await self._until(step.at_ms)
         event = Event(self._nodes.now_ns, self._nodes.now_ns, step.kind.value, step.target)
         self._record(event, False)
         try:

@@ -268,6 +268,8 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.LYING_FLUSH: _Shape(3, (500, 10_000), roles=("follower", "leader", "most_ahead", "#")),
     Kind.STALL: _Shape(6, (2_000, 20_000), (50, 1_500)),
     Kind.NAMESRV_LOSS: _Shape(4, (5_000, 60_000), (50, 600), _NO_TARGET),
+    Kind.ROLE_ORDER: _Shape(4, (20_000, 40_000), (0, 199), _NO_TARGET),
+    Kind.READ_BURST: _Shape(4, (8_000, 20_000), (10, 40), ("leader",)),
 }
 """Every kind has a shape; a test holds the two tables together."""
 
@@ -344,7 +346,9 @@ def draw_plan(
     if Kind.CHANGE_WITHOUT_MINORITY in kinds:
         steps.append(_draw_last_change(Random(f"last change {seed}"), plan.duration_ms))
     plan = plan.with_steps(tuple(sorted(steps, key=lambda step: step.at_ms)))
-    return with_modes(plan, seed, draw_step=_draw_step) if modes else plan
+    if not modes:
+        return plan
+    return with_modes(plan, seed, draw_step=_draw_step, draw_last=_draw_last_change)
 
 
 def _draw_steps(

@@ -54,6 +54,8 @@ SERVICES: Final[Mapping[str, str]] = {
     "retries": "send_back_per_mille",
     "locks": "lockers",
     "filters": "filterers",
+    "pop": "receivers",
+    "steps": "steppers",
     "push": "push_members",
     "orderly": "push_orderly",
     "idempotent": "idempotent",
@@ -104,6 +106,8 @@ def _rate(workload: Workload) -> float:
         + workload.readers
         + workload.lockers
         + workload.filterers
+        + workload.receivers
+        + workload.steppers
         + 2 * workload.push_members
     )
     return 1000 * clients / workload.interval_ms

@@ -126,6 +126,14 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
         "frames between NameServers and all others are lost",
         frozenset({Kind.NAMESRV_LOSS}),
     ),
+    "role-orders": (
+        "members changed within 50 ms of a change of role",
+        frozenset({Kind.ROLE_ORDER}),
+    ),
+    "read-bursts": (
+        "many reads at a leader that was deposed and does not know it",
+        frozenset({Kind.READ_BURST}),
+    ),
     "all": (
         "everything above but what only the simulator does, years and minority",
         frozenset(Kind) - ASKED_FOR,

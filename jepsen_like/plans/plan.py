@@ -121,7 +121,7 @@ class Kind(StrEnum):
     MEMBER_REPLACE = "member_replace"
     CHANGE_WITHOUT_MINORITY = "change_without_minority"
     """The members are changed while a minority of them is away for `for_ms`: killed, with an odd
-    `arg` cut off. `arg` // 2 % 4 is the change, see `jepsen_like.nemesis.minority`. Those away
+    `arg` cut off. `arg` // 2 % 4 is the change, see `jepsen_like.nemesis.members`. Those away
     when the plan ends stay away until the others have elected and changed the members again."""
     # NameServers and clients.
     NAMESRV_KILL = "namesrv_kill"
@@ -138,6 +138,13 @@ class Kind(StrEnum):
     ZOMBIE_CLIENT = "zombie_client"
     """Consumers stand still with offsets in hand while others under their names go on; after half
     of `for_ms` they wake, commit what they had, and both go on."""
+    ROLE_ORDER = "role_order"
+    """The next member that begins to lead, within `for_ms`, is asked `arg` // 4 ms later to change
+    the members; `arg` % 4 is the change, see `jepsen_like.nemesis.nemesis`. The simulator only."""
+    READ_BURST = "read_burst"
+    """A leader is cut off from the other brokers for up to `for_ms`, with an odd `arg` it stands
+    still as well; once another one has led for a while, a client with the old route asks the old
+    one `arg` times at one moment. The simulator only."""
     # Strangers.
     NAME_THIEF = "name_thief"
     """A process that is no member registers as the leader at every NameServer, takes the members
@@ -162,6 +169,8 @@ ASKED_FOR: Final = frozenset(
         Kind.LYING_FLUSH,
         Kind.STALL,
         Kind.NAMESRV_LOSS,
+        Kind.ROLE_ORDER,
+        Kind.READ_BURST,
     }
 )
 """Kinds that are drawn only where they are asked for by name: the plans of seeds stay as they
@@ -225,6 +234,8 @@ class Workload(msgspec.Struct, frozen=True):
         timer_roll_s: Messages with a time of their own are stored again after this many seconds,
             and wait for up to `ROLLS_MAX` times as long; 0: the window of two days, which no plan
             reaches.
+        receivers: Logical clients that receive messages one by one (POP).
+        steppers: Logical clients that read, send and commit in exactly-once steps.
     """
 
     producers: int = 2
@@ -249,9 +260,19 @@ class Workload(msgspec.Struct, frozen=True):
     filterers: int = 0
     hostile_per_mille: int = 0
     timer_roll_s: int = 0
+    receivers: int = 0
+    steppers: int = 0
 
 
-LATER_FIELDS: Final = (("workload", "timer_roll_s"), ("settings", "async_master"))
+LATER_FIELDS: Final = (
+    ("workload", "timer_roll_s"),
+    ("workload", "receivers"),
+    ("workload", "steppers"),
+    ("settings", "async_master"),
+    ("settings", "sessions_max"),
+    ("settings", "timer_load_units"),
+    ("settings", "pull_messages"),
+)
 """Fields of a workload and of settings that texts of plans leave out where they say nothing: the
 texts of plans stay as they were when one is added."""
 
@@ -277,8 +298,11 @@ class Settings(msgspec.Struct, frozen=True):
         keep_segments: Older ones go, once a checkpoint covers them; 0: all are kept.
         append_bytes: Of one append to a follower; small, so that catching up takes several.
         async_master: A leader acknowledges what it alone has flushed; the law is weaker then, see
-            `jepsen_like.checkers.late_effect`.
+            `jepsen_like.checkers.fault_record`.
         lock_lease_ms: How long a queue stays locked for a client that does not renew it.
+        sessions_max: Sessions of idempotent producers that are kept; 0: as many as brokers keep.
+        timer_load_units: Units of the timer queue that are read in one go; 0: as brokers do.
+        pull_messages: Messages of one pull; 0: as brokers do.
     """
 
     heartbeat_ms: int = 1000
@@ -293,6 +317,9 @@ class Settings(msgspec.Struct, frozen=True):
     append_bytes: int = 1 << 20
     lock_lease_ms: int = 60_000
     async_master: bool = False
+    sessions_max: int = 0
+    timer_load_units: int = 0
+    pull_messages: int = 0
 
     @property
     def lock_lease_ns(self) -> int:

@@ -1,8 +1,9 @@
 """Make a failing plan small: drop steps, then shorten what is left, as long as it still fails.
 
 What costs most is the length of a run, so that goes first: what comes after the failure, then all
-but the last steps before it, which begin at once. Then delta debugging: take away halves, then
-quarters, down to single steps; then close the gaps between steps, shorten them and the run itself.
+but the last steps before it, which begin at once. Then modes that are work on topics of its own,
+which costs more than all else. Then delta debugging: take away halves, then quarters, down to
+single steps; then close the gaps between steps, shorten them and the run itself.
 Every candidate is played, once; how many, and for how long, is bounded.
 """
 
@@ -14,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from jepsen_like.plans.modes import SIDE_MODES
 from jepsen_like.plans.plan import Plan, Step, encode_plan
 
 PLAYS_MAX: Final = 200
@@ -70,6 +72,7 @@ def shrink(
     if failed_at_ms is not None:
         plan = _drop_later(plan, failed_at_ms, search)
         plan = _keep_last(plan, failed_at_ms, search)
+    plan = _drop_side_work(plan, search)
     plan = _keep_first(plan, search)
     plan = _drop_steps(plan, search)
     plan = _close_gaps(plan, search)
@@ -113,6 +116,20 @@ def _keep_first(plan: Plan, search: _Search) -> Plan:
         candidate = msgspec.structs.replace(plan, duration_ms=end_ms, steps=steps)
         if steps != plan.steps and search.still_fails(candidate):
             return candidate
+    return plan
+
+
+def _drop_side_work(plan: Plan, search: _Search) -> Plan:
+    """Try without all modes that are work on topics of its own, then without each."""
+    side = [name for name in plan.modes if name in SIDE_MODES]
+    for dropped in (side, *([name] for name in side)):
+        modes = tuple(name for name in plan.modes if name not in dropped)
+        candidate = msgspec.structs.replace(plan, modes=modes)
+        if modes == plan.modes or not search.still_fails(candidate):
+            continue
+        plan = candidate
+        if dropped is side:
+            break
     return plan
 
 
@@ -192,6 +209,8 @@ def _calm_workload(plan: Plan, search: _Search) -> Plan:
         {"readers": 0},
         {"consumers": 0},
         {"lockers": min(2, plan.workload.lockers)},
+        {"receivers": min(2, plan.workload.receivers)},
+        {"steppers": min(2, plan.workload.steppers)},
         {"producers": 1},
         {"queues": 1},
     ):

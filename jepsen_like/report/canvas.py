@@ -66,7 +66,7 @@ _HUES: Final[dict[str, tuple[Kind, ...]]] = {
     WINE: (Kind.WIPE, Kind.BIT_ROT, Kind.CORRUPT, Kind.TORN_TAIL, Kind.FILE_ROT),
     TEAL: (Kind.ISOLATE, Kind.PARTIAL, Kind.RESET, Kind.LYING_FLUSH),
     GREEN: (Kind.SPLIT, Kind.RING, Kind.BRIDGE, Kind.SWIZZLE),
-    CYAN: (Kind.MUTE, Kind.DEAF, Kind.CLIENT_CUT, Kind.NAMESRV_LOSS),
+    CYAN: (Kind.MUTE, Kind.DEAF, Kind.CLIENT_CUT, Kind.NAMESRV_LOSS, Kind.READ_BURST),
     OLIVE: (Kind.LOSS, Kind.DUPLICATE, Kind.MID_SEND_KILL, Kind.MID_BATCH_KILL),
     ORANGE: (Kind.DELAY, Kind.REORDER, Kind.HOLD, Kind.STALL),
     ROSE: (Kind.DISK_FULL, Kind.FSYNC_ERROR, Kind.FD_LIMIT, Kind.CONNECTIONS),
@@ -76,6 +76,7 @@ _HUES: Final[dict[str, tuple[Kind, ...]]] = {
         Kind.MEMBER_REMOVE,
         Kind.MEMBER_REPLACE,
         Kind.CHANGE_WITHOUT_MINORITY,
+        Kind.ROLE_ORDER,
     ),
 }
 

@@ -15,24 +15,27 @@ from markupsafe import Markup
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import History, Operation
 from jepsen_like.report.canvas import NARROW, WIDE, Layout
-from jepsen_like.report.order import QueueOrder, orders_of
 from jepsen_like.report.page import PageFigure, Part
 from jepsen_like.report.pictures import Pictures
-from jepsen_like.report.roles import Fault, Leadership, down_of, lag_of, nodes_of
 from jepsen_like.report.run_folder import Run
 from jepsen_like.report.series import (
     F64,
     Availability,
     Columns,
+    Fault,
     Latency,
+    Leadership,
     Rates,
     Served,
     Span,
+    down_of,
+    lag_of,
     latency_of,
+    nodes_of,
     percentile,
     rates_of,
 )
-from jepsen_like.report.witness_picture import draw_witnesses, mark_text
+from jepsen_like.report.witness_picture import QueueOrder, draw_witnesses, mark_text, orders_of
 from jepsen_like.report.wording import kind_text, many
 
 HEALED: Final = "healed"

@@ -30,14 +30,17 @@ from jepsen_like.report.canvas import (
     save,
     time_axis,
 )
-from jepsen_like.report.roles import Fault, Leadership, bands_of, kinds_of
 from jepsen_like.report.series import (
     F64,
     Availability,
+    Fault,
     Latency,
+    Leadership,
     Rates,
     Served,
     Span,
+    bands_of,
+    kinds_of,
     percentile,
 )
 from jepsen_like.report.wording import kind_lines

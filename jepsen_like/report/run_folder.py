@@ -18,8 +18,18 @@ import cbor2
 import msgspec
 
 from jepsen_like.checkers.verdict import Validity, Verdict
-from jepsen_like.history.operation import NEVER, F, History, Operation, Outcome, Row, RunHeader
-from jepsen_like.history.sequence import CorruptHistoryError, LatestRows, iter_rows
+from jepsen_like.history.operation import (
+    NEVER,
+    CorruptHistoryError,
+    F,
+    History,
+    LatestRows,
+    Operation,
+    Outcome,
+    Row,
+    RunHeader,
+    iter_rows,
+)
 
 PLAN_FILE: Final = "plan.json"
 RESULT_FILE: Final = "result.json"
@@ -111,20 +121,20 @@ def kept_verdicts(folder: Path, judged: Collection[str] = ()) -> list[Verdict]:
 def decode_result(raw: bytes) -> tuple[Result, list[str]]:
     """Return the result in *raw*, and a sentence for everything that could not be understood."""
     try:
-        told = msgspec.json.decode(raw, type=dict[str, Any])
+        given = msgspec.json.decode(raw, type=dict[str, Any])
     except msgspec.DecodeError as error:
         return Result(reason="result.json is damaged"), [f"result.json is damaged: {error}."]
-    told = {**told, "skipped": _skipped(told.get("skipped"))}
-    if isinstance(told.get("command"), list):
-        told["command"] = " ".join(map(str, told["command"]))
+    given = {**given, "skipped": _skipped(given.get("skipped"))}
+    if isinstance(given.get("command"), list):
+        given["command"] = " ".join(map(str, given["command"]))
     for name in ("begin", "end"):
-        told[name] = _stamp(told.get(name))
+        given[name] = _stamp(given.get(name))
     result, notes = Result(), list[str]()
     for part in msgspec.structs.fields(Result):
-        if told.get(part.name) is None:
+        if given.get(part.name) is None:
             continue
         try:
-            value = msgspec.convert(told[part.name], type=part.type, strict=False)
+            value = msgspec.convert(given[part.name], type=part.type, strict=False)
         except msgspec.ValidationError as error:
             notes.append(f"result.json, {part.name}: {error}.")
         else:
@@ -132,9 +142,9 @@ def decode_result(raw: bytes) -> tuple[Result, list[str]]:
     return result, notes
 
 
-def _skipped(told: Any) -> list[dict[str, Any]]:
+def _skipped(given: Any) -> list[dict[str, Any]]:
     """Take a list of objects, of pairs or of words, or a mapping from kind to reason."""
-    pairs = list(told.items()) if isinstance(told, dict) else told
+    pairs = list(given.items()) if isinstance(given, dict) else given
     if not isinstance(pairs, list):
         return []
     rows: list[dict[str, Any]] = []
@@ -148,14 +158,14 @@ def _skipped(told: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _stamp(told: Any) -> str | None:
-    if isinstance(told, bool) or not isinstance(told, (int, float)):
-        return None if told is None else str(told)
-    seconds = told / 1e9 if told > _WALL_CLOCK_NS else told
+def _stamp(given: Any) -> str | None:
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        return None if given is None else str(given)
+    seconds = given / 1e9 if given > _WALL_CLOCK_NS else given
     try:
         return datetime.fromtimestamp(seconds, tz=UTC).isoformat(sep=" ", timespec="seconds")
     except (ValueError, OverflowError, OSError):
-        return str(told)
+        return str(given)
 
 
 SAMPLES_FILE: Final = "samples.cbor"

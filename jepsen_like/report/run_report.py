@@ -13,13 +13,16 @@ from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import Operation
 from jepsen_like.report.page import Anomaly, FaultRow, OperationRow, Page, render
 from jepsen_like.report.picture_parts import Facts, parts_of
-from jepsen_like.report.roles import Fault, faults_of, leaderships_of, skipped_of
 from jepsen_like.report.run_folder import Run, read_run
 from jepsen_like.report.series import (
     Columns,
+    Fault,
     availability_of,
     columns_of,
     counts_of,
+    faults_of,
+    leaderships_of,
+    skipped_of,
     span_of,
 )
 from jepsen_like.report.wording import (
@@ -130,14 +133,14 @@ def _headline(run: Run, facts: Facts) -> tuple[str, ...]:
 
 
 def _disagreements(
-    told: Mapping[str, Mapping[str, int]], counted: Mapping[str, Mapping[str, int]]
+    given: Mapping[str, Mapping[str, int]], counted: Mapping[str, Mapping[str, int]]
 ) -> list[str]:
     """Say where the run counted other than the history: rows are missing, or there are too many."""
     wrong = [
-        f"{name} {outcome}: {told[name].get(outcome, 0):,} and {in_history:,}"
-        for name in told
+        f"{name} {outcome}: {given[name].get(outcome, 0):,} and {in_history:,}"
+        for name in given
         for outcome in _OUTCOMES
-        if told[name].get(outcome, 0) != (in_history := counted.get(name, {}).get(outcome, 0))
+        if given[name].get(outcome, 0) != (in_history := counted.get(name, {}).get(outcome, 0))
     ]
     if not wrong:
         return []

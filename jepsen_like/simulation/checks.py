@@ -25,26 +25,38 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import trio
+
 from commitlog.entry import KIND_CONFIG, parse_header
 from commitlog.errors import MQError
 from dledger.group import Group
-from dledger.raft.clocks import SKEW_MAX_MS
+from dledger.raft.candidate import SKEW_MAX_MS
+from dledger.services.retention import retention_ms
 from dledger.state.apply import Applied
-from dledger.state.names import TIMER_TOPIC
-from dledger.state.state_record import TimersChange
+from dledger.state.state_record import FloorChange, QueueFloorsChange, TimersChange
 from dledger.state.tables import StateTables
-from jepsen_like.simulation.checked_world import CheckedWorld
-from jepsen_like.simulation.disk_copies import DiskCopies
+from dledger.state.topics import TIMER_TOPIC
+from jepsen_like.checkers.retention import Keeps, mistake_in
+from jepsen_like.history.operation import FloorMove
 from jepsen_like.simulation.event_trace import Event
-from jepsen_like.simulation.floors import Floors
-from jepsen_like.simulation.node import BrokerNode
-from jepsen_like.simulation.promises import Promises, check_commit, check_recovered, check_stable
-from jepsen_like.simulation.reference_replica import ReferenceReplica
-from jepsen_like.simulation.sim_clock import EPOCH_MS
-from jepsen_like.simulation.state_digest import digests_by_field
+from jepsen_like.simulation.node import BrokerNode, CheckedWorld
+from jepsen_like.simulation.promises import (
+    DiskCopies,
+    Promises,
+    check_commit,
+    check_recovered,
+    check_stable,
+)
+from jepsen_like.simulation.reference_replica import ReferenceReplica, digests_by_field
+from jepsen_like.simulation.virtual_time import EPOCH_MS
+from jepsen_like.simulation.world_settings import WorldSettings
+from jepsen_like.workloads.final_read import HOUR_MS, Queue, kept_offsets, move_of, rows_of
 
 GIVE_UP_ELECTIONS: Final = 3
 """An old leader that runs must have noticed within this number of election timeouts."""
+
+LAG_ENTRIES: Final = 5
+"""A voter that lacks this number of committed entries lags."""
 
 
 class Checks:
@@ -74,6 +86,15 @@ class Checks:
         self.led_since_s = 0.0
         """When the newest leader began."""
         self._ends: dict[tuple[int, int], int] = {}
+        self._awaited: list[trio.Event] = []
+        self._newest_leader = ""
+
+    async def next_leader(self) -> str:
+        """Wait until a replica begins to lead, or to serve as leader; return its name."""
+        begun = trio.Event()
+        self._awaited.append(begun)
+        await begun.wait()
+        return self._newest_leader
 
     def watch(self, node: BrokerNode, group: Group) -> None:
         """Look at a replica that has just started, and at every step it makes from now on."""
@@ -103,6 +124,7 @@ class Checks:
         self.led_commit = max(self.led_commit, raft.commit_index)
         node.seen_truncations = journal.truncations
         node.seen_list = -1
+        node.seen_led_term = 0
         node.seen_log = None
         settled = raft.owner.on_settled
 
@@ -150,10 +172,26 @@ class Checks:
         if raft.roster.log.version != node.seen_list:
             node.seen_list = raft.roster.log.version
             members = raft.roster.members
-            node.seen_voters = () if members is None else members.voter_names
+            voters = () if members is None else members.voter_names
+            if raft.is_leader:
+                self._count_promotion(node, voters)
+            node.seen_voters = voters
             self._check_list(node, group)
         if raft.is_leader and raft.term < self._world.last_term:
             self._check_given_up(node, raft.term)
+        node.seen_led_term = raft.term if raft.is_leader else 0
+
+    def _count_promotion(self, leader: BrokerNode, voters: tuple[str, ...]) -> None:
+        """Count a list that makes a member a voter while another voter lacks entries."""
+        before, brokers = leader.seen_voters, self._world.brokers
+        if not before or set(voters) <= set(before):
+            return
+        lags = [
+            name
+            for name in before
+            if name in brokers and brokers[name].seen_commit + LAG_ENTRIES <= leader.seen_commit
+        ]
+        self._world.sometimes["promoted_while_another_lags"] += bool(lags)
 
     def _check_list(self, node: BrokerNode, group: Group) -> None:
         log, index = group.node.journal.log, group.node.roster.log.index
@@ -230,7 +268,8 @@ class Checks:
         check_commit(world, node, group, commit)
         if group.node.is_leader or self._led_to(node, group, commit):
             if commit > self.led_commit:  # else it learnt of it as a follower
-                self._counted_right(node, group, commit)
+                if group.node.is_leader:
+                    self._counted_right(node, group, commit)
                 self.copies.counted(node, group, seen, commit)
             self.led_commit = max(self.led_commit, commit)
         elif commit > self.led_commit:
@@ -254,11 +293,13 @@ class Checks:
         self.last_committed = max(self.last_committed, commit)
 
     def _led_to(self, node: BrokerNode, group: Group, commit: int) -> bool:
-        """Whether it counted as leader what its own disk has only now, when it leads no more."""
+        """Whether it counted, as leader of the entry's term, what its own disk has only now.
+
+        It leads no more: its term is over, or it has learnt of a later one in this step.
+        """
         raft = group.node
-        return (
-            raft.journal.term_at(commit) == raft.term and self.leaders.get(raft.term) == node.name
-        )
+        term = raft.journal.term_at(commit)
+        return term in (raft.term, node.seen_led_term) and self.leaders.get(term) == node.name
 
     def _counted_right(self, node: BrokerNode, group: Group, commit: int) -> None:
         """A leader has moved its commit index: it must have had the right to."""
@@ -279,6 +320,10 @@ class Checks:
         if not raft.is_leader:
             return
         node.led_s = world.elapsed_s
+        for waiting in self._awaited:
+            waiting.set()
+        self._awaited.clear()
+        self._newest_leader = node.name
         self._leads(node, group)
         if world.last_leader is not node or world.last_term != raft.term:
             if world.last_leader is not None:
@@ -353,3 +398,103 @@ def rolled(result: Applied) -> int:
     if not any(isinstance(change, TimersChange) and change.done for change in result.changes):
         return 0
     return sum(len(item.units) for item in result.units if item.topic == TIMER_TOPIC)
+
+
+KEEP_HOURS: Final = 72
+"""`fileReservedTime` where no option sets it."""
+
+
+def keeps_of(settings: WorldSettings) -> Keeps:
+    """Return what the brokers of a world keep. By the log alone, dates may be wrong."""
+    options = settings.options
+    return Keeps(
+        keep_bytes=int(str(options.get("store.keep_bytes", 0))),
+        keep_ms=int(str(options.get("store.file_reserved_time", KEEP_HOURS))) * HOUR_MS,
+        segment_bytes=settings.segment_bytes,
+        date_error_ns=None,
+    )
+
+
+class Floors:
+    """What one broker group has given up.
+
+    Attributes:
+        floors: First index kept, of every record that moved the floor.
+        queues: Topics whose queues begin elsewhere for another reason: a retention of their own, or
+            they were deleted.
+        rows: Of the history, every move once, from the first replica whose log could be read.
+    """
+
+    def __init__(self, world: CheckedWorld) -> None:
+        self._world = world
+        self._keeps = keeps_of(world.settings)
+        self.floors: set[int] = set()
+        self.queues: set[str] = set()
+        self.rows: list[FloorMove] = []
+        self._moves: set[int] = set()
+        self._begins: dict[int, dict[Queue, int]] = {1: {}}
+        """By first index kept: where queues may begin at most."""
+
+    def watch(self, group: Group) -> None:
+        """Take what a process applied when it started."""
+        # The others have the same record before them.
+        self.floors.add(group.state.floor.first_index)
+
+    def applied(self, node: BrokerNode, group: Group, result: Applied) -> None:
+        """Look at the changes of one entry, and at where the log begins after it."""
+        tables: Any = group.state
+        self.queues.update(result.deleted_topics)
+        for change in result.changes:
+            if isinstance(change, FloorChange):
+                self.floors.add(change.floor.first_index)
+                self._world.sometimes["floor_moved"] += 1
+                if result.index not in self._moves:
+                    self._judge(node, group, result.index, change)
+            elif isinstance(change, QueueFloorsChange):
+                self._check_queues(node, tables, result.index, change)
+        first = tables.floor.first_index
+        if first not in self.floors:
+            self._violate(node, result.index, f"the log begins with entry {first} without a record")
+
+    def _judge(self, node: BrokerNode, group: Group, index: int, change: FloorChange) -> None:
+        at_ns = round(self._world.elapsed_s * 1e9)
+        first, log = change.floor.first_index, group.store.log
+        try:
+            move = move_of(log, index, change, node=node.name, at_ns=at_ns)
+            kept = kept_offsets(log, group.state, first, index)
+        except (MQError, OSError):
+            return  # damaged here: another replica has it
+        self._moves.add(index)
+        before = self._begins[max(known for known in self._begins if known <= first)]
+        self.rows += rows_of(move, kept, before=before)
+        self._begins[first] = kept
+        if mistake := mistake_in(move, self._keeps):
+            self._violate(node, index, f"all before byte {move.position} goes {mistake}")
+        if change.floor.position != log.position_at(first):
+            self._violate(node, index, f"entry {first} is at {log.position_at(first)}")
+        if (move.keep_bytes, move.keep_ms) != (self._keeps.keep_bytes, self._keeps.keep_ms):
+            text = f"{move.keep_bytes} bytes and {move.keep_ms} ms; the plan has {self._keeps}"
+            self._violate(node, index, f"the settings of the record are {text}")
+
+    def _check_queues(
+        self, node: BrokerNode, tables: Any, index: int, change: QueueFloorsChange
+    ) -> None:
+        keeps = dict(change.retention_ms)
+        for topic, _, _ in change.floors:
+            self.queues.add(topic)
+            config = tables.topics.get(topic)
+            if config is not None and retention_ms(config.attributes) != keeps.get(topic):
+                self._violate(node, index, f"{topic} has another retention than {keeps.get(topic)}")
+
+    def check_tables(self, node: BrokerNode, index: int, tables: Any) -> None:
+        """Compare where queues begin with where the floor lets them."""
+        begins = self._begins.get(tables.floor.first_index)
+        if begins is None:
+            return  # no log that could be read showed that move
+        for (topic, queue_id), bounds in tables.queues.items():
+            if bounds.min_offset > begins.get((topic, queue_id), 0) and topic not in self.queues:
+                text = f"{topic} {queue_id} begins at {bounds.min_offset}, it may at "
+                self._violate(node, index, text + str(begins.get((topic, queue_id), 0)))
+
+    def _violate(self, node: BrokerNode, index: int, text: str) -> None:
+        self._world.violate("given_up", f"{node.name}, entry {index}: {text}")

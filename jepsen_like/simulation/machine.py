@@ -23,16 +23,15 @@ from commitlog.errors import (
     ForeignStoreError,
     StoreLockedError,
 )
-from commitlog.slot_file import SLOT_STRIDE_BYTES
+from commitlog.mark import SLOT_STRIDE_BYTES
 from jepsen_like.nemesis.ground import marked_end
 from jepsen_like.plans.modes import ROT_COUNTERS
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.event_trace import Event, Trace
-from jepsen_like.simulation.sim_clock import SimClock
-from jepsen_like.simulation.sim_disk import ROTTEN, Mount, SimDisk
-from jepsen_like.simulation.sim_executor import SimExecutor
+from jepsen_like.simulation.platter import ROTTEN
+from jepsen_like.simulation.sim_disk import Mount, SimDisk, SimExecutor
 from jepsen_like.simulation.sim_network import NodeNetwork, SimNetwork
-from jepsen_like.simulation.virtual_time import VirtualTime
+from jepsen_like.simulation.virtual_time import SimClock, VirtualTime
 
 EXPECTED_ENDS: Final = (
     FlushFailedError,
@@ -140,6 +139,7 @@ class Node:
         is_trusted: Its disk has lost nothing that was flushed since it was last wiped or new.
         spoiled: The process whose disk got bad sectors last, and its passes through the log then.
         harmed_s: When something was last taken from its disk, time of the run.
+        files: What an operator lays on its disk before each start, by path.
     """
 
     kind: ClassVar[str] = "node"
@@ -162,6 +162,7 @@ class Node:
         self.harmed_s = -math.inf
         self.ran_since_s = 0.0
         self.disk_watchers: list[Callable[[str, str], None]] = []
+        self.files: dict[str, bytes] = {}
         self.process: Process | None = None
         self._events = {
             "write": Event.WRITE,
@@ -179,6 +180,8 @@ class Node:
         if self.state is not State.DOWN:
             return self.state is State.UP
         self.incarnation += 1
+        for path, content in self.files.items():
+            self.disk.install(path, content)
         process = self.process = Process(self, self.incarnation)
         self.host.is_up = True
         self.state = State.STARTING
@@ -197,6 +200,8 @@ class Node:
                     await self._serve(process)
                 except Exception as failed:  # noqa: BLE001  # judged below
                     error = failed
+        except Exception as failed:  # noqa: BLE001  # beside the cancellation of what else it did
+            error = failed
         finally:
             process.ended.set()
             process.ready.set()
@@ -257,11 +262,15 @@ class Node:
             return
         process.network.is_gone = True
         self.world.network.kill(self.host, silent=silent)
-        self.disk.kill(process.mount)
+        if self.disk.kill(process.mount):
+            self._lost_pages()
         process.scope.cancel()
         # Its tasks may wait behind a closed gate; they are let out to be cancelled.
         process.clock.gate.open()
         process.ready.set()
+
+    def _lost_pages(self) -> None:
+        """Take note that the pages of a flush that failed are lost with their process."""
 
     def pause(self) -> None:
         """Stop the process where it waits; see `sim_clock`. Idempotent."""

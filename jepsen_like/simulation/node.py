@@ -1,4 +1,7 @@
-"""The nodes of the world: machines with a NameServer, a broker or a client program on them."""
+"""The nodes of the world: machines with a NameServer, a broker or a client program on them.
+
+`NodeWorld` is what nodes need of their world, `CheckedWorld` what checks of a group need of it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ from dledger.broker import Broker, serve_broker
 from dledger.config import BrokerConfig
 from dledger.group import Group
 from jepsen_like.simulation.machine import MachineWorld, Node, Process
-from jepsen_like.simulation.sim_clock import SimClock
-from jepsen_like.simulation.sim_disk import KEY_INDEX, QUEUES
-from jepsen_like.simulation.world_settings import WorldSettings
+from jepsen_like.simulation.platter import KEY_INDEX, QUEUES
+from jepsen_like.simulation.virtual_time import SimClock
+from jepsen_like.simulation.world_settings import ACCOUNTS_PATH, WorldSettings
 from namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
-from namesrv.name_server import NameServer
+from namesrv.name_server import NameServer, RouteCache
 from namesrv.route_table import RouteInfoManager
 from namesrv.server import serve_namesrv
+from remoting.protocol.signature import Credentials
 
 
 class NodeWorld(MachineWorld, Protocol):
@@ -34,12 +38,16 @@ class NodeWorld(MachineWorld, Protocol):
     def watch(self, node: BrokerNode, group: Group) -> None:
         """Check a replica that has just started, and every step that it makes."""
 
+    def watch_client(self, node: ClientNode) -> None:
+        """Check what a client that has just started learns of the group."""
+
 
 class NameServerNode(Node):
     """A machine with the product's NameServer on it.
 
     Attributes:
         routes: The route tables of the running process; None while there is none.
+        answers: The encoded routes that it answers with; None while there is none.
     """
 
     kind = "name_server"
@@ -47,6 +55,7 @@ class NameServerNode(Node):
     def __init__(self, world: MachineWorld, name: str, number: int, address: str) -> None:
         super().__init__(world, name, number, address)
         self.routes: RouteInfoManager | None = None
+        self.answers: RouteCache | None = None
 
     @property
     def endpoint(self) -> str:
@@ -54,8 +63,14 @@ class NameServerNode(Node):
         return f"{self.address}:9876"
 
     async def _serve(self, process: Process) -> None:
+        accounts = ACCOUNTS_PATH if ACCOUNTS_PATH in self.files else ""
         config = NamesrvConfig(
-            server=ServerTable(listen_host=self.address, listen_port=9876),
+            server=ServerTable(
+                listen_host=self.address,
+                listen_port=9876,
+                acl_enable=bool(accounts),
+                acl_file=accounts,
+            ),
             namesrv=NamesrvTable(kv_config_path="/namesrv/kvConfig.json"),
         )
         async with trio.open_nursery() as nursery:
@@ -71,7 +86,7 @@ class NameServerNode(Node):
     ) -> None:
         name_server = NameServer(config, process.mount)
         if self.process is process:
-            self.routes = name_server.routes
+            self.routes, self.answers = name_server.routes, name_server.route_cache
         await serve_namesrv(
             config,
             name_server=name_server,
@@ -83,7 +98,7 @@ class NameServerNode(Node):
         )
 
     def _take_process_away(self, *, silent: bool) -> None:
-        self.routes = None
+        self.routes = self.answers = None
         super()._take_process_away(silent=silent)
 
 
@@ -118,6 +133,7 @@ class BrokerNode(Node):
         self.seen_truncations = 0
         self.seen_voters: tuple[str, ...] = ()
         self.seen_list = -1
+        self.seen_led_term = 0
         self.seen_end = (0, 0)
         self.seen_claim = (0, 0)
         self.seen_log: EntryLog | None = None
@@ -199,6 +215,19 @@ class BrokerNode(Node):
             self.spoiled = (self.incarnation, group.scrub.passes)
         return super().spoil_sectors(sectors)
 
+    def power_cut(self) -> None:
+        """End process and machine at once; what was not flushed is lost by chance.
+
+        With ``ASYNC_FLUSH`` that is what it had acknowledged, too.
+        """
+        super().power_cut()
+        self._lost_pages()
+
+    def _lost_pages(self) -> None:
+        """With ``ASYNC_FLUSH`` the process had acknowledged what was in them."""
+        if self.config.store.flush_disk_type == "ASYNC_FLUSH":
+            self.harmed_s = self.world.elapsed_s
+
     def undo_lied_flushes(self) -> int:
         """Lose by chance what these flushes wrote; the machine is down. Return sectors."""
         self.shown_commit = 0
@@ -217,6 +246,7 @@ class ClientNode(Node):
 
     Attributes:
         instance: The open client instance; None while there is none.
+        credentials: What its requests are signed with; None: they are not.
     """
 
     kind = "client"
@@ -225,6 +255,7 @@ class ClientNode(Node):
         super().__init__(world, name, number, address)
         self.world: NodeWorld = world
         self.instance: ClientInstance | None = None
+        self.credentials: Credentials | None = None
         self._program: Callable[[ClientNode], Awaitable[None]] | None = None
 
     def install(self, program: Callable[[ClientNode], Awaitable[None]]) -> None:
@@ -252,6 +283,7 @@ class ClientNode(Node):
             heartbeat_period_s=settings.client_heartbeat_s,
             route_poll_period_s=settings.route_poll_s,
             rpc_timeout_s=settings.rpc_timeout_s,
+            credentials=self.credentials,
         )
         instance = ClientInstance(
             config,
@@ -264,9 +296,28 @@ class ClientNode(Node):
         async with instance:
             if self.process is process:
                 self.instance = instance
+                self.world.watch_client(self)
                 self._is_up(process)
                 await self._program(self)
 
     def _take_process_away(self, *, silent: bool) -> None:
         self.instance = None
         super()._take_process_away(silent=silent)
+
+
+class CheckedWorld(NodeWorld, Protocol):
+    """A world with one broker group.
+
+    Attributes:
+        last_leader, last_term: The newest leader that was seen.
+    """
+
+    last_leader: BrokerNode | None
+    last_term: int
+
+    @property
+    def brokers(self) -> Mapping[str, BrokerNode]:
+        """The brokers by name."""
+
+    def leader(self) -> BrokerNode | None:
+        """Return the running broker that may act as leader in the highest term, if any."""

@@ -7,14 +7,18 @@ the plan alone: the same plan gives the same history, byte for byte.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+from unittest.mock import patch
 
 import trio
 
 from client.core.errors import ClientError
-from dledger.settings_values import parse_delay_levels
+from dledger.services import timer
+from dledger.settings_text import parse_delay_levels
+from dledger.state import producer_sessions
 from jepsen_like.checkers import consumer_offsets, producer_order
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.fault_record import HEALED, SERVED
@@ -22,20 +26,20 @@ from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
 from jepsen_like.nemesis.nemesis import Nemesis
 from jepsen_like.plans.modes import SETTING_MODES
-from jepsen_like.plans.plan import Kind, Plan, encode_plan
+from jepsen_like.plans.plan import Kind, Plan, Settings, encode_plan
 from jepsen_like.plans.promised import SIMULATED_SLACK_NS, clock_error_ns, merge_for, promised
-from jepsen_like.simulation.minority_away import go_on_without
+from jepsen_like.simulation.liveness import StallWatch, go_on_without
 from jepsen_like.simulation.node import ClientNode
+from jepsen_like.simulation.side_services import Strangers
 from jepsen_like.simulation.side_work import NAME as SIDE_MACHINE
 from jepsen_like.simulation.side_work import SideWork
 from jepsen_like.simulation.sim_ground import SimGround, SimMachine
-from jepsen_like.simulation.stall import StallWatch
 from jepsen_like.simulation.world import Violation as Broken
 from jepsen_like.simulation.world import World, run_world
 from jepsen_like.simulation.world_settings import WorldSettings
 from jepsen_like.workloads.clients import WorkloadClients
-from jepsen_like.workloads.due import CALM_S, LEVEL_SLACK_S, due_within_s
 from jepsen_like.workloads.final_read import read_replica
+from jepsen_like.workloads.producers import LEVEL_SLACK_S, due_within_s
 from jepsen_like.workloads.push_groups import PushGroup
 from jepsen_like.workloads.recorder import BROKER, TOPIC
 from jepsen_like.workloads.transactions import (
@@ -54,6 +58,10 @@ AGREE_WITHIN_S: Final = 180.0
 SETTLED_WITHIN_S: Final = 400.0
 """Above the deadlines of every operation, the longest delay and the wait for agreement."""
 
+CALM_S: Final = 10.0
+"""For how long clients go on when everything serves again: what they are answered then is judged,
+once the longest election timeout has passed."""
+
 TRANSACTIONS_WITHIN_S: Final = 2 * PATIENCE_S + 60.0
 """And no transaction may be open after this; a new leader may have to hear of producers first."""
 
@@ -65,6 +73,9 @@ MESSAGE_BYTES_MAX: Final = 20_480
 
 SCRUB_BYTES_PER_S: Final = 64 << 10
 """Every log is read through within a minute or so, so that rot is found before the final read."""
+
+LONG_LOG_FACTOR: Final = 4
+"""Likewise, of a log that grows as long as a plan lasts: how much faster it is read."""
 
 Program = Callable[[ClientNode], Awaitable[None]]
 
@@ -126,6 +137,7 @@ def world_settings(plan: Plan) -> WorldSettings:
         heartbeat_ms=settings.heartbeat_ms,
         election_timeout_ms=settings.election_ms,
         segment_bytes=settings.segment_bytes,
+        has_accounts="access_control" in plan.modes,
         checkpoint_interval_ms=settings.checkpoint_ms,
         rpc_timeout_s=RPC_TIMEOUT_S,
         options={
@@ -136,12 +148,28 @@ def world_settings(plan: Plan) -> WorldSettings:
             **({"broker.broker_role": "ASYNC_MASTER"} if settings.async_master else {}),
             "raft.append_bytes": str(settings.append_bytes),
             "store.keep_bytes": str(settings.keep_segments * settings.segment_bytes),
-            "store.scrub_bytes_per_s": str(SCRUB_BYTES_PER_S),
+            "store.scrub_bytes_per_s": str(SCRUB_BYTES_PER_S * _scrub_factor(plan)),
+            **_pull_limit(settings.pull_messages),
+            **_small_key_files(plan),
             "client.register_interval_ms": str(settings.register_ms),
             "broker.lock_lease_ms": str(settings.lock_lease_ms),
             **broker_settings(plan.workload),
         },
     )
+
+
+def _scrub_factor(plan: Plan) -> int:
+    return LONG_LOG_FACTOR if "long_logs" in plan.modes else 1
+
+
+def _small_key_files(plan: Plan) -> dict[str, str]:
+    """Let files of the key index be full after a minute or so where it is looked into."""
+    return {"store.max_index_num": "64"} if "key_queries" in plan.modes else {}
+
+
+def _pull_limit(messages: int) -> dict[str, str]:
+    names = ("store.max_transfer_count_in_memory", "store.max_transfer_count_in_disk")
+    return dict.fromkeys(names, str(messages)) if messages else {}
 
 
 def play(plan: Plan, *, prepare: Callable[[World], None] | None = None) -> Played:
@@ -153,11 +181,44 @@ def play(plan: Plan, *, prepare: Callable[[World], None] | None = None) -> Playe
             faults, so clients are not demanded to be answered meanwhile.
     """
     run = _Run(plan, prepare)
-    try:
-        run_world(plan.seed, run.main, world_settings(plan))
-    except Broken as broken:
-        run.note_broken(broken)
+    with small_limits(plan.settings, run.sometimes):
+        try:
+            run_world(plan.seed, run.main, world_settings(plan))
+        except Broken as broken:
+            run.note_broken(broken)
     return run.played()
+
+
+@contextmanager
+def small_limits(settings: Settings, counts: Counter[str]) -> Iterator[None]:
+    """Let limits of brokers that are no settings be those of *settings* meanwhile.
+
+    Sessions of idempotent producers are forgotten by all replicas at the same entry, so their
+    number is no setting of one broker, and the units that a timer service reads in one go are a
+    constant. All brokers of a simulated world are one process: there both are what the plan has.
+
+    Args:
+        counts: Gets ``session_forgotten``: how often a replica forgot a session for its number.
+    """
+    with ExitStack() as limits:
+        if settings.sessions_max:
+            limits.enter_context(
+                patch.object(producer_sessions, "SESSIONS_MAX", settings.sessions_max)
+            )
+            limits.enter_context(_counted(settings.sessions_max, counts))
+        if settings.timer_load_units:
+            limits.enter_context(patch.object(timer, "LOAD_UNITS", settings.timer_load_units))
+        yield
+
+
+def _counted(sessions_max: int, counts: Counter[str]) -> Any:
+    expire = producer_sessions.ProducerSessions._expire
+
+    def expire_and_count(sessions: producer_sessions.ProducerSessions, now_ms: int) -> None:
+        counts["session_forgotten"] += len(sessions) > sessions_max
+        expire(sessions, now_ms)
+
+    return patch.object(producer_sessions.ProducerSessions, "_expire", expire_and_count)
 
 
 class _Run:
@@ -168,6 +229,7 @@ class _Run:
         self.prepare = prepare
         self.history = History(RunHeader(f"seed-{plan.seed}", plan.seed, encode_plan(plan)))
         self.found: list[Verdict] = []
+        self.sometimes: Counter[str] = Counter()
         self.settled = False
         self.world: World | None = None
         self.nemesis: Nemesis | None = None
@@ -199,9 +261,13 @@ class _Run:
         if self.plan.workload.push_members:
             self.push_group = PushGroup(clients, self.plan, _installed_in(world))
             world.nursery.start_soon(self.push_group.run)
+            if "slow_listeners" in self.plan.modes:
+                world.nursery.start_soon(self._kill_slow_listeners, self.push_group)
         side = SideWork(world, self.plan)
         if side.is_needed:
             await world.client(SIDE_MACHINE).run(side.run)
+        if "access_control" in self.plan.modes:
+            await Strangers(world, TOPIC).start()
         for mode in SETTING_MODES:
             world.sometimes[f"mode_{mode}"] += mode in self.plan.modes
         nemesis = self.nemesis = Nemesis(SimGround(world, clients), self.plan, self._note_act)
@@ -213,6 +279,12 @@ class _Run:
         self._event(HEALED)
         await world.heal(clients=True)
         await self._demand_progress(world, clients, machine)
+
+    async def _kill_slow_listeners(self, group: PushGroup) -> None:
+        assert self.world is not None
+        while True:
+            await group.kill_slow_listener()
+            self.world.sometimes["slow_listener_killed"] += 1
 
     @property
     def _election_s(self) -> float:
@@ -330,6 +402,7 @@ class _Run:
             )
             verdicts.append(Verdict("outcomes", "invalid", violations))
         sometimes = Counter(world.sometimes)
+        sometimes.update(self.sometimes)
         sometimes.update(_seen_unknown(self.history))
         return Played(
             self.plan,

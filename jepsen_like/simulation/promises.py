@@ -1,4 +1,4 @@
-"""What members acknowledge on the wire and take for durable, against their disks and frames.
+"""What members acknowledge, count and take for durable, against their disks and frames.
 
 A crash shows a broken claim only when it comes at the wrong instant; the disk of the simulation
 can be asked at any: which bytes could a power cut still change, because they are written and not
@@ -19,9 +19,13 @@ whole vote           a member that votes, for itself too, holds all it has ever 
 kept vote            a process that starts again knows term and vote that it had sent
 kept log             … and holds the entry it had acknowledged, unless a leader cut it since
 true acknowledgement an acknowledged entry is the one that the leader of that term has there
+counted              at a commit a majority of the voters' disks hold the entry, whatever
+                     processes run on them: a power cut at this instant must leave it
+belief               no leader takes a member for further than that member's disk is
 ===================  =======================================================================
 
-Groups that acknowledge before their flushes (`sync_flush` off) claim nothing but votes.
+Groups that acknowledge before their flushes (`sync_flush` off) claim nothing but votes, and
+are held to the pages they wrote.
 """
 
 from __future__ import annotations
@@ -35,17 +39,13 @@ import cbor2
 from commitlog.entry import parse_header, verify_frame
 from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptEntryError, MQError
+from commitlog.mark import SLOT_STRIDE_BYTES, decode_slot
 from commitlog.segment import segment_base
-from commitlog.slot_file import SLOT_STRIDE_BYTES, decode_slot
 from commitlog.store_paths import StorePaths
 from dledger.group import Group
 from dledger.raft.wire import Kind
-from jepsen_like.simulation.checked_world import CheckedWorld
-from jepsen_like.simulation.node import BrokerNode
+from jepsen_like.simulation.node import BrokerNode, CheckedWorld
 from jepsen_like.simulation.sim_disk import SimDisk
-
-CLAIMS: Final = frozenset({"recovered", "claim", "commit_not_stable", "promise_before_disk"})
-"""Names of what is found here: it needs no fault, and only the simulator can see it."""
 
 RECOVERED_ENTRIES: Final = 64
 """Of a log that was kept at a start; what a crash tears is at its end."""
@@ -178,9 +178,15 @@ _LENGTH: Final = struct.Struct(">I")
 _HEAD_LENGTH_AT: Final = 8
 _HEAD_AT: Final = 10
 _KIND_AT: Final = 11
-"""The head is a CBOR array of fewer than 24 items; its first is the kind, one byte."""
+"""A head of CBOR is an array of fewer than 24 items; its first is the kind, one byte."""
 
-_PROMISING: Final = frozenset({int(Kind.VOTE), int(Kind.VOTE_REPLY), int(Kind.APPEND_REPLY)})
+_CBOR_ARRAY: Final = 0x80
+"""Heads that begin below have a fixed form, and the kind is their first byte."""
+
+_REPLY: Final = struct.Struct(">5Q")
+"""Term, epoch, sequence, whether it was taken, index: behind the kind of an acknowledgement."""
+
+_PROMISING: Final = frozenset({int(Kind.VOTE), int(Kind.VOTE_REPLY)})
 
 
 class Promises:
@@ -313,8 +319,89 @@ def _promises_in(data: Any) -> Iterator[tuple[int, list[Any]]]:
     """Yield kind and head of the votes and acknowledgements in *data*."""
     at, end = 0, len(data)
     while at + _KIND_AT < end:
-        if data[at + _KIND_AT] in _PROMISING:
+        if data[at + _HEAD_AT] == Kind.APPEND_REPLY:
+            head = [Kind.APPEND_REPLY, *_REPLY.unpack_from(data, at + _KIND_AT)]
+            yield head[0], head
+        elif data[at + _HEAD_AT] >= _CBOR_ARRAY and data[at + _KIND_AT] in _PROMISING:
             (size,) = _HEAD_LENGTH.unpack_from(data, at + _HEAD_LENGTH_AT)
             head = cbor2.loads(bytes(data[at + _HEAD_AT : at + _HEAD_AT + size]))
             yield head[0], head
         at += 4 + _LENGTH.unpack_from(data, at)[0]
+
+
+ENTRIES_MAX: Final = 16
+"""Newest entries of one commit that are looked for."""
+
+HARMED_S: Final = 60.0
+"""A disk that a plan has harmed held what its member acknowledged; so long after that it counts as
+if it held it. Longer than any pause of a leader with an acknowledgement in hand."""
+
+
+class DiskCopies:
+    """Copies of the entries of one broker group."""
+
+    def __init__(self, world: CheckedWorld) -> None:
+        self._world = world
+
+    def counted(self, node: BrokerNode, group: Group, seen: int, commit: int) -> None:
+        """Look at a commit index that a leader has moved from *seen* to *commit*."""
+        for index in range(max(seen + 1, commit - ENTRIES_MAX + 1), commit + 1):
+            if not self._is_on_a_majority(node, group, index):
+                return
+        self._check_beliefs(node, group)
+
+    def _is_on_a_majority(self, node: BrokerNode, group: Group, index: int) -> bool:
+        members = group.node.roster.members
+        lists = [node.seen_voters, () if members is None else members.voter_names]
+        names = {name for voters in lists for name in voters}
+        holding = {name for name in names if self._holds(name, group, index)}
+        # A list is in force as soon as it is written: it may be newer than what was counted.
+        if any(2 * len(holding.intersection(voters)) > len(voters) for voters in lists if voters):
+            return True
+        if any(lists):
+            self._world.violate(
+                "counted_not_on_disks",
+                f"{node.name} commits {index}; of {sorted(names)} only {sorted(holding)} hold it",
+            )
+        return False
+
+    def _check_beliefs(self, node: BrokerNode, group: Group) -> None:
+        raft = group.node
+        if not raft.is_leader:
+            return
+        for name, progress in raft.replicator.peers.items():
+            other = self._world.brokers.get(name)
+            index = progress.match_index
+            if other is None or other.group is None or index < group.store.log.first_index:
+                continue
+            there = other.group
+            # A later leader may have cut it, and a replica may have dropped it by right.
+            if there.term > raft.term or index < there.store.log.first_index:
+                continue
+            if not there.store.refilling and not self._holds(name, group, index):
+                self._world.violate(
+                    "belief",
+                    f"{node.name} takes {name} for having {index}, which is not on its disk",
+                )
+
+    def _holds(self, name: str, group: Group, index: int) -> bool:
+        """Whether a power cut now leaves the entry on a member's disk."""
+        other = self._world.brokers.get(name)
+        log = group.store.log
+        if other is None:
+            return False
+        if self._world.elapsed_s - other.harmed_s < HARMED_S:
+            return True
+        try:
+            frame, position = bytes(log.frame(index)), log.position_at(index)
+        except (MQError, OSError):
+            return True  # not to be read here: there is nothing to compare with
+        base = segment_base(position, group.store.settings.segment_bytes)
+        path = group.store.paths.segment(base)
+        inode = other.disk.names.get(path)
+        start, end = position - base, position - base + len(frame)
+        if inode is None or bytes(inode.content[start:end]) != frame:
+            return False
+        if not group.node.settings.sync_flush:
+            return True
+        return other.disk.first_doubtful(path, start, end) is None

@@ -11,30 +11,38 @@ consume queues       unit by unit, when a process has started and at the end of 
 keys                 each key is found where its record stands, and nothing else is found
 times                each search by time finds the offset that its message has
 ===================  =======================================================================
+
+Tables are compared as plain values (`digests_by_field`). A snapshot is what the product chooses to
+keep; a field that it forgets is missing on both sides of a comparison of snapshots. So this walk
+asks each object for its own fields: those of a dataclass that count in comparisons, those of a
+`msgspec.Struct`, and all slots of any other class.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from hashlib import blake2b
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from commitlog.derive import derive_plain
 from commitlog.entry import EntryHeader, parse_header, verify_frame
 from commitlog.errors import CorruptEntryError, MQError
-from commitlog.java_hash import index_key_hash
 from commitlog.properties import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_UNIQ_KEY, get_property
-from commitlog.queue_unit import UNIT_DTYPE
+from commitlog.queue_unit import UNIT_DTYPE, index_key_hash
 from commitlog.record import SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION_MASK, decode_record
+from dledger.broker_settings import delays_of_levels
 from dledger.group import Group
 from dledger.processors.offsets import search_offset
 from dledger.state.apply import apply_entry, raise_min_offsets
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
-from dledger.store_settings import delays_of_levels
-from jepsen_like.simulation.checked_world import CheckedWorld
-from jepsen_like.simulation.node import BrokerNode
+from jepsen_like.simulation.node import BrokerNode, CheckedWorld
 
 UNIT_BYTES: Final = UNIT_DTYPE.itemsize
 
@@ -230,3 +238,73 @@ class ReferenceReplica:
 
     def _differs(self, node: BrokerNode, text: str) -> None:
         self._world.violate("derived", f"{node.name}: {text}")
+
+
+WORKING_SLOTS: Final = frozenset({("ProducerSessions", "_touched")})
+"""Slots that hold what a replica has still to copy, and no state."""
+
+KEEPS_ORDER: Final = frozenset({("ProducerSessions", "_sessions"), ("PendingTimers", "_recalled")})
+"""Mappings whose oldest item goes first: their order is state."""
+
+FROM_SETTINGS: Final = frozenset({"builtin_topics", "builtin_groups"})
+"""Fields that no entry changes."""
+
+_LEAVES: Final = (int, str, bytes, float, type(None))
+
+
+def digests_by_field(tables: StateTables) -> dict[str, bytes]:
+    """Return a digest of each field of *tables*; equal tables have equal digests.
+
+    Raises:
+        TypeError: A field holds something that this walk does not know.
+    """
+    return {
+        field.name: blake2b(repr(plain(getattr(tables, field.name))).encode()).digest()[:16]
+        for field in fields(tables)
+        if field.compare and field.name not in FROM_SETTINGS
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return *value* as tuples of leaves whose `repr` is equal where the values are equal.
+
+    Raises:
+        TypeError: It holds something that this walk does not know.
+    """
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, _LEAVES):
+        return value
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, OrderedDict):
+        return tuple((plain(key), plain(item)) for key, item in value.items())
+    if isinstance(value, Mapping):
+        return tuple(sorted(((plain(key), plain(item)) for key, item in value.items()), key=repr))
+    if isinstance(value, (set, frozenset)):
+        return tuple(sorted((plain(item) for item in value), key=repr))
+    if isinstance(value, (list, tuple)):
+        return tuple(plain(item) for item in value)
+    if isinstance(value, np.ndarray):
+        return (str(value.dtype), value.tobytes())
+    return (type(value).__name__, tuple(_fields_of(value)))
+
+
+def _fields_of(value: Any) -> list[tuple[str, Any]]:
+    kind = type(value).__name__
+    if is_dataclass(value):
+        names = [field.name for field in fields(value) if field.compare]
+    elif isinstance(value, msgspec.Struct):
+        names = list(value.__struct_fields__)
+    else:
+        names = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+        if not names or hasattr(value, "__dict__"):
+            raise TypeError(f"no rule for the fields of a {kind}")
+    found: list[tuple[str, Any]] = []
+    for name in names:
+        item = getattr(value, name)
+        if (kind, name) in KEEPS_ORDER:
+            found.append((name, plain(list(item.items()))))
+        elif (kind, name) not in WORKING_SLOTS:
+            found.append((name, plain(item)))
+    return found

@@ -24,6 +24,7 @@ from commitlog.errors import MQError
 from jepsen_like.plans.modes import SIDE_MODES
 from jepsen_like.plans.plan import Plan
 from jepsen_like.seeded_rng import rng_stream
+from jepsen_like.simulation.side_services import HalfMessages, ManyQueues, OddMessages
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.headers import UpdateConsumerOffsetHeader
 
@@ -79,6 +80,12 @@ class SideWork:
         self._committed: dict[int, set[int]] = {}
         self._sent = 0
         self._generation = 0
+        self._odd = OddMessages(world, self._rng, self._contradicts)
+        self._many = ManyQueues(world, self._rng, self._contradicts)
+        settings = plan.settings
+        self._request_bytes = settings.segment_bytes // 4
+        kept_bytes = (settings.keep_segments + 2) * settings.segment_bytes
+        self._halves = HalfMessages(world, kept_bytes, self._contradicts)
 
     @property
     def is_needed(self) -> bool:
@@ -90,7 +97,11 @@ class SideWork:
         instance = node.instance
         assert instance is not None
         compress = COMPRESS_OVER_BYTES if "compression" in self._modes else None
-        config = ProducerConfig(send_timeout_s=TURN_S, compress_over_bytes=compress)
+        config = ProducerConfig(
+            send_timeout_s=TURN_S,
+            compress_over_bytes=compress,
+            max_request_bytes=self._request_bytes,
+        )
         members = "follower_reads" in self._modes
         async with (
             Producer(instance, NAME, config) as producer,
@@ -118,6 +129,12 @@ class SideWork:
             return await self._change_settings(instance)
         if mode == "topic_deletion":
             return await self._delete_topic(instance, producer, consumer)
+        if mode == "hostile_contents":
+            return await self._odd.turn(instance, BROKER, producer, consumer)
+        if mode == "many_queues":
+            return await self._many.turn(instance, producer, consumer)
+        if mode == "half_messages":
+            return await self._halves.turn(instance, producer, consumer)
         if not self._kept:
             return False
         wanted = self._kept[self._rng.randrange(len(self._kept))]

@@ -1,8 +1,9 @@
-"""The disk of a simulated node: power cuts, failed flushes, bad sectors and rot by a seeded chance.
+"""The disk of a simulated node: power cuts and failed flushes by a seeded chance, and its executor.
 
-Files and names follow the sector model of `dledger.testing.sectors`. A power cut tosses a coin for
-each sector that differs from the platter; a flush that is under way then has reached some sectors
-only.
+Files and names follow the sector model of `dledger.testing.crash_disk`. A power cut tosses a coin
+for each sector that differs from the platter; a flush that is under way then has reached some
+sectors only. What goes bad later is in `platter`. Blocking work is done in virtual time, never in a
+thread.
 
 ::
 
@@ -17,56 +18,33 @@ import errno
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from typing_extensions import Buffer
 
-from commitlog.derive import SCHEDULE_TOPIC
 from commitlog.errors import DiskFullError, FlushFailedError, StoreLockedError
 from commitlog.seams import DiskFile, Lock
-from dledger.testing.sectors import (
+from dledger.testing.crash_disk import (
     SECTOR_BYTES,
     SEGMENTS,
     Folders,
     Inode,
-    Names,
     PendingNames,
     SectorFile,
     flush_names,
     names_after_power_cut,
 )
 from jepsen_like.seeded_rng import SimRng
-from jepsen_like.simulation.flights import Flight, FlushedFile, FlushedNames
+from jepsen_like.simulation.platter import Flight, FlushedFile, FlushedNames, Platter
+from jepsen_like.simulation.virtual_time import SimClock
 
 PAGE_BYTES: Final = 4096
 """What a sparse file takes space by."""
 
-ROT_TAIL_BYTES: Final = 2048
-"""The end of a file, where what was acknowledged last stands."""
-
-SPOILED: Final = (SEGMENTS, SEGMENTS, "/entryindex/", "/index/")
-"""Where sectors go bad: in the log and in files that are read, not mapped, and made from it."""
-
-IDENTITY: Final = "/raft/identity"
-
-KEY_INDEX: Final = "/index/"
-
-QUEUES: Final = "/consumequeue/"
-
-ROTTEN: Final = (
-    QUEUES,
-    "/consumequeue.shared/",
-    KEY_INDEX,
-    "/raft/snapshot",
-    IDENTITY,
-    "/raft/entryindex/",
-)
-"""Parts of the paths of files that go bad and are no segments; as `Kind.FILE_ROT` counts them."""
-
 TOTAL_BYTES: Final = 1 << 40  # of a disk without a limit
 
 
-class SimDisk:
+class SimDisk(Platter):
     """The disk of one node; outlives it. `mount` gives the seam to an incarnation.
 
     Attributes:
@@ -79,9 +57,7 @@ class SimDisk:
     """
 
     def __init__(self, rng: SimRng) -> None:
-        self.rng = rng
-        self.names: Names = {}
-        self.durable_names: Names = {}
+        super().__init__(rng)
         self.pending_names: PendingNames = []
         self.folders = Folders()
         self.locks: dict[str, Mount] = {}
@@ -99,10 +75,16 @@ class SimDisk:
         """Return the disk as a new incarnation of its node sees it."""
         return Mount(self)
 
+    def install(self, path: str, content: bytes) -> None:
+        """Let a small file be there, durably, as an operator would before a start."""
+        if path not in self.names:
+            self.names[path] = self.durable_names[path] = Inode.holding(content)
+            self.folders.link(path)
+
     # -- faults ----------------------------------------------------------------------------
 
-    def kill(self, mount: Mount) -> None:
-        """End an incarnation: its calls change nothing any more.
+    def kill(self, mount: Mount) -> int:
+        """End an incarnation: its calls change nothing any more; return sectors lost.
 
         The page cache stays, without the pages that a failed flush lost: what the next process
         reads there is on disk, or can still be flushed. Work under way is finished by the machine.
@@ -111,7 +93,7 @@ class SimDisk:
         for path in [path for path, owner in self.locks.items() if owner is mount]:
             del self.locks[path]
         self.flights.clear()
-        self.evict()
+        return self.evict()
 
     def power_cut(self) -> int:
         """Lose what was not flushed, sector by sector, by chance; return sectors lost."""
@@ -175,115 +157,6 @@ class SimDisk:
         self.durable_names = dict(names)
         self.folders = self.folders.only_with(list(names))
         self.used_bytes = sum(map(_space, {id(i): i for i in names.values()}.values()))
-
-    def rot(
-        self, path_part: str = "/commitlog/", bits: int = 1, end: int | None = None
-    ) -> list[tuple[str, int]]:
-        """Flip bits of flushed, written bytes of files on such paths, half of the time at the end.
-
-        Args:
-            end: Files are named after their first byte; bytes from this one on are left alone.
-        Returns:
-            Path and byte offset of each.
-        """
-        found: list[tuple[str, int]] = []
-        sizes: dict[str, int] = {}
-        for path, inode in sorted(self.names.items()):
-            size = inode.written_to
-            if end is not None and path_part in path:
-                size = min(size, end - int(posixpath.basename(path)))
-            if path_part in path and size > 0:
-                sizes[path] = size
-        paths = list(sizes)
-        at_end = self.rng.random() < 0.5
-        for _ in range(bits if paths else 0):
-            path = paths[-1] if at_end else paths[self.rng.randrange(len(paths))]
-            inode = self.names[path]
-            area = min(sizes[path], ROT_TAIL_BYTES) if at_end else sizes[path]
-            at = sizes[path] - 1 - self.rng.randrange(area)
-            inode.content[at] ^= 1 << self.rng.randrange(8)
-            found.append((path, at))
-        return found
-
-    def rot_file(self, part: str, bits: int, *, unreadable: bool) -> list[tuple[str, int]]:
-        """Flip bits of one file with *part* in its path, or let a sector of it be unreadable.
-
-        Returns:
-            Path and byte offset of each; empty when there is no such file.
-        """
-        paths = [
-            path
-            for path, inode in sorted(self.names.items())
-            if part in path
-            and path in self.durable_names
-            and inode.written_to
-            # What a unit of it has for a tag is a time, which nothing compares.
-            and SCHEDULE_TOPIC not in path
-        ]
-        if not paths:
-            return []
-        path = paths[self.rng.randrange(len(paths))]
-        size = self.names[path].written_to
-        if not unreadable:
-            return self.flip(path, 0, size, bits)
-        at = self.rng.randrange(size) // SECTOR_BYTES * SECTOR_BYTES
-        self.spoil(path, at, min(at + SECTOR_BYTES, len(self.names[path].content)))
-        return [(path, at)]
-
-    def flip(self, path: str, start: int, end: int, bits: int = 1) -> list[tuple[str, int]]:
-        """Flip bits of bytes [start, end) of one file; return path and byte offset of each."""
-        content = self.names[path].content
-        found = [(path, start + self.rng.randrange(end - start)) for _ in range(bits)]
-        for _, at in found:
-            content[at] ^= 1 << self.rng.randrange(8)
-        return found
-
-    def spoil(self, path: str, start: int, end: int) -> None:
-        """Let reads of bytes [start, end) of one file fail until they are written again."""
-        self.names[path].unreadable.append((start, end))
-
-    def spoil_sectors(self, sectors: int, log_end: int) -> list[tuple[str, int]]:
-        """Let reads of some flushed sectors fail, each of a file of one of the `SPOILED` kinds.
-
-        Args:
-            log_end: Bytes of segments from this one on are left alone.
-        Returns:
-            Path and byte offset of each.
-        """
-        found: list[tuple[str, int]] = []
-        for _ in range(sectors):
-            part = SPOILED[self.rng.randrange(len(SPOILED))]
-            places = [
-                (path, at)
-                for path, inode in sorted(self.names.items())
-                if part in path and path in self.durable_names
-                for at in _written_sectors(inode, log_end - _begin_of(path, part))
-            ]
-            if places:
-                path, at = places[self.rng.randrange(len(places))]
-                self.spoil(path, at, at + SECTOR_BYTES)
-                found.append((path, at))
-        return found
-
-    def tear_tail(self, path_part: str, size_bytes: int, begin: int) -> tuple[str, int] | None:
-        """Write zeros or garbage over the newest *size_bytes* on such paths, as a torn write.
-
-        Args:
-            begin: Files are named after their first byte; bytes before this one are left alone.
-        Returns:
-            Path and byte offset of the first; None where nothing is written from *begin* on.
-        """
-        for path, inode in sorted(self.names.items(), reverse=True):
-            if path_part not in path:
-                continue
-            end = len(inode.content[: inode.written_to].rstrip(b"\0"))
-            start = max(0, begin - int(posixpath.basename(path)), end - size_bytes)
-            if start < end:
-                blank = self.rng.random() < 0.5
-                size = end - start
-                inode.content[start:end] = bytes(size) if blank else self.rng.randbytes(size)
-                return path, start
-        return None
 
     def evict(self) -> int:
         """Drop the page cache: pages that a failed flush lost are seen to be lost now."""
@@ -351,24 +224,6 @@ class SimDisk:
         if limit is not None and self.used_bytes + size > limit:
             raise DiskFullError(f"no space for {size} bytes of {path}")
         self.used_bytes += size
-
-
-def _begin_of(path: str, part: str) -> int:
-    """Return the position of a segment's first byte; other files have no place in the log."""
-    return int(posixpath.basename(path)) if part == SEGMENTS else -TOTAL_BYTES
-
-
-def _written_sectors(inode: Inode, end: int) -> Iterator[int]:
-    """Yield where flushed sectors begin that hold something and lie before *end*."""
-    for at in range(0, min(inode.written_to, end) - SECTOR_BYTES + 1, SECTOR_BYTES):
-        number = at // SECTOR_BYTES
-        if (
-            number not in inode.undo
-            and number not in inode.lost
-            and any(inode.content[at : at + SECTOR_BYTES])
-            and not inode.is_unreadable(at, at + SECTOR_BYTES)
-        ):
-            yield at
 
 
 def _space(inode: Inode) -> int:
@@ -643,3 +498,63 @@ class Mount:
                 disk.names[path] = disk.durable_names[path] = Inode(0)
                 disk.folders.link(path)
         return _Claim(self, path)
+
+
+T = TypeVar("T")
+
+WORK_S: Final = 0.0008
+"""What blocking work usually takes: one flush of a common disk."""
+
+SEEN_EARLY: Final = frozenset({"reserve"})
+"""Work whose result others find in memory, not in what it returns: it is done when its time is
+over. Done at once it would show a file whose name is not durable yet, as no thread does."""
+
+INLINE_CHANCE: Final = 0.5
+"""How often a healthy disk passes for one not worth waiting for: both ways must be right."""
+
+
+class SimExecutor:
+    """`remoting.seams.Executor` of one incarnation of a node.
+
+    The work is done at once and its result held back for as long as the disk takes. Meanwhile
+    what it flushed is on its way: a power cut still decides sector by sector.
+    """
+
+    __slots__ = ("_clock", "_mount", "_rng")
+
+    def __init__(self, clock: SimClock, mount: Mount, rng: SimRng) -> None:
+        self._clock = clock
+        self._mount = mount
+        self._rng = rng
+
+    async def run(self, work: Callable[[], T], *, kind: str) -> T:
+        """Run *work*, let the disk's time pass, and return its result; errors pass through."""
+        mount = self._mount
+        if mount.late_s:
+            await self._clock.wait(mount.late_s * self._rng.random())
+        if kind in SEEN_EARLY:
+            await self._disk_time()
+            return work()
+        flight = mount.take_off()
+        try:
+            try:
+                return work()
+            finally:
+                mount.work_done()
+        finally:
+            try:
+                await self._disk_time()
+            finally:
+                mount.land(flight)
+
+    async def _disk_time(self) -> None:
+        await self._clock.wait(WORK_S * (0.5 + self._rng.random()) + self._mount.delay_s)
+
+    def runs_inline(self, kind: str) -> bool:
+        """Toss a coin while the disk is healthy; a slow one is never waited for inline."""
+        mount = self._mount
+        return not (mount.delay_s or mount.late_s) and self._rng.random() < INLINE_CHANCE
+
+    def run_inline(self, work: Callable[[], T], *, kind: str) -> T:
+        """Run *work* in no time at all."""
+        return work()

@@ -9,17 +9,15 @@ from typing import Final, TypeVar
 
 import trio
 
-from dledger.membership_changes import MembershipChanges
+from dledger.processors.raft import MembershipChanges
 from jepsen_like.nemesis.ground import CannotBeDone
-from jepsen_like.nemesis.name_thief import NameThief, Wanted
-from jepsen_like.nemesis.peer_stranger import Group as PeerGroup
-from jepsen_like.nemesis.peer_stranger import PeerStranger
+from jepsen_like.nemesis.strangers import NameThief, PeerGroup, PeerStranger, Wanted
 from jepsen_like.plans.budget import LogEnd, Soundness
 from jepsen_like.plans.plan import Kind
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.machine import Node, State
 from jepsen_like.simulation.node import BrokerNode, ClientNode
-from jepsen_like.simulation.sim_disk import IDENTITY
+from jepsen_like.simulation.platter import IDENTITY
 from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
 from jepsen_like.simulation.world import World
 from jepsen_like.workloads.clients import WorkloadClients
@@ -36,6 +34,11 @@ STRANGER: Final = "stranger"
 
 PEER_STRANGER: Final = "peer_stranger"
 """The machine of one at the peer ports."""
+
+BURST: Final = "burst"
+"""The machine of a client that takes an old leader for the leader."""
+
+BURST_LOOK_S: Final = 0.1
 
 THIEF_PORT: Final = 10911
 
@@ -236,7 +239,7 @@ class SimGround:
         return {
             name: SimMachine(node)
             for name, node in self._world.clients.items()
-            if name not in (DOUBLES, STRANGER, PEER_STRANGER)
+            if name not in (DOUBLES, STRANGER, PEER_STRANGER, BURST)
         }
 
     async def start_doubles(self) -> None:
@@ -355,9 +358,31 @@ class SimGround:
         held = min(node.group.node.commit_index, journal.stable_index)
         return LogEnd(journal.last_index, held)
 
-    async def order(self, kind: Kind, name: str) -> None:
+    async def role_change(self) -> str:
+        """Wait for the next change of role, and return the member that has begun to lead."""
+        return await self._world.checks.next_leader()
+
+    async def read_at(self, name: str, reads: int) -> None:
+        """Read at once, on a machine of its own, with the address of an old leader."""
+        world, address = self._world, self._world.brokers[name].endpoint
+        node = world.client(BURST)
+        if node.process is not None:
+            raise CannotBeDone("another burst is under way")
+
+        async def read(machine: ClientNode) -> None:
+            assert machine.instance is not None
+            await self.workload.read_at(machine.instance, address, reads)
+            node.install(_rest)
+
+        await node.run(read)
+        while node.process is not None:
+            await world.sleep(BURST_LOOK_S)
+
+    async def order(self, kind: Kind, name: str, *, asked: str = "") -> None:
         """Give the leader an order, from inside its process."""
         leader, node = self._world.leader(), self._world.brokers[name]
+        if asked:
+            leader = self._world.brokers[asked]
         if leader is None or leader.group is None or leader.process is None:
             raise CannotBeDone("no member leads")
         orders = MembershipChanges(leader.group, leader.process.clock)
@@ -381,13 +406,16 @@ class SimGround:
         return [name for name in self._members if name not in names]
 
 
+async def _rest(_: ClientNode) -> None:
+    """Do nothing: what a machine runs when it is started again at the end."""
+    await trio.sleep_forever()
+
+
 def is_intact(node: BrokerNode, other: BrokerNode) -> bool:
     """Tell whether two replicas' log files have the same bytes as far as both are applied.
 
-    Those of *node* can be read, too.
+    Those of *node* can be read, too; of a leader, compared with itself, that is all.
     """
-    if node is other:
-        return True
     ours, theirs = node.group, other.group
     if ours is None or theirs is None:
         return False

@@ -26,10 +26,9 @@ from typing import Final
 
 import trio
 
-from jepsen_like.plans.link_fault import HEALTHY, LinkFault
+from jepsen_like.nemesis.ground import HEALTHY, LinkFault
 from jepsen_like.seeded_rng import SimRng
 from jepsen_like.simulation.event_trace import Event, Trace
-from jepsen_like.simulation.sim_clock import Gate
 from jepsen_like.simulation.sim_stream import (
     JITTER_S,
     LATENCY_S,
@@ -38,7 +37,7 @@ from jepsen_like.simulation.sim_stream import (
     SimListener,
     SimStream,
 )
-from jepsen_like.simulation.virtual_time import VirtualTime
+from jepsen_like.simulation.virtual_time import Gate, VirtualTime
 from remoting.seams import ServerTls
 
 PEER_PORT: Final = 40911

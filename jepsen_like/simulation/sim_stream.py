@@ -14,10 +14,9 @@ from typing import Final, Protocol
 import trio
 from typing_extensions import Buffer
 
-from jepsen_like.plans.link_fault import HEALTHY, LinkFault
+from jepsen_like.nemesis.ground import HEALTHY, LinkFault
 from jepsen_like.simulation.event_trace import Event, Trace
-from jepsen_like.simulation.sim_clock import Gate
-from jepsen_like.simulation.virtual_time import Timer
+from jepsen_like.simulation.virtual_time import Gate, Timer
 
 LATENCY_S: Final = 0.0005
 """One way between two healthy hosts."""

@@ -30,15 +30,25 @@ from dledger.config import BrokerConfig, load_config
 from dledger.group import Group
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.checks import Checks
-from jepsen_like.simulation.due_heads import DueHeads
 from jepsen_like.simulation.event_trace import Trace
 from jepsen_like.simulation.machine import Node, State, current_node
 from jepsen_like.simulation.node import BrokerNode, ClientNode, NameServerNode
-from jepsen_like.simulation.route_watch import RouteWatch
 from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
-from jepsen_like.simulation.steadiness import LOOK_S, Steadiness
+from jepsen_like.simulation.steadiness import (
+    LOOK_S,
+    DueHeads,
+    RedirectWatch,
+    RouteWatch,
+    Steadiness,
+)
 from jepsen_like.simulation.virtual_time import START_S, VirtualTime, run_virtual
-from jepsen_like.simulation.world_settings import WorldSettings
+from jepsen_like.simulation.world_settings import (
+    ACCOUNTS_PATH,
+    CREDENTIALS_PATH,
+    OWNER,
+    WorldSettings,
+    account_files,
+)
 
 T = TypeVar("T")
 
@@ -66,6 +76,12 @@ and none of them receives from strangers: so one of the two is wrong."""
 COLLECT_S: Final = 3600.0
 """How often the cyclic collector runs, in virtual time; it never runs by itself. What half an hour
 leaves to it are a few megabytes, and it reads much more that stays."""
+
+_ACCESS_OPTIONS: Final = {
+    "server.acl_enable": "true",
+    "server.acl_file": ACCOUNTS_PATH,
+    "client.credentials_file": CREDENTIALS_PATH,
+}
 
 LOG_LEVEL: Final = 20
 """Lines below info are not even made."""
@@ -118,6 +134,7 @@ class World:
         self.steadiness = Steadiness(self)
         self.due = DueHeads(self, self.reference, self.steadiness)
         self.routes = RouteWatch(self, self.steadiness)
+        self.redirects = RedirectWatch(self, self.steadiness, self.routes)
         self.network.on_members_send = self.promises.frames_left
         self.logs: deque[tuple[float, str, str, dict[str, Any]]] = deque(maxlen=LOG_LINES)
         self.brokers: dict[str, BrokerNode] = {}
@@ -137,6 +154,9 @@ class World:
             config = self._broker_config(name)
             address = _broker_address(index)
             self.brokers[name] = BrokerNode(self, name, self._number(), address, config)
+        if settings.has_accounts:
+            for node in (*self.name_servers.values(), *self.brokers.values()):
+                node.files = account_files()
 
     def _number(self) -> int:
         self._numbers += 1
@@ -171,6 +191,7 @@ class World:
             "raft.heartbeat_interval_ms": str(settings.heartbeat_ms),
             "raft.max_entry_bytes": str(settings.segment_bytes // 2),
             "raft.checkpoint_interval_ms": str(settings.checkpoint_interval_ms),
+            **(_ACCESS_OPTIONS if settings.has_accounts else {}),
             **settings.options,
         }
         return load_config(options=options)
@@ -217,7 +238,10 @@ class World:
         node = self.clients.get(name)
         if node is None:
             number = self._number()
-            node = self.clients[name] = ClientNode(self, name, number, f"10.0.2.{number}")
+            node = self.clients[name] = ClientNode(
+                self, name, number, f"10.0.{2 + number // 256}.{number % 256}"
+            )
+            node.credentials = OWNER if self.settings.has_accounts else None
         return node
 
     def leader(self) -> BrokerNode | None:
@@ -351,6 +375,11 @@ class World:
         """Check a replica that has just started, and every step that it makes from now on."""
         self.checks.watch(node, group)
 
+    def watch_client(self, node: ClientNode) -> None:
+        """Check what a client that has just started learns of the group."""
+        assert node.instance is not None
+        self.redirects.watch(node.name, node.instance)
+
     # -- verdicts --------------------------------------------------------------------------
 
     @property
@@ -389,6 +418,7 @@ class World:
             leader = self.steadiness.look()
             self.due.look(leader)
             self.routes.look(leader)
+            self.redirects.look(leader)
             self.time.call_later(LOOK_S, self._look, None)
 
     def _collect(self, _: object) -> None:

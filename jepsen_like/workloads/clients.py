@@ -29,10 +29,11 @@ from jepsen_like.history.operation import (
     Outcome,
 )
 from jepsen_like.plans.plan import Plan
-from jepsen_like.workloads.consumers import Consumers, Filterers, Retriers
-from jepsen_like.workloads.lockers import Lockers
+from jepsen_like.workloads.consumers import Consumers, Filterers, Lockers, Retriers
 from jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIMEOUT_S, Producers
+from jepsen_like.workloads.receivers import Receivers
 from jepsen_like.workloads.recorder import BROKER, TOPIC, Recorder, Stage, unrecorded
+from jepsen_like.workloads.steps import Steps
 from jepsen_like.workloads.transactions import Transactions
 
 SET_UP_S: Final = 120.0
@@ -77,10 +78,13 @@ class WorkloadClients(Recorder):
         )
         self._transactions = Transactions(self, halves)
         self._filterers = Filterers(self, plan.seed)
+        self._receivers = Receivers(self, plan.seed)
+        self._steps = Steps(self)
         self._producers = Producers(self, stage, plan, self._transactions)
         gives_back = plan.workload.send_back_per_mille
         self._retriers = Retriers(self, plan.seed, gives_back) if gives_back else None
         self.ready = trio.Event()
+        self._ends: dict[MessageQueue, int] = {}
         self.drained: dict[MessageQueue, tuple[int, tuple[int, ...]]] = {}
         """First offset and values of each queue, as `drain` read them."""
 
@@ -92,6 +96,8 @@ class WorkloadClients(Recorder):
         assert instance is not None
         if not self.ready.is_set():  # else it was killed since
             await self._set_up(instance)
+            if self._plan.workload.steppers:
+                await self._steps.make_topic(instance)
             self.ready.set()
         self._consumers.client_id = instance.client_id
         self._producers.wall_ms = instance.clock.wall_ms
@@ -107,6 +113,10 @@ class WorkloadClients(Recorder):
                     nursery.start_soon(self._retriers.consume, instance, index)
             for index in range(workload.filterers):
                 nursery.start_soon(self._filterers.consume, instance, index)
+            for index in range(workload.receivers):
+                nursery.start_soon(self._receivers.consume, instance, index)
+            for index in range(workload.steppers):
+                nursery.start_soon(self._steps.consume, instance, index)
             if workload.lockers:
                 nursery.start_soon(self._lockers.run, instance, workload.lockers)
         await trio.sleep_forever()  # the instance is still needed, to drain
@@ -192,8 +202,37 @@ class WorkloadClients(Recorder):
                         at = rng.randint(max(0, ends[queue] - 40), ends[queue])
                         op, _ = await self.pull(consumer, process, queue, at)
                         ends[queue] = max(ends[queue], op.off + op.cnt)
+                    self._ends[queue] = max(self._ends.get(queue, 0), ends[queue])
                 if op.outcome == Outcome.INFO:
                     process = self.new_process()
+
+    async def read_at(self, instance: ClientInstance, address: str, reads: int) -> None:
+        """Read *reads* times at one moment, as a client that takes *address* for the leader.
+
+        Args:
+            instance: Of a client that knows no leader yet.
+        """
+        rng, broker = self.rng_of("burst", 0), self.queues[0].broker_name
+        with self.acting():
+            try:
+                await instance.route(self.topic)
+            except MQError:
+                return  # no NameServer answers
+            instance.leaders.learn(broker, address, instance.leaders.term(broker))
+            group = "consumers-0" if self._plan.workload.consumers else "readers-0"
+            async with PullConsumer(instance, group) as consumer, trio.open_nursery() as nursery:
+                for _ in range(reads):
+                    queue = self.queues[rng.randrange(len(self.queues))]
+                    nursery.start_soon(self._read_once, consumer, queue, rng.randrange(3))
+
+    async def _read_once(self, consumer: PullConsumer, queue: MessageQueue, what: int) -> None:
+        process = self.new_process()
+        if what == 0:
+            await self.max_offset(consumer, process, queue)
+        elif what == 1:
+            await self.fetch_commit(consumer, process, queue)
+        else:
+            await self.pull(consumer, process, queue, self._ends.get(queue, 0))
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -208,6 +247,7 @@ class WorkloadClients(Recorder):
         """
         async with PullConsumer(instance, "drain") as consumer:
             process = self.new_process()
+            ends: dict[MessageQueue, tuple[int, int]] = {}
             for queue in self.queues:
                 begin = offset = await consumer.min_offset(queue)
                 last = await self.max_offset(consumer, process, queue)
@@ -222,8 +262,13 @@ class WorkloadClients(Recorder):
                     offset = then
                     values += op.values
                 self.drained[queue] = (begin, tuple(values))
+                ends[queue] = (begin, end)
             if self._retriers is not None:
                 await self._retriers.drain(consumer)
+        if self._plan.workload.receivers:
+            await self._receivers.drain(instance, ends)
+        if self._plan.workload.steppers:
+            await self._steps.drain(instance)
         await self._read_offsets(instance, process)
 
     async def _read_offsets(self, instance: ClientInstance, process: int) -> None:

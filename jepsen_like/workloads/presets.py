@@ -88,6 +88,16 @@ PRESETS: Final[dict[str, Preset]] = {
         " time, and old tokens fenced off",
         _workload(producers=8, consumers=0, readers=4, lockers=28),
     ),
+    "pop": Preset(
+        "consumers that receive messages one by one, acknowledge, forget, ask for more time and"
+        " use old receipts: one consumer at a time, never again once acknowledged, none lost",
+        _workload(producers=16, consumers=0, readers=4, receivers=24),
+    ),
+    "steps": Preset(
+        "consumers that read, send on and commit in one step, often several from one offset: each"
+        " message is worked off exactly once",
+        _workload(producers=16, consumers=0, readers=4, steppers=24),
+    ),
     "filters": Preset(
         "consumers that ask for tags or with SQL92: all that matches is seen, nothing else",
         _workload(
@@ -203,6 +213,8 @@ def simulated_workload(name: str) -> Workload:
         lockers=min(4, workload.lockers),
         push_members=min(2, workload.push_members),
         filterers=min(6, workload.filterers),
+        receivers=min(4, workload.receivers),
+        steppers=min(4, workload.steppers),
         queues=2,
         interval_ms=SIMULATED_INTERVAL_MS,
     )
@@ -223,6 +235,8 @@ def workload_for(name: str, rate: float) -> Workload:
             workload.readers,
             workload.lockers,
             workload.filterers,
+            workload.receivers,
+            workload.steppers,
         )
     )
     return msgspec.structs.replace(

@@ -4,6 +4,8 @@ Some messages may try the services of a broker (`Workload.hostile_per_mille`): p
 the broker's own, or too much. What is drawn for them comes from a stream of its own, so that a plan
 without them is the run it always was. The checkers judge these messages like all others: stored
 once acknowledged, delivered once, nothing lost; and a world notices when a node ends.
+
+After the last operation something may still be due for a while: `due_within_s`.
 """
 
 from __future__ import annotations
@@ -18,16 +20,20 @@ from client.core.message import Message
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
-from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, OWNED_NAMES
-from dledger.settings_values import parse_delay_levels
+from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, OWNED_NAMES
+from dledger.settings_text import parse_delay_levels
 from jepsen_like.checkers.filters import PROPERTY, number_of, tag_of
 from jepsen_like.history.operation import F, Operation, Outcome
 from jepsen_like.nemesis.ground import Moment
-from jepsen_like.plans.plan import Plan
+from jepsen_like.plans.plan import ROLLS_MAX, Plan, Workload
 from jepsen_like.seeded_rng import SimRng, rng_stream
-from jepsen_like.workloads.contents import CONTENT_BODY_BYTES_MIN, CONTENT_PROPERTY
-from jepsen_like.workloads.due import timer_delay_max_ms
-from jepsen_like.workloads.recorder import VALUE_BYTES, Recorder, Stage
+from jepsen_like.workloads.recorder import (
+    CONTENT_BODY_BYTES_MIN,
+    CONTENT_PROPERTY,
+    VALUE_BYTES,
+    Recorder,
+    Stage,
+)
 from jepsen_like.workloads.transactions import Transactions
 
 SEND_TIMEOUT_S: Final = 10.0
@@ -309,3 +315,31 @@ class HostileMessages:
         size = self._rng.choice((most, most, self._rng.randint(1, most)))
         fill, bytes_each = self._rng.choice((("x", 1), ("\u4e16", 3)))
         return {"F": fill * (size // bytes_each)}
+
+
+TIMER_DELAY_MAX_MS: Final = 30_000
+"""Longest delay of a message with a time of its own: as the longest delay level of a plan."""
+LEVEL_SLACK_S: Final = 2.0
+TIMER_SLACK_S: Final = 3.0
+"""Timers have a precision of a second."""
+
+
+def timer_delay_max_ms(workload: Workload) -> int:
+    """Return the longest delay of a message with a time of its own."""
+    return max(TIMER_DELAY_MAX_MS, 1000 * ROLLS_MAX * workload.timer_roll_s)
+
+
+def due_within_s(plan: Plan, error_ns: int) -> float:
+    """Return after how long everything that clients of *plan* asked for is due; 0: nothing is.
+
+    Args:
+        error_ns: How far the date of a broker is behind the time, or was ahead of it.
+    """
+    workload = plan.workload
+    wait_s = 0.0
+    if workload.delayed_per_mille or workload.send_back_per_mille:
+        wait_s = max(parse_delay_levels(plan.settings.delay_levels)) / 1000 + LEVEL_SLACK_S
+    if workload.timer_per_mille:
+        longest_s = timer_delay_max_ms(workload) / 1000
+        wait_s = max(wait_s, longest_s + TIMER_SLACK_S + error_ns / 1e9)
+    return wait_s

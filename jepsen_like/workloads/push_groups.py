@@ -41,7 +41,13 @@ REFUSED_AT_FIRST: Final = 16
 """One message of this many is refused at its first try."""
 SLOW_OF: Final = 64
 """One message of this many takes its listener long, so that faults meet it there."""
+SLOWER_OF: Final = 8
+"""With `slow_listeners`, see `jepsen_like.plans.modes`."""
 SLOW_S: Final = 2.0
+KILLED_AFTER_S: Final = 0.5
+"""Into what a slow listener does."""
+SLOW_KILL_PAUSE_S: Final = 30.0
+"""Mean pause between two kills of slow listeners; the machine is down for a part of it."""
 SETTLED_WITHIN_S: Final = 120.0
 """The group must have consumed all there is within this; a retry waits for ten seconds of it."""
 LOOK_S: Final = 0.5
@@ -95,6 +101,9 @@ class PushGroup:
         self._live: dict[str, PushConsumer] = {}
         self._leave: dict[str, trio.Event] = {}
         self._starts = 0
+        self._slow_of = SLOWER_OF if "slow_listeners" in plan.modes else SLOW_OF
+        self._slow: dict[str, None] = {}
+        self._gets_slow = trio.Event()
         self._machines: dict[str, MemberMachine] = {
             name: make(name, self._program(name))
             for name in (f"m{index}" for index in range(plan.workload.push_members))
@@ -124,8 +133,8 @@ class PushGroup:
                 return ConsumeStatus.RECONSUME_LATER  # it was killed: nothing happens any more
             (message,) = messages
             value = value_of(message.body)
-            if value % SLOW_OF == 1:
-                await self._clients.sleep(SLOW_S)
+            if value % self._slow_of == 1:
+                await self._be_slow(name)
                 if host.instance is not instance:
                     return ConsumeStatus.RECONSUME_LATER
             if value % REFUSED_AT_FIRST == 0 and not message.reconsume_times:
@@ -189,6 +198,33 @@ class PushGroup:
                 self.killed += 1
                 self._live.pop(name, None)
                 await self._machines[name].kill()
+
+    async def _be_slow(self, name: str) -> None:
+        self._slow[name] = None
+        self._gets_slow.set()
+        try:
+            await self._clients.sleep(SLOW_S)
+        finally:
+            self._slow.pop(name, None)
+
+    async def kill_slow_listener(self) -> None:
+        """Wait for a listener that is slow, kill its member in the middle, and start it again."""
+        rng = rng_stream(self._plan.seed, "slow listeners", self.killed)
+        while True:
+            await self._gets_slow.wait()
+            await self._clients.sleep(KILLED_AFTER_S)
+            if self._slow and not self._clients.is_over:
+                break
+            self._gets_slow = trio.Event()
+        name = next(iter(self._slow))
+        self._slow.clear()
+        self._gets_slow = trio.Event()
+        self.killed += 1
+        self._live.pop(name, None)
+        await self._machines[name].kill()
+        await self._clients.sleep(rng.expovariate(1.0 / SLOW_KILL_PAUSE_S))
+        if self._machines[name].is_down and not self._clients.is_over:
+            await self._join(name)
 
     async def _join(self, name: str) -> None:
         self.joined += 1

@@ -1,23 +1,37 @@
-"""What all clients of a run share: the rows of their calls, the values they send, and the time.
+"""What all clients of a run share: rows, values, contents and the time.
 
 A call leaves a row when it begins and completes it when it ends; what is known of its outcome
 follows from its error. A logical client that saw an unknown outcome is retired: another process
 number goes on in its place.
+
+`OUTCOMES` is what an error of the SDK lets a history say, one table: ok, fail or info. A wrong
+`fail` invents aborted reads, a wrong `info` hides lost writes. What is not in the table is `info`,
+and `is_known` is false: the run that met it fails, so the table stays complete.
+
+A value stands in the first bytes of a body. Beside it a message has the rest of its body, a tag,
+keys, properties and the time at which it was born (`Contents`): readers compare these with what was
+sent. What brokers and clients add to properties is left out, and so are all properties of a message
+with some that are reserved.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple, Protocol
 
 import trio
 
 from client.consumer.pull_consumer import PullConsumer
+from client.core import errors as client_errors
 from client.core.errors import ClientError, OffsetIllegalError
+from client.core.message import Message
 from client.core.message_ext import MessageExt, PullStatus
 from client.core.route import MessageQueue
+from commitlog import errors as log_errors
+from jepsen_like.checkers.contents import BODY, BORN, PROPERTIES
 from jepsen_like.history.operation import (
     CLIENT_BITS,
     NEVER,
@@ -28,11 +42,150 @@ from jepsen_like.history.operation import (
     Operation,
     Outcome,
 )
-from jepsen_like.history.outcome import classify
 from jepsen_like.nemesis.ground import Moment
 from jepsen_like.plans.plan import REST_FACTOR, Plan
 from jepsen_like.seeded_rng import SimRng, rng_stream
-from jepsen_like.workloads.contents import Contents
+
+CONTENT_PROPERTY: Final = "own"
+"""Property of messages that have none of their own: a lost one is seen."""
+CONTENT_BODY_BYTES_MIN: Final = 64
+"""Shorter bodies have no such property: they stay as short as they are to be."""
+BORN_WITHIN_MS: Final = 60_000
+"""A producer sends a message this soon after it has made it."""
+
+
+class Seen(Protocol):
+    """A message as a client read it: a `MessageExt`."""
+
+    @property
+    def body(self) -> bytes:
+        """The body."""
+
+    @property
+    def tags(self) -> str:
+        """Its tag."""
+
+    @property
+    def keys(self) -> str:
+        """Its keys."""
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties."""
+
+    @property
+    def born_timestamp_ms(self) -> int:
+        """When it was sent, by its producer."""
+
+
+class _Sent(NamedTuple):
+    body: bytes
+    tags: str
+    keys: str
+    properties: Mapping[str, str]
+    born_from_ms: int
+    born_to_ms: int
+
+
+class Contents:
+    """What was sent under each value, by digest of the body."""
+
+    def __init__(self) -> None:
+        self._sent: dict[int, _Sent] = {}
+
+    def note(self, value: int, message: Message, now_ms: int, *, is_hostile: bool) -> None:
+        """Take note of a message that is about to be sent.
+
+        Args:
+            now_ms: The date of the producer's machine.
+            is_hostile: It has properties that brokers may change.
+        """
+        keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
+        properties = {} if is_hostile else dict(message.properties or {})
+        self._sent[value] = _Sent(
+            _digest(message.body), message.tags, keys, properties, now_ms, now_ms + BORN_WITHIN_MS
+        )
+
+    def difference(self, value: int, seen: Seen) -> str:
+        """Return what *seen* has otherwise than what was sent, by its anomaly; empty: nothing.
+
+        A value that was never sent has no content to compare. The first time of birth that is seen
+        of a value is the one that later reads are compared with.
+        """
+        sent = self._sent.get(value)
+        if sent is None:
+            return ""
+        if _digest(seen.body) != sent.body:
+            return BODY
+        if (seen.tags, seen.keys) != (sent.tags, sent.keys):
+            return PROPERTIES
+        there = seen.properties
+        if any(there.get(name) != text for name, text in sent.properties.items()):
+            return PROPERTIES
+        born_ms = seen.born_timestamp_ms
+        if not sent.born_from_ms <= born_ms <= sent.born_to_ms:
+            return BORN
+        self._sent[value] = sent._replace(born_from_ms=born_ms, born_to_ms=born_ms)
+        return ""
+
+
+def _digest(body: Any) -> bytes:
+    return blake2b(body, digest_size=8).digest()
+
+
+OUTCOMES: Final[dict[type[Exception], Outcome]] = {
+    # Refused before anything was handed to the network.
+    client_errors.MessageIllegalError: Outcome.FAIL,
+    client_errors.SubscriptionIllegalError: Outcome.FAIL,
+    client_errors.ClientClosedError: Outcome.FAIL,
+    client_errors.BackpressureError: Outcome.FAIL,
+    client_errors.NoNameServerError: Outcome.FAIL,
+    client_errors.NoRouteError: Outcome.FAIL,
+    client_errors.BrokerUnreachableError: Outcome.FAIL,
+    log_errors.LocalProtocolError: Outcome.FAIL,
+    # A broker refused before it appended.
+    client_errors.BrokerRefusedError: Outcome.FAIL,
+    client_errors.BrokerBusyError: Outcome.FAIL,
+    client_errors.TransactionDecidedError: Outcome.FAIL,
+    client_errors.AlreadyDeliveredError: Outcome.FAIL,
+    client_errors.OffsetNotExpectedError: Outcome.FAIL,
+    client_errors.StepOvertakenError: Outcome.FAIL,
+    client_errors.OffsetIllegalError: Outcome.FAIL,
+    client_errors.RequestFailedError: Outcome.FAIL,
+    client_errors.DamagedAnswerError: Outcome.FAIL,
+    client_errors.ReceiptStaleError: Outcome.FAIL,
+    client_errors.LockLostError: Outcome.FAIL,
+    client_errors.ReceiptStaleError: Outcome.FAIL,
+    client_errors.RequesterAwayError: Outcome.FAIL,
+    # Stored: only the reply is missing.
+    client_errors.ReplyTimedOutError: Outcome.OK,
+    # Unknown.
+    client_errors.UnknownOutcomeError: Outcome.INFO,
+    client_errors.RequestTimedOutError: Outcome.INFO,
+}
+"""By exact class: a new subclass must be thought about, not inherit an answer."""
+
+
+class Classified(NamedTuple):
+    """The outcome of an error, and whether the table knows the error."""
+
+    outcome: Outcome
+    is_known: bool
+
+
+def classify(error: Exception) -> Classified:
+    """Return what the history may say about an operation that ended in *error*.
+
+    An error that reports of itself that its outcome is unknown is never called a failure, whatever
+    its class.
+    """
+    outcome = OUTCOMES.get(type(error))
+    if outcome is None:
+        return Classified(Outcome.INFO, is_known=False)
+    if getattr(error, "outcome", "unknown") == "unknown":
+        return Classified(Outcome.INFO, is_known=True)
+    return Classified(outcome, is_known=True)
+
 
 TOPIC: Final = "orders"
 BROKER: Final = "sim"

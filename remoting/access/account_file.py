@@ -1,4 +1,4 @@
-"""Account files: TOML of ours, and RocketMQ's ``plain_acl.yml`` as it stands.
+"""Account files, read again by daemons: TOML of ours, and RocketMQ's ``plain_acl.yml`` as it is.
 
 TOML::
 
@@ -19,15 +19,23 @@ must not be passed over. No error shows a secret.
 A credentials file has ``access_key``, ``secret_key`` and ``security_token`` in TOML of ours, or
 ``accessKey``, ``secretKey`` and ``securityToken`` in RocketMQ's ``tools.yml``. They never stand in
 a setting or an argument: settings are logged, and every user of the machine sees arguments.
+
+Of YAML every scalar is text: ``12345678`` stays the text it is, for a secret key is no number.
+Anchors, aliases, tags, several documents, a key that occurs twice and deep nesting are refused with
+their line.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from typing import Final, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NoReturn, TypeAlias
+
+import yaml
 
 from commitlog.errors import ConfigError
+from commitlog.seams import Disk
 from remoting.access.accounts import (
     KEY_LENGTH_MIN,
     RETRY_PREFIX,
@@ -37,7 +45,92 @@ from remoting.access.accounts import (
     WhiteAddresses,
     parse_permission,
 )
+from remoting.log import get_logger
 from remoting.protocol.signature import Credentials
+from remoting.seams import Clock, Executor
+
+Node: TypeAlias = "str | list[Node] | dict[str, Node] | None"
+
+DEPTH_MAX: Final = 8
+"""Mappings and lists inside each other; the files have three."""
+
+_NOTHING: Final = ("", "~", "null")
+_LOADER: Final = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+_BARE_ADDRESS: Final = re.compile(r"^([ -]*(?:[A-Za-z]+:)? *)(\*[.*:]*)(?= *(?:#|$))", re.MULTILINE)
+"""RocketMQ's patterns of addresses may begin with what YAML has for an alias."""
+
+
+def parse_plain_yaml(text: str) -> Node:
+    """Return what *text* holds; an empty document is None.
+
+    Raises:
+        ConfigError: It is no YAML, or more of it than is read here; names the line and shows
+            nothing of its text, which may be a secret.
+    """
+    text = _BARE_ADDRESS.sub(r"\1'\2'", text.removeprefix("\ufeff"))
+    try:
+        return _document(yaml.parse(text, Loader=_LOADER))
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"line {line} has characters that are not text") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        if error.context_mark is not None and (mark is None or mark.index >= len(text)):
+            mark = error.context_mark
+        raise ConfigError(f"line {1 if mark is None else mark.line + 1} is not YAML") from None
+
+
+def _document(events: Iterable[yaml.Event]) -> Node:
+    root: list[Node] = []
+    inner: list[list[Node] | dict[str, Node]] = [root]
+    keys: list[str | None] = [None]
+    documents = 0
+    for event in events:
+        node: Node
+        if isinstance(event, yaml.DocumentStartEvent):
+            documents += 1
+            if documents > 1:
+                raise _error(event, "begins a second document")
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            inner.pop()
+            keys.pop()
+            continue
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        if isinstance(event, yaml.AliasEvent) or event.anchor or event.tag:
+            raise _error(event, "has an anchor, an alias or a tag")
+        if isinstance(event, yaml.ScalarEvent):
+            node = None if event.implicit[0] and event.value in _NOTHING else event.value
+        else:
+            node = {} if isinstance(event, yaml.MappingStartEvent) else []
+        if isinstance(node, str) and len(inner) == 1:
+            raise _error(event, "is not 'key: value'")
+        parent, key = inner[-1], keys[-1]
+        if isinstance(parent, list):
+            parent.append(node)
+        elif key is not None:
+            parent[key], keys[-1] = node, None
+        elif not isinstance(node, str):
+            raise _error(event, "has a key that is no text")
+        elif node in parent:
+            raise _error(event, f"has the key {node} a second time")
+        else:
+            keys[-1] = node
+        if isinstance(node, list | dict):
+            if len(inner) > DEPTH_MAX:
+                raise _error(event, f"stands deeper than {DEPTH_MAX} levels")
+            inner.append(node)
+            keys.append(None)
+    return root[0] if root else None
+
+
+def _error(event: yaml.Event, why: str) -> ConfigError:
+    return ConfigError(f"line {event.start_mark.line + 1} {why}")
+
+
+# ---------------------------------------------------------------- files of accounts and credentials
+
 
 FILE_BYTES_MAX: Final = 4 << 20
 """Largest account file: it is read again and again, and lies in memory."""
@@ -118,7 +211,7 @@ def _from_toml(text: str) -> AccountTable:
 
 def _from_yaml(text: str) -> AccountTable:
     # Here, so that a daemon without such a file starts without the library.
-    from remoting.access.plain_yaml import parse_plain_yaml
+    from remoting.access.account_file import parse_plain_yaml
 
     document = parse_plain_yaml(text) or {}
     if not isinstance(document, dict):
@@ -321,6 +414,80 @@ def parse_credentials(path: str, content: bytes) -> Credentials:
 
 def _yaml(text: str) -> object:
     # Here, so that a program without such a file starts without the library.
-    from remoting.access.plain_yaml import parse_plain_yaml
+    from remoting.access.account_file import parse_plain_yaml
 
     return parse_plain_yaml(text)
+
+
+# ------------------------------------------------------------------------------ the accounts in use
+
+
+RELOAD_INTERVAL_S: Final = 1.0
+"""How soon a change of the file counts. Its content is compared: times of files have gaps."""
+
+_log = get_logger(__name__)
+
+
+class AccountStore:
+    """Accounts from one file.
+
+    Attributes:
+        table: What counts now; replaced as a whole.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        """Read the file for the first time.
+
+        Raises:
+            ConfigError: It cannot be read, or not as accounts: nothing should be started.
+        """
+        self._disk = disk
+        self._path = path
+        self._content = self._read()
+        self._complaint = ""
+        self.table: AccountTable = parse_accounts(path, self._content)
+        _log.info("accounts_read", path=path, accounts=len(self.table))
+
+    def _read(self) -> bytes:
+        try:
+            return self._disk.read(self._path)
+        except OSError as error:
+            raise ConfigError(f"{self._path}: cannot be read: {error.strerror}") from None
+
+    def _changed(self) -> tuple[bytes, AccountTable] | None:
+        """Read the file; return its new content, None when it is as before. Blocking."""
+        content = self._read()
+        if content == self._content:
+            return None
+        return content, parse_accounts(self._path, content)
+
+    def take(self, changed: tuple[bytes, AccountTable] | None) -> None:
+        """Let the accounts just read count from now on."""
+        if changed is not None:
+            self._content, self.table = changed
+            _log.info("accounts_read", path=self._path, accounts=len(self.table))
+        elif self._complaint:
+            _log.info("accounts_as_before", path=self._path, accounts=len(self.table))
+        self._complaint = ""
+
+    def keep(self, error: ConfigError) -> None:
+        """Keep the accounts, and say once why the file does not count."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            _log.error(
+                "accounts_kept",
+                error=self._complaint,
+                accounts=len(self.table),
+                next_step="correct the file; until then its former content counts",
+            )
+
+    async def keep_reading(self, clock: Clock, executor: Executor) -> None:
+        """Check the file until cancelled; a broken or missing one keeps the accounts there were."""
+        while True:
+            await clock.sleep(RELOAD_INTERVAL_S)
+            try:
+                changed = await executor.run(self._changed, kind="accounts")
+            except ConfigError as error:
+                self.keep(error)
+            else:
+                self.take(changed)

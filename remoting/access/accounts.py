@@ -24,6 +24,17 @@ from typing import Final, NamedTuple, TypeAlias
 
 from remoting.protocol.command import RemotingCommand
 
+INNER_TOPICS: Final = frozenset(
+    {
+        "RMQ_SYS_DLEDGER_STATE",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "SCHEDULE_TOPIC_XXXX",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+    }
+)
+"""They hold messages of other topics, or the broker's own state: no default grants them."""
+
 PATTERNS_MAX: Final = 1_000
 """Patterns in one list: each is looked at for every request that none before it fits."""
 
@@ -187,11 +198,14 @@ class Right(NamedTuple):
     by_line: bool = False
 
 
-def topic_right(topic: str, permission: Permission, *, by_line: bool = False) -> Right:
-    """Return the right to a topic; a group's retry topic stands for the group itself."""
+def topic_right(topic: str, permission: Permission) -> Right:
+    """Return the right to a topic; a group's retry topic stands for the group itself.
+
+    No default grants one to a topic of the broker's own.
+    """
     if topic.startswith(RETRY_PREFIX):
         return group_right(topic)
-    return Right(topic, permission, by_line=by_line)
+    return Right(topic, permission, by_line=topic in INNER_TOPICS)
 
 
 def group_right(group: str) -> Right:

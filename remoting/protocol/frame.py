@@ -21,7 +21,6 @@ from typing import Final
 from typing_extensions import Buffer
 
 from commitlog.errors import LocalProtocolError, RemoteProtocolError
-from remoting.protocol.cbor_header import decode_cbor_header, encode_cbor_header
 from remoting.protocol.command import (
     LANGUAGE_CODES,
     LANGUAGES,
@@ -30,7 +29,13 @@ from remoting.protocol.command import (
     RemotingCommand,
     SerializeType,
 )
-from remoting.protocol.json_header import decode_json_header, encode_json_header, text_of
+from remoting.protocol.header_codec import (
+    decode_cbor_header,
+    decode_json_header,
+    encode_cbor_header,
+    encode_json_header,
+    text_of,
+)
 
 # code i16 · language i8 · version i16 · opaque i32 · flag i32 · length of the remark i32
 _FIXED: Final = struct.Struct(">hbhiii")

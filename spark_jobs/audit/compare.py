@@ -13,9 +13,8 @@ import numpy as np
 from commitlog.entry import parse_header, verify_frame
 from commitlog.errors import CorruptEntryError, NewerEntryError
 from commitlog.segment import ZERO_CHUNK_BYTES, encode_blank, segment_base
-from spark_jobs.audit.folder import ReplicaFolder, open_folder
+from spark_jobs.audit.folder import Before, ReplicaFolder, Side, open_folder, whole_at
 from spark_jobs.audit.key_entries import key_files, shape_of
-from spark_jobs.audit.reference import Before, Side, whole_at
 from spark_jobs.audit.segment_report import (
     ANCHOR,
     BLANK,
@@ -178,8 +177,8 @@ class _Join:
             anchor = folder.anchor
             if anchor.position != base:
                 continue
-            told = (anchor.first_index - 1, anchor.prev_term, anchor.prev_chain)
-            if told != (last.index, last.term, last.chain):
+            given = (anchor.first_index - 1, anchor.prev_term, anchor.prev_chain)
+            if given != (last.index, last.term, last.chain):
                 self._found.append(
                     Finding(
                         replica=folder.name,

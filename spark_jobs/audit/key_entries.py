@@ -25,8 +25,7 @@ from commitlog.key_index import (
     SLOT_BYTES,
     SLOTS_PER_FILE,
 )
-from spark_jobs.audit.folder import ReplicaFolder
-from spark_jobs.audit.reference import Side
+from spark_jobs.audit.folder import ReplicaFolder, Side
 from spark_jobs.audit.segment_report import KEY_INDEX, Finding
 
 ENTRIES_A_SLOT: Final = 4

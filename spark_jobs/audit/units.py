@@ -15,8 +15,7 @@ from commitlog.entry import EntryHeader
 from commitlog.entry_index import UNIT_BYTES as INDEX_UNIT_BYTES
 from commitlog.entry_index import decode_unit, encode_unit
 from commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
-from spark_jobs.audit.folder import ReplicaFolder
-from spark_jobs.audit.reference import Before, Side
+from spark_jobs.audit.folder import Before, ReplicaFolder, Side
 from spark_jobs.audit.segment_report import (
     ENTRY_INDEX,
     FINDINGS_MAX,

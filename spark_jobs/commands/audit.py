@@ -21,7 +21,7 @@ SHOWN_MAX: Final = 20
 
 
 def audit(
-    *folders: Path,
+    *folders: Annotated[Path, Parameter(help="Data folders, one of each replica.")],
     engine: Annotated[
         Literal["local", "spark"],
         Parameter(help="local: this process; spark: a task for each segment."),
@@ -54,13 +54,13 @@ def audit(
 
 def show(report: Report, output: str) -> None:
     """Print a report for people or for programs."""
-    told: dict[str, Any] = {**msgspec.to_builtins(report), "digest": report.digest}
+    shown: dict[str, Any] = {**msgspec.to_builtins(report), "digest": report.digest}
     if output == "json":
-        print_json(told)
+        print_json(shown)
         return
     names = ("verdict", "reason", "commit_index", "commit_position", "entries", "records")
-    rows = [[name.replace("_", " "), told[name]] for name in names if told[name] != ""]
-    rows += [[name, told[name]] for name in ("units", "keys")]
+    rows = [[name.replace("_", " "), shown[name]] for name in names if shown[name] != ""]
+    rows += [[name, shown[name]] for name in ("units", "keys")]
     rows.append(["differences", report.finding_count])
     print_table("Audit", ["what", "value"], [[name, str(value)] for name, value in rows])
     columns = ("replica", "first_index", "last_index", "commit_index", "end_position", "running")

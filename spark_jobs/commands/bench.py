@@ -18,10 +18,11 @@ from dledger.output import CliError, ExitCode, Output, note, print_json, print_t
 from jepsen_like.checkers.kernel.facts import Columns
 from jepsen_like.checkers.kernel.judge import judge_queue
 from jepsen_like.checkers.kernel.tables import gather
+from jepsen_like.history.operation import NOTHING
 from spark_jobs.generate.history import BLOCK_OPS, Shape, generate
 from spark_jobs.generate.queue_stream import QueueStream
-from spark_jobs.malloc_tuning import keep_memory
 from spark_jobs.run import Engine, judge_run
+from spark_jobs.tables import keep_memory
 
 KERNEL_CLIENTS: Final = (10, 1_000)
 ROUNDS: Final = 10
@@ -52,13 +53,13 @@ class Figure(msgspec.Struct):
 
 def bench(
     *,
-    ops: Annotated[str, Parameter(help="Lengths with commas, from Parquet to verdict.")] = (
-        "1000000,10000000"
-    ),
+    ops: Annotated[
+        str, Parameter(help="Lengths of histories in operations, separated by commas.")
+    ] = ("1000000,10000000"),
     kernel_ops: Annotated[int, Parameter(help="Operations for the kernel alone.")] = 5_000_000,
     clients: Annotated[int, Parameter(help="Clients of the generated histories.")] = 100,
-    queues: Annotated[int, Parameter(help="Their queues.")] = 4,
-    engine: Annotated[Engine, Parameter(help="From Parquet to verdict.")] = "local",
+    queues: Annotated[int, Parameter(help="Queues of the generated histories.")] = 4,
+    engine: Annotated[Engine, Parameter(help="Engine that checks.")] = "local",
     output: Output = "table",
 ) -> int:
     """Measure the kernel on one core, and Parquet to verdict for several lengths."""
@@ -115,7 +116,10 @@ def in_memory(ops: int, clients: int) -> tuple[list[Columns], list[Columns]]:
         columns: dict[str, Any] = {
             name: column.astype(small.get(name, np.int64)) for name, column in block.ops.items()
         }
-        rows.append({**columns, "level": np.zeros(len(block.at_ns), dtype=np.int8)})
+        size = len(block.at_ns)
+        columns["level"] = np.zeros(size, dtype=np.int8)
+        columns["due_ns"] = np.full(size, NOTHING, dtype=np.int64)
+        rows.append(columns)
         count = len(block.obs["off"])
         looks.append({**block.obs, "replica": np.zeros(count, dtype=np.int64)})
         held = len(block.log)

@@ -14,14 +14,13 @@ from dledger.output import CliError, ExitCode, Output, note, print_json, print_t
 from jepsen_like.checkers.verdict import Violation, digest_of
 from jepsen_like.foreign import judged
 from jepsen_like.history.columns import RowOutOfRangeError
+from jepsen_like.history.operation import CorruptHistoryError
 from jepsen_like.history.parquet import NoHistoryError
-from jepsen_like.history.sequence import CorruptHistoryError
 from spark_jobs import live
 from spark_jobs.commands.history import STORE, RunName, Store, run_folder
 from spark_jobs.commands.progress import progress, task_lines
-from spark_jobs.malloc_tuning import keep_memory
-from spark_jobs.place import path_of
-from spark_jobs.run import Engine, Outcome, judge_run, no_verdict, records
+from spark_jobs.run import Engine, Outcome, judge_run, no_verdict, path_of, records
+from spark_jobs.tables import keep_memory
 
 EXIT: Final = {"valid": ExitCode.OK, "invalid": ExitCode.FAILED}
 UNKNOWN_EXIT: Final = 2
@@ -38,7 +37,8 @@ def check(
     ] = "local",
     master: Annotated[str, Parameter(help="Spark's URL; empty: the cores of this machine.")] = "",
     follow: Annotated[
-        bool, Parameter(help="Judge a run that goes on, batch by batch, and the whole at its end.")
+        bool,
+        Parameter(help="Check a run while it goes on, batch by batch, and the whole at its end."),
     ] = False,
     late_max_ms: Annotated[
         int | None,
@@ -50,7 +50,7 @@ def check(
     ] = None,
     workload: Annotated[
         judged.Chosen | None,
-        Parameter(help="Of a history of Jepsen's; not given: it shows by its operations."),
+        Parameter(help="Workload of a Jepsen history; without it: found from its operations."),
     ] = None,
     store: Store = STORE,
     output: Output = "table",

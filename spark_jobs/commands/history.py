@@ -13,7 +13,7 @@ from spark_jobs.commands.progress import progress
 
 app = App(
     name="history",
-    help="Make histories into tables, and tables for a test.",
+    help="Convert, generate and export histories.",
     default_parameter=Parameter(negative=()),
     result_action="return_value",
 )
@@ -21,8 +21,8 @@ app = App(
 STORE: Final = Path("runs")
 EXPORTED_MAX: Final = 3_000_000
 """Rows of a history in EDN: about 3 GB as objects; the tools that read it take fewer."""
-Store = Annotated[Path, Parameter(help="Folder with a folder for each run.")]
-RunName = Annotated[str, Parameter(help="A path, or a name under --store.")]
+Store = Annotated[Path, Parameter(help="Folder that holds the folders of runs.")]
+RunName = Annotated[str, Parameter(help="Folder of the run: a path, or a name below --store.")]
 
 
 PARTS: Final = ("history", "parquet", "ingest.json", "ops.parquet")
@@ -43,19 +43,19 @@ def run_folder(name: str, store: Path) -> Path:
 
 @app.command
 def ingest(name: RunName, /, *, store: Store = STORE, output: Output = "table") -> int:
-    """Make the records of a run into `parquet/`. Exit status 1 when records were bad.
+    """Convert the records of a run to `parquet/`. Exit status 1 when records were bad.
 
-    A last record that was torn, because its writer died, is counted and is not bad.
+    A torn last record, whose writer was killed, is counted and is not bad.
     """
     from jepsen_like.history import parquet
 
     folder = run_folder(name, store)
     counts = parquet.ingest(folder)
-    told = msgspec.to_builtins(counts)
+    shown = msgspec.to_builtins(counts)
     if output == "json":
-        print_json({**told, "parquet": str(folder / parquet.FOLDER)})
+        print_json({**shown, "parquet": str(folder / parquet.FOLDER)})
     else:
-        rows = [[key.replace("_", " "), value] for key, value in told.items() if key != "versions"]
+        rows = [[key.replace("_", " "), value] for key, value in shown.items() if key != "versions"]
         print_table("Tables", ["what", "value"], rows)
     if counts.lost_records:
         note(f"{counts.lost_records} records could not be read; see parquet/bad.parquet")
@@ -68,29 +68,28 @@ def generate(
     *,
     ops: Annotated[int, Parameter(help="Operations over all queues.")],
     out: Annotated[Path, Parameter(help="Folder of the run; its parquet/ is overwritten.")],
-    clients: Annotated[int, Parameter(help="Clients at work at once.")] = 10,
+    clients: Annotated[int, Parameter(help="Clients that work at the same time.")] = 10,
     queues: Annotated[int, Parameter(help="Queues of the one topic.")] = 4,
     seed: Annotated[int, Parameter(help="Equal seeds give equal histories.")] = 1,
     plant: Annotated[
-        str, Parameter(help="An anomaly by its name, stale-read for example; empty: none.")
+        str, Parameter(help="Name of an anomaly, for example stale-read; empty: none.")
     ] = "",
     output: Output = "table",
 ) -> int:
-    """Make a history of any length as tables, correct or with one planted anomaly."""
-    from spark_jobs.generate.history import Shape
+    """Generate a history of any length, correct or with one planted anomaly."""
+    from spark_jobs.generate.history import Shape, planter_named
     from spark_jobs.generate.history import generate as make
-    from spark_jobs.generate.plant import planter_named
 
     if plant:
         planter_named(plant)
     with progress("operations", ops) as tell:
         made = make(Shape(ops, clients, queues, seed, plant), out, tell)
-    told = msgspec.to_builtins(made)
+    shown = msgspec.to_builtins(made)
     if output == "json":
-        print_json({**told, "run": str(out)})
+        print_json({**shown, "run": str(out)})
     else:
         print_table(
-            "History", ["what", "value"], [[key, str(value)] for key, value in told.items()]
+            "History", ["what", "value"], [[key, str(value)] for key, value in shown.items()]
         )
     return ExitCode.OK
 
@@ -103,9 +102,9 @@ def export(
     out: Annotated[Path, Parameter(help="File to write, history.edn for example.")],
     store: Store = STORE,
 ) -> int:
-    """Write the sends and pulls of a run as a history of Jepsen's kafka workload, in EDN."""
+    """Write sends and pulls of a run as a history of Jepsen's kafka workload (EDN)."""
     from jepsen_like.checkers.kernel.source import Want
-    from jepsen_like.foreign.export import lines
+    from jepsen_like.foreign.recorded import lines
     from jepsen_like.history.columns import operations_of
     from spark_jobs.engines.local import LocalSource
     from spark_jobs.run import tables_of
@@ -120,4 +119,6 @@ def export(
     return ExitCode.OK
 
 
-app.command("spark_jobs.commands.bench:bench", name="bench", help="Measure the checking.")
+app.command(
+    "spark_jobs.commands.bench:bench", name="bench", help="Measure how fast histories are checked."
+)

@@ -34,18 +34,21 @@ from client.core.message_ext import MessageExt
 from commitlog.derive import derive
 from commitlog.errors import CorruptEntryError
 from commitlog.segment import BLANK_BYTES, encode_blank
-from spark_jobs.audit.folder import ReplicaFolder, open_folder
-from spark_jobs.audit.reference import Before, Side, Whole, whole_at
-from spark_jobs.datasource.network import TopicReader
+from spark_jobs.audit.folder import Before, ReplicaFolder, Side, Whole, open_folder, whole_at
+from spark_jobs.datasource.network import BatchWriter, StreamWriter, TopicReader
 from spark_jobs.datasource.options import (
     LATEST,
+    Bounds,
     OptionError,
     Options,
+    QueueRange,
+    advance,
+    between,
+    chosen,
+    cut,
     parse_options,
     parse_queue_name,
 )
-from spark_jobs.datasource.pushdown import Bounds, QueueRange, advance, between, chosen, cut
-from spark_jobs.datasource.writer import BatchWriter, StreamWriter
 
 
 @dataclass(frozen=True, slots=True)

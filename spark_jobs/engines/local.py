@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from operator import or_
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from jepsen_like.checkers.kernel.facts import OBS_COLUMNS
 from jepsen_like.checkers.kernel.source import (
     Queue,
     QueueReport,
@@ -26,7 +26,8 @@ from jepsen_like.checkers.kernel.tables import Batch, Gathered
 from jepsen_like.history.columns import OBS, OPS
 from jepsen_like.history.operation import Operation
 from jepsen_like.history.parquet import read_summary
-from spark_jobs.tables import CHECKED, Tables, batches, check_rows
+from jepsen_like.history.sums import added, sum_rows
+from spark_jobs.tables import CHECKED, Tables, batches, check_rows, check_sum
 
 BATCH_ROWS: Final = 1 << 17
 """Rows decoded at once: the memory of one batch is used again for the next but two."""
@@ -53,18 +54,22 @@ class LocalSource:
     Args:
         parquet: The folder, or its tables at an address.
         on_rows: Called with the number of rows of `ops` that are judged.
+        sums: Of the tables at an address, as `Ingested` has them; of a folder they are its own.
 
     Raises:
         NoHistoryError: It is not whole.
     """
 
     def __init__(
-        self, parquet: Path | Tables, on_rows: Callable[[int], object] = lambda _: None
+        self,
+        parquet: Path | Tables,
+        on_rows: Callable[[int], object] = lambda _: None,
+        sums: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         if isinstance(parquet, Path):
-            read_summary(parquet)
+            sums = read_summary(parquet).sums
             parquet = Tables(parquet)
-        self._tables = parquet
+        self._tables, self._sums = parquet, sums
         self._ops, self._obs = parquet.dataset("ops"), parquet.dataset("obs")
         self._on_rows = on_rows
         self._wants: tuple[Want, ...] = ()
@@ -102,14 +107,22 @@ class LocalSource:
     def queues(
         self, appends: Mapping[Queue, tuple[Operation, ...]], replicas: Replicas
     ) -> list[QueueReport]:
-        """Judge every queue; all facts of all queues are in memory until then."""
+        """Judge every queue; all facts of all queues are in memory until then.
+
+        Raises:
+            BadInputError: A table cannot be read, or has other rows than it was written with.
+        """
         gathered = self._scan()
         self._gathered = None  # its facts are used up
         same = constants(self._obs)
-        names = [name for name in ("topic", "queue", *OBS_COLUMNS) if name not in same]
-        found = self._obs.to_batches(columns=names, **_SCAN)
-        for batch in batches(self._tables.name("obs"), found):
-            gathered.add_obs(Batch(batch, same, OBS), replicas)
+        names = [name for name in OBS.names if name not in same]
+        total = 0
+        name = self._tables.name("obs")
+        for read in batches(name, self._obs.to_batches(columns=names, **_SCAN)):
+            batch = Batch(read, same, OBS)
+            total += sum_rows("obs", batch)
+            gathered.add_obs(batch, replicas)
+        check_sum(name, added((total,)), self._sums.get("obs"))
         with ThreadPoolExecutor(JUDGES) as pool:
             return gathered.reports(appends, replicas, pool.map)
 
@@ -119,7 +132,7 @@ class LocalSource:
             return self._gathered
         every: dict[Want, list[Any]] = {want: [] for want in self._wants}
         self._gathered, self._met = Gathered(), every
-        done = 0
+        done = total = 0
         same = constants(self._ops)
         names = [name for name in OPS.names if name not in same]
         name = self._tables.name("ops")
@@ -131,8 +144,10 @@ class LocalSource:
                 if len(rows):
                     met.append(batch.rows(rows))
             self._gathered.add_ops(batch)
+            total += sum_rows("ops", batch)
             done += batch.num_rows
             self._on_rows(done)
+        check_sum(name, added((total,)), self._sums.get("ops"))
         return self._gathered
 
 

@@ -34,6 +34,8 @@ from jepsen_like.checkers.kernel.judge import acknowledged
 from jepsen_like.checkers.kernel.source import Queue, Replicas
 from jepsen_like.checkers.kernel.tables import Batch
 from jepsen_like.history.operation import CLIENT_BITS
+from jepsen_like.history.sums import added, sum_rows
+from spark_jobs.engines.narrow import narrowed, widened
 
 GATHERED_MAX: Final = 256 << 20
 """Bytes of facts that a task gathers before it hands them on."""
@@ -55,8 +57,12 @@ class Share(NamedTuple):
     facts: bytes
 
 
+SUMMED: Final[Queue] = ("", -1)
+"""In place of a queue: what is shared are the sums of the tables."""
+
+
 class Sharer:
-    """Gathers the facts of the batches of one task.
+    """Gathers the facts of the batches of one task, and the sums of their rows.
 
     Args:
         width: Offsets of a chunk.
@@ -68,9 +74,12 @@ class Sharer:
         self._width, self._replicas, self._only = width, replicas, only
         self._facts: dict[tuple[Queue, int], QueueFacts] = {}
         self._rows = 0
+        self._sums: dict[str, int] = {}
 
     def add(self, table: str, batch: Batch) -> None:
-        """Add rows of `ops` or `obs`."""
+        """Add rows of `ops` or `obs`: all columns, unless one queue alone is wanted."""
+        if self._only is None:
+            self._sums[table] = added((self._sums.get(table, 0), sum_rows(table, batch)))
         if table == "ops":
             for queue, columns in batch.by_queue(OPS_COLUMNS):
                 if queue[0] and queue[1] >= 0 and self._only in (None, queue):
@@ -98,9 +107,13 @@ class Sharer:
 
     def _one_chunk(self, columns: Columns) -> int | None:
         """Return the chunk that all rows concern; None: there are several."""
-        off, end = (columns[name].astype(np.int64, copy=False) for name in ("off", "max_off"))
-        low = min(int(anchors(columns).min()), int(np.where(end > 0, end - 1, off).min()))
+        names = ("off", "max_off", "min_off")
+        off, end, kept = (columns[name].astype(np.int64, copy=False) for name in names)
+        anchor = anchors(columns)
+        before = np.where(kept > 0, kept - 1, anchor)
+        low = min(int(part.min()) for part in (anchor, before, np.where(end > 0, end - 1, off)))
         high = max(int((off + np.maximum(columns["cnt"], 0)).max()), int(end.max()), 0)
+        high = max(high, int(before.max()))
         chunk = max(low, 0) // self._width
         return chunk if high // self._width == chunk else None
 
@@ -129,6 +142,10 @@ class Sharer:
         self._facts, self._rows = {}, 0
         return found
 
+    def sums(self) -> Share:
+        """Return the sums of all rows that were added."""
+        return Share(SUMMED, 0, msgspec.msgpack.encode(self._sums))
+
 
 def _pieces(columns: Columns, routed: tuple[I64, I64]) -> Iterator[tuple[int, Columns]]:
     """Yield the rows of each chunk."""
@@ -144,24 +161,21 @@ def _pieces(columns: Columns, routed: tuple[I64, I64]) -> Iterator[tuple[int, Co
         yield int(chunks[part[0]]), {name: column[its] for name, column in columns.items()}
 
 
-_WORDS: Final = 1
-_PLACES: Final = 2
-"""Kinds of arrays in bytes: 64 bits with a sign, 32 without."""
+_NARROW: Final = 1
+"""The kind of an array in bytes."""
 
 
 def packed(facts: QueueFacts) -> bytes:
-    """Return facts as bytes: per offset that something is known of, 28 of them."""
+    """Return facts as bytes: about 15 for each offset that something is known of."""
     return msgspec.msgpack.encode(facts.share(), enc_hook=_array_bytes)
 
 
 def _array_bytes(array: Any) -> msgspec.msgpack.Ext:
-    if array.dtype == np.uint32:
-        return msgspec.msgpack.Ext(_PLACES, array.tobytes())
-    return msgspec.msgpack.Ext(_WORDS, array.astype(np.int64, copy=False).tobytes())
+    return msgspec.msgpack.Ext(_NARROW, narrowed(array.astype(np.int64, copy=False)))
 
 
-def _array(kind: int, data: memoryview) -> Any:
-    return np.frombuffer(data, dtype=np.uint32 if kind == _PLACES else np.int64)
+def _array(_: int, data: memoryview) -> Any:
+    return widened(data)
 
 
 class Counters(msgspec.Struct):
@@ -228,26 +242,33 @@ WHOLE: Final = 0
 """A report of a queue in one chunk."""
 CUT: Final = 1
 """A `CutReport`."""
+SUMS: Final = 2
+"""The sums of some rows, by table."""
 Judge = Callable[[Queue, int, QueueFacts, bool], tuple[int, Any]]
 """Given a queue, a chunk, its facts and whether the queue has several: which report it is."""
 
 
 def joined(shares: Iterable[Share], width: int, judge: Judge) -> Iterator[tuple[Queue, int, bytes]]:
-    """Yield the report of each chunk, of shares sorted by queue and chunk."""
-    key: tuple[Queue, int] | None = None
-    facts, is_cut = QueueFacts(0, width), False
+    """Yield the report of each chunk; of a chunk all shares are given, in any order.
+
+    Sums go on as they are.
+    """
+    chunks: dict[tuple[Queue, int], QueueFacts] = {}
+    cut: set[Queue] = set()
     for share in shares:
-        if (share.queue, share.chunk) != key:
-            if key is not None:
-                yield _judged(key, facts, is_cut, judge)
-            key = (share.queue, share.chunk)
-            facts, is_cut = QueueFacts(share.chunk * width, width), share.chunk > 0
+        if share.queue == SUMMED:
+            yield SUMMED, SUMS, share.facts
+            continue
+        key = (share.queue, share.chunk)
+        facts = chunks.get(key)
+        if facts is None:
+            facts = chunks[key] = QueueFacts(share.chunk * width, width)
         if share.facts:
             facts.merge(msgspec.msgpack.decode(share.facts, ext_hook=_array))
-        else:
-            is_cut = True
-    if key is not None:
-        yield _judged(key, facts, is_cut, judge)
+        if share.chunk or not share.facts:
+            cut.add(share.queue)
+    for key in sorted(chunks):
+        yield _judged(key, chunks.pop(key), key[0] in cut, judge)
 
 
 def _judged(

@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from jepsen_like.checkers.kernel.source import Queue, Want
 from jepsen_like.checkers.kernel.tables import Batch
+from jepsen_like.history.columns import SCHEMAS
 from spark_jobs.engines.local import BATCH_ROWS, condition, of_group
-from spark_jobs.malloc_tuning import keep_memory
-from spark_jobs.tables import SCHEMAS, Tables, batches, check_nulls, named
+from spark_jobs.tables import Tables, batches, check_nulls, keep_memory, named
 
 SPLIT_ROWS: Final = 1 << 20
 """Rows of a split: about one second of work."""

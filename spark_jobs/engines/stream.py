@@ -22,8 +22,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from jepsen_like.checkers.queue_watch import QueueWatch
 from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import Operation
-from jepsen_like.history.sequence import CorruptHistoryError
+from jepsen_like.history.operation import CorruptHistoryError, Operation
 from spark_jobs.live import INTERVAL_S, Tail, by_queue
 
 FORMAT: Final = "dledger_run"

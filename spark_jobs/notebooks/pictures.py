@@ -29,6 +29,7 @@ from jepsen_like.history.parquet import FOLDER, SUMMARY
 from jepsen_like.report.canvas import (
     BAD,
     DOUBT,
+    EDGE_STRIPE,
     FAINT,
     GOOD,
     Canvas,
@@ -37,29 +38,26 @@ from jepsen_like.report.canvas import (
     save,
     time_axis,
 )
-from jepsen_like.report.order import orders_of
 from jepsen_like.report.pictures import Pictures
-from jepsen_like.report.roles import (
-    Fault,
-    Leadership,
-    down_of,
-    faults_of,
-    lag_of,
-    leaderships_of,
-    nodes_of,
-)
 from jepsen_like.report.run_folder import Sample
 from jepsen_like.report.series import (
     NS,
     Columns,
+    Fault,
+    Leadership,
     Span,
     availability_of,
     columns_of,
+    down_of,
+    faults_of,
+    lag_of,
     latency_of,
+    leaderships_of,
+    nodes_of,
     rates_of,
     span_of,
 )
-from jepsen_like.report.witness_picture import draw_witnesses
+from jepsen_like.report.witness_picture import draw_witnesses, orders_of
 
 SHIPPED: Final = Path(__file__).parent / "data"
 """A good run and a broken one."""
@@ -354,7 +352,8 @@ def timeline(draw: Pictures, operations: Sequence[Operation]) -> str:
                     place = (place[0] + 0.14, 0.12)
                 axes.broken_barh(widths, place, facecolor=colour, lw=0)
         made.entries.append((Patch(color=colour), f"{outcome.name.lower()}{_LINES[outcome]}"))
-    axes.set_ylim(len(processes) - 0.5, -0.5)
+    # The stripe of the bands is above the first lane.
+    axes.set_ylim(len(processes) - 0.5, -0.5 - 1.2 * EDGE_STRIPE * len(processes))
     step = max(len(processes) // 10, 1)
     axes.set_yticks(range(0, len(processes), step), [f"p{p}" for p in processes[::step]])
     axes.set_ylabel("client" if len(every) == len(processes) else f"{len(processes)} clients")
@@ -377,8 +376,10 @@ def bounds(draw: Pictures, found: Bounds) -> str:
     high = np.where(found.latest == NEVER, end, found.latest)
     low_s, high_s = (low - begin) / NS, (high - begin) / NS
     wrong = low > high
-    axes.vlines(offs[~wrong], low_s[~wrong], high_s[~wrong], color=FAINT, lw=1.5)
-    axes.vlines(offs[wrong], high_s[wrong], low_s[wrong], color=BAD, lw=1.5)
+    for which, colour in ((~wrong, FAINT), (wrong, BAD)):
+        heights = (high_s - low_s)[which]
+        axes.bar(offs[which], heights, width=1.0, bottom=low_s[which], color=colour, lw=0)
+    axes.use_sticky_edges = False
     axes.step(offs, low_s, where="mid", color=GOOD, lw=1.1)
     axes.step(offs, high_s, where="mid", color=DOUBT, lw=1.1)
     made.entries = [

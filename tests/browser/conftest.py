@@ -71,7 +71,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def _crowd(path: Path) -> None:
-    told = json.loads(path.read_text())
+    reported = json.loads(path.read_text())
     for checker in ("consumer_offsets", "total_queue"):
         violations = [
             {
@@ -82,10 +82,10 @@ def _crowd(path: Path) -> None:
             }
             for number in range(30)
         ]
-        told["verdicts"].append(
+        reported["verdicts"].append(
             {"checker": checker, "validity": "invalid", "violations": violations}
         )
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(reported))
 
 
 def _set_result(folder: Path, **changes: str) -> None:

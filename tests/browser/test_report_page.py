@@ -205,8 +205,8 @@ def test_the_availability_strip_has_red_where_nothing_was_served(
 ) -> None:
     part = section(open_run(look, store, "valid").page, "availability")
     assert re.search(r"\d+ of \d+ seconds \(\d+\.\d%\)", part.inner_text())
-    told = part.locator(".wide").get_attribute("aria-label") or ""
-    spells = [(float(a), float(b)) for a, b in re.findall(r"(\d+) to (\d+) s", told)]
+    reported = part.locator(".wide").get_attribute("aria-label") or ""
+    spells = [(float(a), float(b)) for a, b in re.findall(r"(\d+) to (\d+) s", reported)]
     long = [(a, b) for a, b in store.made["valid"].outages_s if b - a > 2.5]
     assert long, "no outage is long enough to be seen: choose another seed"
     for begin, end in long:
@@ -216,9 +216,9 @@ def test_the_availability_strip_has_red_where_nothing_was_served(
 def test_the_queue_is_drawn_only_where_something_is_wrong(store: Store, look: Looker) -> None:
     part = section(open_run(look, store, "invalid").page, "order")
     violation = store.made["invalid"].verdicts[0].violations[0]
-    told = part.locator(".wide").get_attribute("aria-label") or ""
+    reported = part.locator(".wide").get_attribute("aria-label") or ""
     for op_id in violation.operations:
-        assert f"operation {op_id}: " in told
+        assert f"operation {op_id}: " in reported
     assert violation.subject in part.locator("figcaption").inner_text()
     fine = section(open_run(look, store, "valid").page, "order")
     assert fine.locator("[role=img]").count() == 0

@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jepsen_like.history.operation import F
+
 Change = Callable[[Path], str]
 """Changes a folder of tables, and returns the name of the file that is bad now."""
 BAD: Final[dict[str, Change]] = {}
@@ -85,6 +87,21 @@ def _(folder: Path) -> str:
     return rewrite(folder / "ops.parquet", lambda t: changed(t, "outcome", slice(7, 8), 3))
 
 
+@bad("a decision of a newer kind")
+def _(folder: Path) -> str:
+    return rewrite(folder / "ops.parquet", lambda t: changed(t, "decision", slice(3, 5), 9))
+
+
+@bad("counts below nothing")
+def _(folder: Path) -> str:
+    return rewrite(folder / "ops.parquet", lambda t: changed(t, "cnt", slice(0, 4), -4))
+
+
+@bad("queues that are none")
+def _(folder: Path) -> str:
+    return rewrite(folder / "ops.parquet", lambda t: changed(t, "queue", slice(0, 2), -9))
+
+
 @bad("a report of a newer kind")
 def _(folder: Path) -> str:
     return rewrite(folder / "nodes.parquet", lambda t: changed(t, "kind", slice(1), 9))
@@ -93,6 +110,55 @@ def _(folder: Path) -> str:
 @bad("returns before calls")
 def _(folder: Path) -> str:
     return rewrite(folder / "ops.parquet", lambda t: changed(t, "ret_ns", slice(0, 9), -5))
+
+
+@bad("an operation of another kind")
+def _(folder: Path) -> str:
+    return rewrite(folder / "ops.parquet", lambda t: changed(t, "f", slice(0, 1), F.MIN_OFFSET))
+
+
+@bad("a row is there twice and another is lost")
+def _(folder: Path) -> str:
+    def twice(table: Any) -> Any:
+        return pa.concat_tables([table.slice(0, table.num_rows - 1), table.slice(0, 1)])
+
+    return rewrite(folder / "ops.parquet", twice)
+
+
+@bad("found by no pull")
+def _(folder: Path) -> str:
+    return rewrite(folder / "obs.parquet", lambda t: changed(t, "op_id", slice(0, 5), 999_999_999))
+
+
+@bad("calls before the run")
+def _(folder: Path) -> str:
+    return rewrite(folder / "ops.parquet", lambda t: changed(t, "call_ns", slice(0, 2), -(1 << 62)))
+
+
+@bad("operations with one number")
+def _(folder: Path) -> str:
+    return rewrite(folder / "ops.parquet", lambda t: changed(t, "op_id", slice(0, 6), 1))
+
+
+@bad("no operations, and none counted")
+def _(folder: Path) -> str:
+    path = folder / "ingest.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "ops": 0}))
+    return rewrite(folder / "ops.parquet", lambda table: table.slice(0, 0))
+
+
+@bad("an offset before the first")
+def _(folder: Path) -> str:
+    return rewrite(folder / "obs.parquet", lambda t: changed(t, "off", slice(0, 3), -7))
+
+
+@bad("a replica has another name")
+def _(folder: Path) -> str:
+    def renamed(table: Any) -> Any:
+        words = table.column("node").to_pylist()
+        return with_column(table, "node", pa.array(["other", *words[1:]]).dictionary_encode())
+
+    return rewrite(folder / "nodes.parquet", renamed)
 
 
 @bad("nulls")
@@ -169,6 +235,16 @@ def _(folder: Path) -> str:
         column = group.column(at)
         data[column.data_page_offset + column.total_compressed_size // 2] ^= 0x10
     path.write_bytes(data.tobytes())
+    return path.name
+
+
+@bad("a footer is damaged")
+def _(folder: Path) -> str:
+    """Parquet has no checksum of it, and its reader ends the process for some damage."""
+    path = folder / "ops.parquet"
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 0x10
+    path.write_bytes(bytes(data))
     return path.name
 
 

@@ -14,10 +14,9 @@ from dledger.processors.answers import refusal
 from dledger.processors.wiring import BrokerProcessors, ProcessorSeams
 from dledger.services.pending_configs import KnownGroups
 from dledger.settings_tables import BrokerTable, StoreTable
-from dledger.state.configs import TopicConfig
 from dledger.state.state_record import TopicsChange, state_batch
-from dledger.testing.clocks import ManualClock, VirtualClock
-from dledger.testing.inline_executor import InlineExecutor
+from dledger.state.topics import TopicConfig
+from dledger.testing.doubles import InlineExecutor, ManualClock, VirtualClock
 from remoting.processor import DEFERRED, Answered
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.fake_group import BROKER, CLUSTER, LEADER, STORE_HOST, FakeConnection, FakeGroup

@@ -14,10 +14,9 @@ import msgspec
 
 from jepsen_like.checkers.fault_record import ELECTION_NS, HEALED, SERVED
 from jepsen_like.checkers.final_reads import READER
-from jepsen_like.checkers.half_messages import DISCARD_TOPIC
 from jepsen_like.checkers.locks import LEASE_NS
 from jepsen_like.checkers.retention import Keeps
-from jepsen_like.checkers.transactions import CHECKS_MAX
+from jepsen_like.checkers.transactions import CHECKS_MAX, DISCARD_TOPIC
 from jepsen_like.history.operation import (
     NEVER,
     NOTHING,

@@ -70,8 +70,8 @@ class CutTables:
         pairs = np.unique(np.stack((ops["off"][acked], ops["value"][acked]), axis=1), axis=0)
         unknown = send & ~acked & (ops["outcome"] != Outcome.FAIL)
         values = np.concatenate((pairs[:, 1], ops["value"][unknown], added))
-        told, count = np.unique(values, return_counts=True)
-        return told[count > 1][:65].astype(np.int64)
+        reported, count = np.unique(values, return_counts=True)
+        return reported[count > 1][:65].astype(np.int64)
 
 
 def judged_in_chunks(

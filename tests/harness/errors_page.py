@@ -68,9 +68,15 @@ WHEN: Final = {
     Condition.OFFSET_MOVED: "the offset is outside the queue; the answer names where to go on",
     Condition.SEQUENCE_REUSED: "an idempotent send repeats a sequence with another message",
     Condition.ILLEGAL_OPERATION: "the answer to a transaction check comes before its time",
+    Condition.STALE_RECEIPT: "the receipt handle names no message that is out: acknowledged, "
+    "handed out again, or its time was changed",
+    Condition.POP_AT_WORK: "messages of the queue are out for the group by POP: it pulls and "
+    "commits when they are acknowledged or given up",
     Condition.CONSUMER_NOT_ONLINE: "no consumer of the group is connected here",
     Condition.CLIENT_SILENT: "a client that was asked through the broker gave no answer in time",
     Condition.STALE_LOCK_TOKEN: "the lock token shown is not that of the grant that stands",
+    Condition.OFFSET_NOT_EXPECTED: "the queue's next offset is not the one that the send expects",
+    Condition.COMMIT_NOT_EXPECTED: "the consumer group's offset is not where the step begins",
 }
 
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import trio
 
 from commitlog.errors import MQError
+from dledger.cli.ask_cluster import NoAnswerError
 from dledger.cli.local_cluster import LocalCluster, Node
-from dledger.cli.probe import NoAnswerError
 
 T = TypeVar("T")
 

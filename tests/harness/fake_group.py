@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,21 @@ from commitlog.message_id import UniqKeyFactory
 from commitlog.record import encode_record, pack_host
 from commitlog.store_paths import StorePaths
 from dledger.broker_errors import NotLeaderError, UnknownOutcomeError
-from dledger.fence import ServiceCounts
-from dledger.group_api import AppliedListener, OnBarrier, OnDone, Proposed
+from dledger.group_api import (
+    AppliedListener,
+    ExpectedOffset,
+    OffsetCommit,
+    OnBarrier,
+    OnDone,
+    Proposed,
+    ServiceCounts,
+)
+from dledger.pending_commits import PendingCommits
 from dledger.proposals import PendingQueueOffsets
 from dledger.state.apply import Applied, apply_entry
-from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.tables import StateTables
-from dledger.testing.clocks import ManualClock, VirtualClock
+from dledger.state.topics import builtin_groups, builtin_topics
+from dledger.testing.doubles import ManualClock, VirtualClock
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.frame import FrameDecoder, encode_command
 
@@ -56,6 +64,14 @@ class Term:
 class _Waiting:
     batch: RecordBatch
     on_done: OnDone
+    expected: ExpectedOffset | None = None
+    commits: Sequence[OffsetCommit] = ()
+
+    @property
+    def is_conditional(self) -> bool:
+        return self.expected is not None or any(
+            commit.expected is not None for commit in self.commits
+        )
 
 
 @dataclass
@@ -118,6 +134,7 @@ class FakeGroup:
         self.barriers: list[OnBarrier] = []
         self.applied: list[Applied] = []
         self._offsets = PendingQueueOffsets(self.state)
+        self._commits = PendingCommits(self.state)
         self._waiting: list[_Waiting] = []
         self._appended: list[_Appended] = []
 
@@ -132,7 +149,15 @@ class FakeGroup:
     def catch_up(self) -> None:
         """Nothing: applying is left to the test."""
 
-    def propose(self, batch: RecordBatch, on_done: OnDone, *, is_applied: bool = True) -> None:
+    def propose(
+        self,
+        batch: RecordBatch,
+        on_done: OnDone,
+        *,
+        is_applied: bool = True,
+        expected: ExpectedOffset | None = None,
+        commits: Sequence[OffsetCommit] = (),
+    ) -> None:
         if self.leadership is None:
             raise NotLeaderError(self.leader_address, self.term)
         if self.refuse is not None:
@@ -140,7 +165,7 @@ class FakeGroup:
         size = len(memoryview(batch.records)) + SIZE_FIELD_BYTES * len(batch.sizes)
         if size + ENTRY_HEADER_BYTES > self.log.max_entry_bytes:
             raise LocalProtocolError(f"a batch of {size} bytes fits no entry")
-        self._waiting.append(_Waiting(batch, on_done))
+        self._waiting.append(_Waiting(batch, on_done, expected, commits))
 
     def report_damage(self, position: int, size: int) -> None:
         self.damage_reports.append((position, size))
@@ -188,10 +213,19 @@ class FakeGroup:
         self.apply()
 
     def append(self) -> None:
-        """Append everything that waits as one entry."""
-        if not self._waiting:
+        """Append everything that waits as one entry; what expects an offset begins another one."""
+        waiting: list[_Waiting] = []
+        while self._waiting and not (waiting and self._waiting[0].is_conditional):
+            item = self._waiting.pop(0)
+            error: MQError | None = self._commits.refusal_of(item.commits)
+            if item.expected is not None:
+                error = error or self._offsets.refusal_of(item.expected)
+            if error is None:
+                waiting.append(item)
+            else:
+                item.on_done(Proposed("not_stored", error=error))
+        if not waiting:
             return
-        waiting, self._waiting = self._waiting, []
         batches = [item.batch for item in waiting]
         runs = [run for batch in batches for run in batch.runs]
         offsets, following = self._offsets.plan(runs)
@@ -211,6 +245,7 @@ class FakeGroup:
             store_host=STORE_HOST,
         )
         header = self.log.append(frame)
+        self._commits.keep(header.index, [commit for item in waiting for commit in item.commits])
         entry = _Appended(header.index)
         at = header.position + header.body_start
         run_number = 0
@@ -232,6 +267,7 @@ class FakeGroup:
                 on_done(proposed)
         else:
             self._appended.append(entry)
+        self.append()
 
     def apply(self) -> None:
         """Apply every appended entry and answer its proposers."""
@@ -248,6 +284,7 @@ class FakeGroup:
             for topic in applied.deleted_topics:
                 self.queues.delete_topic(topic)
             self._offsets.forget_topics(applied.deleted_topics)
+            self._commits.applied(index)
             self.applied.append(applied)
             while self._appended and self._appended[0].index <= index:
                 for on_done, proposed in self._appended.pop(0).proposals:

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,12 @@ END_TIMEOUT_S = 40.0
 
 HOW = "run `make interop`, which prepares them"
 
+GRPC_PYTHON = TOOLS / "grpc" / "bin" / "python"
+"""Has Apache's client of the gRPC protocol."""
+
+GRPC_GO = TOOLS / "grpc_go"
+"""Built from `tests/interop/grpc_go`, with Apache's Go client in it."""
+
 needs_cpp_client = pytest.mark.skipif(
     platform.machine() != "x86_64" or not (TOOLS / "bin" / "python").exists(),
     reason=f"the C++ client is there for x86-64 only, or not prepared: {HOW}",
@@ -35,6 +41,18 @@ needs_cpp_client = pytest.mark.skipif(
 needs_js_client = pytest.mark.skipif(
     shutil.which("node") is None or not (TOOLS / "node_modules" / "ali-ons").exists(),
     reason=f"no node, or the JavaScript client is not prepared: {HOW}",
+)
+
+needs_grpc_go = pytest.mark.skipif(
+    not GRPC_GO.exists(), reason=f"no Go, or Apache's Go client is not prepared: {HOW}"
+)
+needs_grpc_node = pytest.mark.skipif(
+    shutil.which("node") is None
+    or not (TOOLS / "node_modules" / "rocketmq-client-nodejs").exists(),
+    reason=f"no node, or Apache's Node.js client is not prepared: {HOW}",
+)
+needs_grpc_python = pytest.mark.skipif(
+    not GRPC_PYTHON.exists(), reason=f"Apache's Python client is not prepared: {HOW}"
 )
 
 Line = dict[str, Any]
@@ -67,6 +85,11 @@ class ForeignClient:
         self._answers = None
         return answer
 
+    async def tell(self, request: Mapping[str, Any]) -> None:
+        """Send one request whose answers are lines like others."""
+        assert self._process.stdin is not None
+        await self._process.stdin.send_all(json.dumps(dict(request)).encode() + b"\n")
+
     async def until(self, enough: Callable[[list[Line]], bool], timeout_s: float) -> None:
         """Wait until *enough* holds for `lines`."""
         with trio.move_on_after(timeout_s):
@@ -97,27 +120,32 @@ class ForeignClient:
 
 @asynccontextmanager
 async def foreign_client(
-    folder: Path, script: str, *arguments: str, wait_ready: bool = True
+    folder: Path,
+    script: str,
+    *arguments: str,
+    wait_ready: bool = True,
+    command: Sequence[str | Path] = (),
 ) -> AsyncIterator[ForeignClient]:
     """Run a script of `tests/interop` while the block runs.
 
     Args:
         folder: Its home, where it writes what it likes; what it complains of is in `<script>.err`.
         arguments: The script's; of a JavaScript client behind the folder of its packages.
+        command: What starts it, if not the interpreter of the C++ client.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = str(SCRIPTS / script)
     if script.endswith(".mjs"):
-        command = ["node", path, str(TOOLS), *arguments]
+        started = ["node", path, str(TOOLS), *arguments]
     else:
-        command = [str(TOOLS / "bin" / "python"), path, *arguments]
+        started = [*map(str, command or (TOOLS / "bin" / "python", path)), *arguments]
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
         "HOME": str(folder),
     }
     with (folder / f"{script}.err").open("ab") as complaints:
         process = await trio.lowlevel.open_process(
-            command,
+            started,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=complaints,

@@ -14,18 +14,21 @@ import trio
 from commitlog.disk import OsDisk
 from commitlog.record import decode_record, pack_host
 from commitlog.seams import Disk
+from dledger.broker_settings import StoreSettings
 from dledger.group import Group
 from dledger.proposals import GroupSettings
 from dledger.raft.identity import GroupSecret, Identity
 from dledger.raft.settings import RaftSettings
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
-from dledger.store_settings import StoreSettings
-from dledger.testing.clocks import VirtualClock
 from dledger.testing.crash_disk import CrashDisk
-from dledger.testing.inline_executor import InlineExecutor
-from dledger.testing.memory_network import MemoryNetwork
-from dledger.testing.parted_network import PartedNetwork, Partition
+from dledger.testing.doubles import (
+    InlineExecutor,
+    MemoryNetwork,
+    PartedNetwork,
+    Partition,
+    VirtualClock,
+)
 from remoting.seams import Executor, Network
 from tests.harness.raft_cluster import batch
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commitlog.errors import MQError
-from dledger.raft.guards import ALL_ON, Guards
+from dledger.raft.settings import ALL_ON, Guards
 
 Proof = Callable[[Guards, Path], None]
 

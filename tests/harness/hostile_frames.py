@@ -19,6 +19,7 @@ from dledger.raft.member import RaftNode
 from dledger.raft.membership import MEMBERS_MAX, Member, Members, Standing
 from dledger.raft.wire import (
     FIELDS,
+    FIXED,
     INDEX_MAX,
     NUMBER_MAX,
     TERM_JUMP_MAX,
@@ -28,6 +29,7 @@ from dledger.raft.wire import (
     PeerFrame,
     PeerFrameDecoder,
     encode_frame,
+    encode_head,
 )
 
 KINDS: Final = tuple(FIELDS)
@@ -102,12 +104,8 @@ class Hostile:
             head[self.rng.randrange(len(head))] = self.rng.choice((*BEYOND, *NO_NUMBERS))
         if self.rng.random() < 0.01:
             del head[self.rng.randrange(len(head))]
-        encoded = cbor2.dumps(head)
-        data = bytearray(
-            encode_frame(
-                len(encoded).to_bytes(2, "big") + encoded, [memoryview(self._payload(node, kind))]
-            )
-        )
+        payload = [memoryview(self._payload(node, kind))]
+        data = bytearray(encode_frame(self._encoded(kind, head), payload))
         if self.rng.random() < 0.01:
             data[self.rng.randrange(8, len(data))] ^= 1 << self.rng.randrange(8)
         try:
@@ -115,6 +113,19 @@ class Hostile:
         except RemoteProtocolError:
             self.refused += 1
             return None
+
+    def _encoded(self, kind: Kind, head: list[Any]) -> bytes:
+        """Return *head* as a row of numbers, every other one that can be; else as CBOR."""
+        if (
+            self.sequence % 2
+            and kind in FIXED
+            and len(head) == 4 + len(FIELDS[kind])
+            and all(type(value) is int and 0 <= value < 1 << 64 for value in head)
+            and head[0] < 1 << 8
+        ):
+            return encode_head(kind, head[1], head[2], head[3], tuple(head[4:]))
+        encoded = cbor2.dumps(head)
+        return len(encoded).to_bytes(2, "big") + encoded
 
     def hello(self, honest: Hello) -> dict[str, Any]:
         """Return what somebody says of itself, a few fields of it not what they should be."""

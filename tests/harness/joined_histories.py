@@ -33,7 +33,7 @@ FILLER: Final = 1 << 38
 """First value and operation of the sends between windows."""
 UNLIMITED: Final = 1 << 40
 _OWN: Final = tuple(
-    name for name in OPS_COLUMNS if name not in ("op_id", "cnt", "range_hash", "min_off", "due_ns")
+    name for name in OPS_COLUMNS if name not in ("op_id", "cnt", "range_hash", "due_ns")
 )
 
 
@@ -57,7 +57,7 @@ class _Joined:
         rows = [
             (
                 at, op.op_id, len(op.values), op.f, op.outcome, op.level, op.call_ns, op.ret_ns,
-                op.off, op.max_off, op.value,
+                op.off, op.max_off, op.min_off, op.value,
             )
             for at, history in enumerate(histories)
             for op in history
@@ -77,6 +77,7 @@ class _Joined:
         self.end = np.zeros(len(histories), dtype=np.int64)
         last = np.where(is_send, 1, self._cnt) + self._ops["off"]
         last[(self._cnt == 0) & ~is_send] = 0
+        last = np.maximum(last, self._ops["min_off"])
         np.maximum.at(self.end, self._number, np.maximum(last, self._ops["max_off"]))
         may_be = is_send & (self._ops["outcome"] != Outcome.FAIL)
         self.sends = np.bincount(self._number[may_be], minlength=len(histories))
@@ -108,7 +109,7 @@ class _Joined:
         number = self._number[rows]
         first, begin = place[number] * OFFSETS, place[number] * INSTANTS + BEGIN
         ops = {name: column[rows] for name, column in self._ops.items()}
-        for name in ("off", "max_off"):
+        for name in ("off", "max_off", "min_off"):
             ops[name] = np.where(ops[name] == NOTHING, NOTHING, ops[name] + first)
         ops["call_ns"] += begin
         ops["ret_ns"] = np.where(ops["ret_ns"] == NEVER, NEVER, ops["ret_ns"] + begin)
@@ -116,7 +117,7 @@ class _Joined:
         ops["op_id"] = self._op_id[rows] + number * OFFSETS
         ops["cnt"] = self._cnt[rows]
         none = np.full_like(rows, NOTHING)
-        return ops | {"range_hash": np.zeros_like(rows), "min_off": none, "due_ns": none}
+        return ops | {"range_hash": np.zeros_like(rows), "due_ns": none}
 
     def _own_obs(self, place: I64) -> Columns:
         number, op_id, off, value = self._seen[:, place[self._seen[0]] != NOTHING]
@@ -151,6 +152,7 @@ def wrong_ones(histories: Sequence[Sequence[Operation]]) -> set[int]:
         values = joined.judged(left, more_sends=OFFSETS * len(left))
         wrong |= {int(left[off // OFFSETS]) for off in values.offs}
         wrong |= {number // OFFSETS for number in (*values.values, *values.reads_wrong)}
+        wrong |= {later // OFFSETS for _, later, *_ in values.lows}
         left = np.setdiff1d(left, list(wrong))
         times = joined.judged(left)
     assert not [*times.offs, *times.values, *times.reads_wrong]

@@ -11,8 +11,8 @@ from jepsen_like.history.operation import History, Operation, RunHeader
 from tests.oracles.all_checks import check_row_wise
 
 
-def told(verdicts: Iterable[Verdict]) -> dict[str, object]:
-    """Return everything that verdicts say, in an order of its own."""
+def comparable(verdicts: Iterable[Verdict]) -> dict[str, object]:
+    """Return all that verdicts state, in an order of its own."""
     return {
         verdict.checker: (
             verdict.validity,
@@ -26,10 +26,10 @@ def told(verdicts: Iterable[Verdict]) -> dict[str, object]:
 
 
 def judged(checker: str, history: History | Iterable[Operation], **settings: Any) -> Verdict:
-    """Return the verdict of *checker*; both editions must say the same."""
+    """Return the verdict of *checker*; both editions must agree."""
     if not isinstance(history, History):
         history = History(RunHeader("r"), list(history))
     (found,) = [v for v in check_everything(history, **settings) if v.checker == checker]
     (other,) = [v for v in check_row_wise(history, **settings) if v.checker == checker]
-    assert told([found]) == told([other])
+    assert comparable([found]) == comparable([other])
     return found

@@ -1,4 +1,4 @@
-"""Producers send without a pause while the leader is killed; what they were told is kept."""
+"""Leaders are killed while producers send without a pause; what they were answered is kept."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 
 import trio
 
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
 from client.core.message_ext import MessageExt
 from dledger.cli.local_cluster import LocalCluster
+from tests.harness.eventually import WITHIN_S
 from tests.harness.foreign_client import ForeignClient
 from tests.harness.stored_messages import place
 
@@ -22,8 +25,8 @@ RESUME_TIMEOUT_S = 100.0
 
 
 @dataclass
-class Told:
-    """What producers were told in one run."""
+class SendRecord:
+    """What producers were answered in one run."""
 
     acknowledged: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Body to the answer."""
@@ -40,50 +43,85 @@ class Told:
 
 async def send_over_a_kill(
     cluster: LocalCluster, producers: Sequence[ForeignClient], topic: str
-) -> Told:
+) -> SendRecord:
     """Send until each producer has had many acknowledgements before and after the leader died."""
-    told = Told()
+    reported = SendRecord()
     after = [0] * len(producers)
 
     async def send(number: int, producer: ForeignClient) -> None:
         count = 0
-        while not told.stop.is_set():
+        while not reported.stop.is_set():
             body = f"{number}-{count}"
             count += 1
             began = time.monotonic()
             answer = await producer.ask({"kind": "sync", "topic": topic, "body": body, "tags": "F"})
             if "error" in answer:
-                told.failed.append(body)
+                reported.failed.append(body)
                 continue
-            told.acknowledged[body] = answer
-            if told.killed_at and began > told.killed_at:
-                told.resumed_at = told.resumed_at or time.monotonic()
+            reported.acknowledged[body] = answer
+            if reported.killed_at and began > reported.killed_at:
+                reported.resumed_at = reported.resumed_at or time.monotonic()
                 after[number] += 1
 
     async with trio.open_nursery() as nursery:
         for number, producer in enumerate(producers):
             nursery.start_soon(send, number, producer)
         with trio.fail_after(RESUME_TIMEOUT_S):
-            while len(told.acknowledged) < SENDS_BEFORE * len(producers):
+            while len(reported.acknowledged) < SENDS_BEFORE * len(producers):
                 await trio.sleep(0.05)
             leader = await cluster.wait_leader()
-            told.killed_at = time.monotonic()
+            reported.killed_at = time.monotonic()
             await cluster.kill(leader)
             while min(after) < SENDS_AFTER:
                 await trio.sleep(0.05)
-        told.stop.set()
-    return told
+        reported.stop.set()
+    return reported
 
 
-def judge_a_kill(told: Told, stored: Sequence[MessageExt], consumer: ForeignClient) -> None:
+def judge_a_kill(
+    reported: SendRecord, stored: Sequence[MessageExt], consumer: ForeignClient
+) -> None:
     """Assert that nothing acknowledged is lost, and that the consumer got all of it."""
-    print(f"{len(told.failed)} sends failed, none acknowledged for {told.gap_s:.1f} s")
+    print(f"{len(reported.failed)} sends failed, none acknowledged for {reported.gap_s:.1f} s")
     places: dict[str, set[tuple[int, int]]] = {}
     for message in stored:
         places.setdefault(bytes(message.body).decode(), set()).add(place(message))
-    for body, answer in told.acknowledged.items():
+    for body, answer in reported.acknowledged.items():
         offsets = {offset for _, offset in places[body]}
         assert answer["offset"] in offsets, f"{body} is not at {answer['offset']} but at {offsets}"
-    assert told.acknowledged.keys() <= {line["body"] for line in consumer.messages}
+    assert reported.acknowledged.keys() <= {line["body"] for line in consumer.messages}
     for line in consumer.messages:
         assert (line["queue_id"], line["queue_offset"]) in places[line["body"]]
+
+
+async def kill_leaders(
+    cluster: LocalCluster, killed_at: list[float], kills: int, *, led_s: float, down_s: float
+) -> None:
+    """Kill one leader after the other, and start each again once there is another.
+
+    Args:
+        killed_at: Receives the instant of each kill.
+        kills: How many times.
+        led_s: How long each one leads before its kill.
+        down_s: How long it stays down after the next one leads.
+    """
+    for _ in range(kills):
+        leader = await cluster.wait_leader()
+        await trio.sleep(led_s)
+        killed_at.append(time.monotonic())
+        await cluster.kill(leader)
+        await cluster.wait_leader(other_than=leader, timeout_s=WITHIN_S)
+        await trio.sleep(down_s)
+        await cluster.start(leader)
+        await cluster.wait_caught_up(leader)
+
+
+async def read_all(client: ClientInstance, topic: str) -> dict[tuple[int, int], MessageExt]:
+    """Return every message of a topic by its queue and offset."""
+    async with PullConsumer(client, "readers") as consumer:
+        found = {}
+        queues = await consumer.fetch_message_queues(topic)
+        async for queue, result in consumer.drain(queues):
+            for message in result.messages:
+                found[(queue.queue_id, message.queue_offset)] = message
+        return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,13 @@ import trio
 
 from commitlog.entry import RecordBatch, Run
 from commitlog.record import Record, decode_record, encode_record
-from dledger.group_api import OnDone
+from dledger.group_api import ExpectedOffset, OffsetCommit, OnDone
 from dledger.processors.transactions import CheckBack
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.settings_tables import BrokerTable, StoreTable
-from dledger.testing.clocks import VirtualClock
+from dledger.testing.doubles import VirtualClock
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 from tests.harness.broker import LEVELS_MS, Broker
@@ -136,8 +136,15 @@ class LeaderServices(ServedGroup):
         propose = self.group.propose
         proposed = trio.Event()
 
-        def noted(batch: RecordBatch, on_done: OnDone, *, is_applied: bool = True) -> None:
-            propose(batch, on_done, is_applied=is_applied)
+        def noted(
+            batch: RecordBatch,
+            on_done: OnDone,
+            *,
+            is_applied: bool = True,
+            expected: ExpectedOffset | None = None,
+            commits: Sequence[OffsetCommit] = (),
+        ) -> None:
+            propose(batch, on_done, is_applied=is_applied, expected=expected, commits=commits)
             proposed.set()
 
         self.group.propose = noted  # type: ignore[method-assign]  # counts calls

@@ -33,7 +33,10 @@ class MetricsPage:
             else:
                 match = _LINE.fullmatch(line)
                 assert match is not None, line
-                assert match[1] == current, line
+                name = match[1]
+                if page.kinds[current] == "histogram":
+                    name = re.sub("_(bucket|sum|count)$", "", name)
+                assert name == current, line
                 key = (match[1], tuple(sorted(_LABEL.findall(match[2] or ""))))
                 assert key not in page.series, line
                 page.series[key] = float(match[3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from jepsen_like.history.operation import NEVER, F, Operation, Outcome
+from tests.harness import every_order
 
 
 def random_history(
@@ -47,26 +48,10 @@ def random_history(
 
 def is_linearizable(operations: list[Operation]) -> bool:
     """Decide by trying every order."""
-    must = [op for op in operations if op.outcome == Outcome.OK]
-    every = must + [op for op in operations if op.outcome == Outcome.INFO]
-    need = (1 << len(must)) - 1
-    bits = list(enumerate(every))
-    met: set[tuple[int, int]] = set()
-    stack = [(0, -1)]
-    while stack:
-        state = stack.pop()
-        done, value = state
-        if done & need == need:
-            return True
-        if state in met:
-            continue
-        met.add(state)
-        horizon = min(op.ret_ns for at, op in bits if not done >> at & 1 and at < len(must))
-        for at, op in bits:
-            if done >> at & 1 or op.call_ns > horizon:
-                continue
-            if op.f == F.COMMIT:
-                stack.append((done | 1 << at, op.off))
-            elif op.off == value:
-                stack.append((done | 1 << at, value))
-    return False
+    return every_order.is_linearizable(operations, -1, _step)
+
+
+def _step(value: int, op: Operation) -> int | None:
+    if op.f == F.COMMIT:
+        return op.off
+    return value if op.off == value else None

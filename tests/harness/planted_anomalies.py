@@ -28,9 +28,14 @@ from jepsen_like.checkers import (
     transactions,
 )
 from jepsen_like.checkers.fault_record import ELECTION_NS
-from jepsen_like.checkers.half_messages import DISCARD_TOPIC, Transaction, transactions_of
 from jepsen_like.checkers.locks import LEASE_NS
-from jepsen_like.checkers.transactions import CHECK_INTERVAL_NS, CHECKS_MAX
+from jepsen_like.checkers.transactions import (
+    CHECK_INTERVAL_NS,
+    CHECKS_MAX,
+    DISCARD_TOPIC,
+    Transaction,
+    transactions_of,
+)
 from jepsen_like.history.operation import (
     NEVER,
     NOTHING,
@@ -346,8 +351,11 @@ def min_went_back(scene: Scene) -> Planted:
     low = max((op.min_off for op in later), default=NOTHING)
     if low == NOTHING:
         raise InapplicableError
+    reached = [p.at_ns for p in scene.present((first.topic, first.queue)) if p.off >= low]
+    if min(reached, default=NEVER) >= first.call_ns:
+        raise InapplicableError  # it would be there too early as well
     first.min_off = low + 1
-    return Planted((first.op_id,))
+    return Planted((first.op_id,), frozenset({(retention.NAME, retention.REMOVED)}))
 
 
 # -- consumer_offsets --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.history.sequence import encode_history
+from jepsen_like.history.operation import encode_history
 from jepsen_like.plans.draw import draw_plan
 from jepsen_like.plans.promised import clock_error_ns
 from jepsen_like.simulation.play import play

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from jepsen_like.history.operation import NEVER, F, Operation, Outcome
+from tests.harness import every_order
 
 TOPIC = "t"
 
@@ -19,6 +20,7 @@ def random_history(
     """
     operations: list[Operation] = []
     log: list[int] = []
+    low = 0
     span = rng.choice((4, 8, 14))
     size = rng.randint(2, size_max)
     instants = sorted(rng.randint(0, span) for _ in range(size))
@@ -43,9 +45,12 @@ def random_history(
             # Where there are messages, an answer without one of them names no end.
             is_whole = bool(op.values) or op.off == len(log)
             op.max_off = len(log) if is_whole and rng.random() < 0.8 else -1
-        else:
+        elif kind < 0.95:
             op = _operation(op_id, F.MAX_OFFSET, Outcome.OK, call, ret)
             op.max_off = len(log)
+        else:
+            op = _operation(op_id, F.MIN_OFFSET, Outcome.OK, call, ret)
+            op.min_off = low = rng.randint(low, len(log))
         operations.append(op)
     for _ in range(rng.choice((0, 1, 2, 3))):
         _spoil(rng, rng.choice(operations), span)
@@ -64,6 +69,8 @@ def _spoil(rng: random.Random, op: Operation, span: int) -> None:
         op.call_ns = rng.randint(0, span)
         if op.ret_ns != NEVER:
             op.ret_ns = op.call_ns + width
+    elif kind < 0.7 and op.f == F.MIN_OFFSET:
+        op.min_off = max(0, op.min_off + rng.choice((-1, 1)))
     elif kind < 0.7 and op.f != F.SEND and op.max_off >= 0:
         op.max_off = max(0, op.max_off + rng.choice((-1, 1)))
     elif kind < 0.8 and op.values:
@@ -77,39 +84,24 @@ def _spoil(rng: random.Random, op: Operation, span: int) -> None:
 
 
 def is_linearizable(operations: list[Operation]) -> bool:
-    """Decide by trying every order, remembering the states already met."""
-    must: list[Operation] = []
-    may: list[Operation] = []
-    for op in operations:
-        if op.outcome == Outcome.FAIL:
-            continue
-        (may if op.outcome == Outcome.INFO else must).append(op)
-    every = must + may
-    need = (1 << len(must)) - 1
-    bits = list(enumerate(every))
-    met: set[tuple[int, tuple[int, ...]]] = set()
-    stack: list[tuple[int, tuple[int, ...]]] = [(0, ())]
-    while stack:
-        state = stack.pop()
-        done, log = state
-        if done & need == need:
-            return True
-        if state in met:
-            continue
-        met.add(state)
-        horizon = min(op.ret_ns for at, op in bits if not done >> at & 1 and at < len(must))
-        for at, op in bits:
-            if done >> at & 1 or op.call_ns > horizon:
-                continue
-            if op.f == F.SEND:
-                if op.off in (-1, len(log)):
-                    stack.append((done | 1 << at, (*log, op.value)))
-                continue
-            if op.max_off >= 0 and op.max_off != len(log):
-                continue
-            if op.values and log[op.off : op.off + len(op.values)] != op.values:
-                continue
-            if not op.values and -1 < op.off < op.max_off:
-                continue  # nothing was there, and its end says that something was
-            stack.append((done | 1 << at, log))
-    return False
+    """Decide by trying every order, remembering the states already met.
+
+    What is removed is removed from the beginning, at any time; a pull proves nothing of that.
+    """
+    nothing: tuple[tuple[int, ...], int] = ((), 0)
+    return every_order.is_linearizable(operations, nothing, _step)
+
+
+def _step(state: tuple[tuple[int, ...], int], op: Operation) -> tuple[tuple[int, ...], int] | None:
+    log, low = state
+    if op.f == F.SEND:
+        return ((*log, op.value), low) if op.off in (-1, len(log)) else None
+    if op.f == F.MIN_OFFSET:
+        return (log, op.min_off) if low <= op.min_off <= len(log) else None
+    if op.max_off >= 0 and op.max_off != len(log):
+        return None
+    if op.values and log[op.off : op.off + len(op.values)] != op.values:
+        return None
+    if not op.values and -1 < op.off < op.max_off:
+        return None  # nothing was there, and its end says that something was
+    return state

@@ -17,18 +17,18 @@ import numpy as np
 from commitlog.disk import OsDisk
 from commitlog.entry import RecordBatch, Run
 from commitlog.entry_log import EntryLog
+from commitlog.mark import SlotFile
 from commitlog.record import encode_record
 from commitlog.recovery import DamagedLogError
 from commitlog.seams import Disk
-from commitlog.slot_file import SlotFile
-from dledger.raft.guards import ALL_ON, Guards
+from dledger.raft.channel import frame_of
 from dledger.raft.identity import Hello, Identity
 from dledger.raft.journal import Proposal, TermVote
 from dledger.raft.member import RaftNode, Stored
 from dledger.raft.peers import NotAMemberError, Outgoing
-from dledger.raft.settings import RaftSettings
-from dledger.raft.wire import PeerFrame, PeerFrameDecoder, encode_frame, encode_head
-from dledger.testing.clocks import ManualClock
+from dledger.raft.settings import ALL_ON, Guards, RaftSettings
+from dledger.raft.wire import PeerFrame, PeerFrameDecoder
+from dledger.testing.doubles import ManualClock
 
 SEGMENT_BYTES = 1 << 20
 
@@ -93,8 +93,10 @@ class Cluster:
         seed: int = 1,
         disks: Callable[[], Disk] = OsDisk,
         segment_bytes: int = SEGMENT_BYTES,
+        sync_flush: bool = True,
     ) -> None:
         self.clock = ManualClock()
+        self.sync_flush = sync_flush
         self.segment_bytes = segment_bytes
         self.rng = random.Random(seed)
         self.guards = guards
@@ -152,6 +154,7 @@ class Cluster:
             self_id=name,
             peers=dict.fromkeys(self.names, ("127.0.0.1", 1)),
             client_address=f"{name}:10911",
+            sync_flush=self.sync_flush,
         )
         committed: list[tuple[int, int]] = []
         node = RaftNode(
@@ -254,8 +257,7 @@ class Cluster:
     def _post(
         self, sender: str, receiver: str, outgoing: Outgoing, views: list[memoryview]
     ) -> None:
-        head = encode_head(outgoing.kind, outgoing.term, 1, 1, outgoing.fields)
-        (frame,) = PeerFrameDecoder().feed(encode_frame(head, views))
+        (frame,) = PeerFrameDecoder().feed(frame_of(outgoing, 1, 1, views))
         if (sender, receiver) not in self.cut:
             self.post.append(Letter(sender, receiver, frame))
 

@@ -12,7 +12,7 @@ import trio
 from dledger.registration import RegisteredBroker, Registration
 from dledger.settings_tables import ClientTable
 from dledger.state.state_record import TopicsChange, state_batch
-from dledger.testing.clocks import VirtualClock
+from dledger.testing.doubles import VirtualClock
 from tests.harness.fake_group import BROKER, CLUSTER, LEADER, FakeGroup
 
 

@@ -17,11 +17,12 @@ from commitlog.consume_queue_store import MAX_OPEN_FILES
 from commitlog.disk import OsDisk
 from commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op
 from commitlog.record import encode_record, pack_host
-from dledger.state.configs import TopicConfig
+from dledger.broker_settings import StoreSettings
+from dledger.cli.log_verify import Segment
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.tables import StateTables
+from dledger.state.topics import TopicConfig
 from dledger.store import ReplicaStore
-from dledger.store_settings import StoreSettings
 
 SEGMENT_BYTES = 4096
 INDEX_SLOTS = 16
@@ -76,7 +77,7 @@ class Writer:
         self.frames.append(frame)
 
     def no_op(self) -> None:
-        """Add the entry a reign begins with."""
+        """Add the entry a term begins with."""
         place = self.place(72)
         self._keep(seal_no_op(self.index + 1, self.term, place, self.chain, self.time_ms))
 
@@ -190,7 +191,9 @@ def write_folder(
             for index in range(1, commit + 1)
             if store.log.position_at(index) >= floor * SEGMENT_BYTES
         )
-        store.drop_before_floor(store.log.anchor_at(first))
+        anchor = store.log.anchor_at(first)
+        if store.log.drop_before(anchor):
+            store.derived.delete_before(anchor, store.tables)
     if tail:
         with Path(
             store.paths.segment(store.log.end_position // SEGMENT_BYTES * SEGMENT_BYTES)
@@ -230,3 +233,34 @@ def install_at_once(store: ReplicaStore, data: bytes, commit_index: int) -> bool
     store.take_over(loaded, store.empty_for(loaded)).close(clean=False)
     store._reserve()
     return True
+
+
+def equal_bytes(left: list[Segment], right: list[Segment], end: int) -> int | None:
+    """Return the first byte before *end* in which two logs differ; None when they are equal."""
+    starts = [max(side[0].start, 0) if side else 0 for side in (left, right)]
+    at = max(starts)
+    while at < end:
+        a, b = _at(left, at, end), _at(right, at, end)
+        size = min(len(a), len(b))
+        if size == 0:
+            return at
+        if a[:size] != b[:size]:
+            return at + _first_difference(a[:size], b[:size])
+        at += size
+    return None
+
+
+_COMPARE_BYTES = 1 << 20
+"""Compared at once: small enough to find the place, large enough to be quick."""
+
+
+def _at(segments: list[Segment], position: int, end: int) -> memoryview:
+    for segment in segments:
+        if segment.start <= position < segment.end:
+            stop = min(segment.end, end, position + _COMPARE_BYTES)
+            return segment.data[position - segment.start : stop - segment.start]
+    return memoryview(b"")
+
+
+def _first_difference(left: memoryview, right: memoryview) -> int:
+    return next(i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b)

@@ -13,8 +13,16 @@ import msgspec
 from jepsen_like.checkers import queue_log
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict, merge
-from jepsen_like.history.operation import NEVER, Event, F, History, Operation, Outcome, RunHeader
-from jepsen_like.history.sequence import encode_history
+from jepsen_like.history.operation import (
+    NEVER,
+    Event,
+    F,
+    History,
+    Operation,
+    Outcome,
+    RunHeader,
+    encode_history,
+)
 from jepsen_like.plans.plan import Kind, Plan, Step, encode_plan
 from jepsen_like.report.series import columns_of, counts_of
 
@@ -154,10 +162,12 @@ def make_samples(made: MadeRun, duration_s: int) -> list[dict[str, object]]:
     for tick in range(duration_s * 4):
         at_ns = _ns(tick / 4)
         last = tick * 40
-        reign = max((e for e in roles if e.at_ns <= at_ns), default=None, key=lambda e: e.at_ns)
+        leadership = max(
+            (e for e in roles if e.at_ns <= at_ns), default=None, key=lambda e: e.at_ns
+        )
         for place, node in enumerate(NODES):
             is_up = not any(e.node == node and e.at_ns <= at_ns < e.end_ns for e in downs)
-            leads = reign is not None and reign.node == node
+            leads = leadership is not None and leadership.node == node
             behind[node] = behind[node] + 40 if not is_up else behind[node] // 3
             jitter = (tick * 7 + place * 3) % 4
             samples.append(
@@ -165,7 +175,7 @@ def make_samples(made: MadeRun, duration_s: int) -> list[dict[str, object]]:
                     "at_ns": at_ns + place * 1000,
                     "node": node,
                     "role": "leader" if leads else "follower",
-                    "term": int(reign.detail.split()[-1]) if reign else 0,
+                    "term": int(leadership.detail.split()[-1]) if leadership else 0,
                     "commit_index": last,
                     "last_index": last if leads else max(0, last - behind[node] - jitter),
                     "is_up": is_up,

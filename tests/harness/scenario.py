@@ -434,7 +434,7 @@ class Scenario:
     # -- commands: links -------------------------------------------------------------------
 
     def do_cut(self, one: str, other: str) -> None:
-        """``cut NAME NAME``: what either sends to the other is lost, and nobody is told."""
+        """``cut NAME NAME``: what either sends to the other is lost, and neither is informed."""
         self.group.cut |= {(one, other), (other, one)}
 
     def do_isolate(self, name: str) -> None:
@@ -453,7 +453,7 @@ class Scenario:
     # -- commands: members and their disks -------------------------------------------------
 
     def do_hold(self, name: str) -> None:
-        """``hold NAME``: its disk flushes only when told."""
+        """``hold NAME``: its disk flushes only on request."""
         self.group.members[name].flushes_by_itself = False
 
     def do_release(self, name: str) -> None:

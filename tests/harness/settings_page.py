@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from dledger.settings_keys import IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REASONS, REFUSED_KEYS
 from dledger.settings_tables import SCHEMA
+from dledger.settings_text import IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REASONS, REFUSED_KEYS
 from tests.harness.shipped_files import ROOT
 
 PAGE: Final = ROOT / "docs" / "reference" / "configuration.md"

@@ -52,7 +52,11 @@ class Shipped:
 
 def lay_out_examples(root: Path) -> Shipped:
     """Copy ``examples`` below *root* with data folders of its own."""
-    files = sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file())
+    files = sorted(
+        path
+        for path in (ROOT / "examples").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"  # a test that imports an example leaves them
+    )
     named = {NAMESRV_PORT} | {
         int(port)
         for path in files

@@ -8,7 +8,14 @@ from typing import Any
 import trio
 
 from dledger.raft.identity import Hello
-from dledger.raft.wire import Kind, PeerFrame, PeerFrameDecoder, encode_frame, encode_head
+from dledger.raft.wire import (
+    Kind,
+    PeerFrame,
+    PeerFrameDecoder,
+    encode_cbor_head,
+    encode_frame,
+    encode_head,
+)
 from remoting.seams import Network, Stream
 
 EPOCH = 5
@@ -16,7 +23,7 @@ EPOCH = 5
 
 def frame(kind: Kind, term: int, *fields: Any, sequence: int = 1, payload: bytes = b"") -> bytes:
     """Return one frame of the stranger's connection."""
-    head = encode_head(kind, term, EPOCH, sequence, fields)
+    head = encode_cbor_head(kind, term, EPOCH, sequence, fields)
     return encode_frame(head, [memoryview(payload)] if payload else None)
 
 

@@ -23,9 +23,9 @@ from client.core.message import Message
 from client.core.message_ext import SendResult
 from client.producer.producer import Producer
 from dledger.cli.acl_command import convert
+from dledger.cli.ask_cluster import NoAnswerError, _access, ask
 from dledger.cli.config_command import diff, get, set_
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
-from dledger.cli.probe import NoAnswerError, _access, ask
 from dledger.cli.topic_command import create_topic
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.signature import Credentials

@@ -9,7 +9,7 @@ import trio
 
 from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
-from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES
+from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
 from remoting.protocol.codes import RequestCode

@@ -19,11 +19,11 @@ from client.core.errors import ClientError
 from client.core.message import Message
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
+from dledger.cli.ask_cluster import ask, cluster_and_refused
 from dledger.cli.local_cluster import LocalCluster, free_ports, local_cluster
-from dledger.cli.probe import ask, cluster_and_refused
 from dledger.cli.topic_command import create_topic
-from jepsen_like.nemesis.name_thief import FOREIGN_TOPIC, NameThief, Wanted
-from remoting.clock import TrioClock
+from jepsen_like.nemesis.strangers import FOREIGN_TOPIC, NameThief, Wanted
+from remoting.machine import TrioClock
 from remoting.protocol.bodies import TopicRouteData
 from remoting.protocol.codes import RequestCode
 from remoting.tcp import TcpNetwork

@@ -32,8 +32,8 @@ from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.record import decode_record, encode_record
+from dledger.cli.ask_cluster import ask
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
-from dledger.cli.probe import ask
 from dledger.cli.topic_command import create_topic
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, SerializeType, request
@@ -55,7 +55,7 @@ SETTINGS: dict[str, object] = {
 
 
 class World:
-    """The cluster, and what this module has been told is stored."""
+    """The cluster, and what this module has acknowledged."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster

@@ -21,7 +21,7 @@ from jepsen_like.chaos.recorder import read_run
 from jepsen_like.history.parquet import read_history, read_summary
 from tests.mutants.trees import plant_tree
 
-TOLD = {
+SHOWN = {
     *("verdict", "acknowledged", "lost", "duplicated", "faults", "fault_kinds"),
     *("failover_p99_ms", "report"),
 }
@@ -77,7 +77,7 @@ def test_chaos_run_is_valid_and_its_folder_is_complete(tmp_path: Path) -> None:
         "--seed", "3", "--rate", "600", "--name", "one",
     )  # fmt: skip
     assert (code, said["verdict"], said["lost"], said["duplicated"]) == (0, "valid", 0, 0), said
-    assert said.keys() >= TOLD
+    assert said.keys() >= SHOWN
     assert said["report"] == str(store / "one" / "report.html")
     assert said["acknowledged"] > 1_000
     assert said["faults"] >= 5
@@ -139,19 +139,19 @@ def test_chaos_finds_and_minimizes_a_planted_bug(
     )  # fmt: skip
     assert (code, said["verdict"]) == (1, "invalid"), said
     done = dledger_chaos(store, "minimize", "bad", "--plays", "3")
-    told = done.stderr.splitlines()
+    reported = done.stderr.splitlines()
     assert done.returncode in (0, 1), done.stderr
     faults = len(json.loads((store / "bad" / "plan.json").read_text())["steps"])
-    assert told[0].startswith(f"looking for less than {faults} faults in 20 s that shows ")
-    assert sum(line.startswith("run ") for line in told) == 3
+    assert reported[0].startswith(f"looking for less than {faults} faults in 20 s that shows ")
+    assert sum(line.startswith("run ") for line in reported) == 3
     if done.returncode == 1:  # real time was not on its side: it says so, and what to do
         plan = store / "bad" / "plan.json"
-        assert f"dledger-chaos run --plan {plan} --broker-tree {tree}" in told
+        assert f"dledger-chaos run --plan {plan} --broker-tree {tree}" in reported
         return
     small = store / "bad" / "minimized.json"
     assert len(json.loads(small.read_text())["steps"]) < faults
-    assert f"play it again: dledger-chaos run --plan {small} --broker-tree {tree}" in told
-    (page,) = [line for line in told if line.startswith("see what it broke: ")]
+    assert f"play it again: dledger-chaos run --plan {small} --broker-tree {tree}" in reported
+    (page,) = [line for line in reported if line.startswith("see what it broke: ")]
     assert "invalid" in Path(page.removeprefix("see what it broke: ")).read_text()
 
 

@@ -26,7 +26,7 @@ from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from commitlog.disk import OsDisk
 from commitlog.errors import DiskFullError, MQError
-from commitlog.slot_file import decode_slot
+from commitlog.mark import decode_slot
 from commitlog.store_paths import StorePaths
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.log_verify import verify_store
@@ -608,7 +608,7 @@ async def send_until_the_power_goes(
 
     async with (
         connect([cluster.namesrv_address]) as client,
-        # Senders wait for the broker until they are told to stop.
+        # Senders wait for the broker until they are stopped.
         Producer(client, "p", ProducerConfig(send_timeout_s=300)) as producer,
         trio.open_nursery() as nursery,
     ):

@@ -99,9 +99,11 @@ def test_broker_without_descriptors_never_spins(tmp_path: Path) -> None:
 def test_leader_serves_beside_ten_thousand_idle_connections(tmp_path: Path) -> None:
     _, history = run(tmp_path, Step(2_000, Kind.CONNECTIONS, "leader", 5_000), seconds=24)
     (event,) = events(history, Kind.CONNECTIONS)
-    told = re.fullmatch(r"(\d+) of (\d+) connections.*, (\d+) closed by the broker", event.detail)
-    assert told, event.detail
-    opened, wanted, closed = map(int, told.groups())
+    reported = re.fullmatch(
+        r"(\d+) of (\d+) connections.*, (\d+) closed by the broker", event.detail
+    )
+    assert reported, event.detail
+    opened, wanted, closed = map(int, reported.groups())
     assert opened == wanted >= 1_000, event.detail
     assert 0 < opened - closed <= 4_096, "max_connections"
     assert sent_during(history, event) > 100

@@ -98,7 +98,7 @@ def test_kernel_cut_leaves_a_connection_half_open(
         ours.sendall(b"before ")
         assert theirs.recv(99) == b"before "
         cut(network, ("a", "b"))
-        ours.sendall(b"meanwhile")  # no error: nobody was told
+        ours.sendall(b"meanwhile")  # no error: neither end is informed
         with pytest.raises(TimeoutError):
             theirs.recv(99)
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
@@ -137,9 +137,9 @@ def test_kernel_cut_leaves_a_new_connection_unanswered(
 
 def test_nothing_of_it_is_in_the_machines_own_network(network: RunNetwork) -> None:
     own = addresses_here()
-    told = {host.address for host in network.hosts.values()}
+    reported = {host.address for host in network.hosts.values()}
     assert own
-    assert not told & {address for _, address in own}
+    assert not reported & {address for _, address in own}
     inside = network.hosts["a"].namespace
     assert inside is not None
     with pytest.raises(ValueError, match="left early"), entered(inside):

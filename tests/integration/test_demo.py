@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from jepsen_like.chaos.recorder import read_run
-from jepsen_like.history.operation import F, Outcome
-from jepsen_like.history.sequence import encode_row
+from jepsen_like.history.operation import F, Outcome, encode_row
 
 pytestmark = pytest.mark.slow
 

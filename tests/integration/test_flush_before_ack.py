@@ -25,7 +25,7 @@ from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
-from tests.harness.one_reign import in_one_reign
+from tests.harness.one_term import in_one_term
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 16 << 20,
@@ -107,7 +107,7 @@ async def test_leader_and_a_follower_flush_before_each_ack(
 ) -> None:
     async with local_cluster(tmp_path / "cluster", settings=SETTINGS) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=1)
-        await in_one_reign(cluster, lambda leader: each_ack_is_flushed(cluster, leader))
+        await in_one_term(cluster, lambda leader: each_ack_is_flushed(cluster, leader))
 
 
 async def each_ack_is_flushed(cluster: LocalCluster, leader: str) -> None:

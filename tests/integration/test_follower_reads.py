@@ -20,8 +20,8 @@ from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from commitlog.record import iter_records
+from dledger.cli.ask_cluster import ask
 from dledger.cli.local_cluster import LocalCluster, lay_out, local_cluster
-from dledger.cli.probe import ask
 from dledger.cli.topic_command import create_topic
 from remoting.protocol.bodies import KVTable
 from remoting.protocol.codes import RequestCode
@@ -29,7 +29,7 @@ from remoting.protocol.command import RemotingCommand
 from tests.harness.eventually import WITHIN_S, look_until
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import heal, running
-from tests.harness.one_reign import in_one_reign
+from tests.harness.one_term import in_one_term
 
 pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("follower-reads")]
 
@@ -122,14 +122,14 @@ async def test_slow_reader_finds_the_same_at_a_follower(
         assert end.ext["nextBeginOffset"] == "20"
         return followers[0]
 
-    killed = await in_one_reign(cluster, play)
+    killed = await in_one_term(cluster, play)
     await cluster.kill(killed)
 
     async def play_on(leader: str) -> None:
         (left,) = (name for name in followers_of(cluster, leader) if name != killed)
         await suggested(cluster, leader, left)
 
-    await in_one_reign(cluster, play_on)
+    await in_one_term(cluster, play_on)
 
 
 async def served(cluster: LocalCluster) -> dict[str, int]:
@@ -164,7 +164,7 @@ async def test_our_sdk_follows_the_suggestion(cluster: LocalCluster) -> None:
         # The first answer is the leader's, all others come from the follower it names.
         assert {name for name in after if after[name] > before[name]} == {leader, named}
 
-    await in_one_reign(cluster, play)
+    await in_one_term(cluster, play)
 
 
 async def test_without_a_quorum_stored_messages_and_offsets_are_served(tmp_path: Path) -> None:

@@ -20,15 +20,15 @@ from client.consumer.pull_consumer import PullConsumer
 from client.core.message import Message
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
+from dledger.cli.ask_cluster import ask, raft_status
 from dledger.cli.config_command import set_ as config_set
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.log_verify import verify_store
-from dledger.cli.probe import ask, raft_status
 from dledger.cli.raft_command import transfer_leader
 from dledger.cli.topic_command import create_topic, queue_bounds, retention
 from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.confirmation import GIVES_UP_FIELD, decode_given_up
 from remoting.protocol.headers import SendMessageHeader
+from remoting.protocol.own_fields import GIVES_UP_FIELD, decode_given_up
 from tests.harness.eventually import WITHIN_S, all_statuses, eventually, wait_logged
 
 BODY_BYTES = 60_000

@@ -129,7 +129,7 @@ def test_a_group_is_reset_while_it_runs_and_while_it_does_not(
             assert len(heard.bodies) == 10
 
             done = shell.json("group", "reset", "billing", "orders", "--to-first", "--yes")
-            assert {row["done"] for row in done["queues"]} == {"told"}
+            assert {row["done"] for row in done["queues"]} == {"notified"}
             assert sorted(heard.wait_for(20)[10:]) == sorted(heard.bodies[:10])
             shell.until(lambda f: sum(offsets(f)) == 10, "group", "info", "billing")
 
@@ -162,6 +162,14 @@ def test_a_group_is_reset_while_it_runs_and_while_it_does_not(
         done = shell.json("group", "reset", "billing", "orders", "--to-time", "0", "--yes")
         assert {row["done"] for row in done["queues"]} == {"stored"}
         assert offsets(shell.json("group", "info", "billing")) == [0, 0]
+        planned = shell.json("group", "reset", "billing", "orders", "--to-offset", "3", "--dry-run")
+        assert [row["after"] for row in planned["queues"]] == [3, 3]
+        assert offsets(shell.json("group", "info", "billing")) == [0, 0]
+        err = shell.run("group", "reset", "billing", "orders", "--to-offset", "3", "--yes")[1]
+        assert err == "2 queues: no consumer is connected; the offsets are stored\n"
+        err = shell.run("group", "reset", "billing", "order", "--to-first", status=1)[1]
+        assert err == "error: there is no topic order; nothing was changed; did you mean orders?\n"
+        assert offsets(shell.json("group", "info", "billing")) == [3, 3]
         out, err = shell.run("group", "skip", "billing", "orders")
         assert "moves by" in out
         assert "--yes does it" in err
@@ -169,6 +177,46 @@ def test_a_group_is_reset_while_it_runs_and_while_it_does_not(
         assert sum(offsets(shell.json("group", "info", "billing"))) == 15
         shell.run("group", "clone", "billing", "audit", "--yes")
         assert sum(offsets(shell.json("group", "info", "audit"))) == 15
+
+
+def has_stored(offset: int) -> Callable[[Any], bool]:
+    """Return whether a group has stored that offset in a topic of one queue."""
+    return lambda found: offset in [row["consumed"] for row in found["queues"]]
+
+
+def test_a_paused_group_gets_nothing_until_it_is_resumed(
+    broker: EmbeddedBroker, shell: Shell
+) -> None:
+    broker.create_topic("pausable", queue_nums=1)
+    heard, other = Heard(), Heard()
+    config = PushConfig(consume_from=FROM_FIRST, persist_period_s=0.2)
+    topic = {"pausable": "*"}
+    with BlockingClient(broker.name_server_addr) as client:
+        producer = client.producer("pausable-p")
+        with (
+            client.push_consumer("sleeper", heard, topic, config),
+            client.push_consumer("wakeful", other, topic, config),
+        ):
+            producer.send(Message("pausable", b"before"))
+            heard.wait_for(1)
+            before = shell.until(has_stored(1), "group", "info", "sleeper")
+            assert before["consume_enable"]
+            paused = shell.json("group", "pause", "sleeper")
+            assert paused == {"group": "sleeper", "consume_enable": False, "changed": ["broker-a"]}
+            assert "it was so before" in shell.run("group", "pause", "sleeper")[1]
+            assert (
+                "paused, see dledger group resume sleeper"
+                in shell.run("group", "info", "sleeper")[1]
+            )
+            producer.send(Message("pausable", b"while paused"))
+            other.wait_for(2)
+            shell.until(has_stored(2), "group", "info", "wakeful")
+            found = shell.json("group", "info", "sleeper")
+            assert (found["lag"], len(found["members"])) == (1, 1), "connected, and behind"
+            assert heard.bodies == [b"before"]
+            assert "gets messages again" in shell.run("group", "resume", "sleeper")[1]
+            assert heard.wait_for(2) == [b"before", b"while paused"]
+    assert "no broker knows group slepper" in shell.run("group", "pause", "slepper", status=1)[1]
 
 
 def test_a_group_that_no_broker_knows_is_not_reset(shell: Shell) -> None:
@@ -187,7 +235,7 @@ def test_a_topic_with_messages_is_deleted_when_that_is_confirmed(
     broker.create_topic("doomed", queue_nums=2)
     shell.run("send", "-t", "doomed", "a", "b", "c")
     err = shell.run("topic", "delete", "doomed", status=1)[1]
-    assert "doomed holds 3 messages, which would go; nothing was deleted" in err
+    assert "doomed holds 3 messages, which would be removed; nothing was deleted" in err
     assert "--yes deletes it with them" in err
     for answer, status in (("\n", 1), ("no\n", 1), ("y\n", 0)):
         assert shell.json("topic", "info", "doomed")["messages"] == 3

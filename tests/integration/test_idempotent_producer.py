@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,16 +19,15 @@ import trio
 
 from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import UnknownOutcomeError
+from client.core.errors import ClientError, UnknownOutcomeError
 from client.core.message import Message
-from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.topic_command import create_topic
-from tests.harness.eventually import WITHIN_S, look_until
+from tests.harness.eventually import look_until
+from tests.harness.leader_kill import kill_leaders, read_all
 from tests.harness.module_cluster import running
 from tests.harness.shipped_files import ROOT
 
@@ -44,8 +45,8 @@ GUIDE = ROOT / "docs" / "concepts" / "idempotent-producer.md"
 
 
 @dataclass
-class Told:
-    """What senders were told: key to queue and offset; keys whose fate they never learnt."""
+class SendRecord:
+    """What senders were answered: key to queue and offset; keys whose fate they never learnt."""
 
     stored: dict[str, tuple[int, int]] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
@@ -53,18 +54,18 @@ class Told:
     stop: trio.Event = field(default_factory=trio.Event)
 
 
-async def send_singles(producer: Producer, number: int, told: Told) -> None:
+async def send_singles(producer: Producer, number: int, reported: SendRecord) -> None:
     queue = MessageQueue("kills", producer_group_of(producer), number % QUEUES)
     sent = 0
-    while not told.stop.is_set():
+    while not reported.stop.is_set():
         key = f"{number}-{sent:06d}"
         sent += 1
         try:
             result = await producer.send_to(queue, Message("kills", key.encode()))
         except UnknownOutcomeError:
-            told.unknown.append(key)
+            reported.unknown.append(key)
         else:
-            told.stored[key] = (result.message_queue.queue_id, result.queue_offset)
+            reported.stored[key] = (result.message_queue.queue_id, result.queue_offset)
 
 
 def producer_group_of(producer: Producer) -> str:
@@ -74,54 +75,33 @@ def producer_group_of(producer: Producer) -> str:
     return queue.broker_name
 
 
-async def send_batches(producer: Producer, told: Told) -> None:
+async def send_batches(producer: Producer, reported: SendRecord) -> None:
     sent = 0
-    while not told.stop.is_set():
+    while not reported.stop.is_set():
         keys = [f"batch-{sent:06d}-{place}" for place in range(5)]
         sent += 1
         messages = [Message("kills", key.encode()) for key in keys]
         try:
             results = await producer.send_batch(messages)
         except UnknownOutcomeError:
-            told.unknown += keys
+            reported.unknown += keys
         else:
             for key, result in zip(keys, results, strict=True):
-                told.stored[key] = (result.message_queue.queue_id, result.queue_offset)
+                reported.stored[key] = (result.message_queue.queue_id, result.queue_offset)
 
 
-async def send_delayed(producer: Producer, told: Told) -> None:
+async def send_delayed(producer: Producer, reported: SendRecord) -> None:
     sent = 0
-    while not told.stop.is_set():
+    while not reported.stop.is_set():
         key = f"delayed-{sent}"
         sent += 1
         try:
             await producer.send(Message("delayed", key.encode(), delay_level=1))
         except UnknownOutcomeError:
-            told.unknown.append(key)
+            reported.unknown.append(key)
         else:
-            told.delayed.add(key)
+            reported.delayed.add(key)
         await trio.sleep(0.01)
-
-
-async def kill_leaders(cluster: LocalCluster) -> None:
-    for _ in range(KILLS):
-        leader = await cluster.wait_leader()
-        await trio.sleep(0.5)
-        await cluster.kill(leader)
-        await cluster.wait_leader(other_than=leader, timeout_s=WITHIN_S)
-        await trio.sleep(0.2)
-        await cluster.start(leader)
-        await cluster.wait_caught_up(leader)
-
-
-async def read_all(client: ClientInstance, topic: str) -> dict[tuple[int, int], MessageExt]:
-    async with PullConsumer(client, "readers") as consumer:
-        found = {}
-        queues = await consumer.fetch_message_queues(topic)
-        async for queue, result in consumer.drain(queues):
-            for message in result.messages:
-                found[(queue.queue_id, message.queue_offset)] = message
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +114,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 async def test_killed_leaders_make_no_duplicates_and_no_unknown_sends(
     cluster: LocalCluster,
 ) -> None:
-    told = Told()
+    reported = SendRecord()
     namesrvs = [cluster.namesrv_address]
     await create_topic(namesrvs, "kills", queues=QUEUES)
     await create_topic(namesrvs, "delayed", queues=QUEUES)
@@ -143,31 +123,103 @@ async def test_killed_leaders_make_no_duplicates_and_no_unknown_sends(
         async with Producer(client, "p", config) as producer, trio.open_nursery() as nursery:
             await producer.send(Message("kills", b"first"))
             for number in range(SENDERS):
-                nursery.start_soon(send_singles, producer, number, told)
-            nursery.start_soon(send_batches, producer, told)
-            nursery.start_soon(send_delayed, producer, told)
-            await kill_leaders(cluster)
-            told.stop.set()
+                nursery.start_soon(send_singles, producer, number, reported)
+            nursery.start_soon(send_batches, producer, reported)
+            nursery.start_soon(send_delayed, producer, reported)
+            await kill_leaders(cluster, [], KILLS, led_s=0.5, down_s=0.2)
+            reported.stop.set()
         await trio.sleep(3.0)  # the last delayed ones become due, and those delivered twice
         delayed = await look_until(
             lambda: read_all(client, "delayed"),
-            lambda found: told.delayed <= {bytes(m.body).decode() for m in found.values()},
+            lambda found: reported.delayed <= {bytes(m.body).decode() for m in found.values()},
         )
         stored = await read_all(client, "kills")
     bodies = {place: bytes(message.body).decode() for place, message in stored.items()}
     assert [key for key, count in Counter(bodies.values()).items() if count > 1] == []
-    assert [key for key, place in told.stored.items() if bodies.get(place) != key] == []
+    assert [key for key, place in reported.stored.items() if bodies.get(place) != key] == []
     deliveries = Counter(bytes(message.body).decode() for message in delayed.values())
-    assert [key for key in told.delayed if deliveries[key] != 1] == []
+    assert [key for key in reported.delayed if deliveries[key] != 1] == []
     assert max(deliveries.values()) == 1
     # A minute is longer than every fail-over: nobody was left in doubt.
-    assert told.unknown == []
-    assert len(bodies) == len(told.stored) + 1
+    assert reported.unknown == []
+    assert len(bodies) == len(reported.stored) + 1
     assert producer.counters.retries >= KILLS, "nothing was repeated: the test shows nothing"
-    assert len(told.stored) > 1000
+    assert len(reported.stored) > 1000
     for number in range(SENDERS):
-        mine = sorted(key for key in told.stored if key.startswith(f"{number}-"))
-        assert [told.stored[key] for key in mine] == sorted(told.stored[key] for key in mine)
+        mine = sorted(key for key in reported.stored if key.startswith(f"{number}-"))
+        assert [reported.stored[key] for key in mine] == sorted(
+            reported.stored[key] for key in mine
+        )
+
+
+async def put_in(producer: Producer, stop: trio.Event, sent: list[bytes]) -> None:
+    while not stop.is_set():
+        body = b"%d" % len(sent)
+        await producer.send(Message("steps-in", body))
+        sent.append(body)
+
+
+async def take_steps(
+    cluster: LocalCluster,
+    stop: trio.Event,
+    stored: list[bytes],
+    ends: Counter[str],
+    stored_at: list[float],
+) -> None:
+    """Work on both queues in each step, until both are empty after *stop*."""
+    async with (
+        connect([cluster.namesrv_address]) as client,
+        PullConsumer(client, "steppers") as consumer,
+    ):
+        queues = await consumer.fetch_message_queues("steps-in")
+        while True:
+            try:
+                was_last, bodies, commits = stop.is_set(), list[bytes](), {}
+                for queue in queues:
+                    offset = await consumer.committed_offset(queue) or 0
+                    result = await consumer.pull(queue, offset, timeout_s=0)
+                    bodies += [bytes(message.body) for message in result.messages]
+                    commits[queue] = offset + len(result.messages)
+                if not bodies and was_last:
+                    return
+                async with consumer.transaction(timeout_s=3) as step:
+                    for body in bodies:
+                        step.send(Message("steps-out", body))
+                    for queue, offset in commits.items():
+                        step.commit(queue, offset)
+                stored += bodies
+                ends["stored"] += 1
+                stored_at.append(time.monotonic())
+            except ClientError as error:
+                ends[type(error).__name__] += 1
+
+
+async def test_killed_leaders_make_no_step_twice(cluster: LocalCluster) -> None:
+    namesrvs = [cluster.namesrv_address]
+    for topic in ("steps-in", "steps-out"):
+        await create_topic(namesrvs, topic, queues=2)
+    stop, sent = trio.Event(), list[bytes]()
+    stored, ends = list[bytes](), Counter[str]()
+    stored_at, killed_at = list[float](), list[float]()
+    async with connect(namesrvs) as client:
+        config = ProducerConfig(send_timeout_s=60)
+        async with Producer(client, "step-inputs", config) as producer, trio.open_nursery() as all_:
+            for _ in range(3):
+                all_.start_soon(take_steps, cluster, stop, stored, ends, stored_at)
+            all_.start_soon(put_in, producer, stop, sent)
+            await kill_leaders(cluster, killed_at, 4, led_s=0.5, down_s=0.2)
+            stop.set()
+        found = await read_all(client, "steps-out")
+    print(f"{len(sent)} messages, {dict(ends)}")
+    worked = Counter(bytes(message.body) for message in found.values())
+    assert [body for body in sent if worked[body] != 1] == []
+    assert worked.total() >= len(sent) > 300
+    assert max(worked.values()) == 1
+    assert len(set(stored)) == len(stored)
+    assert ends["StepOvertakenError"] > 0
+    # Steps are taken all the time: some are on their way at each kill, and others follow it.
+    between = list(pairwise([0.0, *killed_at, time.monotonic()]))
+    assert all(any(begin < at < end for at in stored_at) for begin, end in between)
 
 
 async def test_the_example_of_the_guide_runs(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.log_verify import open_segments, verify_store, walk
 from dledger.cli.topic_command import create_topic, queue_bounds
 from tests.harness.eventually import WITHIN_S, look_until
-from tests.harness.one_reign import in_one_reign
+from tests.harness.one_term import in_one_term
 
 pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
 
@@ -39,7 +39,7 @@ async def test_a_cluster_survives_its_leader_and_stops_clean(tmp_path: Path) -> 
         assert [row["queue"] for row in await queue_bounds(namesrvs, "t")] == [0, 1, 2]
         await cluster.start(first)
         await cluster.wait_caught_up(first)
-        await in_one_reign(cluster, lambda leader: healthy_under(cluster, leader))
+        await in_one_term(cluster, lambda leader: healthy_under(cluster, leader))
     for node in cluster.nodes:
         assert node.process is not None
         assert node.process.returncode == 0, node.last_log_lines()

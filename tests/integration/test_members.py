@@ -21,11 +21,12 @@ from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from commitlog.errors import MQError
 from dledger.cli.local_cluster import LocalCluster, Node, free_ports, lay_out, local_cluster
-from dledger.cli.log_verify import equal_bytes, open_segments
+from dledger.cli.log_verify import open_segments
 from dledger.cli.raft_command import add, remove, replace, transfer_leader
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import all_statuses, eventually
 from tests.harness.module_cluster import running
+from tests.harness.replica_folders import equal_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,7 @@ the senders, and each start takes most of one."""
 
 @dataclass
 class Load:
-    """What the senders were told."""
+    """What the senders were answered."""
 
     acknowledged: dict[str, tuple[int, int]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
@@ -53,7 +54,7 @@ class Load:
     stop: bool = False
 
     async def send(self, producer: Producer, number: int) -> None:
-        """Send until told to stop."""
+        """Send until the stop."""
         sent = 0
         while not self.stop:
             key = f"{number}-{sent}"

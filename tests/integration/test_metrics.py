@@ -26,11 +26,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
 SENT = 50
 
 
-def get(port: int, method: str = "GET") -> tuple[int, str, str]:
+def get(port: int, method: str = "GET", path: str = "/metrics") -> tuple[int, str, str]:
     """Return status, content type and text."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request(method, "/metrics")
+        connection.request(method, path)
         answer = connection.getresponse()
         return answer.status, answer.headers["Content-Type"], answer.read().decode()
     finally:
@@ -87,6 +87,10 @@ async def test_broker_shows_its_metrics(tmp_path: Path) -> None:
         taken = page.of("rocketmq_throughput_in_total", "topic")[("seen",)]
         assert 0 < page.value("rocketmq_throughput_out_total") < taken
         assert page.of("rocketmq_consumer_lag_messages", *labels) == {pair: SENT - 20}
+        sends = page.of("rocketmq_rpc_latency_count", "request_code", "response_code")
+        assert sends["send_records", "success"] >= 1
+        assert page.value("rocketmq_message_size_count") >= SENT
+        assert page.of("rocketmq_consumer_lag_latency", *labels)[pair] > 0
         assert page.value("rocketmq_producer_connections") >= 1
         assert page.value("rocketmq_storage_size") > taken
         assert page.value("dledger_is_leader") == 1
@@ -95,7 +99,10 @@ async def test_broker_shows_its_metrics(tmp_path: Path) -> None:
         assert {labels["member"] for labels in page.labels("dledger_term")} == {"n0"}
 
         status, _, text = await trio.to_thread.run_sync(get, port, "POST")
-        assert (status, text) == (405, "Method Not Allowed: GET /metrics\n")
+        assert (status, text) == (405, "Method Not Allowed: GET /metrics, /healthz or /readyz\n")
+        for path, said in (("/healthz", "alive\n"), ("/readyz", "ready\n")):
+            status, _, text = await trio.to_thread.run_sync(get, port, "GET", path)
+            assert (status, text) == (200, said)
 
         node = cluster.brokers["n0"]
         await cluster.stop("n0")

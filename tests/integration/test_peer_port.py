@@ -17,8 +17,8 @@ import trio
 from client.connect import connect
 from client.core.message import Message
 from client.producer.producer import Producer
+from dledger.cli.ask_cluster import NoAnswerError, ask
 from dledger.cli.local_cluster import LocalCluster, lay_out
-from dledger.cli.probe import NoAnswerError, ask
 from dledger.raft.identity import Hello
 from dledger.raft.wire import (
     FRAME_BYTES_MAX,

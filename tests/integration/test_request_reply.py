@@ -84,7 +84,7 @@ async def test_every_request_gets_its_reply_while_the_leader_is_killed(tmp_path:
                         killed.set()
             assert len(replies) >= BEFORE + ASKERS * AFTER
             assert replies == {body: b"re " + body for body in replies}
-            reigns = await newest_term(cluster) - first_term
+            terms = await newest_term(cluster) - first_term
 
             async with PullConsumer(asking, "reader") as reader:
                 (queue,) = await reader.fetch_message_queues(REPLY_TOPIC)
@@ -97,4 +97,4 @@ async def test_every_request_gets_its_reply_while_the_leader_is_killed(tmp_path:
                     offset = pulled.next_begin_offset
             # Those confirmed to a leader that ended at once may be missing, and no others.
             assert kept <= set(replies.values())
-            assert len(kept) >= len(replies) - ASKERS * reigns
+            assert len(kept) >= len(replies) - ASKERS * terms

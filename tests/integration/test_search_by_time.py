@@ -33,10 +33,10 @@ async def test_a_client_finds_messages_by_time_over_killed_leaders(tmp_path: Pat
             PullConsumer(client, "c") as consumer,
         ):
             (queue,) = await consumer.fetch_message_queues("t")
-            for reign in range(3):
+            for leadership in range(3):
                 for number in range(30):
-                    await producer.send(Message("t", b"%d-%d" % (reign, number)))
-                if reign < 2:
+                    await producer.send(Message("t", b"%d-%d" % (leadership, number)))
+                if leadership < 2:
                     leader = await cluster.wait_leader()
                     await cluster.kill(leader)
                     await cluster.wait_leader(other_than=leader)

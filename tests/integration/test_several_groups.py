@@ -21,8 +21,8 @@ from client.core.message import Message
 from client.core.message_ext import SendResult
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
+from dledger.cli.ask_cluster import cluster_info
 from dledger.cli.local_cluster import LocalCluster, lay_out
-from dledger.cli.probe import cluster_info
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import eventually
 from tests.harness.local_settings import SMALL_FILES

@@ -38,7 +38,7 @@ ENOUGH = 500
 
 @dataclass
 class Sends:
-    """What the senders were told."""
+    """What the senders were answered."""
 
     acknowledged: list[bytes] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
@@ -47,7 +47,7 @@ class Sends:
     stop: bool = False
 
     async def run(self, producer: Producer, number: int) -> None:
-        """Send until told to stop."""
+        """Send until the stop."""
         sent = 0
         while not self.stop:
             body = b"%d-%d" % (number, sent)

@@ -101,6 +101,6 @@ async def test_a_leader_killed_between_half_and_end_changes_nothing(tmp_path: Pa
                 await cluster.start(killed)
                 await cluster.wait_healthy()
                 assert asked.count(b"4 left open") >= 1
-                # It comes once, however often its end is told.
+                # It comes once, however often its end is sent.
                 assert await producer.end(half, COMMIT)
                 assert await seen(client) == [b"1 commit", b"3 commit, kill", b"4 left open"]

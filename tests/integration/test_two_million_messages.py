@@ -20,8 +20,8 @@ from client.connect import connect
 from client.consumer.pull_consumer import PullConsumer
 from client.core.message import Message
 from client.producer.producer import Producer
+from dledger.cli.ask_cluster import raft_status
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster
-from dledger.cli.probe import raft_status
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import all_statuses, wait_logged
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import trio
 
+from dledger.raft.wire import PROTOCOL_VERSION
 from jepsen_like.chaos.plan_draw import SETTINGS
 from jepsen_like.chaos.recorder import read_run
 from jepsen_like.chaos.runner import run_plan
@@ -55,7 +56,9 @@ def test_newer_broker_is_refused_and_comes_back(tmp_path: Path, target: str) -> 
     (skew,) = [event for event in history.events if event.kind == Kind.VERSION_SKEW]
     newer = skew.node
     others = {f"n{number}" for number in range(3)} - {newer}
-    reason = f"{newer} speaks version 2, newest known here is 1"
+    reason = (
+        f"{newer} speaks version {PROTOCOL_VERSION + 1}, newest known here is {PROTOCOL_VERSION}"
+    )
     for name in others:
         refused = events_of(tmp_path / "nodes" / f"{name}.log", "peer_refused")
         assert Counter(line["error"] for line in refused)[reason] == 1, refused

@@ -18,6 +18,7 @@ import pytest
 
 from dledger.cli.local_cluster import free_ports
 from tests.harness.empty_environment import make_environment
+from tests.harness.java import need_java
 from tests.harness.replica_folders import usual, write_folder
 from tests.harness.shipped_files import ROOT
 
@@ -37,7 +38,28 @@ PACKAGES = (
     "remoting",
     "spark_jobs",
 )
-SCRIPTS = ("dledger", "dledger-broker", "dledger-namesrv", "dledger-chaos")
+SCRIPTS = (
+    *("dledger", "dledger-broker", "dledger-namesrv"),
+    *("dledger-chaos", "dledger-proxy", "dledger-console"),
+)
+SHIPPED = frozenset(
+    (
+        ".py",
+        ".pyi",
+        ".proto",
+        ".typed",
+        ".j2",
+        ".css",
+        ".js",
+        ".svg",
+        ".ipynb",
+        ".parquet",
+        ".json",
+        ".yaml",
+        ".tpl",
+        ".txt",
+    )
+)
 
 
 def clean_environment() -> dict[str, str]:
@@ -109,7 +131,6 @@ def with_chaos(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def with_spark(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scripts of an environment with the extra ``spark``."""
-    pytest.importorskip("pyspark", reason="pyspark is not installed: make setup")
     folder = tmp_path_factory.mktemp("spark")
     return make_environment(folder, wheel, requirements(wheel), "spark") / "bin"
 
@@ -139,7 +160,7 @@ def test_the_wheel_holds_the_seven_packages_and_nothing_else(wheel: Path) -> Non
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".typed", ".j2", ".ipynb", ".parquet", ".json")
+        if path.suffix in SHIPPED
     }
     assert {name for name in names if not name.startswith(information)} == in_tree
 
@@ -159,7 +180,7 @@ def test_wheel_types_are_those_of_every_package(wheel: Path) -> None:
 
 
 def test_wheel_metadata_has_extras_and_a_license(wheel: Path) -> None:
-    assert metadata(wheel, "Provides-Extra") == ["chaos", "spark"]
+    assert metadata(wheel, "Provides-Extra") == ["chaos", "console", "proxy", "spark"]
     assert metadata(wheel, "License-Expression") == ["Apache-2.0"]
     (keywords,) = metadata(wheel, "Keywords")
     assert {"rocketmq", "raft"} <= set(keywords.split(","))
@@ -264,6 +285,8 @@ def test_wheel_alone_runs_both_daemons(bare: Path, tmp_path: Path) -> None:
         (("dledger", "chaos", "list-faults"), "chaos"),
         (("dledger", "check", "latest"), "chaos"),
         (("dledger", "sim", "run", "--seed", "1"), "chaos"),
+        (("dledger-proxy", "--help"), "proxy"),
+        (("dledger-console",), "console"),
     ],
 )
 def test_a_missing_extra_is_one_sentence(
@@ -274,6 +297,17 @@ def test_a_missing_extra_is_one_sentence(
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: this command needs ")
     assert line.endswith(f"; pip install 'dledger-mq[{extra}]'")
+
+
+def test_wheel_alone_suggests_commands(bare: Path, tmp_path: Path) -> None:
+    for tokens, said in (
+        (("tpoic", "list"), 'error: Unknown command "tpoic". Did you mean "topic"?'),
+        (("--nosuch",), 'error: Unknown option "--nosuch".'),
+    ):
+        done = ended(bare / "dledger", *tokens, cwd=tmp_path)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(said.removesuffix("."))
 
 
 def test_wheel_with_chaos_makes_and_checks_a_run(with_chaos: Path, tmp_path: Path) -> None:
@@ -315,11 +349,7 @@ print(len(places), len(set(places)), spark_jobs.__file__)
 
 def test_wheel_gives_spark_workers_the_data_source(clean: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: make setup")
-    from spark_jobs.engines.session import why_no_java
-
-    why = why_no_java()
-    if why is not None:
-        pytest.skip(why)
+    need_java()
     log = usual()
     folder = write_folder(tmp_path / "n0", log.frames)
     python = clean / "venv" / "bin" / "python"

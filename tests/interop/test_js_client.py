@@ -68,7 +68,7 @@ async def test_messages_arrive_as_sent_and_refused_ones_come_again(tmp_path: Pat
                 ),
                 90,
             )
-            # While it lives: it says so every few seconds, and it may be told to end just before.
+            # While it runs: it reports that every few seconds, and it may be stopped just before.
             async with connect([namesrv]) as client:
                 stored = await stored_in(client, "sent")
                 of_group = [stored[body] for body in wanted]
@@ -115,9 +115,9 @@ async def test_clients_survive_a_killed_leader(tmp_path: Path) -> None:
                 tmp_path, "js_push_consumer.mjs", "workers", namesrv, "sent", "*"
             ) as consumer,
         ):
-            told = await send_over_a_kill(cluster, [producer], "sent")
+            reported = await send_over_a_kill(cluster, [producer], "sent")
             await consumer.until(
-                lambda lines: told.acknowledged.keys() <= {line.get("body") for line in lines},
+                lambda lines: reported.acknowledged.keys() <= {line.get("body") for line in lines},
                 RESUME_TIMEOUT_S,
             )
-        judge_a_kill(told, await messages_at(namesrv, "sent"), consumer)
+        judge_a_kill(reported, await messages_at(namesrv, "sent"), consumer)

@@ -163,12 +163,12 @@ async def orderly_consumption(ground: Ground) -> AsyncIterator[Round]:
                 for queue in queues:
                     await ground.producer.send_to(queue, Message("ordered", body))
                 sent.append(body)
-            # All rounds together: what was heard may be told again rounds later.
+            # All rounds together: what was received may come again rounds later.
             await _until(lambda: len(set(heard)) == len(sent) * len(queues))
             for queue in queues:
-                told = [body for queue_id, body in heard if queue_id == queue.queue_id]
-                # One that was told again begins again where it was: nothing is passed over.
-                firsts = list(dict.fromkeys(told))
+                reported = [body for queue_id, body in heard if queue_id == queue.queue_id]
+                # One that came again begins again where it was: nothing is passed over.
+                firsts = list(dict.fromkeys(reported))
                 assert firsts == sent
             await _fenced(consumer, holder, rival, queues[0], number)
 

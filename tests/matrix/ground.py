@@ -29,9 +29,9 @@ from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from commitlog.errors import MQError
 from dledger.cli.acl_command import convert
+from dledger.cli.ask_cluster import _access, namesrv_leaders
 from dledger.cli.local_cluster import LocalCluster
 from dledger.cli.local_cluster import lay_out as lay_out_group
-from dledger.cli.probe import _access, namesrv_leaders
 from jepsen_like.chaos.cluster import GROUP, ChaosCluster, lay_out
 from jepsen_like.chaos.proxy import LinkProxy
 from jepsen_like.plans.plan import Plan, Settings, Workload

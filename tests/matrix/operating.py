@@ -11,13 +11,13 @@ from client.core.message import Message
 from client.core.message_ext import SendResult
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
-from dledger.cli.probe import NoAnswerError, ask
+from dledger.cli.ask_cluster import NoAnswerError, ask
 from dledger.testing import assert_messages, drain
+from remoting.properties import format_properties, read_properties
 from remoting.protocol.bodies import BrokerStatsData
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.headers import SendMessageHeader
-from remoting.settings.properties import format_properties, read_properties
 from tests.harness.eventually import look_until
 from tests.matrix.ground import LOOK_S, SEND_TIMEOUT_S, SWITCH, Ground, retried
 from tests.matrix.row import Round, row
@@ -127,7 +127,7 @@ async def hooks_and_statistics(ground: Ground) -> AsyncIterator[Round]:
 
 
 class _Told:
-    """A hook that notes what it is told."""
+    """A hook that notes what it is given."""
 
     def __init__(self) -> None:
         self.before = 0

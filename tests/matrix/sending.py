@@ -26,7 +26,7 @@ from client.producer.producer import Producer
 from client.producer.request_reply import reply_message
 from client.producer.transaction import HalfMessage
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
-from client.trace.data import decode
+from client.trace import decode
 from jepsen_like.chaos.cluster import GROUP
 from tests.matrix.ground import LOOK_S, OTHER_GROUP, SEND_TIMEOUT_S, SERVICE, Ground, Tail, retried
 from tests.matrix.row import Round, row
@@ -209,21 +209,21 @@ def _patient(**more: Any) -> ProducerConfig:
 
 async def _traced(traces: Tail, wanted: set[str]) -> None:
     """Wait until the trace of a round says that these messages were sent, each once."""
-    told: Counter[str] = Counter()
-    while not wanted <= set(told):
+    reported: Counter[str] = Counter()
+    while not wanted <= set(reported):
         for message in await traces.more():
             for context in decode(message.body_bytes.decode()):
                 assert context.is_success
-                told.update(bean.msg_id for bean in context.beans)
+                reported.update(bean.msg_id for bean in context.beans)
         await trio.sleep(LOOK_S)
-    assert all(told[message_id] == 1 for message_id in wanted)
+    assert all(reported[message_id] == 1 for message_id in wanted)
 
 
 @row("flow control")
 async def flow_control(ground: Ground) -> AsyncIterator[Round]:
     await ground.topic("flood")
     tail = await ground.tail("flood")
-    # More at a time than a broker lets one connection have open: the rest is told to wait.
+    # More at a time than a broker lets one connection have open: the rest has to wait.
     config = _patient(requests_in_flight=8, compress_over_bytes=None)
     async with ground.connect() as client, Producer(client, "flooders", config) as producer:
 

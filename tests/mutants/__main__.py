@@ -26,8 +26,7 @@ from cyclopts import App, Parameter, validators
 from dledger.cli.main import run as run_app
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from jepsen_like.chaos.plan_draw import drawn_plan
-from jepsen_like.chaos.run_command import no_verdict, play, verdict_of
-from jepsen_like.chaos.run_options import Extras
+from jepsen_like.chaos.run_command import Extras, no_verdict, play, verdict_of
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.plans.plan import Plan, encode_plan
 from tests.mutants import unseen as unseen_bugs
@@ -184,9 +183,16 @@ def show_score(
     soak: Annotated[
         bool, Parameter(negative="--no-soak", help="With the workload of a soak, too.")
     ] = True,
+    brief: Annotated[
+        bool, Parameter(help="With its own workload only where that of a soak does not find it.")
+    ] = False,
     units: Annotated[bool, Parameter(help="Run unit tests against each bug, too.")] = False,
     record: Annotated[
-        Path, Parameter(help="Results are kept here, a line each; those there are not made again.")
+        Path,
+        Parameter(
+            help="Results are kept here, a line each. What was found there is not hunted again, "
+            "and the rest goes on where the budget has grown."
+        ),
     ] = SCORES,
     render: Annotated[bool, Parameter(help="Hunt nothing: show what the record has.")] = False,
     output: Output = "table",
@@ -195,8 +201,8 @@ def show_score(
     patches = _chosen(only)
     scores = {number: score for number, score in read_scores(record).items() if number in patches}
     if not render:
-        left = [number for number in patches if number not in scores]
-        scores |= make_scores(left, record, budget, jobs, seed, soak=soak, units=units, tell=note)
+        hunts = partial(make_scores, list(patches), scores, record, budget, jobs, seed)
+        scores |= hunts(soak=soak, brief=brief, units=units, tell=note)
     facts = facts_of(scores, patches)
     if output == "json":
         print_json({**facts, "mutants": rows_of(scores, patches)})

@@ -34,7 +34,7 @@ DURATION_S: Final = 120.0
 CALM_PLANS: Final = 3
 """Runs without a fault that come first."""
 
-SOAK_DURATION_S: Final = 600.0
+SOAK_DURATION_S: Final = 300.0
 """Faults of one plan with the workload of a soak, which has few operations a second."""
 
 HISTORY: Final = "history checker"
@@ -99,7 +99,7 @@ async def hunt(
     """Hunt every bug, *jobs* at a time; return the results in the order of *numbers*.
 
     Args:
-        is_soak: With the workload of a soak, and not with that of the bug.
+        is_soak: With the workload and the modes of a soak, and not with those of the bug.
         guided: As a guided soak does, with plans of any workload.
         calm: Play plans without faults first.
         sound: Which orders of one plan are valid without a bug; filled. None: each is played.
@@ -126,6 +126,7 @@ async def hunt(
                         cpu_seconds=budget_cpu_s,
                         stop_at_violation=True,
                         is_soak=is_soak,
+                        modes=is_soak,
                         guided=guided,
                     ),
                     {} if sound is None else sound,

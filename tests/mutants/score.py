@@ -1,8 +1,9 @@
 """The score: which planted bugs are found, by which kind of judge, and with which workload.
 
-Each bug is hunted with the workload that its patch names and, apart from that, with the default
-workload of a soak; on request unit tests run against it. The result of each bug is a line of a
-record, so that a score of many hours may end and go on.
+Each bug is hunted with the default workload of a soak and, apart from that, with the workload that
+its patch names; on request unit tests run against it. The result of each bug is a line of a record,
+so that a score of many hours may end and go on: with a larger budget the bugs that were not found
+are hunted on, from the plan behind the last one.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ class Score(msgspec.Struct):
 
     Attributes:
         number: The bug.
-        preset: The hunt with the workload and the faults that the patch names.
-        soak: The hunt with the default workload of a soak; None: there was none.
+        preset: The hunt with the workload and the faults that the patch names; None: none was made.
+        soak: The hunt with the default workload of a soak; None: none was made.
         units: Unit tests that import a changed module find it; None: they were not run.
         budget_cpu_s: Of each of the two hunts.
     """
 
     number: int
-    preset: Hunted
+    preset: Hunted | None = None
     soak: Hunted | None = None
     units: bool | None = None
     budget_cpu_s: float = 0.0
@@ -59,38 +60,62 @@ def read_scores(record: Path) -> dict[int, Score]:
 
 def make_scores(
     numbers: Sequence[int],
+    known: Mapping[int, Score],
     record: Path,
     budget_cpu_s: float,
     jobs: int,
     first_seed: int,
     *,
     soak: bool,
+    brief: bool,
     units: bool,
     tell: Callable[[str], object],
 ) -> dict[int, Score]:
     """Hunt the bugs, append each result to *record*, and return the results by number.
 
     Args:
+        known: Results of before: what was found there, or had as large a budget, is kept.
         budget_cpu_s: Of each hunt; there are two for a bug.
         soak: Hunt with the default workload of a soak, too.
+        brief: Hunt with the workload of a bug only where that of a soak has not found it.
         units: Run the unit tests near each bug, too.
         tell: Gets a line for each bug.
     """
     patches, scores = read_patches(), dict[int, Score]()
-    find = partial(
-        hunt, jobs=1, budget_cpu_s=budget_cpu_s, first_seed=first_seed, calm=False, sound={}
-    )
+    sound: dict[bytes, bool] = {}
+
+    async def go_on(number: int, before: Hunted | None, *, is_soak: bool) -> Hunted:
+        spent_s = before.cpu_s if before else 0.0
+        if before is not None and (_is_find(before) or spent_s >= budget_cpu_s):
+            return before
+        (found,) = await hunt(
+            [number],
+            jobs=1,
+            budget_cpu_s=budget_cpu_s - spent_s,
+            first_seed=first_seed + (before.seeds if before else 0),
+            is_soak=is_soak,
+            calm=False,
+            sound=sound,
+        )
+        return found if before is None else hunted_on(before, found)
 
     async def one(number: int, limiter: trio.CapacityLimiter) -> None:
+        before = known.get(number, Score(number))
         async with limiter:
-            (preset,) = await find([number])
-            (of_soak,) = await find([number], is_soak=True) if soak else (None,)
-        near = partial(found_by_tests_near, patches[number])
-        seen = await trio.to_thread.run_sync(near) if units else None
+            of_soak, preset = before.soak, before.preset
+            if soak:
+                of_soak = await go_on(number, of_soak, is_soak=True)
+            if not (brief and _is_find(of_soak)):
+                preset = await go_on(number, preset, is_soak=False)
+        seen = before.units
+        if units and seen is None:
+            near = partial(found_by_tests_near, patches[number])
+            seen = await trio.to_thread.run_sync(near)
         score = scores[number] = Score(number, preset, of_soak, seen, budget_cpu_s)
-        with record.open("a") as file:
-            file.write(msgspec.json.encode(score).decode() + "\n")
-        tell(f"{number}: {', '.join(sorted(score.judges)) or 'not found'}")
+        if score != before:
+            with record.open("a") as file:
+                file.write(msgspec.json.encode(score).decode() + "\n")
+            tell(f"{number}: {', '.join(sorted(score.judges)) or 'not found'}")
 
     async def every() -> None:
         limiter = trio.CapacityLimiter(jobs)
@@ -102,11 +127,19 @@ def make_scores(
     return scores
 
 
+def hunted_on(before: Hunted, found: Hunted) -> Hunted:
+    """Return what came of a hunt that went on where *before*, which found nothing, had ended."""
+    return msgspec.structs.replace(
+        found, seeds=before.seeds + found.seeds, cpu_s=before.cpu_s + found.cpu_s
+    )
+
+
 def facts_of(scores: Mapping[int, Score], patches: Mapping[int, Patch]) -> dict[str, Any]:
     """Return the counts of a score: found and planted, by judge and by workload."""
     every = [score for number, score in scores.items() if number in patches]
     run = [score for score in every if score.units is not None]
     soaks = [score.soak for score in every if score.soak is not None]
+    presets = [score.preset for score in every if score.preset is not None]
 
     def count(scores: Iterable[Score], *judges: str) -> int:
         return sum(any(judge in score.judges for judge in judges) for score in scores)
@@ -122,10 +155,11 @@ def facts_of(scores: Mapping[int, Score], patches: Mapping[int, Patch]) -> dict[
         "by_assertion": count(every, ASSERTION),
         "by_unit_test": count(run, UNIT_TEST),
         "unit_tests_run_for": len(run),
-        "with_own_workload": sum(_is_find(score.preset) for score in every),
+        "with_own_workload": sum(map(_is_find, presets)),
         "with_soak_workload": sum(map(_is_find, soaks)),
         "soak_workload_run_for": len(soaks),
-        "cpu_s_own_workload": round(sum(score.preset.cpu_s for score in every), 1),
+        "own_workload_run_for": len(presets),
+        "cpu_s_own_workload": round(sum(preset.cpu_s for preset in presets), 1),
         "cpu_s_soak_workload": round(sum(soak.cpu_s for soak in soaks), 1),
         "not_found": sorted(score.number for score in every if not score.judges),
         "act_late": sum(patch.sleeps for patch in patches.values()),
@@ -166,7 +200,7 @@ def rows_of(scores: Mapping[int, Score], patches: Mapping[int, Patch]) -> list[d
             "name": patch.name,
             "judges": ", ".join(sorted(score.judges)) or "none",
             "own_workload": _shown(score.preset),
-            "own_cpu_s": round(score.preset.cpu_s, 1),
+            "own_cpu_s": round(score.preset.cpu_s, 1) if score.preset else 0.0,
             "soak": _shown(score.soak),
             "soak_cpu_s": round(score.soak.cpu_s, 1) if score.soak else 0.0,
             "unit_tests": {None: "not run", True: "found", False: "not found"}[score.units],

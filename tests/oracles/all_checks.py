@@ -10,17 +10,17 @@ from jepsen_like.checkers import (
     contents,
     delayed,
     filters,
-    half_messages,
     locks,
     polls,
+    pop,
     retention,
     retries,
+    steps,
     transactions,
 )
 from jepsen_like.checkers.availability import NAME as AVAILABILITY
-from jepsen_like.checkers.fault_record import ELECTION_NS, record_of
+from jepsen_like.checkers.fault_record import ELECTION_NS, record_of, with_late_effect
 from jepsen_like.checkers.final_reads import READER
-from jepsen_like.checkers.late_effect import with_late_effect
 from jepsen_like.checkers.verdict import Verdict, checked
 from jepsen_like.history.operation import F, History, Outcome
 from tests.oracles import (
@@ -87,6 +87,12 @@ def check_row_wise(
         verdicts.append(
             checked(retries.NAME, lambda: retries.check_history(operations, drained=settled))
         )
+    if any(op.f in pop.OPERATIONS for op in operations):
+        verdicts.append(
+            checked(pop.NAME, lambda: pop.check_history(operations, clock_error_ns=clock_error_ns))
+        )
+    if any(op.f in steps.OPERATIONS for op in operations):
+        verdicts.append(checked(steps.NAME, lambda: steps.check_history(operations)))
     if any(op.f in locks.OPERATIONS for op in operations):
         verdicts.append(
             checked(
@@ -96,7 +102,7 @@ def check_row_wise(
                 ),
             )
         )
-    if any(op.f in half_messages.OPERATIONS for op in operations):
+    if any(op.f in transactions.OPERATIONS for op in operations):
         verdicts.append(
             checked(
                 transactions.NAME,

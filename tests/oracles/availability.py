@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jepsen_like.checkers import availability
 from jepsen_like.checkers.availability import (
     DAMAGED_ERROR,
@@ -63,7 +65,7 @@ def check_history(history: History, *, election_ns: int = ELECTION_NS) -> Verdic
     return judge(NAME, found, counts, looked_at=len(judged))
 
 
-def _silent(sends: list[Operation], quiet_since: object) -> list[Violation]:
+def _silent(sends: list[Operation], quiet_since: Callable[[int], int | None]) -> list[Violation]:
     found: list[Violation] = []
     run: list[Operation] = []
     since = None
@@ -77,7 +79,7 @@ def _silent(sends: list[Operation], quiet_since: object) -> list[Violation]:
     for op in sends:
         if op.err in REFUSED_ERRORS:
             continue
-        now = quiet_since(op.call_ns)  # type: ignore[operator]
+        now = quiet_since(op.call_ns)
         if now != since or op.outcome == Outcome.OK:
             end()
         since = now

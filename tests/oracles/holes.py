@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jepsen_like.checkers.holes import Hole, Missing
+from jepsen_like.checkers.retention import Hole, Missing
 from jepsen_like.history.operation import (
     NEVER,
     NOTHING,

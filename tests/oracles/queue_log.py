@@ -11,7 +11,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.checkers.half_messages import SYSTEM_TOPICS, transactions_of
 from jepsen_like.checkers.kernel.facts import I64, REPORTED_MAX
 from jepsen_like.checkers.queue_log import (
     FROM_THE_FUTURE,
@@ -27,6 +26,7 @@ from jepsen_like.checkers.queue_log import (
     check_values,
     time_violation,
 )
+from jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
 
@@ -68,7 +68,7 @@ def _columns(operations: Iterable[Operation]) -> QueueColumns:
         elif op.f == F.END_TRANSACTION:
             failed = op.outcome == Outcome.FAIL
             sends.append((op.op_id, op.call_ns, op.ret_ns, NOTHING, op.value, failed))
-        elif op.f in (F.PULL, F.MAX_OFFSET) and op.outcome == Outcome.OK:
+        elif op.f in (F.PULL, F.MAX_OFFSET, F.MIN_OFFSET) and op.outcome == Outcome.OK:
             count = len(op.values) if op.f == F.PULL else 0
             for place, value in enumerate(op.values):
                 seen.append((op.op_id, op.off + place, value))
@@ -118,12 +118,18 @@ def check_history(operations: Iterable[Operation]) -> Verdict:
     for (topic, queue_id), rows in sorted(by_queue.items()):
         columns = _columns(rows)
         sends += len(columns.send_id)
-        reads += len(columns.read_id)
-        facts += int(np.count_nonzero(columns.send_off != NOTHING)) + len(columns.read_id)
+        its = sum(_is_read(op) for op in rows)
+        reads += its
+        facts += int(np.count_nonzero(columns.send_off != NOTHING)) + its
         violations += check_queue(columns, f"{topic}/{queue_id}")
         violations += _check_min_offsets(rows, f"{topic}/{queue_id}")
     counts = {"queues": len(by_queue), "sends": sends, "reads": reads}
     return judge(NAME, violations, counts, looked_at=facts)
+
+
+def _is_read(op: Operation) -> bool:
+    is_current = op.outcome == Outcome.OK and op.level == Level.LINEARIZABLE
+    return is_current and op.f in (F.PULL, F.MAX_OFFSET)
 
 
 _QUEUE_OPERATIONS = frozenset({F.SEND, F.PULL, F.MAX_OFFSET, F.MIN_OFFSET})
@@ -151,6 +157,7 @@ def _check_times(columns: QueueColumns, subject: str) -> list[Violation]:
         columns.seen_off + 1,
         (columns.found_off + columns.found_count)[reads_found],
         columns.end[reads_end],
+        columns.low,
     ):
         if len(offsets):
             length = max(length, int(offsets.max()))
@@ -168,6 +175,8 @@ def _check_times(columns: QueueColumns, subject: str) -> list[Violation]:
     np.maximum.at(lo, columns.end[reads_end], columns.read_call[reads_end])
     not_empty = columns.end > 0
     np.minimum.at(hi, columns.end[not_empty] - 1, columns.read_ret[not_empty])
+    is_cut = columns.low > 0
+    np.minimum.at(hi, columns.low[is_cut] - 1, columns.read_ret[is_cut])
 
     filled = np.zeros(length, dtype=np.bool_)
     filled[send_off[bound]] = True
@@ -258,6 +267,7 @@ def _witness(
     else:
         last = columns.found_off + columns.found_count - 1
         hit = (columns.found_count > 0) & (last == j) | (columns.end == j + 1)
+        hit |= columns.low == j + 1
         high = int(columns.read_id[np.flatnonzero(hit & (columns.read_ret == hi))[0]])
     high_is_send = len(high_send) > 0
     low_text = f"the send of offset {i} was called" if low_is_send else f"a read missed offset {i}"
@@ -281,9 +291,9 @@ def _nobody(
 ) -> list[Violation]:
     """The queue is longer than there were sends that may have succeeded."""
     ends = np.concatenate(
-        (columns.end, columns.found_off + columns.found_count, columns.send_off + 1)
+        (columns.end, columns.found_off + columns.found_count, columns.send_off + 1, columns.low)
     )
-    ids = np.concatenate((columns.read_id, columns.read_id, columns.send_id))
+    ids = np.concatenate((columns.read_id, columns.read_id, columns.send_id, columns.read_id))
     who = int(ids[int(np.argmax(ends))]) if len(ends) else NOTHING
     return [
         Violation(

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from jepsen_like.checkers.retention import NAME, NOT_ENTITLED, REMOVED, REPORTED_MAX, Keeps
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import FloorMove, History
+from jepsen_like.history.operation import F, FloorMove, History, Level, Outcome
 
 __all__ = ["check_history"]
 
@@ -39,14 +39,44 @@ def check_history(history: History, keeps: Keeps) -> Verdict:
             subject = f"{read.topic}/{read.queue}"
             violation = Violation(REMOVED, subject, text + str(gone[0]), at_ns=read.at_ns)
             lost.append(((read.topic, read.queue, read.node, read.min_off), violation))
+    lost.sort(key=lambda one: one[0])
+    if history.replica_reads:
+        lost += _answered(history)
     counts = {"floors": len(floors), "unexplained": len(lost)}
     late_ns = [violation.at_ns for _, violation in lost]
     if not history.floors and lost and (keeps.keep_bytes or _may_be_old(max(late_ns), keeps)):
         reason = "queues begin later, and the history has no row that names the cause"
         return Verdict(NAME, "unknown", (), counts, reason)
-    found += [violation for _, violation in sorted(lost, key=lambda one: one[0])][:REPORTED_MAX]
+    found += [violation for _, violation in lost][:REPORTED_MAX]
     looked_at = len(history.replica_reads) + len(history.floors)
     return judge(NAME, found, counts, looked_at=looked_at)
+
+
+def _answered(history: History) -> list[tuple[tuple[str, int, str, int], Violation]]:
+    """Return of each queue the read that names the greatest first offset, if no floor has it."""
+    reads = [
+        op
+        for op in history.operations
+        if op.f in (F.PULL, F.MAX_OFFSET, F.MIN_OFFSET)
+        and op.outcome == Outcome.OK
+        and op.level == Level.LINEARIZABLE
+        and op.min_off > 0
+    ]
+    found: list[tuple[tuple[str, int, str, int], Violation]] = []
+    for topic, queue in sorted({(op.topic, op.queue) for op in reads}):
+        its = [op for op in reads if (op.topic, op.queue) == (topic, queue)]
+        one = min(its, key=lambda op: (-op.min_off, op.ret_ns, op.call_ns, op.op_id))
+        floors = [m.min_off for m in history.floors if (m.topic, m.queue) == (topic, queue)]
+        begin = max(floors, default=0)
+        if one.min_off > begin:
+            text = (
+                f"an answer has it from offset {one.min_off} on; retention let it begin at {begin}"
+            )
+            violation = Violation(
+                REMOVED, f"{topic}/{queue}", text, (one.op_id,), at_ns=one.call_ns
+            )
+            found.append(((topic, queue, "", one.min_off), violation))
+    return found
 
 
 def _may_be_old(at_ns: int, keeps: Keeps) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
-from jepsen_like.checkers.half_messages import SYSTEM_TOPICS, sends_of
 from jepsen_like.checkers.total_queue import (
     DUPLICATED,
     FAILED_BUT_THERE,
@@ -13,8 +13,9 @@ from jepsen_like.checkers.total_queue import (
     REPORTED_MAX,
     UNEXPECTED,
 )
+from jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NEVER, NOTHING, History, Operation, Outcome
+from jepsen_like.history.operation import NEVER, NOTHING, F, History, Operation, Outcome
 
 __all__ = ["NAME", "check_history"]
 
@@ -93,3 +94,10 @@ def check_history(history: History, *, node: str | None = None) -> Verdict:
         "there": there.total(),
     }
     return judge(NAME, found, counts, looked_at=len(acked))
+
+
+def sends_of(operations: Iterable[Operation]) -> list[Operation]:
+    """Return everything that may have put a value into a queue: sends, and ends as appends."""
+    rows = list(operations)
+    appends = (one.as_append() for one in transactions_of(rows).values())
+    return [op for op in rows if op.f == F.SEND] + [op for op in appends if op is not None]

@@ -19,8 +19,7 @@ from jepsen_like.checkers.kernel.facts import REPORTED_MAX, SUSPECTS_MAX
 from jepsen_like.checkers.kernel.judge import Judged, TimePair
 from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
 from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
-from spark_jobs.engines.frames import FrameTables
-from spark_jobs.engines.spark import SparkSource
+from spark_jobs.engines.spark import FrameTables, SparkSource
 
 _QUEUE: Final = ("topic", "queue")
 _NOT_YET: Final = -(1 << 63)
@@ -108,11 +107,11 @@ def first_clashes(ops: DataFrame, obs: DataFrame) -> DataFrame:
 
 def suspects(ops: DataFrame, obs: DataFrame) -> DataFrame:
     """Return offsets and values that contradict others, least first, a few of each queue."""
-    told = _told(ops, obs)
+    reported = _told(ops, obs)
     least, greatest = sf.min("value").alias("a"), sf.max("value").alias("b")
-    of_off = told.groupBy(*_QUEUE, "off").agg(least, greatest)
+    of_off = reported.groupBy(*_QUEUE, "off").agg(least, greatest)
     offs = of_off.where("a != b").select(*_QUEUE, "off")
-    inside = told.join(offs, [*_QUEUE, "off"], "left_semi").select(*_QUEUE, "value")
+    inside = reported.join(offs, [*_QUEUE, "off"], "left_semi").select(*_QUEUE, "value")
     acked = _acked(ops).select(*_QUEUE, "value", "off").distinct().drop("off")
     again = _spares(ops).select(*_QUEUE, "value").unionByName(acked)
     again = again.groupBy(*_QUEUE, "value").count().where("count > 1").select(*_QUEUE, "value")
@@ -129,20 +128,17 @@ def suspects(ops: DataFrame, obs: DataFrame) -> DataFrame:
 
 
 def gone_back(ops: DataFrame) -> DataFrame:
-    """Return reads that told a lesser first offset than one that had returned before its call.
+    """Return reads that reported a lesser first offset than one that had returned before its call.
 
     Time runs over calls and returns; what had returned by then is a running maximum.
     """
-    told = ops.where(
-        (sf.col("outcome") == int(Outcome.OK)) & (sf.col("level") == int(Level.LINEARIZABLE))
-        & (sf.col("min_off") != NOTHING) & (sf.col("f") <= int(F.MIN_OFFSET))
-    ).select(*_QUEUE, "op_id", "call_ns", "ret_ns", "min_off")  # fmt: skip
+    reported = _mins(ops)
     holder = sf.struct(
         "min_off", (-sf.col("ret_ns")).alias("r"), (-sf.col("call_ns")).alias("c"),
         (-sf.col("op_id")).alias("o"),
     )  # fmt: skip
-    calls = told.withColumn("at", sf.col("call_ns")).withColumn("is_return", sf.lit(0))
-    returns = told.withColumn("at", sf.col("ret_ns")).withColumn("is_return", sf.lit(1))
+    calls = reported.withColumn("at", sf.col("call_ns")).withColumn("is_return", sf.lit(0))
+    returns = reported.withColumn("at", sf.col("ret_ns")).withColumn("is_return", sf.lit(1))
     events = calls.withColumn("h", sf.lit(None).cast(_HOLDER)).unionByName(
         returns.withColumn("h", holder.cast(_HOLDER))
     )
@@ -156,6 +152,24 @@ def gone_back(ops: DataFrame) -> DataFrame:
         *_QUEUE, (-sf.col("best.o")).alias("first"), "op_id",
         sf.col("best.min_off").alias("best"), "min_off", "call_ns",
     ).orderBy(*_QUEUE, "n")  # fmt: skip
+
+
+def _mins(ops: DataFrame) -> DataFrame:
+    return ops.where(
+        (sf.col("outcome") == int(Outcome.OK)) & (sf.col("level") == int(Level.LINEARIZABLE))
+        & (sf.col("min_off") != NOTHING) & (sf.col("f") <= int(F.MIN_OFFSET))
+        & (sf.col("f") != int(F.SEND))
+    ).select(*_QUEUE, "op_id", "call_ns", "ret_ns", "min_off")  # fmt: skip
+
+
+def first_kept(ops: DataFrame) -> DataFrame:
+    """Return the greatest first offset kept of each queue, the call of the first read, and it."""
+    one = sf.struct(
+        "min_off", (-sf.col("ret_ns")).alias("r"), (-sf.col("call_ns")).alias("c"),
+        (-sf.col("op_id")).alias("o"),
+    )  # fmt: skip
+    most = _mins(ops).where("min_off > 0").groupBy(*_QUEUE).agg(sf.max(one).alias("most"))
+    return most.select(*_QUEUE, "most.min_off", -sf.col("most.c"), -sf.col("most.o"))
 
 
 def _told(ops: DataFrame, obs: DataFrame) -> DataFrame:
@@ -198,6 +212,7 @@ def reads_wrong(ops: DataFrame) -> DataFrame:
         "(max_off != -1 and count > 0 and off + count > max_off)"
         " or (count > 0 and off < 0) or max_off < -1"
         " or (count = 0 and off != -1 and min_off <= off and off < max_off)"
+        " or (max_off != -1 and min_off > max_off)"
     )
     return wrong.select(*_QUEUE, "op_id")
 
@@ -208,9 +223,9 @@ def _seen(obs: DataFrame) -> DataFrame:
 
 def _values(ops: DataFrame, obs: DataFrame) -> DataFrame:
     """Return topic, queue and a value, for each that contradicts others."""
-    told = _told(ops, obs)
-    of_off = told.groupBy(*_QUEUE, "off").agg(sf.min("value").alias("value"), sf.max("value"))
-    of_value = told.groupBy(*_QUEUE, "value").agg(sf.min("off").alias("low"), sf.max("off"))
+    reported = _told(ops, obs)
+    of_off = reported.groupBy(*_QUEUE, "off").agg(sf.min("value").alias("value"), sf.max("value"))
+    of_value = reported.groupBy(*_QUEUE, "value").agg(sf.min("off").alias("low"), sf.max("off"))
     sent = ops.where(sf.col("f") == int(F.SEND)).groupBy(*_QUEUE, "value")
     failed = (sf.col("outcome") == int(Outcome.FAIL)).cast("int")
     sends = sent.agg(sf.min(failed).alias("failed"))
@@ -240,17 +255,23 @@ def _read_facts(ops: DataFrame) -> DataFrame:
         ),
         reads.where("max_off > 0").select(*_QUEUE, (sf.col("max_off") - 1), not_yet, ret),
         reads.where("max_off >= 0").select(*_QUEUE, "max_off", call, never),
+        _mins(ops).where("min_off > 0").select(*_QUEUE, (sf.col("min_off") - 1), not_yet, ret),
     ]
     return reduce(DataFrame.union, [part.toDF(*_QUEUE, "off", "lo", "hi") for part in parts])
 
 
 def longest(ops: DataFrame, obs: DataFrame) -> DataFrame:
-    """Return the length of each queue, and who proved most of it: ends, then pulls, then sends."""
+    """Return the length of each queue, and who proved most of it.
+
+    Ends before pulls before sends before first offsets kept.
+    """
     reads = _reads(ops)
     acked = _acked(ops).select(*_QUEUE, (sf.col("off") + 1), sf.lit(2), "op_id")
     ends = reads.where("max_off > 0").select(*_QUEUE, "max_off", sf.lit(0), "op_id")
     pulls = reads.where("count > 0").select(*_QUEUE, sf.expr("off + count"), sf.lit(1), "op_id")
-    proofs = reduce(DataFrame.union, (acked, ends, pulls)).toDF(*_QUEUE, "end", "kind", "op_id")
+    lows = _mins(ops).where("min_off > 0").select(*_QUEUE, "min_off", sf.lit(3), "op_id")
+    parts = (acked, ends, pulls, lows)
+    proofs = reduce(DataFrame.union, parts).toDF(*_QUEUE, "end", "kind", "op_id")
     first = sf.min_by("op_id", sf.struct((-sf.col("end")).alias("e"), "kind", "op_id"))
     who = proofs.groupBy(*_QUEUE).agg(first.alias("who"))
     lengths = _lengths(ops, obs).join(who, list(_QUEUE), "left")
@@ -263,6 +284,7 @@ def _lengths(ops: DataFrame, obs: DataFrame) -> DataFrame:
     reads = _reads(ops)
     ends = ends.union(reads.where("count > 0").select(*_QUEUE, sf.col("off") + sf.col("count")))
     ends = ends.union(reads.where("max_off > 0").select(*_QUEUE, "max_off"))
+    ends = ends.union(_mins(ops).where("min_off > 0").select(*_QUEUE, "min_off"))
     return ends.groupBy(*_QUEUE).agg(sf.max("end").alias("length"))
 
 
@@ -341,6 +363,8 @@ def judged_by_windows(ops: DataFrame, obs: DataFrame) -> dict[Queue, Judged]:
     for topic, queue, *row in gone_back(ops).collect():
         said = found[topic, queue]
         said.lows = (*said.lows, tuple(row))
+    for topic, queue, *most in first_kept(ops).collect():
+        found[topic, queue].first_kept = tuple(most)
     for topic, queue, _, low, high in first_clashes(ops, obs).orderBy("off").collect():
         said = found[topic, queue]
         if not (said.offs or said.values or said.reads_wrong or said.length > said.attempts):

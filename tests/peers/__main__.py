@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import trio
 from cyclopts import App, Parameter
 
-from dledger.cli.bench_all import flush_time
+from dledger.cli.bench_command import flush_time
 from dledger.cli.main import run as run_app
 from dledger.output import CliError, ExitCode, note
 from tests.harness.shipped_files import ROOT

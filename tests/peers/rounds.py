@@ -16,7 +16,8 @@ import msgspec
 import trio
 
 from commitlog.errors import MQError
-from dledger.cli.bench_scale import cpu_s, rss_mib
+from dledger.cli.bench_load import cpu_s
+from dledger.cli.bench_scale import rss_mib
 from dledger.output import CliError
 from tests.peers import clusters
 from tests.peers.clusters import TOPIC, Cluster

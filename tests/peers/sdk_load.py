@@ -14,7 +14,7 @@ from client.core.message import Message
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from commitlog.errors import MQError
-from dledger.cli.sdk import open_client
+from dledger.cli.ask_cluster import open_client
 from dledger.output import CliError
 from tests.peers.loads import Result
 

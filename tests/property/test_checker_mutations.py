@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections import Counter
 from pathlib import Path
@@ -16,9 +17,10 @@ from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import History
 from tests.harness.clean_histories import KEEPS, LATE_MAX_NS, clean_history, interrupted
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Kind, Planted, Scene
+from tests.harness.planted_facts import FACTS, RIGHT
 
 FAST_CLEAN = 300
-ALL_CLEAN = 10_000
+ALL_CLEAN = int(os.environ.get("DLEDGER_CLEAN_HISTORIES", "10000"))
 CLEAN_BLOCKS = 10
 PER_KIND = 6
 """Planted histories of each kind; more than 200 over all kinds."""
@@ -29,9 +31,11 @@ TRIES = 400
 
 CHECKERS_PAGE = Path(__file__).parents[2] / "docs" / "internals" / "simulation" / "checkers.md"
 TESTS = Path(__file__).parents[1] / "unit" / "jepsen_like" / "checkers"
-WITH_TESTS_OF_THEIR_OWN = ("producer_order", "push_group", "retries", "filters")
-"""Checkers of histories that are not drawn here: of idempotent producers, of push consumers, of
-messages that are given back. Their unit tests plant what they name."""
+WITH_TESTS_OF_THEIR_OWN = ("pop", "steps", "producer_order", "push_group", "retries", "filters")
+"""Checkers of histories that are not drawn here: of POP, of idempotent producers, of push
+consumers, of messages that are given back. Their unit tests plant what they name."""
+NO_ANOMALY = ("_PREFIX", "_SUFFIX", "_TOPIC", "PROPERTY")
+"""Ends of names of constants that are parts of other names."""
 RECALLS = ("RECALLED", "TOO_LATE_EARLY")
 """Likewise, of `delayed`: nobody recalls anything here. Planted in the unit tests of recalls."""
 
@@ -47,7 +51,7 @@ def anomalies() -> dict[str, dict[str, Kind]]:
         found[info.name] = {
             name: (module.NAME, getattr(module, name))
             for name in own
-            if isinstance(getattr(module, name), str) and not name.endswith(("_PREFIX", "PROPERTY"))
+            if isinstance(getattr(module, name), str) and not name.endswith(NO_ANOMALY)
         }
     return found
 
@@ -124,7 +128,7 @@ def test_clean_histories_are_judged_without_alarm() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("block", range(CLEAN_BLOCKS))
 def test_ten_thousand_clean_histories_raise_no_alarm(block: int) -> None:
     size = ALL_CLEAN // CLEAN_BLOCKS
@@ -165,6 +169,41 @@ def expect_caught(kind: Kind, count: int) -> None:
 @pytest.mark.parametrize("kind", PLANTERS, ids=": ".join)
 def test_a_planted_anomaly_is_caught_by_its_checker_and_name(kind: Kind) -> None:
     expect_caught(kind, PER_KIND)
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_a_planted_fact_is_caught_by_its_checker_and_name(fact: str) -> None:
+    (checker, name), planter = FACTS[fact]
+    caught = 0
+    for seed in range(TRIES):
+        scene = Scene(clean_history(seed), seed)
+        try:
+            planted = planter(scene)
+        except InapplicableError:
+            continue
+        found = alarms(scene.history)
+        proofs = [set(v.operations) for v in found if (v.checker, v.name) == (checker, name)]
+        where = f"{fact} in clean_history({seed}): {planted}, found {found}"
+        assert any(set(planted.witnesses) <= proof for proof in proofs), where
+        caught += 1
+        if caught == PER_KIND:
+            return
+    pytest.fail(f"{fact} could be planted only {caught} times in {TRIES} histories")
+
+
+@pytest.mark.parametrize("change", RIGHT)
+def test_what_a_correct_broker_may_show_raises_no_alarm(change: str) -> None:
+    changed = 0
+    for seed in range(FAST_CLEAN):
+        scene = Scene(clean_history(seed), seed)
+        try:
+            RIGHT[change](scene)
+        except InapplicableError:
+            continue
+        found = alarms(scene.history)
+        assert not found, f"{change} in clean_history({seed}): {found}"
+        changed += 1
+    assert changed > FAST_CLEAN // 4
 
 
 @pytest.mark.slow

@@ -16,9 +16,10 @@ from jepsen_like.history.operation import History
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
 from spark_jobs.engines.local import LocalSource
 from tests.harness.clean_histories import KEEPS, LATE_MAX_NS, clean_history, interrupted
-from tests.harness.judged import told
+from tests.harness.judged import comparable
 from tests.harness.offset_histories import random_history as random_register
 from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
+from tests.harness.planted_facts import FACTS
 from tests.oracles.all_checks import check_row_wise
 
 pytestmark = pytest.mark.slow
@@ -40,32 +41,38 @@ def test_clean_histories_get_the_same_verdicts_and_counts(seed: int, tmp_path: P
     history = clean_history(seed)
     found = by_columns(history, tmp_path / "whole")
     expected = check_row_wise(history, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
-    assert told(found) == told(expected)
-    assert told(check_everything(history, late_max_ns=LATE_MAX_NS, keeps=KEEPS)) == told(expected)
+    assert comparable(found) == comparable(expected)
+    assert comparable(
+        check_everything(history, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
+    ) == comparable(expected)
     assert "invalid" not in {verdict.validity for verdict in found}, found
     cut = interrupted(history)
     expected = check_row_wise(cut, settled=False, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
-    assert told(by_columns(cut, tmp_path / "cut")) == told(expected)
-    assert told(check_everything(cut, settled=False, late_max_ns=LATE_MAX_NS, keeps=KEEPS)) == told(
-        expected
-    )
+    assert comparable(by_columns(cut, tmp_path / "cut")) == comparable(expected)
+    assert comparable(
+        check_everything(cut, settled=False, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
+    ) == comparable(expected)
 
 
-@pytest.mark.parametrize("kind", PLANTERS, ids=": ".join)
-def test_planted_anomalies_get_the_same_violations(kind: tuple[str, str], tmp_path: Path) -> None:
+PLANTED = {": ".join(kind): (kind, planter) for kind, planter in PLANTERS.items()} | FACTS
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_planted_anomalies_get_the_same_violations(what: str, tmp_path: Path) -> None:
+    kind, planter = PLANTED[what]
     planted = 0
     for seed in range(TRIES):
         history = clean_history(seed)
         try:
-            PLANTERS[kind](Scene(history, seed))
+            planter(Scene(history, seed))
         except InapplicableError:
             continue
         settled = bool(history.replica_reads)
         expected = check_row_wise(history, settled=settled, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
         found = by_columns(history, tmp_path / str(seed))
-        assert told(found) == told(expected), f"{kind} in clean_history({seed})"
+        assert comparable(found) == comparable(expected), f"{kind} in clean_history({seed})"
         found = check_everything(history, settled=settled, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
-        assert told(found) == told(expected), f"{kind} in clean_history({seed})"
+        assert comparable(found) == comparable(expected), f"{kind} in clean_history({seed})"
         assert any(v.name == kind[1] for verdict in found for v in verdict.violations)
         planted += 1
         if planted == PER_KIND:
@@ -89,6 +96,6 @@ def test_random_registers_are_judged_as_row_by_row() -> None:
         expected = consumer_offsets.check_history(rows)
         found = check_table(ops_table("r", rows))
         where = f"random_register(random.Random({seed}), 9): {rows}"
-        assert told([found]) == told([expected]), where
+        assert comparable([found]) == comparable([expected]), where
         judged[found.validity] += 1
     assert min(judged["valid"], judged["invalid"]) > 400, judged

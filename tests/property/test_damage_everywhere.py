@@ -44,17 +44,15 @@ from commitlog.errors import (
     MQError,
     RemoteProtocolError,
 )
-from commitlog.log_format import LogFormat, check_format
-from commitlog.mark import Anchor, load_anchor
+from commitlog.mark import Anchor, SlotFile, load_anchor
 from commitlog.recovery import DamagedLogError
-from commitlog.slot_file import SlotFile
+from commitlog.segment import LogFormat, check_format
 from commitlog.store_paths import StorePaths
 from dledger.processors.send_records import _runs_of, _split
 from dledger.raft.follower import split_frames
 from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.journal import TermVote
 from dledger.raft.wire import Kind, PeerFrameDecoder, encode_frame, encode_head
-from dledger.state.configs import TopicConfig
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
@@ -64,9 +62,9 @@ from dledger.state.state_record import (
     encode_change,
 )
 from dledger.state.tables import StateTables
-from dledger.testing.crash_disk import CrashDisk
-from dledger.testing.sectors import Inode
-from namesrv.kv_config import decode_kv_config, encode_kv_config
+from dledger.state.topics import TopicConfig
+from dledger.testing.crash_disk import CrashDisk, Inode
+from namesrv.name_server import decode_kv_config, encode_kv_config
 from remoting.errors import BadRequestError
 from remoting.protocol.bodies import ClusterInfo, TopicRouteData
 from remoting.protocol.codes import RequestCode
@@ -108,7 +106,9 @@ def damaged(rng: random.Random, good: bytes) -> bytes:
 def resealed(wounded: bytes) -> bytes:
     """Return a peer frame with a length and CRC that fit what it has become."""
     content = wounded[8:]
-    return (len(content) + 4).to_bytes(4, "big") + zlib.crc32(content).to_bytes(4, "big") + content
+    payload_at = 2 + int.from_bytes(content[:2], "big")
+    crc = zlib.crc32(content[:payload_at], zlib.crc32(content[payload_at:]))
+    return (len(content) + 4).to_bytes(4, "big") + crc.to_bytes(4, "big") + content
 
 
 def read_peer_frames(data: bytes) -> None:

@@ -11,9 +11,8 @@ import pytest
 from commitlog.derive import derive_bulk, derive_plain
 from commitlog.entry import RecordBatch, Run, parse_header, seal_entry, verify_frame
 from commitlog.errors import CorruptEntryError, CorruptRecordError
-from commitlog.message_batch import BatchItem, decode_batch, encode_batch
+from commitlog.message_batch import BatchItem, decode_batch, encode_batch, verify_record_layout
 from commitlog.record import encode_record, iter_records, pack_host
-from commitlog.record_layout import verify_record_layout
 
 SEED = 20_261_120
 

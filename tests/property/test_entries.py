@@ -23,8 +23,8 @@ from commitlog.entry import (
     verify_frame,
 )
 from commitlog.errors import CorruptEntryError, CorruptRecordError
+from commitlog.message_batch import verify_record_layout
 from commitlog.record import encode_record
-from commitlog.record_layout import verify_record_layout
 from tests.property.strategies_records import (
     SealedEntry,
     batch_of,

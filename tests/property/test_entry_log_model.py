@@ -14,8 +14,7 @@ from commitlog.log_reader import FlushTicket
 from commitlog.mark import Mark
 from commitlog.recovery import DamagedLogError
 from commitlog.store_paths import StorePaths
-from dledger.testing.crash_disk import CrashDisk
-from dledger.testing.sectors import SECTOR_BYTES, Inode
+from dledger.testing.crash_disk import SECTOR_BYTES, CrashDisk, Inode
 from tests.harness.entry_frames import next_frame, next_no_op
 
 ROOT = "/store"

@@ -78,12 +78,12 @@ def a_register(rng: random.Random) -> list[Attempt]:
             kind = kind if kind != "ok" or asked[0] == value else "fail"
         done = kind == "ok" or (kind == "info" and rng.random() < 0.5)
         seen = value if rng.random() < 0.9 else rng.randrange(3)
-        told = seen if f == "read" and kind == "ok" else asked
+        reported = seen if f == "read" and kind == "ok" else asked
         if done and f == "write":
             value = asked
         elif done and f == "cas" and asked[0] == value:
             value = asked[1]
-        made.append(attempt(at, spells[at], f, kind, asked, told))
+        made.append(attempt(at, spells[at], f, kind, asked, reported))
     return sorted(made, key=lambda one: one.call)
 
 
@@ -154,25 +154,25 @@ def some_transactions(rng: random.Random) -> list[Attempt]:
         kind = kinds(rng)
         base = dict(lists if rng.random() < 0.75 else rng.choice(old))
         asked: list[Any] = []
-        told: list[Any] = []
+        reported: list[Any] = []
         for _ in range(rng.randrange(1, 4)):
             key = rng.choice("xy")
             if rng.random() < 0.5:
                 value = next(fresh)
                 base[key] = (*base.get(key, ()), value)
                 asked.append(("append", key, value))
-                told.append(("append", key, value))
+                reported.append(("append", key, value))
             else:
                 seen = base.get(key, ())
                 if rng.random() < 0.04 and seen:
                     seen = rng.choice((seen[:-1], seen[::-1], (*seen, seen[0])))
                 asked.append(("r", key, None))
-                told.append(("r", key, seen or None))
+                reported.append(("r", key, seen or None))
         if kind == "ok" or rng.random() < 0.4:
-            for _, key, value in (mop for mop in told if mop[0] == "append"):
+            for _, key, value in (mop for mop in reported if mop[0] == "append"):
                 lists[key] = (*lists.get(key, ()), value)
             old.append(dict(lists))
-        answer = tuple(told if kind == "ok" else asked)
+        answer = tuple(reported if kind == "ok" else asked)
         made.append(attempt(at, spells[at], "txn", kind, tuple(asked), answer))
     return sorted(made, key=lambda one: one.call)
 
@@ -218,8 +218,8 @@ def a_log(rng: random.Random) -> list[Attempt]:
                 end += 1
             if rng.random() < 0.06:
                 off = max(0, off + rng.choice((-1, 1)))
-            told = (("send", "k", (off, value) if kind == "ok" else value),)
-            made.append(attempt(at, spells[at], "send", kind, (("send", "k", value),), told))
+            reported = (("send", "k", (off, value) if kind == "ok" else value),)
+            made.append(attempt(at, spells[at], "send", kind, (("send", "k", value),), reported))
             continue
         begin = at_of.get(process, rng.randrange(end + 1))
         if rng.random() < 0.08:

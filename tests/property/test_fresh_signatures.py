@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 
 from remoting.protocol.command import FLAG_ONEWAY, RemotingCommand, SerializeType, request
 from remoting.protocol.frame import FrameDecoder, encode_command
-from remoting.protocol.fresh_signature import (
+from remoting.protocol.signature import (
+    ACCESS_KEY,
     AGE_MS,
     SEQUENCE,
+    SIGNATURE,
     SIGNED_TOO_LONG_AGO,
     SKEW_MAX_MS,
+    Credentials,
     Freshness,
     RequestSigner,
     is_fresh_form,
 )
-from remoting.protocol.signature import ACCESS_KEY, SIGNATURE, Credentials
 
 SECRET = "0123456789"
 CREDENTIALS = Credentials("producer-1", SECRET)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from commitlog.record import decode_record, encode_record
 from dledger.state.producer_sessions import SESSION_IDLE_MAX_MS
-from dledger.testing.clocks import ManualClock
+from dledger.testing.doubles import ManualClock
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
@@ -99,10 +99,10 @@ class Client:
         }
         body = struct.pack(f">{len(records)}I", *map(len, records)) + b"".join(records)
         sent.attempts += 1
-        told = _Told(self, sent)
-        handled = self.broker.handle(request(RequestCode.SEND_RECORDS, ext, body), told)
+        reported = _Told(self, sent)
+        handled = self.broker.handle(request(RequestCode.SEND_RECORDS, ext, body), reported)
         if isinstance(handled, RemotingCommand):
-            told.reply(handled, handled)
+            reported.reply(handled, handled)
 
     def take(self, sent: Sent, answer: RemotingCommand) -> None:
         if answer.code == 0:
@@ -222,7 +222,7 @@ def test_idempotent_send_is_stored_once_where_answered(
             assert not sent.is_stored
         outcomes = {outcome for outcome, _ in sent.answers}
         if len(sent.answers) == sent.attempts and outcomes == {"not_stored"}:
-            assert not places, "told not stored, and there it is"
+            assert not places, "reported as not stored, and there it is"
     everything = [body for queue in queues for body in queue]
     assert len(everything) == len(set(everything))
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitlog.errors import InvariantBroken, MQError
-from dledger.testing.clocks import ManualClock
+from dledger.testing.doubles import ManualClock
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from jepsen_like.checkers.all_checks import replicas_of
-from jepsen_like.checkers.half_messages import transactions_of
 from jepsen_like.checkers.kernel.cut import report_of
 from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS, Columns
 from jepsen_like.checkers.kernel.home import Home
@@ -17,9 +16,10 @@ from jepsen_like.checkers.kernel.judge import Judged
 from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
 from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
 from jepsen_like.checkers.total_queue import add_up
+from jepsen_like.checkers.transactions import transactions_of
 from jepsen_like.history.columns import obs_table, ops_table
 from jepsen_like.history.operation import NOTHING, F, History, Outcome, RunHeader
-from spark_jobs.generate.plant import planter_named
+from spark_jobs.generate.history import planter_named
 from spark_jobs.generate.queue_stream import Block, QueueStream
 from tests.harness.clean_histories import TOPIC as CLEAN_TOPIC
 from tests.harness.clean_histories import clean_history
@@ -46,12 +46,12 @@ def comparable(report: QueueReport) -> tuple[Judged, Home]:
     """Return a report in which bytes that are sets are in order."""
     home = report.home
     spares = sorted(zip(np.frombuffer(home.spare, np.int64), home.spare_outcome, strict=True))
-    told = {
+    reported = {
         name: np.sort(np.frombuffer(getattr(home, name), np.int64)).tobytes()
         for name in ("away", "strange", "echo")
     }
-    told["spare"] = str(spares).encode()
-    return report.judged, msgspec.structs.replace(home, spare_outcome=b"", **told)
+    reported["spare"] = str(spares).encode()
+    return report.judged, msgspec.structs.replace(home, spare_outcome=b"", **reported)
 
 
 def tables(history: History, queue: Queue, replicas: Replicas) -> tuple[Columns, Columns]:
@@ -62,8 +62,8 @@ def tables(history: History, queue: Queue, replicas: Replicas) -> tuple[Columns,
     looks = obs_table("r", pulls, reads)
     obs = dict(table_to_numpy(looks, [name for name in OBS_COLUMNS if name != "replica"]))
     names = {name: number for number, name in enumerate(replicas.names)}
-    told = looks.column("replica").to_pylist()
-    obs["replica"] = np.array([names.get(name, -1) for name in told], dtype=np.int64)
+    reported = looks.column("replica").to_pylist()
+    obs["replica"] = np.array([names.get(name, -1) for name in reported], dtype=np.int64)
     return ops, obs
 
 
@@ -133,7 +133,7 @@ def hot_tables(block: Block) -> tuple[Columns, Columns]:
     ops["due_ns"] = np.full(size, NOTHING, dtype=np.int64)
     order = np.random.default_rng(3).permutation(size)
     held = {"op_id": np.full(kept, NOTHING), "off": np.arange(kept), "value": block.log}
-    obs = {name: np.concatenate((block.obs[name], told)) for name, told in held.items()}
+    obs = {name: np.concatenate((block.obs[name], reported)) for name, reported in held.items()}
     obs["replica"] = np.zeros(len(obs["off"]), dtype=np.int64)
     of_queue = ops["f"][order] <= F.MIN_OFFSET
     return {name: column[order][of_queue] for name, column in ops.items()}, obs
@@ -186,10 +186,10 @@ def test_equal_values_of_one_offset_lie_the_same_in_every_order() -> None:
     ops["max_off"] = ops["min_off"] = np.full(4, NOTHING)
     ops["off"] = np.array([0, 1, 1, 1])
     empty: Columns = {name: np.zeros(0, dtype=np.int64) for name in OBS_COLUMNS}
-    told = set()
+    reported = set()
     for seed in range(24):
         order = random.Random(seed).sample(range(4), 4)
         parts = [{name: column[[at]] for name, column in ops.items()} for at in order]
         said = report_of(("q", 0), gather(parts, [empty]), ALONE).judged
-        told.add((said.offs, said.values))
-    assert told == {((1,), (8,))}
+        reported.add((said.offs, said.values))
+    assert reported == {((1,), (8,))}

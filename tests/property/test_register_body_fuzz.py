@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from namesrv.errors import BadRegisterBodyError
-from namesrv.register_body import decode_register_body
+from namesrv.registration import decode_register_body
 from remoting.protocol.bodies import RegisterBrokerBody
 from tests.harness.register_bodies import encode_compressed
 from tests.unit.namesrv.world import register_body

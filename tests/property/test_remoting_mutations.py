@@ -13,11 +13,10 @@ from commitlog.errors import RemoteProtocolError
 from remoting.errors import BadRequestError
 from remoting.protocol import fastjson
 from remoting.protocol.bodies import HeartbeatData, RegisterBrokerBody, ResetOffsetBody
-from remoting.protocol.cbor_header import decode_cbor_header
 from remoting.protocol.command import RemotingCommand, SerializeType, request
 from remoting.protocol.frame import FrameDecoder, decode_binary_header, encode_command
+from remoting.protocol.header_codec import decode_cbor_header, decode_json_header
 from remoting.protocol.headers import Header, PullMessageHeader, SendMessageHeader
-from remoting.protocol.json_header import decode_json_header
 from tests.property.strategies_remoting import commands, cuts, mutated
 
 DECODERS = {

@@ -11,9 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from namesrv.config import NamesrvTable
 from namesrv.errors import RegistrationRefusedError
 from namesrv.name_server import RouteCache
-from namesrv.registration import Registration
+from namesrv.registration import HOLDER_SILENCE_MS, Registration
 from namesrv.route_table import RouteInfoManager
-from namesrv.takeover import HOLDER_SILENCE_MS
 from remoting.protocol.bodies import DataVersion, QueueData, TopicConfig
 from remoting.protocol.fastjson import Dialect
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from commitlog.entry import parse_header, record_sizes
 from commitlog.record import encode_record, iter_records
-from dledger.testing.clocks import ManualClock
+from dledger.testing.doubles import ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request

@@ -13,8 +13,8 @@ import pytest
 from jepsen_like.checkers.queue_log import check_tables
 from jepsen_like.history.columns import obs_table, ops_table
 from tests.harness.joined_histories import wrong_ones
-from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
-from tests.oracles.queue_log import check_queue, columns_of
+from tests.harness.queue_histories import is_linearizable, random_history
+from tests.oracles.queue_log import check_history
 
 HISTORIES = int(os.environ.get("DLEDGER_SMALL_HISTORIES", "1000000"))
 BLOCKS = 20
@@ -37,7 +37,7 @@ def compare(rng: random.Random, size_max: int) -> int:
             f"exhaustive search says {at not in truth}, the kernel {at not in found}\n{rows}"
         )
     for at in range(0, JOINED, BY_ROWS):
-        by_rows = check_queue(columns_of(histories[at], queue=(TOPIC, 0)))
+        by_rows = check_history(histories[at]).violations
         assert bool(by_rows) == (at in truth), histories[at]
     for at in range(0, JOINED, THROUGH_TABLES):
         tables = (ops_table("r", histories[at]), obs_table("r", histories[at], ()))

@@ -13,8 +13,6 @@ from commitlog.entry import RecordBatch, Run, parse_header, seal_entry
 from commitlog.record import encode_record
 from dledger.proposals import PendingQueueOffsets
 from dledger.state.apply import apply_entry
-from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
-from dledger.state.names import builtin_groups, builtin_topics
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
@@ -25,6 +23,12 @@ from dledger.state.state_record import (
     state_batch,
 )
 from dledger.state.tables import StateTables
+from dledger.state.topics import (
+    SubscriptionGroupConfig,
+    TopicConfig,
+    builtin_groups,
+    builtin_topics,
+)
 from tests.harness.fake_group import BROKER, CLUSTER, STORE_HOST, batch_of
 
 TOPICS = st.sampled_from(["T", "U", "SCHEDULE_TOPIC_XXXX", "%RETRY%g"])

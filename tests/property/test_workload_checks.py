@@ -18,7 +18,7 @@ from jepsen_like.history.columns import OBS, obs_table, ops_table
 from jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
 from spark_jobs.engines.local import LocalSource
-from tests.harness.judged import told
+from tests.harness.judged import comparable
 from tests.harness.workload_histories import MAKERS, MS, given_back, idempotent
 from tests.oracles import producer_order as by_rows
 from tests.oracles.all_checks import check_row_wise
@@ -44,7 +44,7 @@ def both(history: History, folder: Path) -> tuple[list[Verdict], list[Verdict]]:
     in_columns = check_everything(
         history, settled=settled, late_max_ns=LATE_MAX_NS, idempotent=True
     )
-    assert told(in_columns) == told(expected)
+    assert comparable(in_columns) == comparable(expected)
     folder.mkdir()
     obs = write_history(folder, history, "r")
     write_summary(folder, Ingested(ops=len(history.operations), obs=obs))
@@ -61,7 +61,9 @@ def test_a_workload_gets_the_same_verdicts_counts_and_witnesses(
         for spoiled in (0.0, 0.1):
             history = MAKERS[workload](seed, spoiled)
             expected, found = both(history, tmp_path / f"{seed}-{spoiled}")
-            assert told(found) == told(expected), f"{MAKERS[workload].__name__}({seed}, {spoiled})"
+            assert comparable(found) == comparable(expected), (
+                f"{MAKERS[workload].__name__}({seed}, {spoiled})"
+            )
             names.update(v.name for verdict in found for v in verdict.violations if spoiled)
     assert names.keys() >= NAMES[workload], names
 
@@ -75,7 +77,7 @@ def test_what_was_given_back_is_judged_as_row_by_row() -> None:
         for drained in (True, False):
             expected = retries.check_history(history.operations, drained=drained)
             found = check_table(ops_table("r", rows), drained=drained)
-            assert told([found]) == told([expected]), f"given_back({seed}), {drained}"
+            assert comparable([found]) == comparable([expected]), f"given_back({seed}), {drained}"
         whole = retries.check_history(history.operations)
         judged.update([whole.validity, *(violation.name for violation in whole.violations)])
     assert min(judged[name] for name in NAMES["given back"]) > 30, judged
@@ -106,7 +108,7 @@ def test_lines_of_producers_are_judged_as_row_by_row() -> None:
         lines = Lines(ops_table("r", sends))
         looks = obs_table("r", history.operations, history.replica_reads)
         found = lines.check(looks if lines.open_values() else OBS.empty_table())
-        assert told([found]) == told([expected]), f"idempotent({seed})"
+        assert comparable([found]) == comparable([expected]), f"idempotent({seed})"
         judged[found.validity] += 1
     assert min(judged["valid"], judged["invalid"]) > 60, judged
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from jepsen_like.checkers.verdict import Verdict
+from jepsen_like.history.operation import encode_history
 from jepsen_like.history.parquet import FOLDER
-from jepsen_like.history.sequence import encode_history
 from jepsen_like.plans.promised import promised
 from jepsen_like.simulation.play import Played, play
 from jepsen_like.worker import Order, plan_of
 from jepsen_like.workloads.presets import PRESETS
 from spark_jobs.run import judge_run
-from tests.harness.judged import told
+from tests.harness.judged import comparable
 from tests.oracles.all_checks import check_row_wise
 
 SEED = 3
@@ -22,6 +22,8 @@ JUDGED_BY_ITSELF = {
     "idempotent": "producer_order",
     "transactions": "transactions",
     "locks": "locks",
+    "pop": "pop",
+    "steps": "steps",
     "retries": "retries",
     "filters": "filters",
     "everything": "filters",
@@ -48,10 +50,10 @@ def test_a_played_workload_is_judged_again_as_by_the_runner(preset: str, tmp_pat
     expected = check_row_wise(history, settled=bool(history.replica_reads), **promised(plan))
     folder = run_of(tmp_path / "run", played)
     found = without_run(judge_run(folder, "local", lambda: 0.0).verdicts)
-    assert told(found) == told(expected)
+    assert comparable(found) == comparable(expected)
     assert {v.checker for v in found if v.violations} == set()
     tables = judge_run(folder / FOLDER, "local", lambda: 0.0)
-    assert told(tables.verdicts) == told(expected)
+    assert comparable(tables.verdicts) == comparable(expected)
     if preset in JUDGED_BY_ITSELF:
         (own,) = [v for v in found if v.checker == JUDGED_BY_ITSELF[preset]]
         assert own.validity == "valid"

@@ -13,6 +13,7 @@ from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
 from jepsen_like.plans.plan import Kind, Plan, Step, Workload
 from jepsen_like.simulation.play import Played, play
+from namesrv.name_server import RouteCache
 from namesrv.route_table import RouteInfoManager
 
 LOAD = Workload(
@@ -74,3 +75,20 @@ def test_a_change_of_role_that_is_not_sent_is_found(monkeypatch: pytest.MonkeyPa
     played = play(PLAN)
     assert broken(played) == {"route"}
     assert "the leader" in played.violations[0].detail
+
+
+def test_an_answer_older_than_the_tables_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RouteCache, "invalidate", lambda _self, _topics: None)
+    played = play(PLAN)
+    assert broken(played) == {"route"}
+    assert "answers" in played.violations[0].detail
+
+
+def test_a_question_before_its_pause_is_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    again_in = TransactionCheckService._again_in
+
+    def too_soon(self: TransactionCheckService, seconds: float, *rest: Any, **more: Any) -> None:
+        again_in(self, seconds / 4, *rest, **more)
+
+    monkeypatch.setattr(TransactionCheckService, "_again_in", too_soon)
+    assert broken(play(PLAN)) == {"asked early"}

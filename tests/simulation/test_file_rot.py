@@ -8,8 +8,8 @@ from dledger import scrub
 from dledger.raft import identity
 from jepsen_like.plans.modes import ROT_COUNTERS
 from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from jepsen_like.simulation.platter import ROTTEN
 from jepsen_like.simulation.play import Played, play
-from jepsen_like.simulation.sim_disk import ROTTEN
 
 KINDS = len(ROTTEN)
 

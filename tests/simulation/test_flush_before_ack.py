@@ -28,7 +28,7 @@ from commitlog.seams import DiskFile
 from dledger.broker_errors import NotLeaderError, UnknownOutcomeError
 from dledger.group_api import Proposed
 from dledger.proposals import GroupSettings
-from dledger.testing.inline_executor import InlineExecutor
+from dledger.testing.doubles import InlineExecutor
 from tests.harness.groups import Groups, Replica, running_groups
 from tests.harness.raft_cluster import batch
 
@@ -152,7 +152,7 @@ async def test_a_follower_with_a_slow_disk_delays_no_other(
 
 
 class BrokenDisk(OsDisk):
-    """Flushes of the log fail once told so."""
+    """Flushes of the log fail on request."""
 
     broken = False
 

@@ -13,7 +13,7 @@ from client.core.message import Message
 from client.producer.producer import Producer
 from commitlog.record import BODY_OFFSET, decode_record
 from dledger.group import Group
-from dledger.state.names import SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TIMER_TOPIC
+from dledger.state.topics import SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TIMER_TOPIC
 from jepsen_like.plans.plan import Kind, Plan, Step, encode_plan
 from jepsen_like.simulation.machine import State
 from jepsen_like.simulation.node import BrokerNode, ClientNode

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.sequence import encode_history
+from jepsen_like.history.operation import encode_history
 from jepsen_like.plans.draw import draw_plan
 from jepsen_like.plans.plan import Kind, Plan, Step, Workload, encode_plan
 from jepsen_like.simulation.diagram import as_svg, as_text
@@ -69,6 +69,23 @@ def test_the_same_plan_is_the_same_run_byte_for_byte(played: Played) -> None:
     again = play(SHORT)
     assert again.digest == played.digest
     assert encode_history(again.history) == encode_history(played.history)
+
+
+def test_a_plan_without_later_steps_is_the_same_before_them(played: Played) -> None:
+    """Else a failing plan without them would be another run, and could not be made small."""
+    fewer = play(SHORT.with_steps(SHORT.steps[:1]))
+    before_ns = SHORT.steps[1].at_ms * 1_000_000
+
+    def rows(one: Played) -> list[tuple[int, int, int]]:
+        return [
+            (op.op_id, op.call_ns, op.ret_ns)
+            for op in one.history.operations
+            if op.ret_ns < before_ns
+        ]
+
+    assert len(rows(played)) > 10
+    assert rows(fewer) == rows(played)
+    assert fewer.faults["power_cut"] == fewer.faults["isolate"] == 0
 
 
 def test_a_diagram_shows_the_witnesses_and_the_faults(played: Played) -> None:

@@ -12,16 +12,16 @@ from typing_extensions import Buffer
 from commitlog.derive import Derived, derive
 from commitlog.entry import EntryHeader
 from commitlog.mark import Anchor
-from dledger import key_indexing, store
+from dledger import derived_files, store
 from dledger.processors import offsets
-from dledger.state.configs import TopicConfig
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.producer_sessions import ProducerSessions, StoredSend
 from dledger.state.tables import QueueBounds, StateTables
+from dledger.state.topics import TopicConfig
 from dledger.state.transactions import TransactionTable
 from jepsen_like.plans.plan import Kind, Plan, Step, Workload
 from jepsen_like.simulation.play import Played, play
-from jepsen_like.simulation.state_digest import FROM_SETTINGS, digests_by_field
+from jepsen_like.simulation.reference_replica import FROM_SETTINGS, digests_by_field
 
 PLAN = Plan(
     seed=5,
@@ -69,13 +69,13 @@ def test_a_unit_with_another_tags_code_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_keys_that_are_left_out_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    put = key_indexing.KeyIndexing.put
+    put = derived_files.KeyIndexing.put
 
     def put_some(keys: Any, derived: Derived) -> None:
         if not len(derived.phy_offset) or int(derived.phy_offset[0]) % 5:
             put(keys, derived)
 
-    monkeypatch.setattr(key_indexing.KeyIndexing, "put", put_some)
+    monkeypatch.setattr(derived_files.KeyIndexing, "put", put_some)
     played = play(PLAN)
     assert broken(played) == {"derived"}
     assert "is not found" in played.violations[0].detail

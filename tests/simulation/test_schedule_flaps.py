@@ -27,16 +27,15 @@ from commitlog.record import decode_record
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.group import Group
 from dledger.group_api import QueueTouched
-from dledger.services.delay_level import queue_of_level
+from dledger.services.delayed_message import queue_of_level
 from dledger.services.schedule import ScheduleMessageService
-from dledger.state.names import SCHEDULE_TOPIC
+from dledger.state.topics import SCHEDULE_TOPIC
 from jepsen_like.history.operation import NOTHING, F, Outcome
 from jepsen_like.plans.plan import Plan, Settings, Workload
 from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.checked_world import CheckedWorld
 from jepsen_like.simulation.checks import Checks
 from jepsen_like.simulation.machine import current_node
-from jepsen_like.simulation.node import BrokerNode
+from jepsen_like.simulation.node import BrokerNode, CheckedWorld
 from jepsen_like.simulation.play import Played, play
 from jepsen_like.simulation.world import World
 from jepsen_like.workloads.recorder import TOPIC, value_of

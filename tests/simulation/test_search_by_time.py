@@ -23,13 +23,13 @@ async def test_every_store_time_is_found_although_clocks_differ(
             await groups.start(name)
         times: list[int] = []
         leaders: set[str] = set()
-        for reign in range(8):
+        for leadership in range(8):
             leader = await groups.leader()
             leaders.add(leader.name)
             for number in range(5):
                 times.append((await leader.group.submit(batch(b"x"))).store_time_ms)
                 await trio.sleep(0.01 * number)
-            if reign < 7:
+            if leadership < 7:
                 await groups.isolate(leader.name)
                 await groups.leader(among=groups.others(leader.name))
                 groups.heal()

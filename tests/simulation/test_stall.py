@@ -10,8 +10,8 @@ import pytest
 from dledger.broker_errors import PendingFullError
 from dledger.proposals import Proposals
 from jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from jepsen_like.simulation.liveness import STALL_S, could_acknowledge
 from jepsen_like.simulation.play import play
-from jepsen_like.simulation.stall import STALL_S, could_acknowledge
 from jepsen_like.simulation.world import World
 
 WORKLOAD = Workload(interval_ms=1000, readers=0, delayed_per_mille=0)

@@ -1,4 +1,4 @@
-"""Transactions in simulated clusters: ends told twice, late, both ways or never, under faults."""
+"""Transactions in simulated clusters: ends sent twice, late, both ways or never, under faults."""
 
 from __future__ import annotations
 

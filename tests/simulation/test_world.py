@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import trio
 
 from client.core.errors import ClientError
 from client.core.message import Message
@@ -225,3 +226,25 @@ def test_a_wall_clock_may_jump_and_another_member_leads() -> None:
         assert world.checks.last_committed > 40
 
     run_world(8, main)
+
+
+def test_what_a_killed_process_raises_at_its_end_is_no_finding() -> None:
+    async def fail_at_the_end() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("of a process that has ended")
+
+    async def program(_: ClientNode) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            nursery.start_soon(fail_at_the_end)
+
+    async def main(world: World) -> None:
+        node = world.client("c")
+        await node.run(program)
+        node.kill()
+        await world.sleep(1)
+        assert node.state is State.DOWN
+
+    run_world(1, main)

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.harness.java import need_java
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    pytest.importorskip("pyspark", reason="pyspark is not installed: make setup")
-    from spark_jobs.engines.session import open_session, why_no_java
+    need_java()
+    from spark_jobs.engines.session import open_session
 
-    why = why_no_java()
-    if why is not None:
-        pytest.skip(why)
     folder: Path = tmp_path_factory.mktemp("spark")
     session = open_session(
         "local[2]",

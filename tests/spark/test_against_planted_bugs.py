@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.sequence import read_history
+from jepsen_like.history.operation import read_history
 from jepsen_like.plans.plan import decode_plan
 from jepsen_like.plans.promised import promised
 from spark_jobs.run import judge_run

@@ -12,9 +12,8 @@ import pytest
 from jepsen_like.checkers import queue_log, retention
 from jepsen_like.checkers.all_checks import check_source
 from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.operation import History, Operation, RunHeader
+from jepsen_like.history.operation import History, Operation, RunHeader, encode_history
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
-from jepsen_like.history.sequence import encode_history
 from jepsen_like.plans.plan import Plan, encode_plan
 from jepsen_like.plans.plan import Settings as PlanSettings
 from jepsen_like.plans.promised import promised
@@ -50,10 +49,10 @@ def planted(kind: tuple[str, str], count: int) -> Iterator[tuple[int, History, P
     for seed in range(TRIES):
         history = clean_history(seed)
         try:
-            told = PLANTERS[kind](Scene(history, seed))
+            reported = PLANTERS[kind](Scene(history, seed))
         except InapplicableError:
             continue
-        yield seed, history, told
+        yield seed, history, reported
         found += 1
         if found == count:
             return
@@ -89,7 +88,7 @@ def test_there_are_at_least_200_planted_anomalies() -> None:
 def test_planted_anomalies_are_judged_as_by_the_runner(
     kind: tuple[str, str], tmp_path: Path
 ) -> None:
-    for seed, history, told in planted(kind, PER_KIND):
+    for seed, history, reported in planted(kind, PER_KIND):
         folder = tmp_path / str(seed)
         (folder / "history").mkdir(parents=True)
         (folder / "history" / "runner.cbor").write_bytes(encode_history(history))
@@ -99,7 +98,7 @@ def test_planted_anomalies_are_judged_as_by_the_runner(
         assert outcome.verdict == "invalid", where
         assert named(outcome.verdicts) == named(expected), where
         for verdicts in (outcome.verdicts, expected):
-            assert any(set(told.witnesses) <= proof for proof in proofs(verdicts, kind)), where
+            assert any(set(reported.witnesses) <= proof for proof in proofs(verdicts, kind)), where
 
 
 @pytest.mark.parametrize("kind", REMOVED, ids=": ".join)
@@ -129,7 +128,7 @@ def merged(count: int) -> list[list[Operation]]:
     return every
 
 
-def test_a_thousand_random_histories_are_judged_as_by_the_runner_and_by_search(
+def test_random_histories_same_verdict_as_runner_and_search(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     from spark_jobs.engines.spark import SparkSource
@@ -161,8 +160,8 @@ def test_spark_names_the_witnesses_that_were_planted(
 ) -> None:
     from spark_jobs.engines.spark import SparkSource
 
-    ((seed, history, told),) = planted(kind, 1)
+    ((seed, history, reported),) = planted(kind, 1)
     obs = write_history(tmp_path, history, "r")
     write_summary(tmp_path, Ingested(ops=len(history.operations), obs=obs))
     verdicts = check_source(SparkSource(spark, str(tmp_path)))
-    assert any(set(told.witnesses) <= proof for proof in proofs(verdicts, kind)), seed
+    assert any(set(reported.witnesses) <= proof for proof in proofs(verdicts, kind)), seed

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
 
 
-def test_spark_says_the_same_of_equal_and_of_damaged_folders(
+def test_audit_spark_agrees_on_equal_and_damaged_folders(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     from spark_jobs.engines.spark import SparkDoer

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jepsen_like.checkers.all_checks import check_source
+from jepsen_like.checkers.kernel.source import Want
 from jepsen_like.checkers.verdict import digest_of
 from spark_jobs.generate.history import Shape, generate
 from spark_jobs.run import judge_run
@@ -59,7 +60,9 @@ def test_an_address_that_only_hadoop_opens_is_judged(
     assert judge_run(f"{of_hadoop}/nothing", "spark", lambda: 0.0).verdict == "unknown"
 
 
-def test_one_pass_finds_the_witnesses_of_all_queues(spark: SparkSession, tmp_path: Path) -> None:
+def test_one_pass_finds_the_witnesses_of_all_queues(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from spark_jobs.engines.spark import SparkSource
     from tests.spark.test_digest_matrix import random_queues
     from tests.spark.test_engines import local_digest
@@ -69,11 +72,13 @@ def test_one_pass_finds_the_witnesses_of_all_queues(spark: SparkSession, tmp_pat
     passes: list[tuple[str, int]] = []
     read = source._pass
 
-    def counted(table, wants, rows_max):  # type: ignore[no-untyped-def]
+    def counted(
+        table: str, wants: tuple[Want, ...], rows_max: int
+    ) -> list[list[tuple[int, bytes]]]:
         passes.append((table, len(wants)))
         return read(table, wants, rows_max)
 
-    source._pass = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(source, "_pass", counted)
     assert digest_of(check_source(source)) == local_digest(folder)
     many = [(table, count) for table, count in passes if count > 10]
     assert [table for table, _ in many] == ["ops", "obs"]

@@ -248,7 +248,7 @@ def test_rows_become_messages(
     assert Counter(bytes(row.body) for row in copied) == Counter(bytes(r.body) for r in found)
 
 
-def test_a_stopped_broker_s_segments_are_a_table_and_the_replicas_are_equal(
+def test_segments_of_a_stopped_broker_are_a_table(
     session: SparkSession, cluster: ThreadedCluster, sent: dict[Any, bytes]
 ) -> None:
     running = audit(cluster.stores)
@@ -267,7 +267,7 @@ def test_a_stopped_broker_s_segments_are_a_table_and_the_replicas_are_equal(
     assert report.records > SENT
 
 
-def test_what_is_asked_wrongly_is_said(session: SparkSession) -> None:
+def test_datasource_names_a_wrong_option(session: SparkSession) -> None:
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException, match="topic is missing"):

@@ -120,9 +120,7 @@ async def kill_leader(cluster: Any) -> None:
     await cluster.wait_caught_up(leader, 60)
 
 
-def test_every_message_is_in_the_table_once_though_leaders_and_the_query_die(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_table_has_each_message_once_after_kills(spark: SparkSession, tmp_path: Path) -> None:
     spark_jobs.register(spark)
     with threaded_cluster(tmp_path / "cluster", SETTINGS) as cluster:
         cluster.call(lambda: create_topic([cluster.namesrv], TOPIC, queues=4))

@@ -19,6 +19,7 @@ from jepsen_like.checkers.verdict import digest_of
 from jepsen_like.history.operation import F, History, Operation, RunHeader
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
 from spark_jobs.generate.history import Shape, generate
+from tests.harness.java import need_java
 from tests.harness.queue_histories import random_history
 from tests.harness.shipped_files import ROOT
 from tests.spark.test_engines import local_digest, shuffled
@@ -54,11 +55,10 @@ def random_queues(folder: Path, count: int) -> Path:
 
 
 def digest(spark: SparkSession, folder: Path, edition: str, partitions: int = 0) -> str:
-    """Return the digest of an edition, its rows dealt to partitions by lot if told so."""
+    """Return the digest of an edition, its rows dealt to partitions by lot on request."""
     from pyspark.sql import functions as sf
 
-    from spark_jobs.engines.frames import FrameTables
-    from spark_jobs.engines.spark import SparkSource, open_tables
+    from spark_jobs.engines.spark import FrameTables, SparkSource, open_tables
     from tests.oracles.windows import WindowsSource
 
     if edition == "windows":
@@ -104,7 +104,7 @@ def test_one_digest_for_each_way_the_work_is_dealt(
     spark.conf.set("spark.sql.adaptive.enabled", "true")
 
 
-def test_one_digest_for_64_partitions_by_lot_and_a_shuffle_of_200(
+def test_digest_same_for_64_partitions_and_a_shuffle_of_200(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     generate(HOT, tmp_path)
@@ -121,11 +121,7 @@ def test_one_digest_for_64_partitions_by_lot_and_a_shuffle_of_200(
 
 
 def test_worker_processes_of_their_own_give_the_same_digest(tmp_path: Path) -> None:
-    from spark_jobs.engines.session import why_no_java
-
-    why = why_no_java()
-    if why is not None:
-        pytest.skip(why)
+    need_java()
     made = generate(MANY, tmp_path)
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
     command = ["check", str(tmp_path), "--engine", "spark", "--master", CLUSTER]
@@ -138,6 +134,6 @@ def test_worker_processes_of_their_own_give_the_same_digest(tmp_path: Path) -> N
         cwd=tmp_path,
     )
     assert done.returncode == 1, done.stderr[-2_000:]
-    told = json.loads(done.stdout[done.stdout.index("{") :])
-    assert told["digest"] == local_digest(tmp_path / "parquet")
-    assert set(told["anomalies"][0]["operations"]) == set(made.witnesses)
+    reported = json.loads(done.stdout[done.stdout.index("{") :])
+    assert reported["digest"] == local_digest(tmp_path / "parquet")
+    assert set(reported["anomalies"][0]["operations"]) == set(made.witnesses)

@@ -86,9 +86,7 @@ def test_all_engines_say_the_same_of_every_kind_of_operation(
     assert windows_digest(spark, folder) == local_digest(folder)
 
 
-def test_all_engines_say_the_same_of_what_is_given_back_recalled_and_in_order(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_engines_agree_on_retries_recalls_and_order(spark: SparkSession, tmp_path: Path) -> None:
     from spark_jobs.engines.spark import SparkSource
 
     settings = Settings(idempotent=True, late_max_ns=3 * MS)
@@ -127,9 +125,7 @@ def shuffled(folder: Path, into: Path, seed: int, *, files: int, group_rows: int
     return into
 
 
-def test_one_digest_however_the_rows_lie_and_however_they_are_shuffled(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_digest_independent_of_row_order_and_shuffle(spark: SparkSession, tmp_path: Path) -> None:
     generate(Shape(6_000, clients=20, queues=3, plant="stale-read"), tmp_path)
     folder = tmp_path / "parquet"
     expected = local_digest(folder)
@@ -239,7 +235,7 @@ def test_spark_submit_prints_the_outcome_and_ends_as_it_is(tmp_path: Path) -> No
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
-        [submit, *settings, ROOT / "spark_jobs" / "jobs" / "check.py", tmp_path],
+        [submit, *settings, ROOT / "spark_jobs" / "submitted_check.py", tmp_path],
         check=False,
         capture_output=True,
         text=True,

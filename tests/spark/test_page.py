@@ -7,17 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.java import need_java
 from tests.harness.page_runs import run_page
 
 
 @pytest.mark.timeout(300)
-def test_the_page_about_spark_does_what_it_says(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark", reason="pyspark is not installed: make setup")
-    from spark_jobs.engines.session import why_no_java
-
-    why = why_no_java()
-    if why is not None:
-        pytest.skip(why)
+def test_page_about_spark_runs(tmp_path: Path) -> None:
+    need_java()
     start, topics, stop, folder = run_page("docs/how-to/spark.md", tmp_path)
     assert "yes" in start
     assert "1000 orders" in topics

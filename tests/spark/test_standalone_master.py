@@ -17,6 +17,7 @@ import trio
 from spark_jobs.generate.history import Shape, generate
 from spark_jobs.run import judge_run
 from tests.harness.eventually import eventually
+from tests.harness.java import need_java
 from tests.harness.shipped_files import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
@@ -63,11 +64,7 @@ def daemon(log: Path, ready: str, *arguments: str) -> Iterator[str]:
 
 
 def test_a_standalone_master_judges_a_good_and_a_broken_history(tmp_path: Path) -> None:
-    from spark_jobs.engines.session import why_no_java
-
-    why = why_no_java()
-    if why is not None:
-        pytest.skip(why)
+    need_java()
     folders = [tmp_path / "good", tmp_path / "broken"]
     for folder, plant in zip(folders, ("", "stale-read"), strict=True):
         generate(Shape(20_000, clients=20, queues=3, plant=plant), folder)

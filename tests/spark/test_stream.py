@@ -27,7 +27,7 @@ WRITES = 10
 
 
 @pytest.mark.parametrize("plant", ["stale-read", ""])
-def test_a_stream_tells_in_the_same_batch_what_one_process_tells(
+def test_stream_reports_in_the_same_batch_as_one_process(
     spark: SparkSession, tmp_path: Path, plant: str
 ) -> None:
     from spark_jobs.engines.stream import start_following
@@ -35,8 +35,8 @@ def test_a_stream_tells_in_the_same_batch_what_one_process_tells(
     history, made = generated(Shape(6_000, 20, 2, seed=7, plant=plant), tmp_path / "made")
     run, live = PlayedRun(tmp_path / "run"), LiveCheck()
     tail = Tail(run.folder)
-    told: list[list[QueueFound]] = []
-    query = start_following(spark, run.folder, tmp_path / "checkpoint", told.append)
+    reported: list[list[QueueFound]] = []
+    query = start_following(spark, run.folder, tmp_path / "checkpoint", reported.append)
     by_batch: list[list[Violation]] = []
     seen = 0
     try:
@@ -45,7 +45,7 @@ def test_a_stream_tells_in_the_same_batch_what_one_process_tells(
             query.processAllAvailable()
             progress = live.take(tail.next())
             # On a busy machine Spark takes the files of one write in more than one batch.
-            since, seen = told[seen:], len(told)
+            since, seen = reported[seen:], len(reported)
             last = {(queue.topic, queue.queue): queue for part in since for queue in part}.values()
             assert sum(queue.in_flight for queue in last) == progress.in_flight
             assert sum(queue.kept for queue in last) == progress.kept
@@ -54,14 +54,14 @@ def test_a_stream_tells_in_the_same_batch_what_one_process_tells(
             if number == WRITES // 2:
                 # A query that was stopped goes on where it was, with the state it had.
                 query.stop()
-                query = start_following(spark, run.folder, tmp_path / "checkpoint", told.append)
+                query = start_following(spark, run.folder, tmp_path / "checkpoint", reported.append)
     finally:
         query.stop()
     assert {v.name for part in by_batch for v in part} == ({made.plant} if plant else set())
     assert not by_batch[-1]
     in_a_write = 6_000 // WRITES
-    assert max(queue.in_flight for queues in told for queue in queues) < in_a_write
-    assert max(queue.state_bytes for queues in told for queue in queues) < 200_000
+    assert max(queue.in_flight for queues in reported for queue in queues) < in_a_write
+    assert max(queue.state_bytes for queues in reported for queue in queues) < 200_000
 
     ingest(run.folder)
     verdicts = {v.checker: v for v in check_source(LocalSource(run.folder / "parquet"))}

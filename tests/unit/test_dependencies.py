@@ -16,8 +16,18 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGES = ("client", "commitlog", "dledger", "jepsen_like", "namesrv", "remoting", "spark_jobs")
 
-COMES_WITH = {"PIL": "pillow", "markupsafe": "jinja2", "yaml": "pyyaml"}
+COMES_WITH = {
+    "PIL": "pillow",
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "markupsafe": "jinja2",
+    "yaml": "pyyaml",
+}
 """Modules of a distribution that has another name, or that a declared one cannot be without."""
+
+PROXY = "dledger/proxy/"
+"""The one part of a package that needs an extra."""
 
 HOSTS = {
     "dledger/testing/plugin.py": {"pytest"},
@@ -42,11 +52,13 @@ def imported(file: Path) -> Iterator[str]:
             yield node.module
 
 
-def third_party(package: str) -> dict[str, set[str]]:
+def third_party(package: str, *, without: str = "") -> dict[str, set[str]]:
     """Return distribution → files that import it, without what their host brings."""
     found: dict[str, set[str]] = defaultdict(set)
     for file in (ROOT / package).rglob("*.py"):
         name = file.relative_to(ROOT).as_posix()
+        if without and name.startswith(without):
+            continue
         for module in imported(file):
             top = module.partition(".")[0]
             if top in sys.stdlib_module_names or top in PACKAGES:
@@ -60,10 +72,25 @@ def third_party(package: str) -> dict[str, set[str]]:
 def test_dependencies_of_brokers_and_clients_need_no_extra() -> None:
     always = declared(None)
     for package in ("client", "commitlog", "dledger", "namesrv", "remoting"):
-        found = third_party(package)
+        found = third_party(package, without="dledger/console/")
         assert found, package
         for distribution, files in found.items():
-            assert distribution in always, (distribution, sorted(files))
+            others = {file for file in files if not file.startswith(PROXY)}
+            assert distribution in always or not others, (distribution, sorted(others))
+
+
+def test_dependencies_of_a_proxy_are_in_its_extra() -> None:
+    allowed = declared(None) | declared("proxy")
+    for distribution, files in third_party("dledger", without="dledger/console/").items():
+        assert distribution in allowed, (distribution, sorted(files))
+
+
+def test_dependencies_of_the_console_are_in_its_extra() -> None:
+    always = declared(None) | declared("console")
+    found = third_party("dledger/console")
+    assert {"hypercorn", "jinja2", "starlette"} <= set(found)
+    for distribution, files in found.items():
+        assert distribution in always, (distribution, sorted(files))
 
 
 def test_dependencies_of_rig_and_spark_jobs_are_in_extras() -> None:

@@ -13,7 +13,7 @@ from dledger.cli.main import main
 from dledger.config import load_config
 from namesrv.config import load_config as load_namesrv_config
 from remoting.access.account_file import parse_accounts
-from remoting.settings.reader import ConfigFile
+from remoting.settings import ConfigFile
 from tests.harness.shipped_files import ROOT
 
 PAGE = (ROOT / "docs" / "operate" / "access.md").read_text()

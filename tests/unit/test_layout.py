@@ -29,7 +29,7 @@ TOP_LEVEL = {
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 }
-MADE_BY_TOOLS = {"build", "dist", "runs", "store"}
+MADE_BY_TOOLS = {"build", "dist", "runs", "sim-failures", "store"}
 TEXT_SUFFIXES = {".py", ".pyi", ".md", ".toml", ".conf", ".txt", ".svg", ".sh", ".yml", ""}
 # In two parts, so that this file does not hold what it looks for.
 INDEX_ADDRESSES = ("pypi" + ".org", "python" + "hosted", "index" + "-url", "/sim" + "ple/")
@@ -104,7 +104,7 @@ def test_layout_core_needs_nothing_for_tests_or_spark() -> None:
     assert "pysyncobj==0.3.17" in core
     assert {"trio", "cbor2"} <= names(core)
     extras = table["optional-dependencies"]
-    assert list(extras) == ["chaos", "spark"]
+    assert list(extras) == ["console", "chaos", "spark", "proxy"]
     assert "pyspark" in names(extras["spark"])
     groups = project()["dependency-groups"]
     for_tests = names(groups["test"])
@@ -162,7 +162,11 @@ def test_product_code_and_pages_know_nothing_of_a_workplace() -> None:
     assert found == []
 
 
-FACES = [ROOT / "dledger" / "__init__.py", ROOT / "dledger" / "testing" / "__init__.py"]
+FACES = [
+    ROOT / "dledger" / "__init__.py",
+    ROOT / "dledger" / "aio" / "__init__.py",
+    ROOT / "dledger" / "testing" / "__init__.py",
+]
 """Tables of the names that users import: a module is loaded at the first use of its names."""
 
 

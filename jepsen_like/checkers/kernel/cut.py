@@ -166,11 +166,14 @@ def routes(ops: Columns, width: int) -> tuple[I64, I64]:
     f, end, off = ops["f"], ops["max_off"], ops["off"]
     is_ok = ops["outcome"] == Outcome.OK
     is_pull = f == F.PULL
-    reads = is_ok & (is_pull | (f == F.MAX_OFFSET)) & (ops["level"] == Level.LINEARIZABLE)
+    current = is_ok & (ops["level"] == Level.LINEARIZABLE)
+    reads = current & (is_pull | (f == F.MAX_OFFSET))
+    lows = current & (reads | (f == F.MIN_OFFSET)) & (ops["min_off"] > 0)
     for which, place in (
         (reads & is_pull & (ops["cnt"] > 0) & (off >= 0), off + ops["cnt"] - 1),
         (reads & (end > 0), end - 1),
         (reads & (end >= 0), end),
+        (lows, ops["min_off"] - 1),
     ):
         rows = np.flatnonzero(which)
         parts.append((rows, place[rows].astype(np.int64) // width))

@@ -48,7 +48,8 @@ STRIDE_ROWS: Final = 1 << 15
 the process has; on a virtual machine new memory costs more than the work done in it."""
 
 
-_BY_OFFSET: Final = ("lo", "hi", "log")
+_BLANKS: Final = {"lo": NOT_YET, "hi": NEVER, "log": NOTHING}
+"""Arrays by offset, and what stands where nothing is known."""
 _SUMS: Final = ("rows", "sends", "acked", "reads")
 _PARTS: Final = (
     "conflicts", "displaced", "contradictions", "_lows", "_seen",
@@ -112,7 +113,8 @@ class QueueFacts:
         conflicts: Offsets acknowledged for two values.
         displaced: Offset and value where a greater one was acknowledged at the same offset.
         contradictions: Reads that contradict themselves.
-        longest: Greatest end that was seen, and by whom: reads of the end, pulls, sends.
+        longest: Greatest end that was seen, and by whom: reads of the end, pulls, sends, first
+            offsets kept.
         rows, sends, acked, reads: How many; of a row that several chunks got, one counts it.
     """
 
@@ -125,7 +127,7 @@ class QueueFacts:
         self.conflicts: list[I64] = []
         self.displaced: list[tuple[I64, I64]] = []
         self.contradictions: list[I64] = []
-        self.longest = [(0, NOTHING)] * 3
+        self.longest = [(0, NOTHING)] * 4
         self.rows = self.sends = self.acked = self.reads = 0
         self.limit: int | None = None
         self._far: list[_Far] = []
@@ -174,6 +176,9 @@ class QueueFacts:
             names = ("call_ns", "ret_ns", "min_off", "op_id")
             call, ret, low, op_id = (_words(ops[name], lows) for name in names)
             self._lows.append((call, ret, low, op_id))
+            at = _chosen(low > 0)  # what was removed was there
+            self._longer(3, low[at], op_id, np.arange(len(low), dtype=np.int64)[at])
+            self._put(low[at] - 1, ret[at], None, is_low=False)
 
     def _own(self, ops: Columns) -> Flags | None:
         """Return which rows count here; None: all."""
@@ -228,6 +233,7 @@ class QueueFacts:
         last = off + count
         wrong = (found & ((end != NOTHING) & (last > end) | (off < 0))) | (end < NOTHING)
         wrong |= ~found & (off >= low) & (off != NOTHING) & (off < end)
+        wrong |= (end != NOTHING) & (low > end)
         if wrong.any():
             self.contradictions.append(_words(ops["op_id"], rows[wrong]))
         at = _chosen(found & (off >= 0))
@@ -307,7 +313,8 @@ class QueueFacts:
         """Make the arrays so long at least, and merge what was beyond them."""
         if capacity <= len(self.lo):
             return
-        for column, blank in ((self.lo, NOT_YET), (self.hi, NEVER), (self.log, NOTHING)):
+        for name, blank in _BLANKS.items():
+            column = getattr(self, name)
             before = len(column)
             # No view of them exists yet; the system moves their pages instead of copying them.
             column.resize(capacity, refcheck=False)
@@ -322,26 +329,28 @@ class QueueFacts:
     @property
     def capacity_bytes(self) -> int:
         """Memory of the arrays by offset."""
-        return sum(getattr(self, name).nbytes for name in _BY_OFFSET)
+        return sum(getattr(self, name).nbytes for name in _BLANKS)
 
     def share(self) -> dict[str, Any]:
         """Return what is known, for the facts of the same offsets elsewhere: see `merge`."""
-        known = (self.lo != NOT_YET) | (self.hi != NEVER) | (self.log != NOTHING)
-        off = np.flatnonzero(known)
-        share = {name: getattr(self, name)[off] for name in _BY_OFFSET}
-        share["at"] = off.astype(np.uint32) if self.size is not None else off
+        share: dict[str, Any] = {}
+        for name, blank in _BLANKS.items():
+            column = getattr(self, name)
+            at = np.flatnonzero(column != blank)
+            share[name] = (at, column[at])
         for name in (*_SUMS, *_PARTS, "length", "longest", "_held", "_spares", "_pulls"):
             share[name] = getattr(self, name)
         return share
 
     def merge(self, share: Mapping[str, Any]) -> None:
         """Take what other rows prove of the same offsets; in any order."""
-        at = share["at"].astype(np.int64)
-        self.reserve(int(at[-1]) + 1 if len(at) else 0)
-        self.lo[at] = np.maximum(self.lo[at], share["lo"])
-        self.hi[at] = np.minimum(self.hi[at], share["hi"])
-        acked = share["log"] != NOTHING
-        self._write(at[acked], share["log"][acked])
+        places = [share[name][0] for name in _BLANKS]
+        self.reserve(max(int(at[-1]) + 1 if len(at) else 0 for at in places))
+        at, lo = share["lo"]
+        self.lo[at] = np.maximum(self.lo[at], lo)
+        at, hi = share["hi"]
+        self.hi[at] = np.minimum(self.hi[at], hi)
+        self._write(*share["log"])
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + share[name])
         for name in _PARTS:
@@ -427,8 +436,9 @@ def _strides(table: Columns, names: Sequence[str]) -> Iterator[Columns]:
 
 def anchors(ops: Columns) -> I64:
     """Return an offset of each row, in whose chunk it is counted; `NOTHING` where it has none."""
-    off, end = (ops[name].astype(np.int64, copy=False) for name in ("off", "max_off"))
-    return np.maximum(np.where(off >= 0, off, end), NOTHING)
+    names = ("off", "max_off", "min_off")
+    off, end, low = (ops[name].astype(np.int64, copy=False) for name in names)
+    return np.maximum(np.where(off >= 0, off, np.where(end >= 0, end, low - 1)), NOTHING)
 
 
 def distinct(column: I64) -> list[int]:

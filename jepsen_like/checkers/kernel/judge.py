@@ -85,6 +85,7 @@ class Judged(msgspec.Struct):
         beyond: The operation that saw the queue longer than it can be.
         pairs: Times that contradict each other.
         lows: Pairs of reads whose first offset kept went back: earlier, later.
+        first_kept: Greatest first offset kept that a read names, its call and the read; 0: none.
         rows: Rows of the queue.
     """
 
@@ -101,6 +102,7 @@ class Judged(msgspec.Struct):
     beyond: int = NOTHING
     pairs: tuple[TimePair, ...] = ()
     lows: tuple[tuple[int, int, int, int, int], ...] = ()
+    first_kept: tuple[int, int, int] = (0, NOTHING, NOTHING)
     rows: int = 0
 
     @property
@@ -154,6 +156,8 @@ def judge_chunks(chunks: Sequence[Chunk], again: I64, look: LookAgain) -> Judged
     bound = _agree(chunks, spares, again, judged)
     _join_pulls(chunks, judged)
     lows = merged_lows(unpack(Lows, [chunk.lows for chunk in chunks]))
+    if len(lows.low) and lows.low[-1] > 0:
+        judged.first_kept = (int(lows.low[-1]), int(lows.call[-1]), int(lows.op_id[-1]))
     went_back = _went_back(lows)
     if length > attempts:
         judged.beyond = _longest(chunks)
@@ -174,7 +178,7 @@ def _least(parts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
 def _longest(chunks: Sequence[Chunk]) -> int:
     """Return the operation that saw the queue longest: of several, the first of the first kind."""
     found = (NOTHING, NOTHING)
-    for kind in range(3):
+    for kind in range(len(chunks[0].longest)):
         ends = [chunk.longest[kind] for chunk in chunks]
         end = max(end for end, _ in ends)
         who = [op_id for its, op_id in ends if its == end and op_id != NOTHING]

@@ -269,7 +269,7 @@ def gather(
     Args:
         ops: Its rows of `ops`, in any order and cut anywhere.
         obs: Its rows of `obs`, likewise.
-        appends: What transactions appended to it, see `half_messages`.
+        appends: What transactions appended to it, see `transactions`.
     """
     facts = QueueFacts()
     for batch in ops:

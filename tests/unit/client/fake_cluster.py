@@ -17,9 +17,9 @@ from commitlog.message_batch import decode_batch
 from commitlog.message_id import encode_offset_message_id
 from commitlog.properties import encode_properties
 from commitlog.record import Record, decode_record, encode_record, pack_host
-from dledger.testing.memory_network import MemoryNetwork
-from remoting.clock import TrioClock
+from dledger.testing.doubles import MemoryNetwork
 from remoting.connection import Connection
+from remoting.machine import TrioClock
 from remoting.processor import DEFERRED, Handled, Limiter
 from remoting.processor_table import ProcessorTable
 from remoting.protocol.bodies import (
@@ -157,7 +157,7 @@ class Broker(Node):
         # What it says of its group; None: nothing, as an older release.
         self.identity: str | None = None
         self.delay_s = 0.0
-        # Told of each heartbeat.
+        # Called for each heartbeat.
         self.heard: Callable[[Connection, HeartbeatData], None] = lambda _, data: None
         if not group.rocketmq:
             self.on(RequestCode.CAPABILITIES, self._capabilities)
@@ -171,7 +171,7 @@ class Broker(Node):
         # Called with each PULL_MESSAGE instead of what answers it otherwise.
         self.pull_hook: Callable[[RemotingCommand], Handled] = self._pull
         self.on(RequestCode.PULL_MESSAGE, self._answer_pull)
-        # Consumer group → connection → client id; each broker knows what it was told itself.
+        # Consumer group → connection → client id; each broker knows what it received itself.
         self.consumers: dict[str, dict[Connection, str]] = {}
         self.on_from(RequestCode.HEART_BEAT, self._heartbeat)
         self.on_from(RequestCode.UNREGISTER_CLIENT, self._unregister)

@@ -27,7 +27,7 @@ from client.producer.request_reply import reply_message
 from client.producer.transaction import HalfMessage
 from commitlog.errors import ConfigError
 from commitlog.record import encode_record
-from remoting.executor import ThreadExecutor
+from remoting.machine import ThreadExecutor
 from remoting.processor import Handled
 from remoting.protocol.command import RemotingCommand
 from tests.unit.client.fake_cluster import open_world
@@ -87,12 +87,16 @@ def test_blocking_reads_dead_letters_and_gives_them_back(
         return DeadLetterGroup(group, "%DLQ%" + group, 2, 1)
 
     async def read(
-        _: DeadLetters, group: str, *, first_offset: int, limit: int | None
+        _: DeadLetters, group: str, *, first_offset: int, limit: int | None, begin: object
     ) -> AsyncIterator[tuple[MessageQueue, MessageExt]]:
+        assert begin is None
         asked.append((group, first_offset, limit))
         yield letter
 
-    async def resend(_: DeadLetters, group: str, *, offset: int | None, limit: int | None) -> int:
+    async def resend(
+        _: DeadLetters, group: str, *, offset: int | None, limit: int | None, queue: object
+    ) -> int:
+        assert queue is None
         asked.append((group, offset, limit))
         return 1
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commitlog import consume_queue, consume_queue_flush, consume_queue_store
+from commitlog import consume_queue, consume_queue_store, queue_files
 from commitlog.consume_queue_store import ConsumeQueueStore
 from commitlog.disk import OsDisk
 from commitlog.errors import ForeignStoreError, InvariantBroken, OffsetOutOfRangeError
@@ -253,7 +253,7 @@ def test_units_are_shared_while_as_many_files_are_open_as_may_be(root: Path, flu
 def test_many_queues_moved_into_files_survive_a_power_cut(
     together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consume_queue_flush, "FLUSH_TOGETHER", together)
+    monkeypatch.setattr(queue_files, "FLUSH_TOGETHER", together)
     monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 60 * UNIT_BYTES)
     disk = CrashDisk()
     store = ConsumeQueueStore(disk, "/queues", 10, max_open_files=1)

@@ -202,6 +202,26 @@ def test_append_refuses_a_frame_that_does_not_fit() -> None:
     assert log.last_index == 3
 
 
+def test_a_frame_verified_after_this_entry_is_not_read_again() -> None:
+    log = open_log(CrashDisk())
+    log.append(next_frame(log, 5, term=1))
+    frame = bytearray(next_frame(log, 5, term=1))
+    header = parse_header(frame)
+    frame[-1] ^= 1  # would be found by reading its body
+    assert log.append(frame, header=header, verified_after=log.last_chain) is header
+
+
+def test_a_frame_verified_after_another_entry_is_read_again() -> None:
+    log, other = open_log(CrashDisk()), open_log(CrashDisk())
+    log.append(next_frame(log, 5, term=1, fill=1))
+    other.append(next_frame(other, 5, term=1, fill=2))
+    frame = next_frame(other, term=1)
+    header = parse_header(frame)
+    with pytest.raises(CorruptEntryError, match="does not follow"):
+        log.append(frame, header=header, verified_after=other.last_chain)
+    assert log.last_index == 1
+
+
 def test_a_frame_of_another_history_is_refused_by_its_chain() -> None:
     log, other = open_log(CrashDisk()), open_log(CrashDisk())
     log.append(next_frame(log, 5, term=1, fill=1))

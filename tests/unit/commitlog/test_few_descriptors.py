@@ -9,8 +9,8 @@ import numpy as np
 
 from commitlog.disk import OsDisk
 from commitlog.entry_log import EntryLog
-from commitlog.java_hash import index_key_hash
 from commitlog.key_index import KeyIndex
+from commitlog.queue_unit import index_key_hash
 from tests.harness.entry_frames import next_frame
 
 DESCRIPTORS = 12

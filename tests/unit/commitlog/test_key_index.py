@@ -8,7 +8,6 @@ import pytest
 
 from commitlog.disk import OsDisk, OsFile
 from commitlog.errors import CorruptStoreError, DiskFullError, FlushFailedError, ForeignStoreError
-from commitlog.java_hash import index_key_hash
 from commitlog.key_index import (
     ENTRIES_PER_FILE,
     PLAIN_ENTRIES,
@@ -16,6 +15,7 @@ from commitlog.key_index import (
     KeyIndex,
     file_name,
 )
+from commitlog.queue_unit import index_key_hash
 
 TIME_MS = 1_795_147_871_927
 ALWAYS = (0, 2**62)

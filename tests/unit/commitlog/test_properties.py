@@ -1,9 +1,26 @@
+"""What brokers write is theirs, and has room beside what clients write."""
+
 from __future__ import annotations
 
 import pytest
 
 from commitlog.errors import LocalProtocolError
-from commitlog.properties import decode_properties, encode_properties, get_property
+from commitlog.properties import (
+    ADDED_BYTES,
+    MAX_CLIENT_PROPERTIES_BYTES,
+    MAX_PROPERTIES_BYTES,
+    OWNED_NAMES,
+    ROOM_BYTES,
+    decode_properties,
+    encode_properties,
+    get_property,
+    has_owned,
+    leaves_room,
+    may_have_owned,
+    with_properties,
+    without_owned,
+    without_properties,
+)
 
 
 def test_pairs_are_written_with_separators() -> None:
@@ -52,3 +69,60 @@ def test_reading_is_lenient(raw: bytes, found: dict[str, str]) -> None:
 )
 def test_one_property_is_found_by_its_whole_name(raw: bytes, value: bytes | None) -> None:
     assert get_property(raw, b"TAGS") == value
+
+
+@pytest.mark.parametrize("name", OWNED_NAMES)
+def test_owned_names_are_removed_anywhere(name: str) -> None:
+    owned = b"%b\x01v\x02" % name.encode()
+    assert may_have_owned(owned)
+    assert "_" in name, "what a batch of records is looked through for"
+    for before, after in ((b"", b""), (b"A\x01b\x02", b""), (b"A\x01b\x02", b"C\x01d\x02")):
+        assert has_owned(before + owned + after)
+        assert without_owned(before + owned + owned + after) == before + after
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        b"",
+        b"XREAL_TOPIC\x01v\x02",
+        b"A\x01REAL_TOPIC\x02",
+        b"REAL_TOPICS\x01v\x02",
+        b"TIMER_DELAY_SEC\x015\x02TIMER_DEL_UNIQKEY\x01K\x02",
+        b"TRAN_MSG\x01true\x02__transactionId__\x01x\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x015\x02",
+        b"RETRY_TOPIC\x01T\x02ORIGIN_MESSAGE_ID\x01x\x02DELAY\x013\x02KEYS\x01a b\x02",
+        b"WAIT\x01true\x02",
+    ],
+)
+def test_what_clients_may_write_stays_byte_by_byte(properties: bytes) -> None:
+    assert without_owned(properties) is properties
+
+
+def test_reserve_is_the_space_of_all_additions() -> None:
+    everything = {name: "v" * size for name, size in ADDED_BYTES.items()}
+    assert len(with_properties(b"", everything)) == ROOM_BYTES
+    assert MAX_CLIENT_PROPERTIES_BYTES + ROOM_BYTES == MAX_PROPERTIES_BYTES
+    assert set(OWNED_NAMES) - set(ADDED_BYTES) == {"POP_CK"}, "which is never added here"
+
+
+def test_present_additions_need_no_more_space() -> None:
+    mine = b"F\x01%b\x02" % (b"x" * (MAX_CLIENT_PROPERTIES_BYTES - 3))
+    assert leaves_room(mine)
+    assert not leaves_room(mine + b"G\x01h\x02")
+    assert leaves_room(mine + b"RETRY_TOPIC\x01T\x02")
+    assert not leaves_room(mine + b"RETRY_TOPIC\x01%b\x02" % (b"x" * ROOM_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("raw", "kept"),
+    [
+        (b"A\x01b\x02N\x01v\x02C\x01d\x02", b"A\x01b\x02C\x01d\x02"),
+        (b"N\x01v", b""),
+        (b"A\x01b\x01c\x02N\x01v\x02", b"A\x01b\x01c\x02"),
+        (b"A\x01\xff\x02N\x01\xfe\x02", b"A\x01\xff\x02"),
+        (b"\x02\x02odd\x02N\x02", b"odd\x02"),
+    ],
+)
+def test_properties_are_taken_out_of_any_bytes(raw: bytes, kept: bytes) -> None:
+    assert without_properties(raw, {b"N"}) == kept
+    assert with_properties(raw, {"N": "new"}) == kept + b"N\x01new\x02"

@@ -11,8 +11,7 @@ from commitlog.errors import CorruptStoreError
 from commitlog.mark import Mark
 from commitlog.recovery import DamagedLogError
 from commitlog.store_paths import StorePaths
-from dledger.testing.crash_disk import CrashDisk
-from dledger.testing.sectors import Inode
+from dledger.testing.crash_disk import CrashDisk, Inode
 from tests.harness.entry_frames import ENTRY_BYTES, next_frame
 
 ROOT = "/store"

@@ -7,8 +7,8 @@ import pytest
 
 from commitlog.damage import check_entries
 from commitlog.entry_log import EntryLog
-from commitlog.java_hash import index_key_hash
 from commitlog.key_index import KeyIndex
+from commitlog.queue_unit import index_key_hash
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_frame
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.testing.clocks import ManualClock
+from dledger.testing.doubles import ManualClock
 from tests.harness.fake_group import FakeGroup
 
 

@@ -98,15 +98,15 @@ def test_acl_check_shows_the_decision(
 @pytest.mark.parametrize(
     ("tokens", "status", "text"),
     [
-        (["add", "order-service"], 1, "account order-service is there already"),
+        (["add", "order-service"], 1, "account order-service exists already"),
         (["add", "short"], 2, "at least 7 characters"),
         (["add", "someone-else", "--topic", "T"], 2, "'T' is not NAME=PERMISSION"),
         (["add", "someone-else", "--topic", "T=WRITE"], 2, "is not DENY, PUB, SUB or PUB|SUB"),
         (["add", "someone-else", "--white", "10.0.0"], 2, "--white: '10.0.0' is not an address"),
         (["grant", "order-service"], 2, "nothing to grant"),
-        (["grant", "nobody", "--topic", "T=PUB"], 1, "there is no account nobody"),
-        (["revoke", "order-service", "--topic", "T"], 1, "there is no line about T"),
-        (["rm", "nobody"], 1, "there is no account nobody"),
+        (["grant", "nobody", "--topic", "T=PUB"], 1, "account nobody does not exist"),
+        (["revoke", "order-service", "--topic", "T"], 1, "the account has no line about T"),
+        (["rm", "nobody"], 1, "account nobody does not exist"),
         (["ls", "--file", "/missing.toml"], 2, "/missing.toml: No such file"),
     ],
 )

@@ -35,6 +35,13 @@ def test_failures_are_counted_apart_and_in_no_rate() -> None:
     assert (result.p50_ms, result.max_ms) == (500.0, 500.0)
 
 
+def test_processor_time_is_that_of_a_message() -> None:
+    tally = _Tally(begin=10.0, end=20.0, brokers_cpu_s=0.5, client_cpu_s=0.01)
+    tally.stored(12.0, 12.5, 1_000)
+    result = _produced(ProduceLoad("t", batch=1_000, duration_s=10.0), tally)
+    assert (result.brokers_cpu_us, result.client_cpu_us) == (500.0, 10.0)
+
+
 def test_a_bench_without_one_success_is_an_error() -> None:
     tally = _Tally(0.0, 1.0)
     tally.failed("unknown", 1)

@@ -9,10 +9,9 @@ import pytest
 
 from commitlog.errors import ConfigError
 from dledger.config import BrokerConfig, load_config
-from dledger.settings_keys import IGNORED_KEYS, MASTER_AND_SLAVE_KEYS, REFUSED
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
-from dledger.settings_values import parse_delay_levels
-from remoting.settings.reader import ConfigFile
+from dledger.settings_text import IGNORED_KEYS, MASTER_AND_SLAVE_KEYS, REFUSED, parse_delay_levels
+from remoting.settings import ConfigFile
 from tests.harness.settings_page import PAGE, with_settings
 
 ROOT = Path(__file__).parents[3]
@@ -690,7 +689,7 @@ def test_config_samples_share_no_port_or_folder(folder: str) -> None:
     assert len({config.raft.peers for config in configs}) == 1
     ports = {config.server.listen_port for config in configs}
     assert len(ports | {peer.port for peer in configs[0].raft.peers}) == 6
-    # RocketMQ clients may try a port two below the one they were told.
+    # RocketMQ clients may try a port two below the one they were given.
     assert not {port - 2 for port in ports} & ports
     assert len({config.store.path_root_dir for config in configs}) == 3
 
@@ -721,13 +720,13 @@ def test_config_page_lists_every_setting() -> None:
 def test_config_setting_is_used(path: str) -> None:
     name = path.partition(".")[2]
     files = (
-        *("broker.py", "part_settings.py", "ports.py", "registration.py"),
+        *("broker.py", "live_settings.py", "registration.py"),
         *("services/retention.py", "services/transaction_check.py"),
         *(f"processors/{path.name}" for path in (ROOT / "dledger" / "processors").glob("*.py")),
     )
     wired = "".join((ROOT / "dledger" / file).read_text() for file in files)
     derived = (ROOT / "dledger" / "config.py").read_text()
-    limits = (ROOT / "dledger" / "services" / "table_limits.py").read_text()
+    limits = (ROOT / "dledger" / "services" / "limits.py").read_text()
     assert (
         re.search(rf"\.{name}\b", wired + derived)
         or f'"{path}"' in derived

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from dledger.cli import config_command
+from dledger.cli import ask_cluster
+from dledger.cli.ask_cluster import rows_of
 from dledger.cli.config_command import OWN_KEYS, differing
-from dledger.cli.given_up import rows_of
 from dledger.cli.main import main
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
+from remoting.properties import read_properties
 from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.confirmation import (
+from remoting.protocol.own_fields import (
     CONFIRMED_FIELD,
     GIVES_UP_FIELD,
     TOPICS_SHOWN,
@@ -21,7 +22,6 @@ from remoting.protocol.confirmation import (
     decode_given_up,
     given_up,
 )
-from remoting.settings.properties import read_properties
 
 A, B = "127.0.0.1:10911", "127.0.0.1:10921"
 
@@ -57,7 +57,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, bytes]]:
             return response_to(request(code), 1, "listenPort cannot change")
         return response_to(request(code), 0, None, {}, texts[address])
 
-    monkeypatch.setattr(config_command, "ask", ask)
+    monkeypatch.setattr(ask_cluster, "ask", ask)
     return calls
 
 
@@ -135,7 +135,7 @@ def careful(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         fields = {GIVES_UP_FIELD: lost(180 if address == A else 179).encode()}
         return response_to(request(code), 1, "gives up messages", fields)
 
-    monkeypatch.setattr(config_command, "ask", ask)
+    monkeypatch.setattr(ask_cluster, "ask", ask)
     return calls
 
 

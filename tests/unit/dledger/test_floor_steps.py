@@ -12,13 +12,13 @@ from trio.testing import MockClock
 
 from commitlog.disk import OsDisk
 from commitlog.record import decode_record
+from dledger.broker_settings import StoreSettings
 from dledger.group import Group
 from dledger.services import retention
 from dledger.services.retention import RetentionService
 from dledger.settings_tables import StoreTable
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.store import ReplicaStore
-from dledger.store_settings import StoreSettings
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
 from tests.harness.raft_cluster import batch
 

@@ -14,7 +14,7 @@ import pytest
 
 from dledger.services.pending_configs import KnownGroups
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
-from dledger.testing.clocks import ManualClock
+from dledger.testing.doubles import ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from remoting.protocol.codes import RequestCode

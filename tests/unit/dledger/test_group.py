@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from commitlog.record import decode_record
-from dledger.applier import APPLY_AT_ONCE_ENTRIES, APPLY_INTERVAL_S
 from dledger.broker_errors import (
     ChangeRefusedError,
     NotLeaderError,
@@ -17,8 +16,8 @@ from dledger.broker_errors import (
     UnknownOutcomeError,
 )
 from dledger.group_api import Proposed
-from dledger.membership_changes import MembershipChanges
-from dledger.proposals import GroupSettings
+from dledger.processors.raft import MembershipChanges
+from dledger.proposals import APPLY_AT_ONCE_ENTRIES, APPLY_INTERVAL_S, GroupSettings
 from tests.harness.groups import Groups, bodies, running_groups
 from tests.harness.raft_cluster import batch
 
@@ -488,13 +487,13 @@ async def test_clean_stop_tries_another_successor(
 async def test_sizes_are_reported_once_per_applied_unit(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = (await groups.leader()).group
-        told: list[tuple[str, int, list[int]]] = []
+        reported: list[tuple[str, int, list[int]]] = []
         leader.on_units.append(
-            lambda units: told.extend(
+            lambda units: reported.extend(
                 (item.topic, item.first, item.units["size"].tolist()) for item in units
             )
         )
         proposed = [await leader.submit(batch(b"a")), await leader.submit(batch(b"bcd"))]
         sizes = [decode_record(leader.log.record_at(where.phy_offset)).size for where in proposed]
-        assert told == [("T", 0, [sizes[0]]), ("T", 1, [sizes[1]])]
+        assert reported == [("T", 0, [sizes[0]]), ("T", 1, [sizes[1]])]
         assert sizes[1] == sizes[0] + 2

@@ -19,7 +19,16 @@ from dledger.cli.debug_command import (
     text_without_secrets,
     without_secrets,
 )
-from dledger.cli.group_command import clone_rows, group_info, group_row, move_rows, reset_time
+from dledger.cli.group_command import (
+    ResetGoal,
+    clone_rows,
+    group_info,
+    group_row,
+    move_rows,
+    other_topics,
+    reset_goal,
+    reset_sentences,
+)
 from dledger.cli.main import main
 from dledger.cli.stats_command import stats_row
 from dledger.output import CliError, ExitCode
@@ -49,7 +58,7 @@ PROGRESS = {
 @pytest.fixture(autouse=True)
 def logs_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command sends the logs of its process to a standard error that is the test's here."""
-    monkeypatch.setattr("dledger.cli.sdk.configure_logs", lambda **_: None)
+    monkeypatch.setattr("dledger.cli.ask_cluster.configure_logs", lambda **_: None)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +66,20 @@ def logs_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     [(True, False, "", 0), (False, True, "", -1), (False, False, "2026-01-31", 1769817600000)],
 )
 def test_where_a_reset_goes(first: bool, last: bool, time: str, expected: int) -> None:
-    assert reset_time(first, last, time) == expected
+    assert reset_goal(first, last, time) == ResetGoal(expected)
+
+
+def test_a_reset_goes_to_an_offset_too() -> None:
+    assert reset_goal(False, False, "", 7) == ResetGoal(-1, 7)
+    for first, offset in ((True, 7), (False, -1)):
+        with pytest.raises(CliError) as raised:
+            reset_goal(first, False, "", offset)
+        assert raised.value.exit_code is ExitCode.USAGE
+
+
+def test_a_dry_run_is_not_done_at_the_same_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["group", "reset", "G", "T", "--earliest", "--dry-run", "--yes"]) == 2
+    assert "--dry-run and --yes exclude each other" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -68,7 +90,7 @@ def test_a_reset_to_nowhere_or_to_two_places_is_a_usage_error(
     first: bool, last: bool, time: str
 ) -> None:
     with pytest.raises(CliError) as raised:
-        reset_time(first, last, time)
+        reset_goal(first, last, time)
     assert raised.value.exit_code is ExitCode.USAGE
 
 
@@ -100,6 +122,36 @@ def test_all_of_a_group() -> None:
 def test_reset_plan_shows_the_move_of_each_queue() -> None:
     (row,) = move_rows({T0: OffsetMove(before=7, after=3, min_offset=1, max_offset=9)})
     assert (row["before"], row["after"], row["moves_by"]) == (7, 3, -4)
+
+
+@pytest.mark.parametrize(
+    ("read", "advice"),
+    [
+        ([], "see dledger topic ls"),
+        (["%RETRY%G"], "see dledger topic ls"),
+        (["orders", "%RETRY%G"], "did you mean orders?"),
+        (["b", "a"], "G reads a, b"),
+        (list("gfedcba"), "G reads a, b, c, d, e and 2 more"),
+    ],
+)
+def test_a_reset_of_no_topic_names_those_of_the_group(read: list[str], advice: str) -> None:
+    assert other_topics("G", "ordres", read) == advice
+
+
+@pytest.mark.parametrize(
+    ("notified", "stored", "begins"),
+    [
+        (2, 0, ["2 queues: running consumers are notified"]),
+        (0, 3, ["3 queues: no consumer is connected"]),
+        (1, 3, ["1 queues: running", "3 queues: no consumer"]),
+        (0, 0, ["nothing was changed"]),
+    ],
+)
+def test_a_reset_names_only_what_was_done(notified: int, stored: int, begins: list[str]) -> None:
+    sentences = reset_sentences(notified, stored)
+    assert len(sentences) == len(begins)
+    for sentence, begin in zip(sentences, begins, strict=True):
+        assert sentence.startswith(begin)
 
 
 def test_a_clone_of_one_topic_leaves_the_others() -> None:

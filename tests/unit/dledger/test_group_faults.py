@@ -13,16 +13,16 @@ import trio
 
 from commitlog.entry_log import EntryLog
 from commitlog.errors import DiskFullError, FlushFailedError, LocalProtocolError
-from commitlog.slot_file import SlotFile
+from commitlog.mark import SlotFile
 from dledger.broker_errors import PendingFullError
+from dledger.broker_settings import StoreSettings
 from dledger.group_api import Proposed
 from dledger.proposals import GroupSettings
 from dledger.raft.journal import Frame
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
-from dledger.store_settings import StoreSettings
 from dledger.testing.crash_disk import CrashDisk
-from dledger.testing.inline_executor import InlineExecutor
+from dledger.testing.doubles import InlineExecutor
 from tests.harness.groups import Groups, bodies, crash_disk, running_groups
 from tests.harness.raft_cluster import batch
 

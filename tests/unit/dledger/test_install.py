@@ -22,9 +22,9 @@ from dledger.raft.wire import PeerFrame
 from dledger.replica_records import Phase
 from dledger.services.retention import Look, RetentionService, choose_floor, is_in_hours
 from dledger.settings_tables import StoreTable
-from dledger.state.names import HALF_TOPIC
 from dledger.state.state_record import FloorChange, TransactionsChange, state_batch
 from dledger.state.tables import StateTables
+from dledger.state.topics import HALF_TOPIC
 from dledger.state.transactions import TransactionDecision
 from dledger.store import ReplicaStore
 from tests.harness.entry_frames import next_frame

@@ -12,11 +12,11 @@ import pytest
 
 from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError
-from dledger.checkpointing import goes_on_after
+from dledger.broker_settings import StoreSettings
+from dledger.replica_records import goes_on_after
 from dledger.state.snapshot import _HEADER, SNAPSHOT_FORMAT, SNAPSHOT_MAGIC, snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
-from dledger.store_settings import StoreSettings
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_frame
 from tests.harness.replica_folders import install_at_once
@@ -244,6 +244,24 @@ def test_returned_snapshot_file_is_ignored() -> None:
     again = opened(disk)
     assert again.damaged, "a log without its beginning and without tables is no log"
     assert again.log.last_index == 0
+
+
+def test_a_log_emptied_without_tables_derives_all_again() -> None:
+    leader = Leader.make()
+    disk = with_snapshot(leader)
+    disk.files[f"{ROOT}/raft/snapshot"].content[-1] ^= 1
+    for path in [path for path in disk.files if path.startswith(f"{ROOT}/index/")]:
+        del disk.files[path]
+    again = opened(disk)
+    assert (again.log.first_index, again.log.last_index, again.derived_index) == (1, 0, 0)
+    assert again.queues.queues() == []
+    assert not again.put_missing_keys(1 << 20, skip_damaged=False)
+    for index in range(1, END + 1):
+        again.log.append(leader.frames[index])
+    again.log.flush()
+    for index in range(1, END + 1):
+        again.apply(index)
+    assert again.tables.applied_chain == leader.chains[END]
 
 
 def test_damage_is_recorded_before_the_log_is_emptied() -> None:

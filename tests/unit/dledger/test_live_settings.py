@@ -17,14 +17,14 @@ from dledger.processors.admin import CHANGE_BYTES_MAX, BrokerConfigProcessor
 from dledger.proposals import GroupSettings
 from dledger.registration import RegisteredBroker
 from dledger.services.retention import RetentionService
-from dledger.settings_keys import IGNORED_KEYS, REFUSED_KEYS
 from dledger.settings_tables import SETTINGS, BrokerTable, ClientTable, StoreTable
-from dledger.testing.clocks import EPOCH_MS, ManualClock
+from dledger.settings_text import IGNORED_KEYS, REFUSED_KEYS
+from dledger.testing.doubles import EPOCH_MS, ManualClock
 from remoting.errors import BadRequestError
+from remoting.properties import read_properties
 from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.confirmation import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from remoting.protocol.outcome import answer_error
-from remoting.settings.properties import read_properties
+from remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
 
@@ -420,16 +420,16 @@ def test_live_settings_count_what_would_go(live: LiveSettings, broker: Broker) -
 
 
 def test_live_settings_text_has_every_setting(live: LiveSettings) -> None:
-    told = read_properties(live.text())
-    assert {"brokerId", "useTLS", *READ_BY_TOOLS} <= told.keys()
+    reported = read_properties(live.text())
+    assert {"brokerId", "useTLS", *READ_BY_TOOLS} <= reported.keys()
     for key in ("brokerId", "useTLS", *READ_BY_TOOLS):
-        told.pop(key)
-    assert len(told) == len(SETTINGS)
-    assert told["brokerPermission"] == "6"
-    assert told["longPollingEnable"] == "true"
-    assert told["deleteWhen"] == "04"
-    assert told["raft.election_timeout_ms"] == "800"
-    assert {path_of(key) for key in told} == set(SETTINGS)
+        reported.pop(key)
+    assert len(reported) == len(SETTINGS)
+    assert reported["brokerPermission"] == "6"
+    assert reported["longPollingEnable"] == "true"
+    assert reported["deleteWhen"] == "04"
+    assert reported["raft.election_timeout_ms"] == "800"
+    assert {path_of(key) for key in reported} == set(SETTINGS)
 
 
 def test_live_settings_key_has_one_meaning() -> None:

@@ -9,7 +9,7 @@ import pytest
 from dledger.cli.local_cluster import free_ports, lay_out
 from dledger.config import load_config
 from dledger.output import CliError
-from remoting.settings.reader import ConfigFile
+from remoting.settings import ConfigFile
 
 
 def test_free_ports_are_distinct_and_never_two_apart() -> None:

@@ -12,13 +12,14 @@ from commitlog.derive import derive
 from commitlog.disk import OsDisk
 from commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op
 from commitlog.entry_log import EntryLog
+from commitlog.mark import SlotFile
 from commitlog.queue_unit import UNIT_BYTES
 from commitlog.record import encode_record, pack_host
-from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
-from dledger.cli.log_verify import equal_bytes, open_segments, verify_store
+from dledger.cli.log_verify import open_segments, verify_store
 from dledger.cli.main import main
 from dledger.output import CliError
+from tests.harness.replica_folders import equal_bytes
 
 SEGMENT_BYTES = 64 * 1024
 

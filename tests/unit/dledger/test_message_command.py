@@ -74,3 +74,21 @@ def test_nothing_found_fails_and_is_still_a_document(capsys: pytest.CaptureFixtu
 def test_csv_cells(capsys: pytest.CaptureFixture[str]) -> None:
     show("csv", "title", [{"a": 1, "b": None, "c": [1, 2], "d": 1.5, "e": True}], ("a",))
     assert capsys.readouterr().out == 'a,b,c,d,e\n1,,"[1,2]",1.5,True\n'
+
+
+def test_an_id_is_whole_where_a_body_is_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda _: True))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    row = {"id": "7F0000011DAEA5BC22BC7AE1DBD20000", "place": "broker-a", "body": "word " * 40}
+    show("table", "", [row], tuple(row))
+    lines = capsys.readouterr().out.splitlines()
+    assert row["id"] in lines[3]
+    assert max(map(len, lines)) <= 80
+    assert sum(line.count("word") for line in lines) == 40
+    show("table", "", [{**row, "place": "long-name-" * 5}], tuple(row))
+    lines = capsys.readouterr().out.splitlines()
+    assert f"id    │ {row['id']}" in lines[1], "a record: a line for each column"
+    assert max(map(len, lines)) <= 80

@@ -13,15 +13,15 @@ import pytest
 
 from commitlog.errors import ForeignStoreError, NewerEntryError, RemoteProtocolError
 from commitlog.mark import Anchor
+from dledger.broker_settings import StoreSettings
 from dledger.raft.follower import split_frames
 from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.membership import Members
-from dledger.raft.wire import PROTOCOL_VERSION
+from dledger.raft.wire import PROTOCOL_OLDEST, PROTOCOL_VERSION
 from dledger.replica_records import encode_damage
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
-from dledger.store_settings import StoreSettings
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_no_op
 
@@ -132,6 +132,12 @@ def test_a_hello_of_a_newer_version_is_refused() -> None:
         Hello.decode({"v": newer, "name": "n2"})
     with pytest.raises(RemoteProtocolError, match=r"^a peer speaks"):
         Hello.decode({"v": newer, "name": 1_000 * "x"})
+
+
+def test_a_hello_of_a_version_too_old_is_refused() -> None:
+    older = PROTOCOL_OLDEST - 1
+    with pytest.raises(RemoteProtocolError, match=f"^n2 speaks version {older}, oldest known"):
+        Hello.decode({"v": older, "name": "n2"})
 
 
 def test_an_append_with_a_newer_entry_closes_the_connection() -> None:

@@ -12,10 +12,10 @@ import trio
 from commitlog.disk import OsDisk
 from dledger.cli.main import main
 from dledger.config import BrokerConfig, load_config
+from dledger.live_settings import group_secret
 from dledger.output import ExitCode
-from dledger.part_settings import group_secret
 from dledger.raft.identity import GroupSecret
-from remoting.settings.reader import ConfigFile
+from remoting.settings import ConfigFile
 from tests.harness.groups import Groups
 from tests.harness.shipped_files import ROOT
 
@@ -63,7 +63,7 @@ def test_a_secret_that_is_there_is_not_overwritten(
     assert main(["raft", "secret", str(file)]) == ExitCode.USAGE
     assert file.read_bytes() == before
     said = capsys.readouterr()
-    assert "is there already" in said.err
+    assert "exists already" in said.err
     assert before.decode().strip() not in said.out + said.err
 
 

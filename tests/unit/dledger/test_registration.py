@@ -12,9 +12,9 @@ import pytest
 import trio
 
 from commitlog.errors import ConfigError
-from dledger.broker_id import follower_id
-from dledger.state.configs import TopicConfig
-from dledger.testing.clocks import VirtualClock
+from dledger.broker_settings import follower_id
+from dledger.state.topics import TopicConfig
+from dledger.testing.doubles import VirtualClock
 from remoting.errors import ConnectFailedError
 from remoting.protocol.bodies import RegisterBrokerBody
 from remoting.protocol.codes import RequestCode
@@ -151,9 +151,9 @@ async def test_new_role_is_registered_at_once(world: World, nursery: trio.Nurser
     world.group.lead()
     world.registration.role_changed()
     await trio.sleep(0.1)
-    told = world.client.to("ns1:9876")[-1]
-    assert (told.header.broker_id, told.oneway) == (0, True)
-    assert told.body.topic_config_serialize_wrapper.data_version.state_version == 2
+    reported = world.client.to("ns1:9876")[-1]
+    assert (reported.header.broker_id, reported.oneway) == (0, True)
+    assert reported.body.topic_config_serialize_wrapper.data_version.state_version == 2
     await trio.sleep(4)
     confirmed = world.client.to("ns1:9876")[-1]
     assert (confirmed.header.broker_id, confirmed.oneway) == (0, False)
@@ -203,7 +203,7 @@ async def test_a_name_server_that_is_down_holds_up_no_other(
     assert world.client.to("ns2:9876")[-1].header.broker_id == 3
     world.client.down.clear()
     await trio.sleep(3.2)
-    assert world.client.to("ns1:9876"), "told soon after it came back"
+    assert world.client.to("ns1:9876"), "informed soon after it came back"
 
 
 async def test_a_refused_registration_is_tried_again(world: World, nursery: trio.Nursery) -> None:

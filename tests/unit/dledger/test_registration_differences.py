@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from commitlog.disk import OsDisk
-from dledger.state.configs import TopicConfig
-from dledger.testing.clocks import VirtualClock
+from dledger.state.topics import TopicConfig
+from dledger.testing.doubles import VirtualClock
 from namesrv.config import NamesrvConfig, NamesrvTable
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from commitlog.disk import OsDisk
-from dledger.testing.clocks import ManualClock
+from dledger.testing.doubles import ManualClock
 from namesrv.config import NamesrvConfig, NamesrvTable
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
-from remoting.protocol.codes import OWN_CODES, RequestCode
-from remoting.protocol.not_supported import INSTEAD, not_supported
+from remoting.protocol.codes import INSTEAD, OWN_CODES, RequestCode, not_supported
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
 from tests.harness.shipped_files import ROOT

@@ -10,12 +10,22 @@ import pytest
 import trio
 import trio.testing
 
-from client.core.errors import BrokerRefusedError
+from client.core.errors import BrokerRefusedError, MessageIllegalError
 from client.core.message_ext import SendResult, SendStatus
 from client.core.route import MessageQueue
 from dledger.cli.main import main
 from dledger.cli.message_command import check_delay_level
-from dledger.cli.send_lines import given, lines, printer_of, send_all
+from dledger.cli.send_lines import (
+    LINE_BYTES_MAX,
+    READ_BYTES,
+    counted,
+    given,
+    lines,
+    numbered,
+    paced,
+    printer_of,
+    send_all,
+)
 from dledger.output import CliError
 
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -146,6 +156,29 @@ async def test_lines_of_standard_input(pieces: list[bytes], found: list[bytes]) 
     assert [line async for line in given(["x"], 2)] == [b"x", b"x"]
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b""], ids=["line feed", "both", "none"])
+async def test_line_of_the_largest_message_is_sent(end: bytes) -> None:
+    longest = b"x" * (LINE_BYTES_MAX - len(end[:-1]))
+    left = [b"a\n", longest[:100], longest[100:], end, b""]
+    found = [line async for line in lines(lambda _: left.pop(0), 1)]
+    assert [len(line) for line in found] == [1, len(longest)]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"x" * READ_BYTES], ids=["none", "one", "unread"])
+async def test_line_longer_than_a_message_is_refused(end: bytes) -> None:
+    left = [b"a\n\nb\n", b"x" * LINE_BYTES_MAX, b"x" + end, b"never read"]
+    found: list[bytes] = []
+
+    async def take() -> None:
+        async for line in lines(lambda _: left.pop(0), 1):
+            found.append(line)
+
+    with pytest.raises(MessageIllegalError, match=f"line 4 has more than {LINE_BYTES_MAX} bytes"):
+        await take()
+    assert found == [b"a", b"b"]
+    assert left == [b"never read"]
+
+
 ROW = {"status": "SEND_OK", "message_id": "id", "broker": "a", "queue": 0, "offset": 7}
 
 
@@ -197,3 +230,25 @@ def test_a_delay_level_above_those_of_a_broker_is_refused() -> None:
         check_delay_level(19, settings)
     with pytest.raises(CliError, match="h:1 has the levels 1 to 21"):
         check_delay_level(22, settings)
+
+
+async def test_bodies_of_a_template_are_numbered() -> None:
+    bodies = numbered(given(["order {number}", "plain"], 2))
+    assert [body async for body in bodies] == [b"order 1", b"order 2", b"plain", b"plain"]
+
+
+async def test_paced_bodies_come_at_the_rate_and_do_not_catch_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    times, began = [], trio.current_time()
+    async for body in paced(given(["a", "b", "c", "d"], 1), 10.0):
+        times.append(round(trio.current_time() - began, 3))
+        if body == b"b":
+            await trio.sleep(5)
+    assert times == [0.0, 0.1, 5.1, 5.2]
+
+
+async def test_counted_bodies_are_counted_once_each() -> None:
+    seen: list[None] = []
+    assert [body async for body in counted(given(["a", "b"], 2), lambda: seen.append(None))]
+    assert len(seen) == 4

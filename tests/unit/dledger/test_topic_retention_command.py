@@ -1,17 +1,18 @@
-"""``dledger topic retention``: what would go is shown, and goes with --yes."""
+"""``dledger topic retention`` and ``update``: what would go is shown, and goes with --yes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import pytest
 
-from dledger.cli import topic_command
+from dledger.cli import ask_cluster
 from dledger.cli.main import main
 from remoting.protocol.bodies import BrokerData, TopicConfig, TopicRouteData
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.confirmation import CONFIRMED_FIELD, GIVES_UP_FIELD, GivenUp
+from remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, GivenUp
 
 LOST = GivenUp(change="orders: retention.ms = 21600000 (now as the log)", messages={"orders": 7})
 
@@ -30,13 +31,17 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
         if code == RequestCode.GET_TOPIC_CONFIG:
             return response_to(request(code), 0, None, None, config.encode())
         assert code == RequestCode.UPDATE_AND_CREATE_TOPIC
-        if group.broker_name == "b" and CONFIRMED_FIELD not in ext and ext["attributes"][0] == "+":
+        if (
+            group.broker_name == "b"
+            and CONFIRMED_FIELD not in ext
+            and ext.get("attributes", "")[:1] == "+"
+        ):
             return response_to(request(code), 1, "gives up", {GIVES_UP_FIELD: LOST.encode()})
         taken.append({"group": group.broker_name, **ext})
         return response_to(request(code), 0)
 
-    monkeypatch.setattr(topic_command, "topic_route", route)
-    monkeypatch.setattr(topic_command, "ask_leader", ask_leader)
+    monkeypatch.setattr(ask_cluster, "topic_route", route)
+    monkeypatch.setattr(ask_cluster, "ask_leader", ask_leader)
     return taken
 
 
@@ -73,4 +78,73 @@ def test_as_long_as_the_log_is_no_loss(changes: list[Mapping[str, str]]) -> None
 @pytest.mark.parametrize("text", ["6", "0h", "-1h", "6 h", "1.5h", "forever"])
 def test_what_is_no_time_is_a_usage_error(changes: list[Mapping[str, str]], text: str) -> None:
     assert main(["topic", "retention", "orders", "--", text]) == 2
+    assert changes == []
+
+
+def test_update_changes_what_is_given_and_nothing_else(
+    changes: list[Mapping[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["topic", "update", "orders", "--write-queues", "5", "--permission", "rw"]) == 0
+    assert [change["group"] for change in changes] == ["a", "b"]
+    for change in changes:
+        assert (change["readQueueNums"], change["writeQueueNums"], change["perm"]) == (
+            "3",
+            "5",
+            "6",
+        )
+        assert "attributes" not in change
+    assert "orders in b: changed" in capsys.readouterr().err
+    assert main(["topic", "update", "orders", "--permission", "r", "--output", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {"broker": "a", "topic": "orders"},
+        {"broker": "b", "topic": "orders"},
+    ]
+
+
+def test_update_of_an_attribute_counts_what_would_go(changes: list[Mapping[str, str]]) -> None:
+    tokens = ["topic", "update", "orders", "--attribute", "retention.ms=1", "--broker", "b"]
+    assert main(tokens) == 0
+    assert changes == []
+    assert main([*tokens, "--yes"]) == 0
+    (change,) = changes
+    assert (change["group"], change["attributes"]) == ("b", "+retention.ms=1")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "nothing to change"),
+        (["--queues", "0"], "a topic has at least 1 queue"),
+        (["--permission", "x"], "--permission is r, w, rw or none"),
+        (["--attribute", "a"], "--attribute a: expected name=value"),
+        (
+            ["--queues", "2", "--attribute", "retention=1"],
+            "topics have the attributes message.type, retention.ms; nothing was changed;"
+            " did you mean retention.ms?",
+        ),
+        (["--attribute", "cleanup.policy=COMPACTION"], "message.type, retention.ms; nothing was"),
+    ],
+)
+def test_update_refuses_what_a_topic_cannot_have(
+    options: list[str],
+    said: str,
+    changes: list[Mapping[str, str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["topic", "update", "orders", *options]) == 2
+    assert said in capsys.readouterr().err
+    assert changes == []
+
+
+def test_an_attribute_of_an_older_version_can_be_removed(changes: list[Mapping[str, str]]) -> None:
+    assert main(["topic", "update", "orders", "--attribute", "cleanup.policy="]) == 0
+    assert [change["attributes"] for change in changes] == 2 * ["-cleanup.policy"]
+
+
+def test_update_of_a_group_without_the_topic_changes_nothing(
+    changes: list[Mapping[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = ["topic", "update", "orders", "--queues", "2", "--broker", "a", "--broker", "z"]
+    assert main(tokens) == 1
+    assert "orders is not in z; nothing was changed" in capsys.readouterr().err
     assert changes == []

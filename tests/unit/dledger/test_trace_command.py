@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from client.trace.data import TraceBean, TraceContext, TraceType
+from client.trace import TraceBean, TraceContext, TraceType
 from dledger.cli.trace_command import path_rows
 
 ID = "0A0000010001"
 BEAN = TraceBean(ID, "T", keys="k1 k2", store_host="10.0.0.1:10911")
-TOLD = [
+TRACED = [
     TraceContext(TraceType.SUB_AFTER, 2900, (BEAN,), group_name="c", cost_time_ms=900,
                  is_success=False, request_id="R1", context_code=4),
     TraceContext(TraceType.SUB_BEFORE, 2000, (TraceBean(ID, keys="k1 k2"),), group_name="c",
@@ -20,7 +20,7 @@ TOLD = [
 
 
 def test_steps_are_joined_and_stand_in_order_of_time() -> None:
-    rows = path_rows(TOLD, ID)
+    rows = path_rows(TRACED, ID)
     assert [(r["step"], r["topic"], r["took_ms"], r["try"], r["result"]) for r in rows] == [
         ("send", "T", 3, None, "stored"),
         ("consume", "T", 900, 1, "failed"),
@@ -31,10 +31,10 @@ def test_steps_are_joined_and_stand_in_order_of_time() -> None:
 
 
 def test_a_key_finds_them_too() -> None:
-    assert [row["step"] for row in path_rows(TOLD, "k2")] == ["send", "consume"]
-    assert path_rows(TOLD, "k3") == []
+    assert [row["step"] for row in path_rows(TRACED, "k2")] == ["send", "consume"]
+    assert path_rows(TRACED, "k3") == []
 
 
 def test_an_end_without_a_beginning_is_shown() -> None:
-    (row,) = path_rows(TOLD[:1], ID)
+    (row,) = path_rows(TRACED[:1], ID)
     assert (row["step"], row["result"], row["time"][17:23]) == ("consume", "failed", "02.900")

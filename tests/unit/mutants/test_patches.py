@@ -241,7 +241,7 @@ def test_an_interpreter_runs_the_tree_with_the_bug(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_bug_changes_what_importers_by_name_get(tmp_path: Path) -> None:
     """Bug 92: deliveries are recorded apart from their progress."""
-    module = next(path for path in PATCHES[92].hunks if "delay_level" in path)
+    module = next(path for path in PATCHES[92].hunks if "delayed_message" in path)
     code = (
         f"from {module[:-3].replace('/', '.')} import delivery_batch\n"
         "print(*(len(delivery_batch([], 1, at, at + 1).sizes) for at in (12, 19)))"

@@ -29,14 +29,14 @@ def looked_for(
         played.append((plan.seed, number))
         return outcomes.get((plan.seed, number), VALID)
 
-    told: list[Looked] = []
-    assert look_for(numbers, (5, 6), plan_of, play, told.append) == told
-    return told, played
+    reported: list[Looked] = []
+    assert look_for(numbers, (5, 6), plan_of, play, reported.append) == reported
+    return reported, played
 
 
-def test_a_bug_is_looked_for_until_a_plan_shows_it_that_is_valid_without() -> None:
-    told, played = looked_for({(6, 31): invalid("lost"), (5, 32): invalid("doubled")}, (31, 32))
-    assert told == [
+def test_hunt_runs_until_a_plan_shows_the_bug() -> None:
+    reported, played = looked_for({(6, 31): invalid("lost"), (5, 32): invalid("doubled")}, (31, 32))
+    assert reported == [
         Looked(31, 6, "total_queue: lost", 2, counts=True),
         Looked(32, 5, "total_queue: doubled", 1, counts=True),
     ]
@@ -44,21 +44,21 @@ def test_a_bug_is_looked_for_until_a_plan_shows_it_that_is_valid_without() -> No
 
 
 def test_what_shows_without_the_bug_does_not_count() -> None:
-    told, played = looked_for({(5, 31): invalid("lost"), (5, 0): invalid("lost")}, (31,))
-    assert told == [Looked(31, 5, "total_queue: lost", 1, counts=False)]
+    reported, played = looked_for({(5, 31): invalid("lost"), (5, 0): invalid("lost")}, (31,))
+    assert reported == [Looked(31, 5, "total_queue: lost", 1, counts=False)]
     assert played.count((5, 0)) == 1
 
 
-def test_a_run_without_the_bug_that_is_not_known_does_not_count_either() -> None:
+def test_hunt_ignores_a_plan_that_fails_without_the_bug() -> None:
     unknown = [Verdict("run", "unknown", reason="it did not end")]
-    told, played = looked_for({(5, 31): invalid("lost"), (5, 0): unknown}, (31,))
-    assert not told[0].counts
+    reported, played = looked_for({(5, 31): invalid("lost"), (5, 0): unknown}, (31,))
+    assert not reported[0].counts
     assert played.count((5, 0)) == CLEAN_TRIES
 
 
 def test_the_run_without_a_bug_is_played_once_for_each_plan() -> None:
-    told, played = looked_for({(5, n): invalid("lost") for n in (31, 32, 33)}, (31, 32, 33))
-    assert [looked.counts for looked in told] == [True] * 3
+    reported, played = looked_for({(5, n): invalid("lost") for n in (31, 32, 33)}, (31, 32, 33))
+    assert [looked.counts for looked in reported] == [True] * 3
     assert played.count((5, 0)) == 1
 
 

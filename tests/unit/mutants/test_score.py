@@ -15,6 +15,8 @@ from tests.mutants.score import (
     Score,
     compared,
     facts_of,
+    hunted_on,
+    make_scores,
     read_scores,
     rows_of,
     slowest,
@@ -93,3 +95,21 @@ def test_a_score_without_a_soak_counts_none() -> None:
     facts = facts_of({21: Score(21, hunted(21, HISTORY))}, PATCHES)
     assert (facts["hunted"], facts["found"], facts["soak_workload_run_for"]) == (1, 1, 0)
     assert slowest({21: Score(21, hunted(21, HISTORY))}, 10) == []
+
+
+def test_a_hunt_that_goes_on_adds_what_was_spent_before() -> None:
+    before = msgspec.structs.replace(hunted(21), seeds=3)
+    found = msgspec.structs.replace(hunted(21, HISTORY), seeds=2, seed=5)
+    assert hunted_on(before, found) == msgspec.structs.replace(found, seeds=5, cpu_s=5.0)
+
+
+def test_what_was_found_is_not_hunted_again(tmp_path: Path) -> None:
+    record, reported = tmp_path / "scores.jsonl", list[str]()
+    known = {
+        21: Score(21, None, hunted(21, HISTORY), None, 2.0),
+        22: Score(22, hunted(22, INVARIANT), hunted(22), None, 2.0),
+    }
+    kept = make_scores(
+        [21, 22], known, record, 2.0, 1, 1, soak=True, brief=True, units=False, tell=reported.append
+    )
+    assert (kept, reported, record.exists()) == (known, [], False)

@@ -9,17 +9,16 @@ import trio
 
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
-from dledger.testing.clocks import ManualClock
-from dledger.testing.inline_executor import InlineExecutor
+from dledger.testing.doubles import InlineExecutor, ManualClock
 from namesrv.config import NamesrvConfig, load_config
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
 from namesrv.server import NAMESRV_RULES
-from remoting.access.account_store import RELOAD_INTERVAL_S
+from remoting.access.account_file import RELOAD_INTERVAL_S
 from remoting.access.accounts import ADMIN, SIGNED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.signature import Credentials
-from remoting.settings.reader import ConfigFile
+from remoting.settings import ConfigFile
 from tests.unit.namesrv.world import ask, config_in, register, running_namesrv
 
 ACCOUNTS = """\

@@ -7,8 +7,7 @@ from msgspec import structs
 
 from commitlog.errors import ConfigError
 from namesrv.config import IGNORED_KEYS, SCHEMA, NamesrvConfig, load_config
-from remoting.settings.config import settings_text
-from remoting.settings.reader import ConfigFile
+from remoting.settings import ConfigFile, settings_text
 
 ROCKETMQ_FILE = """
 # namesrv.conf as it comes from an existing installation

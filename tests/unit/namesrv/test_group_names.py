@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from namesrv.errors import RegistrationRefusedError
-from namesrv.registration import BrokerKey, Registration
+from namesrv.registration import HEARTBEAT_TIMEOUT_MS_MAX, BrokerKey, Registration
 from namesrv.route_table import RouteInfoManager
-from namesrv.takeover import HEARTBEAT_TIMEOUT_MS_MAX
 from remoting.protocol.bodies import QueueData
 from tests.unit.namesrv.test_route_table import CLUSTER, A, B, C, addrs_of, registration, version
 

@@ -14,8 +14,8 @@ from commitlog.disk import OsDisk
 from namesrv.config import NamesrvConfig
 from namesrv.name_server import NameServer
 from namesrv.processor import NameServerProcessor
-from remoting.clock import TrioClock
 from remoting.connection import Connection
+from remoting.machine import TrioClock
 from remoting.protocol.codes import RequestCode
 from tests.harness.register_bodies import encode_compressed
 from tests.unit.namesrv.world import (

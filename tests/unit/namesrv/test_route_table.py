@@ -9,9 +9,13 @@ import pytest
 from namesrv import route_table
 from namesrv.config import NamesrvTable
 from namesrv.errors import RegistrationRefusedError
-from namesrv.registration import MAX_BROKERS_PER_CONNECTION, BrokerKey, Registration
+from namesrv.registration import (
+    HOLDER_SILENCE_MS,
+    MAX_BROKERS_PER_CONNECTION,
+    BrokerKey,
+    Registration,
+)
 from namesrv.route_table import RouteInfoManager
-from namesrv.takeover import HOLDER_SILENCE_MS
 from remoting.protocol.bodies import DataVersion, QueueData, TopicConfig
 
 CLUSTER = "DefaultCluster"
@@ -547,7 +551,7 @@ def test_lists_for_operators() -> None:
     assert info.broker_addr_table["b"].broker_addrs == {0: B, 1: C}
 
 
-# What changes a route is told
+# What changes a route is sent
 
 
 class Changes:

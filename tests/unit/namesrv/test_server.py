@@ -17,12 +17,11 @@ from commitlog.errors import ConfigError
 from namesrv.command import listener_tls
 from namesrv.config import load_config
 from namesrv.server import serve_namesrv
-from remoting.clock import TrioClock
 from remoting.connection import Connection
+from remoting.machine import SystemRng, TrioClock
 from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import RequestCode
-from remoting.rng import SystemRng
-from remoting.settings.reader import ConfigFile
+from remoting.settings import ConfigFile
 from remoting.tcp import TcpNetwork
 from tests.harness.metrics_page import MetricsPage
 from tests.unit.namesrv.world import ask, config_in, register, register_body, route, running_namesrv

@@ -12,12 +12,12 @@ from pathlib import Path
 import trio
 
 from commitlog.disk import OsDisk
-from dledger.testing.memory_network import MemoryNetwork
+from dledger.testing.doubles import MemoryNetwork
 from namesrv.config import SCHEMA, NamesrvConfig, load_config
 from namesrv.server import serve_namesrv
-from remoting.clock import TrioClock
 from remoting.connection import Connection
 from remoting.connection_limits import ConnectionLimits
+from remoting.machine import SystemRng, TrioClock
 from remoting.processor_table import ProcessorTable
 from remoting.protocol.bodies import (
     DataVersion,
@@ -29,7 +29,6 @@ from remoting.protocol.bodies import (
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.signature import Credentials
-from remoting.rng import SystemRng
 from remoting.seams import Executor
 
 PATIENT = ConnectionLimits(idle_timeout_s=3600)

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from typing_extensions import Buffer
 
-from dledger.testing.memory_network import MemoryNetwork, MemoryStream
+from dledger.testing.doubles import MemoryNetwork, MemoryStream
 from remoting.connection import Connection
 from remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits
 from remoting.processor_table import ProcessorTable

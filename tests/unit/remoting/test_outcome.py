@@ -22,7 +22,7 @@ from remoting.protocol.outcome import (
     outcome_of,
 )
 
-# Written out a second time on purpose: changing what a client is told takes two edits.
+# Written out a second time on purpose: changing what a client is answered takes two edits.
 TABLE = """
     stored                0  stored      final
     flush_disk_timeout   10  stored      final
@@ -63,17 +63,21 @@ TABLE = """
     sequence_reused      13  not_stored  final
     illegal_operation   604  not_stored  final
     stale_lock_token        51151 not_stored final
+    offset_not_expected     51152 not_stored final
+    commit_not_expected     51153 not_stored final
+    stale_receipt           208 not_stored final
+    pop_at_work             16 not_stored retriable
     consumer_not_online     206 not_stored final
     client_silent           207 unknown    retriable
 """
 
 
 def test_outcome_table_is_the_documented_one() -> None:
-    told = {
+    reported = {
         f"{condition} {code:d} {outcome} {'retriable' if retriable else 'final'}"
         for condition, (code, outcome, retriable) in ANSWERS.items()
     }
-    assert told == {" ".join(line.split()) for line in TABLE.strip().splitlines()}
+    assert reported == {" ".join(line.split()) for line in TABLE.strip().splitlines()}
     assert set(ANSWERS) == set(Condition)
 
 

@@ -49,6 +49,38 @@ async def test_many_clients_are_served_at_once(nursery: trio.Nursery, memory_net
     assert len(server.connections) == 20
 
 
+async def test_answers_are_reported_with_codes_and_seconds(
+    nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def later(asked: RemotingCommand) -> RemotingCommand:
+        await trio.sleep(2)
+        return response_to(asked, 17)
+
+    def by_body(connection: Connection, asked: RemotingCommand) -> Any:
+        if asked.body == b"deferred":
+            nursery.start_soon(reply_later, connection, asked)
+            return DEFERRED
+        return later(asked) if asked.body == b"later" else echo(connection, asked)
+
+    async def reply_later(connection: Connection, asked: RemotingCommand) -> None:
+        await trio.sleep(3)
+        connection.reply(asked, response_to(asked, 19))
+
+    seen: list[tuple[int, int, float]] = []
+    server = RemotingServer(
+        memory_network, table(by_body), on_answer=lambda *answer: seen.append(answer)
+    )
+    await nursery.start(server.serve, "b", 1)
+    client = RemotingClient(nursery, memory_network)
+    for body in (b"at once", b"later", b"deferred"):
+        await client.invoke("b:1", request(ECHO, {}, body), timeout_s=10)
+    assert [(asked, answered, round(s)) for asked, answered, s in seen] == [
+        (ECHO, 0, 0),
+        (ECHO, 17, 2),
+        (ECHO, 19, 3),
+    ]
+
+
 async def test_server_closes_connections_over_its_limit(
     nursery: trio.Nursery, memory_network: Any
 ) -> None:

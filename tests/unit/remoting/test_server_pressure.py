@@ -10,10 +10,9 @@ import trio.testing
 
 from remoting.client import RemotingClient
 from remoting.connection import Connection
-from remoting.connection_limits import ConnectionLimits
+from remoting.connection_limits import GRACE_S, ConnectionLimits
 from remoting.errors import AccessRefusedError, ConnectionLostError
 from remoting.memory_budget import BudgetLimits, MemoryBudget
-from remoting.places import GRACE_S
 from remoting.processor import DEFERRED, Limiter
 from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import ResponseCode

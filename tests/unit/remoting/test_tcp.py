@@ -19,7 +19,7 @@ from remoting.errors import ConnectFailedError, RemotingError
 from remoting.processor import Limiter
 from remoting.processor_table import ProcessorTable
 from remoting.protocol.command import request, response_to
-from remoting.seams import TlsMode
+from remoting.seams import Stream, TlsMode
 from remoting.server import RemotingServer
 from remoting.tcp import TcpNetwork, client_tls, server_tls
 
@@ -167,3 +167,61 @@ def test_missing_files_are_configuration_errors(tmp_path: Path) -> None:
         client_tls(ca_file=missing)
     with pytest.raises(ConfigError, match="enforcing"):
         server_tls("enforcing", cert_file=None, key_file=None)
+
+
+async def _connected() -> tuple[Stream, Stream]:
+    network = TcpNetwork()
+    listener = await network.listen("127.0.0.1", 0)
+    ours = await network.connect(*listener.address, timeout_s=5)
+    theirs = await listener.accept()
+    await listener.aclose()
+    return ours, theirs
+
+
+async def test_stream_receives_pieces_of_any_size() -> None:
+    ours, theirs = await _connected()
+    await ours.send_all(b"abcdef")
+    assert bytes(await theirs.receive_some(2)) == b"ab"
+    assert bytes(await theirs.receive_some(64)) == b"cdef"
+    async with trio.open_nursery() as nursery:
+
+        async def receive() -> None:
+            assert bytes(await theirs.receive_some(64)) == b"later"
+
+        nursery.start_soon(receive)
+        await trio.testing.wait_all_tasks_blocked()
+        await ours.send_all(b"later")
+    await ours.aclose()
+    assert bytes(await theirs.receive_some(64)) == b""
+    assert bytes(await theirs.receive_some(64)) == b""
+    await theirs.aclose()
+
+
+async def test_stream_closed_under_a_receive_raises_closed() -> None:
+    ours, theirs = await _connected()
+    await ours.send_all(b"first")
+    assert bytes(await theirs.receive_some(64)) == b"first"
+    async with trio.open_nursery() as nursery:
+
+        async def receive() -> None:
+            with pytest.raises(trio.ClosedResourceError):
+                await theirs.receive_some(64)
+
+        nursery.start_soon(receive)
+        await trio.testing.wait_all_tasks_blocked()
+        await theirs.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        await theirs.receive_some(64)
+    await ours.aclose()
+
+
+async def test_stream_that_is_reset_raises_broken() -> None:
+    ours, theirs = await _connected()
+    await ours.send_all(b"first")
+    assert bytes(await theirs.receive_some(64)) == b"first"
+    await theirs.send_all(b"unread")
+    await trio.testing.wait_all_tasks_blocked()
+    await ours.aclose()  # with bytes that were not read: a reset
+    with pytest.raises(trio.BrokenResourceError):
+        await theirs.receive_some(64)
+    await theirs.aclose()

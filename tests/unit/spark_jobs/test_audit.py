@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from commitlog.disk import OsDisk
 from commitlog.entry import parse_header
-from commitlog.mark import Anchor, store_anchor
-from commitlog.slot_file import SlotFile
+from commitlog.mark import Anchor, SlotFile, store_anchor
 from dledger.cli.main import main
 from spark_jobs.audit.compare import audit
 from spark_jobs.audit.folder import NotAFolderError, open_folder
@@ -229,7 +228,7 @@ def test_entries_behind_the_newest_mark_may_differ(tmp_path: Path) -> None:
     assert notes(report).count("1 entries behind the commit point are not compared") == 2
 
 
-def test_an_uncommitted_other_entry_is_said_and_no_difference(tmp_path: Path) -> None:
+def test_uncommitted_other_entry_noted_not_a_difference(tmp_path: Path) -> None:
     other = Writer()
     other.no_op()
     other.topics(put=["T", "U"])
@@ -245,7 +244,7 @@ def test_an_uncommitted_other_entry_is_said_and_no_difference(tmp_path: Path) ->
     assert "n1: holds entries from 3 on that were never committed" in notes(report)
 
 
-def test_two_whole_entries_that_both_count_as_committed_part_the_group(tmp_path: Path) -> None:
+def test_two_committed_entries_at_one_index_diverge(tmp_path: Path) -> None:
     other = Writer()
     other.no_op()
     other.topics(put=["T", "U"])
@@ -266,7 +265,7 @@ def test_two_whole_entries_that_both_count_as_committed_part_the_group(tmp_path:
     assert any(f.replica == "" and "nothing shows which is right" in f.detail for f in two.findings)
 
 
-def test_what_retention_removed_from_one_is_compared_among_the_others(tmp_path: Path) -> None:
+def test_segments_one_replica_removed_compared_in_others(tmp_path: Path) -> None:
     roots = [
         write_folder(tmp_path / "n0", LOG.frames),
         write_folder(tmp_path / "n1", LOG.frames, floor=2),
@@ -298,7 +297,7 @@ def test_an_anchor_that_names_another_entry_is_found(tmp_path: Path) -> None:
     assert kinds(audit(roots)) == {(str(roots[1]), ANCHOR)}
 
 
-def test_a_torn_tail_above_the_mark_is_said_and_no_difference(tmp_path: Path) -> None:
+def test_torn_tail_above_mark_noted_not_a_difference(tmp_path: Path) -> None:
     torn = LOG.frames[30][: len(LOG.frames[30]) // 2]
     roots = [
         write_folder(tmp_path / "n0", LOG.frames),
@@ -311,7 +310,7 @@ def test_a_torn_tail_above_the_mark_is_said_and_no_difference(tmp_path: Path) ->
     assert "n2: not stopped cleanly" in notes(report)
 
 
-def test_a_hole_above_its_own_mark_is_damage_when_the_log_goes_on(tmp_path: Path) -> None:
+def test_hole_above_mark_is_damage_when_the_log_continues(tmp_path: Path) -> None:
     roots = [
         write_folder(tmp_path / "n0", LOG.frames),
         write_folder(tmp_path / "n1", LOG.frames, commit=10, clean=False),
@@ -431,7 +430,7 @@ def test_nothing_is_written_to_a_folder(tmp_path: Path) -> None:
             path.chmod(0o755)
 
 
-def test_a_folder_in_use_is_read_as_it_is_and_that_is_said(tmp_path: Path) -> None:
+def test_folder_in_use_is_read_and_noted(tmp_path: Path) -> None:
     roots = write_group(tmp_path, LOG.frames)
     with (roots[1] / "lock").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -471,7 +470,7 @@ def test_the_shape_of_an_index_file_follows_from_its_size() -> None:
     assert shape_of(41) is None
 
 
-def test_the_command_says_it_and_exits_with_it(
+def test_audit_command_prints_and_exits_with_the_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     roots = write_group(tmp_path, LOG.frames)
@@ -480,9 +479,9 @@ def test_the_command_says_it_and_exits_with_it(
     assert json.loads(capsys.readouterr().out)["verdict"] == "equal"
     flip(segment(roots[1], 5000), 5000 % SEGMENT_BYTES)
     assert main([*arguments, "--output", "json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["findings"][0]["byte"] == 5000 - SEGMENT_BYTES
-    assert told["findings"][0]["replica"] == str(roots[1])
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["findings"][0]["byte"] == 5000 - SEGMENT_BYTES
+    assert reported["findings"][0]["replica"] == str(roots[1])
     assert main(arguments) == 1
     assert f"{SEGMENT_BYTES:020d}" in capsys.readouterr().out
     (roots[2] / "raft" / "commit_mark").write_bytes(b"\xff" * 8192)

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dledger.cli.main import main
-from jepsen_like.history.operation import NEVER, F, Operation, Outcome
-from jepsen_like.history.sequence import encode_row
+from jepsen_like.history.operation import NEVER, F, Operation, Outcome, encode_row
 from jepsen_like.plans.plan import PLAN_VERSION, Plan, encode_plan
 from spark_jobs.generate.history import Shape, generate
 from spark_jobs.run import judge_run
@@ -143,3 +142,21 @@ def test_mutated_tables_never_lose_rows_silently(
         assert outcome.verdict == "unknown", f"mutated(folder, {seed}): {outcome.reason}"
         assert outcome.reason
     shutil.rmtree(folder.parent)
+
+
+def test_a_flipped_bit_of_any_footer_is_unknown(whole: Path, tmp_path: Path) -> None:
+    folder = copied(whole, tmp_path)
+    rng = random.Random(7)
+    for table in ("ops", "obs", "nodes", "events"):
+        path = folder / f"{table}.parquet"
+        data = path.read_bytes()
+        size = int.from_bytes(data[-8:-4], "little") + 8
+        for _ in range(40):
+            at = len(data) - 1 - rng.randrange(size)
+            flipped = bytes([data[at] ^ 1 << rng.randrange(8)])
+            path.write_bytes(data[:at] + flipped + data[at + 1 :])
+            outcome = judge_run(folder, "local", lambda: 0.0)
+            assert outcome.verdict == "unknown", (table, len(data) - at)
+            assert f"{path} has a damaged footer" in outcome.reason
+        path.write_bytes(data)
+    assert judge_run(folder, "local", lambda: 0.0).verdict == "valid"

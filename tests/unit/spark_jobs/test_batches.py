@@ -22,7 +22,7 @@ def rows(topic: str, count: int) -> list[Operation]:
     ]
 
 
-def test_a_column_is_constant_only_if_it_is_so_in_every_row_group(tmp_path: Path) -> None:
+def test_column_constant_only_if_so_in_each_row_group(tmp_path: Path) -> None:
     pq.write_table(ops_table("r", rows("a", 10)), tmp_path / "1.parquet", row_group_size=3)
     same = constants(ds.dataset(tmp_path, schema=OPS))
     assert (same["topic"], same["node"], same["queue"], same["err"]) == ("a", 3, 0, "")

@@ -15,9 +15,17 @@ from jepsen_like.checkers import delayed, push_group, queue_log, transactions
 from jepsen_like.checkers.all_checks import Settings, check_source
 from jepsen_like.checkers.push_group import Consumed, PushRecord, check_record, encode_record
 from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
+from jepsen_like.history.operation import (
+    NOTHING,
+    PUSH_RECORD,
+    F,
+    History,
+    Operation,
+    Outcome,
+    RunHeader,
+    encode_history,
+)
 from jepsen_like.history.parquet import FOLDER, ingest
-from jepsen_like.history.sequence import PUSH_RECORD, encode_history
 from jepsen_like.plans.plan import Plan, Workload, encode_plan
 from jepsen_like.plans.plan import Settings as Configured
 from jepsen_like.plans.promised import CHECKS_MAX, promised
@@ -32,8 +40,8 @@ from tests.oracles.all_checks import check_row_wise
 
 def check(capsys: pytest.CaptureFixture[str], run: Path) -> tuple[int, dict[str, Any]]:
     code = main(["check", str(run), "--output", "json"])
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return code, told
+    reported: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, reported
 
 
 def run_of(folder: Path, seed: int) -> Path:
@@ -46,43 +54,43 @@ def test_a_clean_history_is_valid_and_exits_with_0(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     generate(Shape(4_000, queues=2), tmp_path)
-    code, told = check(capsys, tmp_path)
-    assert (code, told["verdict"], told["anomalies"]) == (0, "valid", [])
-    assert told["operations"] == 4_000
-    assert told["seconds"] > 0
-    assert len(told["digest"]) == 64
+    code, reported = check(capsys, tmp_path)
+    assert (code, reported["verdict"], reported["anomalies"]) == (0, "valid", [])
+    assert reported["operations"] == 4_000
+    assert reported["seconds"] > 0
+    assert len(reported["digest"]) == 64
 
 
 @pytest.mark.parametrize("kind", ["stale-read", "offset-read-before-its-commit"])
-def test_an_anomaly_is_invalid_exits_with_1_and_names_its_witnesses(
+def test_check_anomaly_exits_1_and_names_witnesses(
     kind: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     made = generate(Shape(9_000, queues=2, plant=kind), tmp_path)
-    code, told = check(capsys, tmp_path)
-    assert (code, told["verdict"]) == (1, "invalid")
-    (anomaly,) = told["anomalies"]
+    code, reported = check(capsys, tmp_path)
+    assert (code, reported["verdict"]) == (1, "invalid")
+    (anomaly,) = reported["anomalies"]
     assert (anomaly["checker"], anomaly["name"]) == (made.checker, made.plant)
     assert set(anomaly["operations"]) == set(made.witnesses)
     assert anomaly["detail"]
 
 
-def test_records_become_tables_when_they_are_asked_for_and_again_when_there_are_more(
+def test_records_become_tables_again_when_there_are_more(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     run = run_of(tmp_path / "run", 5)
-    code, told = check(capsys, run)
-    assert (code, told["operations"]) == (0, len(clean_history(5).operations))
+    code, reported = check(capsys, run)
+    assert (code, reported["operations"]) == (0, len(clean_history(5).operations))
     more = run / "history" / "more.cbor"
     more.write_bytes(b"")
     made_ns = (run / "parquet" / "ingest.json").stat().st_mtime_ns
     more.write_bytes(cbor2.dumps("no row"))
     assert more.stat().st_mtime_ns >= made_ns
-    code, told = check(capsys, run)
-    assert (code, told["verdict"]) == (2, "unknown")
-    assert "1 records of the history could not be read" in told["reason"]
+    code, reported = check(capsys, run)
+    assert (code, reported["verdict"]) == (2, "unknown")
+    assert "1 records of the history could not be read" in reported["reason"]
 
 
-def test_a_torn_last_record_does_not_spoil_the_verdict(
+def test_torn_last_record_does_not_change_the_verdict(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     run = run_of(tmp_path / "run", 5)
@@ -95,17 +103,17 @@ def test_a_run_that_did_not_end_is_unknown(
 ) -> None:
     run = run_of(tmp_path / "run", 5)
     (run / "plan.json").write_text(encode_plan(Plan(seed=1, duration_ms=1000, members=3)))
-    code, told = check(capsys, run)
-    assert (code, told["verdict"]) == (2, "unknown")
-    assert NO_END in told["reason"]
+    code, reported = check(capsys, run)
+    assert (code, reported["verdict"]) == (2, "unknown")
+    assert NO_END in reported["reason"]
     broken = Verdict("liveness", "invalid")
-    (run / "result.json").write_text(json.dumps({"verdicts": [{**told["verdicts"][0]}]}))
+    (run / "result.json").write_text(json.dumps({"verdicts": [{**reported["verdicts"][0]}]}))
     assert check(capsys, run)[1]["verdict"] in ("valid", "unknown")
     (run / "result.json").write_text(
         json.dumps({"verdicts": [{"checker": broken.checker, "validity": broken.validity}]})
     )
-    code, told = check(capsys, run)
-    assert (code, told["verdict"]) == (1, "invalid")
+    code, reported = check(capsys, run)
+    assert (code, reported["verdict"]) == (1, "invalid")
 
 
 def test_what_is_no_run_is_a_usage_error(
@@ -115,7 +123,19 @@ def test_what_is_no_run_is_a_usage_error(
     assert "is no run" in capsys.readouterr().err
 
 
-def test_a_check_that_wants_more_rows_than_fit_is_unknown_and_says_so(tmp_path: Path) -> None:
+def test_a_file_address_is_judged_like_its_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ingest(run_of(tmp_path / "run", 5))
+    code, by_path = check(capsys, tmp_path / "run")
+    assert main(["check", (tmp_path / "run").as_uri(), "--output", "json"]) == code == 0
+    by_address = json.loads(capsys.readouterr().out)
+    assert by_address["digest"] == by_path["digest"]
+    assert by_address["operations"] == by_path["operations"] > 0
+    assert main(["check", (tmp_path / "nothing").as_uri(), "--output", "json"]) == 2
+
+
+def test_check_over_the_row_limit_is_unknown(tmp_path: Path) -> None:
     ingest(run_of(tmp_path / "run", 5))
     source = LocalSource(tmp_path / "run" / "parquet")
     verdicts = check_source(source, Settings(rows_max=10))
@@ -146,7 +166,7 @@ def found_in(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
     return [(v.name, v.operations) for verdict in verdicts for v in verdict.violations]
 
 
-def test_a_run_is_held_to_what_its_plan_promises(tmp_path: Path) -> None:
+def test_check_applies_the_guarantees_of_the_plan(tmp_path: Path) -> None:
     folder = tmp_path / "history"
     folder.mkdir()
     history = asked_too_often(encode_plan(PLAN))
@@ -164,7 +184,7 @@ def test_a_run_is_held_to_what_its_plan_promises(tmp_path: Path) -> None:
     assert found_in(tmp_path / FOLDER) == expected, "and tables alone say it, too"
 
 
-def test_of_somebody_elses_brokers_only_their_own_settings_are_asked(tmp_path: Path) -> None:
+def test_check_of_foreign_brokers_uses_their_settings(tmp_path: Path) -> None:
     own = settings_of(tmp_path, PLAN)
     assert (own.lease_ns, own.checks_max, own.idempotent) == (7 * 10**9, CHECKS_MAX, True)
     (tmp_path / "result.json").write_text(json.dumps({"extras": {"namesrv": "h:9876"}}))
@@ -184,8 +204,8 @@ def test_how_late_a_message_may_come_is_judged_where_it_is_asked(
     assert {violation.name for violation in expected} == {delayed.LATE}
     for option, count in (([], 0), (["--late-max-ms", "0"], len(expected))):
         main(["check", str(tmp_path), "--output", "json", *option])
-        told = json.loads(capsys.readouterr().out)
-        late = [one for one in told["anomalies"] if one["name"] == delayed.LATE]
+        reported = json.loads(capsys.readouterr().out)
+        late = [one for one in reported["anomalies"] if one["name"] == delayed.LATE]
         assert len(late) == count
     assert [tuple(one["operations"]) for one in late] == [v.operations for v in expected]
 
@@ -206,10 +226,10 @@ def test_a_push_group_is_judged_again_from_its_record(
     expected = check_record(record)
     assert [violation.name for violation in expected.violations] == [push_group.LOST]
     for folder in (run, run / FOLDER):
-        code, told = check(capsys, folder)
-        (found,) = [v for v in told["verdicts"] if v["checker"] == push_group.NAME]
+        code, reported = check(capsys, folder)
+        (found,) = [v for v in reported["verdicts"] if v["checker"] == push_group.NAME]
         assert msgspec.convert(found, type=Verdict) == expected
-        assert (code, told["verdict"]) == (1, "invalid")
+        assert (code, reported["verdict"]) == (1, "invalid")
     (run / "history" / PUSH_RECORD).write_bytes(b"no record")
-    code, told = check(capsys, run)
-    assert (code, told["verdict"]) == (2, "unknown")
+    code, reported = check(capsys, run)
+    assert (code, reported["verdict"]) == (2, "unknown")

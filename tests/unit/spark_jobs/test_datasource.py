@@ -15,13 +15,19 @@ from commitlog.record import encode_record
 from spark_jobs.datasource.options import (
     COLUMNS,
     LATEST,
+    Bounds,
     OptionError,
     Options,
+    QueueRange,
+    advance,
+    between,
+    chosen,
+    cut,
     parse_options,
     parse_queue_name,
     queue_name,
+    total,
 )
-from spark_jobs.datasource.pushdown import Bounds, QueueRange, advance, between, chosen, cut, total
 from spark_jobs.datasource.source import batch_of
 
 GIVEN = {"namesrv": "h:1", "topic": "T"}
@@ -87,7 +93,7 @@ def test_a_queue_is_named_with_its_broker() -> None:
     assert parse_queue_name(queue_name("%RETRY%g", "b-1", 3)) == ("%RETRY%g", "b-1", 3)
 
 
-def test_ranges_are_chosen_within_what_is_there_and_cut_into_pieces() -> None:
+def test_ranges_within_stored_offsets_cut_into_pieces() -> None:
     assert chosen([Q1, Q0], "earliest", "latest") == [Q0, Q1]
     assert chosen([Q0], {"T/b/0": 5}, {"T/b/0": 2000}) == [Q0]
     assert chosen([Q0, Q1], {"T/b/0": 90}, {"T/b/1": 20}) == [
@@ -101,7 +107,7 @@ def test_ranges_are_chosen_within_what_is_there_and_cut_into_pieces() -> None:
 
 
 @given(start=offsets, more=offsets, limit=st.integers(1, 500))
-def test_a_stream_advances_by_no_more_than_it_may_and_leaves_no_queue_out(
+def test_stream_advances_within_limit_over_all_queues(
     start: dict[str, int], more: dict[str, int], limit: int
 ) -> None:
     latest = {name: start.get(name, 0) + more.get(name, 0) for name in {*start, *more}}
@@ -143,7 +149,7 @@ def test_terms_that_are_not_understood_are_left_to_spark() -> None:
     assert bounds == Bounds()
 
 
-def test_terms_on_store_time_narrow_and_are_left_to_spark_as_well() -> None:
+def test_store_time_terms_narrow_and_stay_with_spark() -> None:
     bounds = Bounds()
     low = datetime(2026, 1, 1, tzinfo=UTC)
     high = datetime(2026, 1, 2, tzinfo=UTC)
@@ -177,7 +183,7 @@ def test_a_message_becomes_a_row() -> None:
 
 def test_a_row_becomes_a_message() -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: make setup")
-    from spark_jobs.datasource.writer import check_columns, message_of
+    from spark_jobs.datasource.network import check_columns, message_of
 
     row = {
         "body": "text",

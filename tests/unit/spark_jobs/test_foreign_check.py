@@ -20,8 +20,8 @@ BAD = f"{GOOD} {{:process 1, :type :ok, :f :read, :value 2}}"
 
 def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
     code = main(["check", *arguments, "--output", "json"])
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return code, told
+    reported: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, reported
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_the_exit_status_is_that_of_the_verdict(
 ) -> None:
     path = tmp_path / "history.edn"
     path.write_text(text)
-    code, told = check(capsys, str(path))
-    assert (code, told["verdict"]) == (status, verdict)
-    assert bool(told["reason"]) == (verdict == "unknown")
+    code, reported = check(capsys, str(path))
+    assert (code, reported["verdict"]) == (status, verdict)
+    assert bool(reported["reason"]) == (verdict == "unknown")
     assert check(capsys, str(tmp_path))[1]["verdict"] == verdict  # the folder of a stored test
-    assert len(told["digest"]) == 64
+    assert len(reported["digest"]) == 64
 
 
 def test_an_anomaly_names_its_rows_and_the_workload_may_be_named(
@@ -45,12 +45,12 @@ def test_an_anomaly_names_its_rows_and_the_workload_may_be_named(
 ) -> None:
     path = tmp_path / "rows.edn"
     path.write_text(BAD)
-    code, told = check(capsys, str(path))
-    (anomaly,) = told["anomalies"]
+    code, reported = check(capsys, str(path))
+    (anomaly,) = reported["anomalies"]
     assert (anomaly["checker"], anomaly["name"]) == ("register", "nonlinearizable")
     assert anomaly["operations"] == [1, 2]
-    code, told = check(capsys, str(path), "--workload", "kafka")
-    assert (code, told["verdict"]) == (2, "unknown")
+    code, reported = check(capsys, str(path), "--workload", "kafka")
+    assert (code, reported["verdict"]) == (2, "unknown")
 
 
 def test_a_file_that_is_not_there_is_a_usage_error(
@@ -59,8 +59,8 @@ def test_a_file_that_is_not_there_is_a_usage_error(
     assert main(["check", str(tmp_path / "no.edn"), "--workload", "set"]) == 2
     assert "No such file" in capsys.readouterr().err
     (tmp_path / "bytes.edn").write_bytes(b"\xff\xfe")
-    code, told = check(capsys, str(tmp_path / "bytes.edn"))
-    assert (code, told["reason"]) == (2, "byte 0 of bytes.edn is no UTF-8")
+    code, reported = check(capsys, str(tmp_path / "bytes.edn"))
+    assert (code, reported["reason"]) == (2, "byte 0 of bytes.edn is no UTF-8")
 
 
 @pytest.mark.parametrize(("run", "status"), [("good", 0), ("broken", 1)])
@@ -69,9 +69,9 @@ def test_an_exported_run_is_judged_like_the_run(
 ) -> None:
     out = tmp_path / "history.edn"
     assert main(["history", "export", str(SHIPPED / run), "--out", str(out)]) == 0
-    code, told = check(capsys, str(out))
+    code, reported = check(capsys, str(out))
     assert code == status
-    names = {anomaly["name"] for anomaly in told["anomalies"]}
+    names = {anomaly["name"] for anomaly in reported["anomalies"]}
     assert names == ({"inconsistent-offsets"} if status else set())
 
 

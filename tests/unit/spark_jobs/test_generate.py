@@ -15,8 +15,7 @@ from jepsen_like.checkers import queue_log
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.history.operation import NEVER, F, Outcome
 from jepsen_like.history.parquet import read_summary
-from spark_jobs.generate.history import Shape, generate
-from spark_jobs.generate.plant import PLANTERS, CannotPlantError, planter_named
+from spark_jobs.generate.history import PLANTERS, CannotPlantError, Shape, generate, planter_named
 from tests.harness.generated import generated
 from tests.harness.shipped_files import ROOT
 
@@ -30,9 +29,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_clean_history_raises_no_alarm_and_is_as_long_as_it_was_asked_for(
-    shape: Shape, tmp_path: Path
-) -> None:
+def test_generated_history_is_valid_and_of_given_length(shape: Shape, tmp_path: Path) -> None:
     history, made = generated(shape, tmp_path)
     assert (len(history.operations), made.ops) == (shape.ops, shape.ops)
     assert {op.queue for op in history.operations} == set(range(shape.queues))
@@ -40,7 +37,7 @@ def test_a_clean_history_raises_no_alarm_and_is_as_long_as_it_was_asked_for(
     assert not found, f"{shape}: {found[:3]}"
 
 
-def test_a_history_has_every_outcome_overlaps_and_messages_that_were_seen(tmp_path: Path) -> None:
+def test_generated_history_has_outcomes_overlaps_and_reads(tmp_path: Path) -> None:
     history, _ = generated(Shape(20_000, clients=10, queues=2), tmp_path)
     kinds = Counter((F(op.f), Outcome(op.outcome)) for op in history.operations)
     assert all(kinds[F.SEND, outcome] > 20 for outcome in Outcome)
@@ -57,9 +54,7 @@ def test_a_history_has_every_outcome_overlaps_and_messages_that_were_seen(tmp_pa
 
 
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
-def test_a_client_does_one_thing_at_a_time_and_is_gone_after_an_unknown_outcome(
-    shape: Shape, tmp_path: Path
-) -> None:
+def test_generated_client_ends_after_an_unknown_outcome(shape: Shape, tmp_path: Path) -> None:
     history, _ = generated(shape, tmp_path)
     free: dict[int, int] = {}
     for op in sorted(history.operations, key=lambda op: op.call_ns):
@@ -71,7 +66,7 @@ def test_a_client_does_one_thing_at_a_time_and_is_gone_after_an_unknown_outcome(
 
 @pytest.mark.parametrize("kind", PLANTERS)
 @pytest.mark.parametrize("seed", [1])
-def test_a_planted_anomaly_is_found_under_its_name_with_its_witnesses(
+def test_generated_anomaly_found_by_name_with_witnesses(
     kind: str, seed: int, tmp_path: Path
 ) -> None:
     shape = Shape(8_000, clients=10, queues=2, seed=seed, plant=kind, block_ops=4_000)
@@ -99,13 +94,13 @@ def test_equal_seeds_give_equal_files_and_others_do_not(tmp_path: Path) -> None:
 
 def test_the_counts_are_those_of_the_tables(tmp_path: Path) -> None:
     made = generate(Shape(5_000, queues=3, plant="phantom value"), tmp_path)
-    told = read_summary(tmp_path / "parquet")
+    reported = read_summary(tmp_path / "parquet")
     rows = {
         name: pq.ParquetFile(tmp_path / "parquet" / f"{name}.parquet").metadata.num_rows
         for name in ("ops", "obs")
     }
-    assert rows == {"ops": made.ops, "obs": made.obs} == {"ops": told.ops, "obs": told.obs}
-    assert told.records == told.ops + told.reads
+    assert rows == {"ops": made.ops, "obs": made.obs} == {"ops": reported.ops, "obs": reported.obs}
+    assert reported.records == reported.ops + reported.reads
 
 
 def test_what_cannot_be_made_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -28,26 +28,26 @@ def played(operations: list[Operation], folder: Path) -> list[tuple[Progress, se
     """Play a run; return how it stood after each write, and what had ended by then."""
     run, live = PlayedRun(folder), LiveCheck()
     tail = Tail(folder)
-    told: list[tuple[Progress, set[int]]] = []
+    reported: list[tuple[Progress, set[int]]] = []
     for number, rows in enumerate(writes(operations, WRITES)):
         run.write(rows, torn=number % 3 if number + 1 < WRITES else 0)
-        told.append((live.take(tail.next()), set(run.ended)))
-    return told
+        reported.append((live.take(tail.next()), set(run.ended)))
+    return reported
 
 
-def found(told: list[tuple[Progress, set[int]]]) -> list[Violation]:
-    return [violation for progress, _ in told for violation in progress.violations]
+def found(reported: list[tuple[Progress, set[int]]]) -> list[Violation]:
+    return [violation for progress, _ in reported for violation in progress.violations]
 
 
 @pytest.mark.parametrize("plant", TIMES)
-def test_an_anomaly_is_told_in_the_batch_that_completes_it(plant: str, tmp_path: Path) -> None:
+def test_anomaly_reported_in_the_batch_that_completes_it(plant: str, tmp_path: Path) -> None:
     history, made = generated(Shape(4_000, CLIENTS, 2, seed=7, plant=plant), tmp_path / "made")
-    told = played(history.operations, tmp_path / "run")
-    (violation,) = found(told)
+    reported = played(history.operations, tmp_path / "run")
+    (violation,) = found(reported)
     assert violation.name == made.plant
     assert set(violation.operations) == set(made.witnesses)
-    (batch,) = [at for at, (progress, _) in enumerate(told) if progress.violations]
-    complete = [at for at, (_, ended) in enumerate(told) if ended >= set(made.witnesses)]
+    (batch,) = [at for at, (progress, _) in enumerate(reported) if progress.violations]
+    complete = [at for at, (_, ended) in enumerate(reported) if ended >= set(made.witnesses)]
     assert 0 < batch < WRITES - 1
     # Two bytes of a write may come with the next one.
     assert batch - complete[0] in (0, 1)
@@ -65,23 +65,23 @@ def test_values_are_judged_as_far_as_they_are_remembered(plant: str, tmp_path: P
 @pytest.mark.parametrize("seed", range(8))
 def test_a_correct_run_is_never_accused(seed: int, tmp_path: Path) -> None:
     history, _ = generated(Shape(3_000, CLIENTS, 3, seed=seed), tmp_path / "made")
-    told = played(history.operations, tmp_path / "run")
-    assert not found(told)
+    reported = played(history.operations, tmp_path / "run")
+    assert not found(reported)
     judged = [op for op in history.operations if op.f <= F.FETCH_COMMIT]
-    assert told[-1][0].operations == len(judged)
+    assert reported[-1][0].operations == len(judged)
 
 
 def test_what_is_kept_does_not_grow_with_the_run(tmp_path: Path) -> None:
     history, _ = generated(Shape(30_000, CLIENTS, 1), tmp_path / "made")
-    told = [progress for progress, _ in played(history.operations, tmp_path / "run")]
+    reported = [progress for progress, _ in played(history.operations, tmp_path / "run")]
     assert sum(op.f == F.SEND and op.outcome == Outcome.OK for op in history.operations) > 14_000
     in_a_write = 30_000 // WRITES
-    assert max(progress.in_flight for progress in told) < 2 * in_a_write
+    assert max(progress.in_flight for progress in reported) < 2 * in_a_write
     # Unknown sends that nobody ever sees are waited for; all else is in flight or remembered.
-    rest = [progress.kept - progress.in_flight for progress in told]
+    rest = [progress.kept - progress.in_flight for progress in reported]
     assert max(rest) < 2 * (VALUES_KEPT + in_a_write) + 30_000 // 50
-    assert max(progress.in_flight for progress in told[WRITES // 2 :]) <= 2 * max(
-        progress.in_flight for progress in told[: WRITES // 2]
+    assert max(progress.in_flight for progress in reported[WRITES // 2 :]) <= 2 * max(
+        progress.in_flight for progress in reported[: WRITES // 2]
     )
 
 
@@ -131,8 +131,8 @@ def test_an_operation_whose_client_is_lost_is_given_up(tmp_path: Path) -> None:
     run.write(sends)
     assert tail.next().horizon_ns == 0
     run.write(sends[:1])
-    told = tail.next()
-    assert (told.open, told.horizon_ns) == (0, GIVEN_UP_NS * 2 + 5)
+    reported = tail.next()
+    assert (reported.open, reported.horizon_ns) == (0, GIVEN_UP_NS * 2 + 5)
 
 
 def test_a_watch_survives_being_kept_as_bytes(tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ def test_following_ends_with_the_run(tmp_path: Path) -> None:
     history, made = generated(Shape(2_000, CLIENTS, 1, plant="stale-read"), tmp_path / "made")
     run = PlayedRun(tmp_path / "run")
     parts = list(writes(history.operations, 5))
-    told: list[Progress] = []
+    reported: list[Progress] = []
 
     def sleep(_: float) -> None:
         run.write(parts.pop(0))
 
-    violations = follow(run.folder, told.append, sleep, lambda: not parts)
+    violations = follow(run.folder, reported.append, sleep, lambda: not parts)
     assert [violation.name for violation in violations] == [made.plant]
-    assert [progress.batch for progress in told] == [1, 2, 3, 4, 5]
+    assert [progress.batch for progress in reported] == [1, 2, 3, 4, 5]
 
 
 def test_the_command_follows_and_then_judges_the_whole(
@@ -167,9 +167,9 @@ def test_the_command_follows_and_then_judges_the_whole(
     run.write([row for rows in writes(history.operations, 1) for row in rows])
     (run.folder / "result.json").write_text("{}")
     assert main(["check", str(run.folder), "--follow", "--output", "json"]) == 1
-    told = capsys.readouterr()
-    assert f"INVALID: {made.plant} in orders/0" in told.err
-    outcome = json.loads(told.out)
+    reported = capsys.readouterr()
+    assert f"INVALID: {made.plant} in orders/0" in reported.err
+    outcome = json.loads(reported.out)
     assert [anomaly["name"] for anomaly in outcome["anomalies"]] == [made.plant]
     assert main(["check", str(run.folder), "--output", "json"]) == 1
     assert json.loads(capsys.readouterr().out)["digest"] == outcome["digest"]

@@ -57,8 +57,8 @@ def test_every_picture_can_be_drawn_of_either_run(name: str, tmp_path: Path) -> 
 def test_bounds_cross_in_the_broken_run_alone(tmp_path: Path) -> None:
     crossed = {}
     for name in ("good", "broken"):
-        told = Looked(SHIPPED / name, tmp_path).bounds("orders", 0)
-        crossed[name] = int((told.earliest > told.latest).sum())
+        reported = Looked(SHIPPED / name, tmp_path).bounds("orders", 0)
+        crossed[name] = int((reported.earliest > reported.latest).sum())
     assert crossed["good"] == 0
     assert crossed["broken"] > 10
 

@@ -67,7 +67,7 @@ def test_lines_come_until_the_work_is_over() -> None:
     assert len(said) == count
 
 
-def test_what_is_over_soon_says_nothing() -> None:
+def test_progress_of_a_short_task_prints_nothing() -> None:
     said: list[str] = []
     with task_lines(said.append) as on_spark:
         on_spark(Tracker({1: Running(4, 1)}))

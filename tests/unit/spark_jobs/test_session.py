@@ -29,7 +29,7 @@ def java_that_says(folder: Path, text: str) -> str:
         ("nonsense", "no Java runtime is here"),
     ],
 )
-def test_a_java_runtime_is_there_or_what_to_install_is_said(
+def test_java_found_or_the_package_to_install_is_named(
     text: str, says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", java_that_says(tmp_path / "java", text))

@@ -78,7 +78,7 @@ class Split:
                     sharer.add(name, Batch(batch, {}, schema))
                 found += sharer.take()
         rng.shuffle(found)
-        return sorted(found, key=lambda share: (share.queue, share.chunk))
+        return found
 
     def judged(self, judge: Judge, only: Queue | None = None) -> Iterator[tuple[Queue, int, bytes]]:
         return joined(self.shares(only), self.width, judge)

@@ -24,7 +24,9 @@ async def test_a_topic_is_created_seen_and_deleted(world: World, client: ClientI
     assert len((await admin.topic_route("new")).publish_queues) == 3
     (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_AND_CREATE_TOPIC]
     assert asked["attributes"] == "+message.type=FIFO"
-    await admin.update_topic("new", queue_nums=5)
+    await admin.update_topic("new", queue_nums=5, attributes={"retention.ms": None, "a": "b"})
+    asked = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_AND_CREATE_TOPIC][-1]
+    assert asked["attributes"] == "-retention.ms,+a=b"
     assert world.groups["g"].topics["new"] == 5
     assert await admin.delete_topic("new") == ["g"]
     assert "new" not in await admin.topic_list()

@@ -17,7 +17,7 @@ QUEUE = MessageQueue("T", "g", 0)
 
 
 class Heard:
-    """An async listener that remembers what it heard and does what it is told."""
+    """An async listener that keeps what it received and does what it is configured to."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []

@@ -12,7 +12,7 @@ from client.core.errors import RequestFailedError
 from client.core.route import MessageQueue
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
-from dledger.testing.inline_executor import InlineExecutor
+from dledger.testing.doubles import InlineExecutor
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import response_to
 from tests.unit.client.consumer.consuming import QUEUE

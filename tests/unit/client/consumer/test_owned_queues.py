@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import trio
 
 from client.consumer.config import PushConfig
 from client.consumer.offsets import FROM_FIRST
+from client.consumer.owned_queues import OwnedQueue, OwnedQueues
 from client.consumer.push_consumer import PushConsumer
+from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from tests.unit.client.consumer.consuming import Heard, send, settled
 from tests.unit.client.fake_cluster import World
@@ -30,3 +35,48 @@ async def test_owned_queue_does_not_wait_for_a_pull_of_a_silent_broker(world: Wo
         began = trio.current_time()
         await heard.wait_for(4)
         assert trio.current_time() - began < 2
+
+
+async def test_no_queue_has_two_at_work_however_it_is_assigned(autojump_clock: object) -> None:
+    """Letting go takes a while; queues are taken away and given back at any moment of it."""
+    rng = random.Random(914)
+    queues = [MessageQueue("T", "b", number) for number in range(4)]
+    at_work: Counter[MessageQueue] = Counter()
+    taken: Counter[MessageQueue] = Counter()
+    assigned: frozenset[MessageQueue] = frozenset()
+    given_back_early = 0
+
+    async def work(owned: OwnedQueue) -> None:
+        at_work[owned.queue] += 1
+        taken[owned.queue] += 1
+        assert at_work[owned.queue] == 1, owned.queue
+        await trio.sleep_forever()
+
+    async def let_go(owned: OwnedQueue) -> None:
+        await trio.sleep(rng.uniform(0, 3))
+        at_work[owned.queue] = 0
+
+    def freed() -> None:
+        wakes[-1].set()
+
+    wakes: list[trio.Event] = []
+    held = OwnedQueues(work=work, let_go=let_go, freed=freed)
+    async with trio.open_nursery() as nursery:
+        held.start(nursery)
+        for _ in range(500):
+            assigned = frozenset(rng.sample(queues, rng.randrange(5)))
+            given_back_early += len(assigned & set(held.held()) - held.queues)
+            wakes.append(trio.Event())
+            await held.apply("T", assigned)
+            assert len(held.held()) == len(set(held.held()))
+            with trio.move_on_after(rng.uniform(0, 2)):
+                while True:  # as a consumer does: what was freed may be owned again
+                    await wakes[-1].wait()
+                    wakes.append(trio.Event())
+                    await held.apply("T", assigned)
+        await trio.sleep(5)
+        await held.apply("T", assigned)
+        assert held.queues == assigned
+        nursery.cancel_scope.cancel()
+    assert given_back_early > 50
+    assert min(taken[queue] for queue in queues) > 50

@@ -7,9 +7,9 @@ import pytest
 from client.consumer.subscriptions import SubscriptionExpression, Subscriptions
 from client.core.errors import SubscriptionIllegalError
 from client.core.message_ext import MessageExt
-from commitlog.java_hash import tags_code
+from commitlog.queue_unit import tags_code
 from commitlog.record import encode_record
-from dledger.testing.clocks import EPOCH_MS, ManualClock
+from dledger.testing.doubles import EPOCH_MS, ManualClock
 
 
 def test_every_change_is_newer_also_when_the_clock_goes_back() -> None:

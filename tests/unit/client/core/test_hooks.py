@@ -43,7 +43,7 @@ OTHER = MessageQueue("T", "g", 1)
 
 
 class Sends:
-    """Remembers what it was told of sends; raises when it is told to."""
+    """Keeps what it was given of sends; raises on request."""
 
     def __init__(self, *, raises: bool = False) -> None:
         self.before: list[SendMessageContext] = []
@@ -53,11 +53,11 @@ class Sends:
     def send_message_before(self, context: SendMessageContext) -> None:
         assert context.send_result is None
         self.before.append(context)
-        context.props["told"] = "before"
+        context.props["seen"] = "before"
         self._fail()
 
     def send_message_after(self, context: SendMessageContext) -> None:
-        assert context.props["told"] == "before"
+        assert context.props["seen"] == "before"
         self.after.append(context)
         self._fail()
 
@@ -73,7 +73,7 @@ class Sends:
 
 
 class Consumptions:
-    """Remembers what it was told of messages handed out; raises when it is told to."""
+    """Keeps what it was given of messages handed out; raises on request."""
 
     def __init__(self, *, raises: bool = False) -> None:
         self.before: list[list[bytes]] = []
@@ -98,7 +98,7 @@ class Consumptions:
 
 
 class Ends:
-    """Remembers the decisions it was told of."""
+    """Keeps the decisions it was given."""
 
     def __init__(self) -> None:
         self.contexts: list[EndTransactionContext] = []
@@ -140,9 +140,9 @@ async def test_hooks_run_once_before_and_once_after_a_send(rocketmq: bool) -> No
     assert context.communication_mode is CommunicationMode.SYNC
     assert context.msg_type is MessageType.NORMAL_MSG
     assert context.exception is None
-    told = context.send_result
-    assert isinstance(told, SendResult)
-    assert (told.message_id, told.queue_offset, told.message_queue) == (
+    reported = context.send_result
+    assert isinstance(reported, SendResult)
+    assert (reported.message_id, reported.queue_offset, reported.message_queue) == (
         result.message_id, 0, context.mq,
     )  # fmt: skip
 
@@ -170,9 +170,9 @@ async def test_hooks_run_for_every_way_to_send() -> None:
         ("SYNC", "NORMAL_MSG"),
         ("ONEWAY", "NORMAL_MSG"),
     ]
-    told = hook.after[3].send_result
-    assert isinstance(told, BatchSendResult)
-    assert [r.message_id for r in told] == [r.message_id for r in batch]
+    reported = hook.after[3].send_result
+    assert isinstance(reported, BatchSendResult)
+    assert [r.message_id for r in reported] == [r.message_id for r in batch]
     assert hook.after[4].send_result is None
     assert hook.after[4].exception is None
 
@@ -333,8 +333,8 @@ async def test_hooks_run_for_every_call_of_a_listener(raises: bool, orderly: boo
         if orderly
         else ("CONSUME_SUCCESS", "RECONSUME_LATER")
     )
-    told = [([b"0"], False, bad, "FAILED"), ([b"0"], True, good, "SUCCESS")]
-    assert hook.after[: 2 if orderly else 1] == told[: 2 if orderly else 1]
+    reported = [([b"0"], False, bad, "FAILED"), ([b"0"], True, good, "SUCCESS")]
+    assert hook.after[: 2 if orderly else 1] == reported[: 2 if orderly else 1]
     assert len(hook.before) == len(hook.after)
     assert QUEUE in hook.queues
 

@@ -157,6 +157,14 @@ def test_properties_begin_with_the_unique_key() -> None:
         encode_message_properties(Message("T", b"x", tags="\ud800"), "ID")
 
 
+@pytest.mark.parametrize("mark", ["\x01", "\x02"])
+def test_a_message_id_holds_no_separator(mark: str) -> None:
+    with pytest.raises(MessageIllegalError, match="separator"):
+        encode_message_properties(Message("T", b"x", tags="A"), f"id{mark}TAGS")
+    with pytest.raises(MessageIllegalError, match="separator"):
+        encode_message_properties(Message("T", b"x"), f"id{mark}TAGS")
+
+
 def test_topic_limits_depend_on_the_prefix() -> None:
     check_topic("%RETRY%" + "g" * 248)
     check_topic("a" * 127)

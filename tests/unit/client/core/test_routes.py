@@ -12,8 +12,8 @@ from client.core.client_instance import ClientConfig, ClientInstance
 from client.core.errors import NoNameServerError
 from client.core.routes import NameServerList
 from commitlog.errors import ConfigError
-from dledger.testing.memory_network import MemoryNetwork
-from remoting.clock import TrioClock
+from dledger.testing.doubles import MemoryNetwork
+from remoting.machine import TrioClock
 from tests.unit.client.fake_cluster import World, open_world
 
 

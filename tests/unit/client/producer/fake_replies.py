@@ -25,7 +25,7 @@ class FakeReplies:
 
     Attributes:
         requests: Each that was stored, as a consumer gets it.
-        known: Address of a broker to the clients that told it of themselves, with their groups.
+        known: Address of a broker to the clients that registered with it, with their groups.
         pushed: What clients said to 326.
         refuse: Answers to 325 before any push, first come first served.
     """

@@ -29,7 +29,7 @@ class FakeTransactions:
     Attributes:
         halves: What was sent, in order of the half offsets.
         decisions: Half offset to the first decision.
-        ends: Every end that a leader was told.
+        ends: Every end that a leader received.
         oneway: How many of them wanted no answer.
         known: Address of a broker to the connections that brought a heartbeat.
         answer_end: Answers an end instead, or None to go on.

@@ -18,12 +18,14 @@ from client.producer.lane import (
     SOLOS_MIN,
     Coalescer,
     Lane,
+    ProducerId,
+    ProducerSession,
+    Sequences,
     settle_batch,
 )
-from client.producer.sequences import ProducerId, ProducerSession, Sequences
 from client.producer.state import SendSlot, SlotState
 from remoting.errors import RemoteProtocolError
-from remoting.protocol.producer_stamp import OPEN_SEQUENCES_MAX, ProducerStamp
+from remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, ProducerStamp
 
 ID = b"0123456789abcdef"
 

@@ -19,7 +19,7 @@ from client.producer.producer import Producer
 from remoting.processor import Handled
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.recall_handle import RecallHandle
+from remoting.protocol.headers import RecallHandle
 from tests.unit.client.fake_cluster import open_world
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
@@ -106,10 +106,10 @@ async def test_recall_is_sent_again_while_its_outcome_is_unknown() -> None:
     [(604, AlreadyDeliveredError), (22, BrokerRefusedError), (16, BrokerRefusedError)],
 )
 async def test_recall_refused_raises(code: int, error: type[BrokerRefusedError]) -> None:
-    told = await recalled(refused(code))
-    assert isinstance(told, BrokerRefusedError)
-    assert type(told) is error
-    assert (told.outcome, told.code, told.remark) == ("not_stored", code, "why")
+    reported = await recalled(refused(code))
+    assert isinstance(reported, BrokerRefusedError)
+    assert type(reported) is error
+    assert (reported.outcome, reported.code, reported.remark) == ("not_stored", code, "why")
 
 
 @pytest.mark.parametrize(

@@ -226,8 +226,8 @@ async def test_a_later_request_waits_for_no_heartbeat() -> None:
             await stage.asker.request(QUESTION, 3.0)
             if number == 0:
                 await trio.sleep(1.0)
-                told = stage.world.count(HEARTBEAT)
-        assert stage.world.count(HEARTBEAT) == told
+                reported = stage.world.count(HEARTBEAT)
+        assert stage.world.count(HEARTBEAT) == reported
 
 
 async def test_request_waits_a_moment_only_for_a_silent_follower() -> None:

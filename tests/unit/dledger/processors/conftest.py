@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.testing.clocks import ManualClock
+from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
 

@@ -8,7 +8,7 @@ import pytest
 
 from dledger.processors.admin import CleanUpProcessor, _size
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
-from dledger.testing.clocks import ManualClock
+from dledger.testing.doubles import ManualClock
 from remoting.protocol.bodies import KVTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request

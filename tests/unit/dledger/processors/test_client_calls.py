@@ -13,7 +13,7 @@ import trio
 from commitlog.message_id import encode_offset_message_id
 from dledger.processors.client_calls import CLIENT_ANSWERS_WITHIN_S, STATUS_WITHIN_S
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
-from dledger.testing.clocks import ManualClock
+from dledger.testing.doubles import ManualClock
 from remoting.errors import ConnectionLostError, RequestTimedOutError
 from remoting.protocol.bodies import (
     ConsumerData,

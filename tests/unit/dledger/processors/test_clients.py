@@ -10,11 +10,11 @@ import pytest
 import trio
 
 from dledger.processors.clients import NOTIFIED_AT_ONCE, NOTIFIED_LATER_S, SETTLE_S, SettlingGroups
-from dledger.processors.pull_checks import FLAG_SUBSCRIPTION
-from dledger.services.table_limits import CLIENT_ID_CHARACTERS, GROUPS_PER_HEARTBEAT
-from dledger.state.configs import SubscriptionGroupConfig
+from dledger.processors.get_message import FLAG_SUBSCRIPTION
+from dledger.services.limits import CLIENT_ID_CHARACTERS, GROUPS_PER_HEARTBEAT
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
-from dledger.testing.clocks import ManualClock, VirtualClock
+from dledger.state.topics import SubscriptionGroupConfig
+from dledger.testing.doubles import ManualClock, VirtualClock
 from remoting.protocol.bodies import (
     CheckClientRequestBody,
     ConsumerData,
@@ -50,7 +50,7 @@ def beat(
     return broker.call(RequestCode.HEART_BEAT, {}, body.encode(), connection=connection)
 
 
-def told(connection: FakeConnection) -> list[str]:
+def reported(connection: FakeConnection) -> list[str]:
     return [
         command.ext["consumerGroup"]
         for command in connection.asked
@@ -142,13 +142,13 @@ def test_a_follower_registers_clients_and_proposes_nothing(broker: Broker) -> No
 def test_a_new_client_and_a_changed_subscription_wake_the_group(broker: Broker) -> None:
     one, two = FakeConnection(), FakeConnection()
     beat(broker, one, SubscriptionData("T"), client_id="c1")
-    assert told(one) == ["g"]
+    assert reported(one) == ["g"]
     beat(broker, one, SubscriptionData("T"), client_id="c1")
-    assert told(one) == ["g"], "nothing changed"
+    assert reported(one) == ["g"], "nothing changed"
     beat(broker, two, SubscriptionData("T"), client_id="c2")
-    assert (told(one), told(two)) == (["g", "g"], ["g"])
+    assert (reported(one), reported(two)) == (["g", "g"], ["g"])
     beat(broker, two, SubscriptionData("T"), SubscriptionData("U"), client_id="c2")
-    assert (len(told(one)), len(told(two))) == (3, 2)
+    assert (len(reported(one)), len(reported(two))) == (3, 2)
 
 
 def test_the_newer_subscription_stays_and_missing_topics_go(broker: Broker) -> None:
@@ -166,7 +166,7 @@ def test_the_newer_subscription_stays_and_missing_topics_go(broker: Broker) -> N
 def test_broadcast_groups_are_not_notified(broker: Broker) -> None:
     one = FakeConnection()
     beat(broker, one, SubscriptionData("T"), message_model=MessageModel.BROADCASTING)
-    assert told(one) == []
+    assert reported(one) == []
 
 
 def test_a_closed_connection_leaves_all_its_groups(broker: Broker) -> None:
@@ -174,9 +174,9 @@ def test_a_closed_connection_leaves_all_its_groups(broker: Broker) -> None:
     beat(broker, one, SubscriptionData("T"), client_id="c1")
     beat(broker, two, SubscriptionData("T"), client_id="c2")
     beat(broker, one, SubscriptionData("T"), client_id="c1", group="h")
-    before = len(told(two))
+    before = len(reported(two))
     one.close()
-    assert len(told(two)) == before + 1
+    assert len(reported(two)) == before + 1
     assert broker.processors.clients.consumer_group("h") is None
     assert [client.client_id for client in broker.processors.clients.producers("p")] == ["c2"]
 
@@ -185,10 +185,10 @@ def test_a_client_may_say_goodbye(broker: Broker) -> None:
     one, two = FakeConnection(), FakeConnection()
     beat(broker, one, SubscriptionData("T"), client_id="c1")
     beat(broker, two, SubscriptionData("T"), client_id="c2")
-    before = len(told(two))
+    before = len(reported(two))
     ext = {"clientID": "c1", "producerGroup": "p", "consumerGroup": "g"}
     assert broker.call(RequestCode.UNREGISTER_CLIENT, ext, connection=one).code == 0
-    assert len(told(two)) == before + 1
+    assert len(reported(two)) == before + 1
     # the C++ client sends an empty name for what it has not
     ext = {"clientID": "c2", "producerGroup": "", "consumerGroup": "g"}
     assert broker.call(RequestCode.UNREGISTER_CLIENT, ext, connection=two).code == 0
@@ -306,7 +306,7 @@ def test_follower_knows_members_and_notifies_none(broker: Broker) -> None:
     beat(broker, one, SubscriptionData("T"), client_id="c1")
     beat(broker, two, SubscriptionData("T"), client_id="c2")
     two.close()
-    assert told(one) == []
+    assert reported(one) == []
     response = broker.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
     assert (response.code, response.ext["leaderAddr"]) == (14, "10.0.0.2:10911")
     broker.group.lead()
@@ -317,12 +317,12 @@ def test_leader_change_notifies_no_client(broker: Broker, clock: ManualClock) ->
     one = FakeConnection()
     beat(broker, one, SubscriptionData("T"), client_id="c1")
     broker.group.settle()
-    before = told(one)
+    before = reported(one)
     elect(broker)
     beat(broker, one, SubscriptionData("T"), client_id="c1")
     clock.now_s += SETTLE_S
     beat(broker, one, SubscriptionData("T"), client_id="c1")
-    assert told(one) == before
+    assert reported(one) == before
 
 
 async def test_changes_are_notified_when_the_group_has_settled(tmp_path: Any) -> None:
@@ -332,7 +332,7 @@ async def test_changes_are_notified_when_the_group_has_settled(tmp_path: Any) ->
     broker.make_group("g")
     beat(broker, one, SubscriptionData("T"), client_id="c1")
     group.settle()
-    before = len(told(one))
+    before = len(reported(one))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(broker.processors.clients_processor.run)
         await trio.sleep(5)
@@ -340,12 +340,12 @@ async def test_changes_are_notified_when_the_group_has_settled(tmp_path: Any) ->
         began = trio.current_time()
         beat(broker, late, SubscriptionData("T"), client_id="c2")
         await trio.sleep(SETTLE_S - 0.01)
-        assert (len(told(one)) - before, len(told(late))) == (0, 0)
+        assert (len(reported(one)) - before, len(reported(late))) == (0, 0)
         await trio.sleep(0.02)
-        assert (len(told(one)) - before, len(told(late))) == (1, 1)
+        assert (len(reported(one)) - before, len(reported(late))) == (1, 1)
         assert trio.current_time() - began < SETTLE_S + 0.1
         await trio.sleep(50)
-        assert len(told(late)) == 1, "once"
+        assert len(reported(late)) == 1, "once"
         nursery.cancel_scope.cancel()
     group.close()
 
@@ -354,13 +354,13 @@ def test_a_client_on_a_second_connection_is_no_change(broker: Broker) -> None:
     first, second, other = FakeConnection(), FakeConnection(), FakeConnection()
     beat(broker, other, SubscriptionData("T"), client_id="c2")
     beat(broker, first, SubscriptionData("T"), client_id="c1")
-    before = len(told(other))
+    before = len(reported(other))
     beat(broker, second, SubscriptionData("T"), client_id="c1")
     first.close()
-    assert len(told(other)) == before
+    assert len(reported(other)) == before
     assert ids(broker) == ["c1", "c2"]
     second.close()
-    assert len(told(other)) == before + 1
+    assert len(reported(other)) == before + 1
 
 
 def test_a_group_may_ask_not_to_be_woken(broker: Broker) -> None:
@@ -370,7 +370,7 @@ def test_a_group_may_ask_not_to_be_woken(broker: Broker) -> None:
     broker.group.settle()
     one = FakeConnection()
     beat(broker, one, SubscriptionData("T"))
-    assert told(one) == []
+    assert reported(one) == []
 
 
 async def test_changes_of_a_large_group_are_notified_together(tmp_path: Path) -> None:
@@ -382,19 +382,19 @@ async def test_changes_of_a_large_group_are_notified_together(tmp_path: Path) ->
         await trio.sleep(0.01)
         for number, member in enumerate(members):
             beat(broker, member, SubscriptionData("T"), client_id=f"c{number}")
-        calls = sum(len(told(member)) for member in members)
+        calls = sum(len(reported(member)) for member in members)
         assert calls == NOTIFIED_AT_ONCE * (NOTIFIED_AT_ONCE + 1) // 2
 
         await trio.sleep(NOTIFIED_LATER_S + 0.01)
 
-        assert sum(len(told(member)) for member in members) == calls + len(members)
-        assert told(members[-1]) == ["g"]
+        assert sum(len(reported(member)) for member in members) == calls + len(members)
+        assert reported(members[-1]) == ["g"]
         await trio.sleep(5)
-        assert sum(len(told(member)) for member in members) == calls + len(members)
+        assert sum(len(reported(member)) for member in members) == calls + len(members)
         members[0].close()
-        assert len(told(members[1])) == NOTIFIED_AT_ONCE
+        assert len(reported(members[1])) == NOTIFIED_AT_ONCE
         await trio.sleep(NOTIFIED_LATER_S + 0.01)
-        assert told(members[-1]) == ["g", "g"]
+        assert reported(members[-1]) == ["g", "g"]
         nursery.cancel_scope.cancel()
     group.close()
 

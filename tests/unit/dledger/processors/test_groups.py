@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
-from dledger.testing.clocks import EPOCH_MS, ManualClock
+from dledger.testing.doubles import EPOCH_MS, ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import (
     ConsumerData,

@@ -10,15 +10,18 @@ from commitlog.errors import ConfigError
 from dledger.broker_errors import NotLeaderError
 from dledger.processors.handles import (
     MAX_OPEN,
+    SUB,
     Limit,
+    Places,
     declared,
     handlers_of,
     handles,
     local_codes,
+    message_at,
+    needs,
     register,
     rules_of,
 )
-from dledger.processors.rights import SUB, Places, message_at, needs
 from dledger.processors.wiring import PROCESSORS
 from remoting.access.accounts import ADMIN, SIGNED
 from remoting.connection import Connection
@@ -124,6 +127,7 @@ def test_sends_of_a_broker_are_these() -> None:
         "SEND_MESSAGE_V2",
         "SEND_BATCH_MESSAGE",
         "SEND_RECORDS",
+        "CONSUME_STEP",
     }
 
 
@@ -162,6 +166,8 @@ def test_reads_of_a_broker_are_these() -> None:
         "GET_TOPIC_STATS_INFO",
         "INVOKE_BROKER_TO_RESET_OFFSET",
         "CONSUME_MESSAGE_DIRECTLY",
+        "POP_MESSAGE",
+        "NOTIFICATION",
     }
 
 

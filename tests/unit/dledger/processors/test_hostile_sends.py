@@ -11,11 +11,11 @@ import pytest
 import trio
 
 from commitlog.message_batch import BatchItem, encode_batch
-from commitlog.record import MAX_PROPERTIES_BYTES, Record, encode_record
-from commitlog.reserved_properties import MAX_CLIENT_PROPERTIES_BYTES, OWNED_NAMES
+from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, MAX_PROPERTIES_BYTES, OWNED_NAMES
+from commitlog.record import Record, encode_record
 from dledger.processors.transactions import CheckBack
 from dledger.services.stored_record import StoredRecords
-from dledger.state.names import DLQ_PREFIX, HALF_TOPIC, SET_ASIDE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from dledger.state.topics import DLQ_PREFIX, HALF_TOPIC, SET_ASIDE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 from tests.harness.leader_services import DAY_S, LeaderServices

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from dledger.services.lock_decision import FORGOTTEN_LEASES, MAX_QUEUES_PER_CHANGE
-from dledger.services.queue_locks import LEASE_S
-from dledger.state.names import QUEUE_LOCKS_QUEUE, STATE_TOPIC
+from dledger.services.queue_locks import FORGOTTEN_LEASES, LEASE_S, MAX_QUEUES_PER_CHANGE
 from dledger.state.queue_lock import QueueLock
-from dledger.testing.clocks import ManualClock
+from dledger.state.topics import QUEUE_LOCKS_QUEUE, STATE_TOPIC
+from dledger.testing.doubles import ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.lock_tokens import TOKENS_FIELD
+from remoting.protocol.own_fields import TOKENS_FIELD
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup
 

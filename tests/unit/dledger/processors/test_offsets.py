@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dledger.state.state_record import TopicsChange, state_batch
-from dledger.testing.clocks import ManualClock
+from dledger.testing.doubles import ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from remoting.protocol.codes import RequestCode
@@ -344,17 +344,17 @@ def test_reset_answers_and_notifies_the_same_offsets(consumed: Broker) -> None:
     client = connect(consumed)
     response = reset(consumed)
     assert (response.code, offsets(response.body)) == (0, {0: 10, 1: 0})
-    (told,) = client.asked
-    assert told.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET
-    assert told.ext == {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true"}
-    assert bytes(told.body) == bytes(response.body)
+    (reported,) = client.asked
+    assert reported.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+    assert reported.ext == {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true"}
+    assert bytes(reported.body) == bytes(response.body)
 
 
 def test_reset_notifies_the_cpp_client_in_its_form(consumed: Broker) -> None:
     client = connect(consumed, language="CPP", version=63)
     reset(consumed)
-    (told,) = client.asked
-    assert json.loads(bytes(told.body)) == {
+    (reported,) = client.asked
+    assert json.loads(bytes(reported.body)) == {
         "offsetTable": [
             {"topic": "T", "brokerName": "broker-a", "queueId": 0, "offset": 10},
             {"topic": "T", "brokerName": "broker-a", "queueId": 1, "offset": 0},

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.java_hash import tags_code
+from commitlog.queue_unit import tags_code
 from commitlog.record import iter_records
-from dledger.state.configs import SubscriptionGroupConfig
 from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange, state_batch
-from dledger.testing.clocks import ManualClock, VirtualClock
+from dledger.state.topics import SubscriptionGroupConfig
+from dledger.testing.doubles import ManualClock, VirtualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import ConsumerData, HeartbeatData, MessageModel, SubscriptionData
 from remoting.protocol.codes import RequestCode
@@ -454,6 +454,18 @@ def test_a_held_pull_is_answered_by_the_next_message(filled: Broker) -> None:
     response = filled.connection.reply_
     assert (response.code, found(response)) == (0, [b"m10"])
     assert response.ext["nextBeginOffset"] == "11"
+    assert filled.processors.pull.held_count == 0
+
+
+def test_a_held_pull_of_a_paused_group_is_refused(filled: Broker) -> None:
+    connection = FakeConnection()
+    hold(filled, connection, queueOffset=10, consumerGroup="paused")
+    paused = SubscriptionGroupConfig("paused", consume_enable=False)
+    filled.group.propose(state_batch(SubscriptionGroupsChange(put=(paused,))), lambda _: None)
+    filled.group.put("T", 0, b"new")
+    response = connection.reply_
+    assert response.code == 16
+    assert "paused is not allowed to consume" in (response.remark or "")
     assert filled.processors.pull.held_count == 0
 
 

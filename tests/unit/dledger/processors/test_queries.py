@@ -10,12 +10,12 @@ import trio
 import trio.testing
 
 from commitlog.entry import ENTRY_HEADER_BYTES, Run
-from commitlog.java_hash import index_key_hash
 from commitlog.properties import encode_properties
+from commitlog.queue_unit import index_key_hash
 from commitlog.record import decode_record, encode_record, iter_records
 from dledger.processors import queries
 from dledger.state.state_record import TopicsChange, state_batch
-from dledger.testing.clocks import EPOCH_MS, ManualClock
+from dledger.testing.doubles import EPOCH_MS, ManualClock
 from remoting.processor_table import ProcessorTable
 from remoting.protocol.bodies import (
     ConsumerData,

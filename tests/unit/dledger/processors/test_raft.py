@@ -13,8 +13,7 @@ from dledger.broker_errors import (
     NotLeaderError,
     UnknownOutcomeError,
 )
-from dledger.membership_changes import MembershipChanges
-from dledger.processors.raft import RaftChangeProcessor
+from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import later

@@ -13,7 +13,7 @@ import trio.testing
 from commitlog.message_id import encode_offset_message_id
 from commitlog.record import Record, decode_record
 from dledger.processors.reply import PUSH_WITHIN_S
-from dledger.testing.clocks import ManualClock
+from dledger.testing.doubles import ManualClock
 from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
 from remoting.protocol.bodies import HeartbeatData, ProducerData
 from remoting.protocol.codes import RequestCode

@@ -14,14 +14,19 @@ from commitlog.disk import OsDisk
 from commitlog.entry import ENTRY_HEADER_BYTES
 from commitlog.properties import encode_properties
 from dledger.processors.admin import AuthProcessor, BrokerConfigProcessor
-from dledger.processors.handles import declared
+from dledger.processors.handles import declared, topic_of_message_at
 from dledger.processors.raft import RaftChangeProcessor
-from dledger.processors.rights import topic_of_message_at
 from dledger.processors.wiring import PROCESSORS, broker_rules
-from dledger.state.names import HALF_TOPIC, SCHEDULE_TOPIC
-from dledger.testing.clocks import ManualClock
-from remoting.access.account_store import AccountStore
-from remoting.access.accounts import ADMIN, SIGNED, Permission, Right
+from dledger.state.topics import (
+    HALF_TOPIC,
+    OP_HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    STATE_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+)
+from dledger.testing.doubles import ManualClock
+from remoting.access.account_file import AccountStore
+from remoting.access.accounts import ADMIN, INNER_TOPICS, SIGNED, Permission, Right
 from remoting.access.gate import AccessGate
 from remoting.errors import AccessRefusedError, BadRequestError
 from remoting.processor import Limiter
@@ -117,6 +122,8 @@ def test_rights_keep_cluster_changes_for_administrators() -> None:
         "AUTH_GET_ACL",
         "AUTH_LIST_ACL",
         "RAFT_CHANGE",
+        "SET_MESSAGE_REQUEST_MODE",
+        "GET_ALL_MESSAGE_REQUEST_MODE",
     }
 
 
@@ -127,6 +134,15 @@ WITH_RIGHTS: dict[RequestCode, tuple[dict[str, Any], object, list[Right]]] = {
     CODE.SEND_REPLY_MESSAGE: ({"topic": "T"}, None, [topic("T", PUB)]),
     CODE.SEND_REPLY_MESSAGE_V2: ({"b": "Default_REPLY_TOPIC"}, None, []),
     CODE.SEND_RECORDS: ({"runs": [["T", 0, 1], ["T", 1, 1]]}, None, [topic("T", PUB)]),
+    CODE.CONSUME_STEP: (
+        {
+            "runs": [["T", 0, 1], ["T", 1, 1]],
+            "consumer_group": "g",
+            "commits": [["U", 0, 0, 1], ["U", 1, 0, 1]],
+        },
+        None,
+        [topic("T", PUB), group("g"), topic("U", SUB)],
+    ),
     CODE.RECALL_MESSAGE: ({"topic": "T"}, None, [topic("T", PUB)]),
     CODE.PULL_MESSAGE: (
         {"topic": "T", "consumerGroup": "g"},
@@ -190,6 +206,31 @@ WITH_RIGHTS: dict[RequestCode, tuple[dict[str, Any], object, list[Right]]] = {
         None,
         [group("g"), topic("T", SUB)],
     ),
+    **{
+        code: ({"topic": "T", "consumerGroup": "g"}, None, [topic("T", SUB), group("g")])
+        for code in (
+            CODE.POP_MESSAGE,
+            CODE.ACK_MESSAGE,
+            CODE.CHANGE_MESSAGE_INVISIBLETIME,
+            CODE.NOTIFICATION,
+            CODE.POLLING_INFO,
+        )
+    },
+    CODE.BATCH_ACK_MESSAGE: (
+        {},
+        {"acks": [{"c": "g", "t": "T"}, {"c": "g", "t": "SCHEDULE_TOPIC_XXXX"}]},
+        [
+            topic("T", SUB),
+            group("g"),
+            topic("SCHEDULE_TOPIC_XXXX", SUB, by_line=True),
+            group("g"),
+        ],
+    ),
+    CODE.QUERY_ASSIGNMENT: (
+        {},
+        {"topic": "T", "consumerGroup": "g"},
+        [topic("T", SUB), group("g")],
+    ),
     CODE.END_TRANSACTION: ({"commitLogOffset": "100"}, None, [topic("T", PUB)]),
 }
 
@@ -243,6 +284,8 @@ def test_a_message_of_a_retry_topic_belongs_to_its_group() -> None:
         (CODE.SEND_RECORDS, {"runs": "T"}),
         (CODE.SEND_RECORDS, {"runs": [["T", 0, 1], []]}),
         (CODE.SEND_RECORDS, {"runs": [[7, 0, 1]]}),
+        (CODE.CONSUME_STEP, {"runs": [], "consumer_group": "g"}),
+        (CODE.CONSUME_STEP, {"runs": [], "commits": [["U", 0, 0, 1]]}),
         (CODE.PULL_MESSAGE, {"topic": "T"}),
         (CODE.PULL_MESSAGE, {"consumerGroup": "g"}),
         (CODE.VIEW_MESSAGE_BY_ID, {"offset": "x"}),
@@ -279,3 +322,8 @@ def test_the_topic_of_a_message_is_where_it_is_or_where_it_goes(broker: Broker) 
     topic_at = topic_of_message_at(broker.group)
     assert [topic_at(position) for position in (plain, later, half)] == ["T", "U", "V"]
     assert [topic_at(position) for position in (plain + 1, -1, 1 << 62)] == [None] * 3
+
+
+def test_topics_that_no_default_grants_are_the_brokers() -> None:
+    own = {STATE_TOPIC, SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC}
+    assert own == INNER_TOPICS

@@ -12,8 +12,8 @@ from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.message_id import decode_offset_message_id
 from commitlog.record import Record, decode_record
 from dledger.broker_errors import PendingFullError
-from dledger.state.names import NOT_ALLOWED_SEND_TOPICS, SCHEDULE_TOPIC
-from dledger.testing.clocks import EPOCH_MS, ManualClock
+from dledger.state.topics import NOT_ALLOWED_SEND_TOPICS, SCHEDULE_TOPIC
+from dledger.testing.doubles import EPOCH_MS, ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request

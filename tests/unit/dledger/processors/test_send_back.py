@@ -8,11 +8,10 @@ import pytest
 
 from commitlog.message_id import decode_offset_message_id
 from commitlog.record import Record, decode_record
-from dledger.services.delay_level import queue_of_level
-from dledger.state.configs import SubscriptionGroupConfig
-from dledger.state.names import SCHEDULE_TOPIC, STATE_TOPIC, TOPICS_QUEUE
+from dledger.services.delayed_message import queue_of_level
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
-from dledger.testing.clocks import ManualClock
+from dledger.state.topics import SCHEDULE_TOPIC, STATE_TOPIC, TOPICS_QUEUE, SubscriptionGroupConfig
+from dledger.testing.doubles import ManualClock
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
 from tests.harness.broker import Broker
@@ -88,11 +87,11 @@ def test_copy_of_a_copy_names_the_first_message(
     broker: Broker,
 ) -> None:
     broker.make_topic("%RETRY%g", 1)
-    told = (
+    reported = (
         "RETRY_TOPIC\x01T\x02ORIGIN_MESSAGE_ID\x01FIRST\x02"
         "REAL_TOPIC\x01%RETRY%g\x02REAL_QID\x010\x02"
     )
-    offset = sent(broker, "%RETRY%g", PROPERTIES + told, times=1)
+    offset = sent(broker, "%RETRY%g", PROPERTIES + reported, times=1)
     assert send_back(broker, offset).code == 0
     copy = only(broker.group, SCHEDULE_TOPIC, queue_of_level(4))
     properties = copy.property_map
@@ -116,8 +115,8 @@ def test_what_was_tried_too_often_goes_to_the_dead_letters(
 ) -> None:
     give_up_after(broker, 2)
     broker.make_topic()
-    told = "RETRY_TOPIC\x01T\x02ORIGIN_MESSAGE_ID\x01FIRST\x02"
-    offset = sent(broker, properties=PROPERTIES + told, times=times)
+    reported = "RETRY_TOPIC\x01T\x02ORIGIN_MESSAGE_ID\x01FIRST\x02"
+    offset = sent(broker, properties=PROPERTIES + reported, times=times)
     assert send_back(broker, offset, version=version, **ext).code == 0
     state = broker.group.state
     assert state.max_offset("%DLQ%g", 0) == int(is_dead)

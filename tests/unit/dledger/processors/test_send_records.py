@@ -10,8 +10,8 @@ import pytest
 
 from commitlog.record import decode_record, encode_record, iter_records
 from dledger.processors.send_records import _MARKS, SEARCHED_BYTES, _may_be_marked
-from dledger.state.names import STATE_TOPIC
-from dledger.testing.clocks import EPOCH_MS
+from dledger.state.topics import STATE_TOPIC
+from dledger.testing.doubles import EPOCH_MS
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, SerializeType, request

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dledger.services.table_limits import TableLimits
-from dledger.testing.clocks import ManualClock
+from dledger.services.limits import TableLimits
+from dledger.testing.doubles import ManualClock
 from remoting.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand

@@ -8,15 +8,15 @@ import pytest
 
 from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.record import Record, decode_record
-from dledger.state.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.state.state_record import TimersChange, state_batch
-from dledger.testing.clocks import EPOCH_MS, ManualClock
+from dledger.state.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from dledger.testing.doubles import EPOCH_MS, ManualClock
 from remoting.errors import BadRequestError
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.headers import RecallHandle
 from remoting.protocol.outcome import OUTCOME_FIELD, RETRIABLE_FIELD
-from remoting.protocol.recall_handle import RecallHandle
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeGroup
 

@@ -70,6 +70,7 @@ def test_asking_for_what_is_there_already_makes_no_entry(broker: Broker) -> None
         ({"perm": 99}, "perm 99"),
         ({"topicSysFlag": -1}, "topicSysFlag -1 is not between 0 and 2147483647"),
         ({"attributes": "key"}, "attribute"),
+        ({"attributes": "+message.type=WEIRD"}, "message.type is one of UNSPECIFIED, NORMAL"),
         ({"order": None, "readQueueNums": "x"}, "not a number"),
     ],
 )

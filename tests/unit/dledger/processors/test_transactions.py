@@ -10,11 +10,16 @@ import pytest
 from commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES
 from commitlog.record import BODY_OFFSET, encode_record
 from dledger.processors import send
-from dledger.state.configs import TopicConfig
-from dledger.state.names import HALF_TOPIC, OP_HALF_TOPIC, STATE_TOPIC, TRANSACTIONS_QUEUE
 from dledger.state.state_record import TopicsChange, TransactionsChange, decode_change, state_batch
+from dledger.state.topics import (
+    HALF_TOPIC,
+    OP_HALF_TOPIC,
+    STATE_TOPIC,
+    TRANSACTIONS_QUEUE,
+    TopicConfig,
+)
 from dledger.state.transactions import TransactionDecision, TransactionTable
-from dledger.testing.clocks import ManualClock
+from dledger.testing.doubles import ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request

@@ -26,6 +26,7 @@ from dledger.raft.identity import GroupSecret, Hello, Identity, Side, check_nonc
 from dledger.raft.recover import Recovery
 from dledger.raft.wire import (
     HELLO_BYTES_MAX,
+    PROTOCOL_VERSION,
     Kind,
     PeerFrame,
     PeerFrameDecoder,
@@ -244,7 +245,7 @@ async def test_member_proves_itself_and_asks_back(
         while not heard:
             heard += decoder.feed(bytes(await stream.receive_some(65536)))
         epoch = heard[0].epoch
-        for said in ({"v": 1, "nonce": b"m" * 16}, {**HELLO, "proof": b"\0" * 32}):
+        for said in ({"v": PROTOCOL_VERSION, "nonce": b"m" * 16}, {**HELLO, "proof": b"\0" * 32}):
             await stream.send_all(encode_frame(encode_head(Kind.HELLO_ACK, 0, epoch, 0, (said,))))
         while data := bytes(await stream.receive_some(65536)):
             heard += decoder.feed(data)
@@ -258,7 +259,7 @@ async def test_the_proof_for_one_member_does_not_open_another(groups: Groups) ->
     groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
     node = (await groups.start("n0")).group.node
     called = {**WITH_NONCE, "to": "n2"}
-    said = {"v": 1, "nonce": b"x" * 16}
+    said = {"v": PROTOCOL_VERSION, "nonce": b"x" * 16}
     proof = GroupSecret(SECRET).proof(Side.DIALLER, called, said, 5)
     found = await answers(groups, frame(Kind.HELLO, called), frame(Kind.HELLO, {"proof": proof}))
     assert found == []

@@ -6,10 +6,10 @@ import cbor2
 import pytest
 
 from commitlog.errors import CorruptStoreError
-from commitlog.slot_file import SLOT_STRIDE_BYTES, SlotFile
+from commitlog.mark import SLOT_STRIDE_BYTES, SlotFile
 from dledger.raft.journal import TermVote, parse_term_vote
 from dledger.raft.wire import TERM_MAX
-from dledger.testing.sectors import Inode
+from dledger.testing.crash_disk import Inode
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.sim_disk import SimDisk
 

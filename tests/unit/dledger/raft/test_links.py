@@ -15,9 +15,9 @@ import structlog.testing
 import trio
 
 from commitlog.errors import RemoteProtocolError
-from dledger.membership_changes import MembershipChanges
-from dledger.raft.guards import Guards
+from dledger.processors.raft import MembershipChanges
 from dledger.raft.links import UNFINISHED_BYTES, FrameMemory, Links, local_fault, peer_frame_room
+from dledger.raft.settings import Guards
 from dledger.raft.wire import (
     FRAME_BYTES_MAX,
     PREFIX_BYTES,
@@ -27,11 +27,9 @@ from dledger.raft.wire import (
     encode_frame,
     encode_head,
 )
-from dledger.testing.inline_executor import InlineExecutor
-from dledger.testing.memory_network import MemoryNetwork
-from remoting.clock import TrioClock
-from remoting.frame_room import STALLED_S, FrameRoom
-from remoting.memory_budget import BudgetLimits, MemoryBudget
+from dledger.testing.doubles import InlineExecutor, MemoryNetwork
+from remoting.machine import TrioClock
+from remoting.memory_budget import STALLED_S, BudgetLimits, FrameRoom, MemoryBudget
 from remoting.seams import Network, Stream
 from tests.harness.groups import Groups, running_groups
 from tests.harness.guard_proofs import proves
@@ -179,10 +177,10 @@ async def test_a_faulty_machine_loses_its_links_and_gets_them_back(
         faults.errors.clear()
         await trio.sleep(10)
     assert faults.raised[what] > 50
-    told = lines_of(lines)
-    assert all(f"[Errno {number}]" in line["error"] for line in told)
-    assert 1 <= len(told) <= 3
-    assert sum(line["times"] for line in told) > 10
+    reported = lines_of(lines)
+    assert all(f"[Errno {number}]" in line["error"] for line in reported)
+    assert 1 <= len(reported) <= 3
+    assert sum(line["times"] for line in reported) > 10
     await (await groups.leader()).group.submit(batch(b"after"))
     await groups.settle()
     rows = (await groups.leader()).group.status()["peers"].values()

@@ -9,10 +9,11 @@ import pytest
 
 from commitlog.entry import seal_no_op
 from commitlog.errors import DiskFullError, FlushFailedError, InvariantBroken
+from dledger.raft.channel import frame_of
 from dledger.raft.follower import AppendRequest, Rejected, plan_append, split_frames
-from dledger.raft.guards import ALL_ON
 from dledger.raft.peers import ContradictionError
-from dledger.raft.wire import Kind, PeerFrame
+from dledger.raft.settings import ALL_ON
+from dledger.raft.wire import Kind, PeerFrame, PeerFrameDecoder
 from tests.harness.raft_cluster import Cluster, Member
 
 
@@ -377,6 +378,44 @@ def test_uncertain_members_elect_the_longest_log(tmp_path: Path) -> None:
     cluster.cut = set()
     assert let_stand(cluster, "n0") == ["n0"]
     assert cluster.node("n0").journal.last_index > index
+
+
+def cut_off(cluster: Cluster, *names: str) -> None:
+    """Let these members send and get nothing."""
+    cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if a in names or b in names}
+
+
+def test_probe_after_a_repair_has_the_checksum_of_its_bytes(tmp_path: Path) -> None:
+    """An entry is sent while its page reads wrongly, then repaired: the next probe is good."""
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    cluster.run()
+    cut_off(cluster, "n1")
+    index = cluster.append("n0", b"x" * 100)
+    cluster.run()
+    cluster.append("n0", b"y" * 50)  # the newest checksum is of this one
+    cluster.run()
+    progress = leader.replicator.peers["n1"]
+    progress.next_index, progress.match_index = index, index - 1
+    progress.probing = progress.probe_out = False
+    entry_log = cluster.members["n0"].log
+    paths = (tmp_path / "n0").rglob("0" * 20)
+    (path,) = (path for path in paths if path.parent.name == "commitlog")
+    at = entry_log.position_at(index) + entry_log.size_at(index) - 5
+    with path.open("r+b") as file:
+        file.seek(at)
+        good = file.read(5)
+        file.seek(at)
+        file.write(bytes(255 - byte for byte in good))
+    assert leader.next_frame("n1") is not None
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(good)
+    leader.replicator.link_reset("n1")
+    probe = leader.next_frame("n1")
+    assert probe is not None
+    (frame,) = PeerFrameDecoder().feed(frame_of(probe[0], 1, 1, probe[1]))
+    assert bytes(frame.payload).startswith(bytes(entry_log.frame(index)))
 
 
 def test_a_damaged_member_takes_no_part_whatever_the_others_say(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_majority_shrinks_with_the_removal_entry(tmp_path: Path) -> None:
     index = cluster.append("n0", b"x")
     cluster.run()
     assert leader.commit_index == index
-    # n2 was told, and does not stand any more.
+    # n2 was informed, and does not stand any more.
     assert standing(cluster.node("n2")) == "n0 n1"
     cluster.clock.now_s += 10.0
     cluster.node("n2").begin_election()

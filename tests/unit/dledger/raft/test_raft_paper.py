@@ -616,12 +616,12 @@ def test_no_two_members_apply_different_entries_at_one_index() -> None:
     """§5.4.3, State Machine Safety: what one has applied at an index, nobody applies otherwise."""
     cluster = group(5)
 
-    for reign, leader in enumerate(["n0", "n1", "n2", "n3", "n4", "n0"]):
+    for leadership, leader in enumerate(["n0", "n1", "n2", "n3", "n4", "n0"]):
         cluster.elect(leader)
-        cluster.append(leader, f"all {reign}".encode())
+        cluster.append(leader, f"all {leadership}".encode())
         cluster.heartbeat(leader)
         isolate(cluster, leader)
-        cluster.append(leader, f"alone {reign}".encode())
+        cluster.append(leader, f"alone {leadership}".encode())
         cluster.members[leader].flush()
         cluster.collect(leader)
         cluster.cut = set()
@@ -1118,15 +1118,15 @@ def test_a_leader_begins_its_term_with_an_entry_of_its_own() -> None:
 
 
 def test_follower_names_the_leader() -> None:
-    """§8: a client that asks somebody else is told about the most recent leader."""
+    """§8: a client that asks another member learns the most recent leader."""
     cluster = group()
     before = cluster.node("n2").transfers.leader_client_address()
     cluster.elect("n1")
 
-    told = [cluster.node(name).transfers.leader_client_address() for name in ("n0", "n2")]
+    reported = [cluster.node(name).transfers.leader_client_address() for name in ("n0", "n2")]
 
     assert before is None
-    assert told == ["n1:10911", "n1:10911"]
+    assert reported == ["n1:10911", "n1:10911"]
 
 
 def asked(node: RaftNode, deadline_s: float) -> list[NotLeaderError | None]:
@@ -1177,7 +1177,7 @@ def test_a_deposed_leader_answers_no_read() -> None:
     cluster.run()
 
     cluster.cut = set()
-    beat = frame(Kind.HEARTBEAT_REPLY, 1, 2, 0, False)  # an echo of its reign that comes late
+    beat = frame(Kind.HEARTBEAT_REPLY, 1, 2, 0, False)  # an echo of its leadership that comes late
     for name in ("n1", "n2"):
         old.receive(name, beat)
     answer_reads(old)

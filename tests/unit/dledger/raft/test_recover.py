@@ -11,12 +11,12 @@ import trio
 
 from commitlog.disk import OsDisk
 from commitlog.errors import CorruptStoreError, StoreLockedError
+from commitlog.mark import SlotFile
 from commitlog.record import decode_record
-from commitlog.slot_file import SlotFile
 from commitlog.store_paths import StorePaths
 from dledger.cli.log_verify import verify_store
 from dledger.cli.raft_command import recover, repair_term, what_may_be_lost
-from dledger.membership_changes import MembershipChanges
+from dledger.processors.raft import MembershipChanges
 from dledger.raft.journal import TermVote
 from dledger.raft.recover import REPAIRED_TERM_STEP, Recovery
 from tests.harness.groups import Groups, running_groups

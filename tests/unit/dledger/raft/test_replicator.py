@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger.raft.guards import ALL_ON
 from dledger.raft.replicator import REFILL_HOLD_S, Replicator
+from dledger.raft.settings import ALL_ON
 
 ENTRY_BYTES = 100
 
@@ -35,7 +35,7 @@ class FlatReplicator(Replicator):
     log: FlatLog
 
 
-def reign(last_index: int, *, window: int = 10) -> FlatReplicator:
+def leadership(last_index: int, *, window: int = 10) -> FlatReplicator:
     sender = FlatReplicator(
         FlatLog(last_index),
         window_bytes=window * ENTRY_BYTES,
@@ -59,14 +59,14 @@ def send(sender: Replicator) -> tuple[int, int] | None:
 
 
 def test_leadership_begins_with_one_probe() -> None:
-    sender = reign(5)
+    sender = leadership(5)
     assert send(sender) == (6, 5)
     assert send(sender) is None
     assert not sender.has_work("b")
 
 
 def test_window_fills_ahead_of_answers() -> None:
-    sender = reign(10)
+    sender = leadership(10)
     send(sender)
     sender.matched("b", 10, 0.0)
     sender.log.last_index = 40
@@ -76,7 +76,7 @@ def test_window_fills_ahead_of_answers() -> None:
 
 
 def test_an_answer_never_moves_the_next_index_back() -> None:
-    sender = reign(10)
+    sender = leadership(10)
     send(sender)
     sender.matched("b", 10, 0.0)
     sender.log.last_index = 18
@@ -87,7 +87,7 @@ def test_an_answer_never_moves_the_next_index_back() -> None:
 
 
 def test_rejection_goes_back_in_one_round() -> None:
-    sender = reign(1000)
+    sender = leadership(1000)
     send(sender)
     sender.rejected("b", 200, 0.0)
     assert send(sender) == (200, 203)
@@ -95,7 +95,7 @@ def test_rejection_goes_back_in_one_round() -> None:
 
 
 def test_a_follower_that_lost_its_disk_is_sent_everything_again() -> None:
-    sender = reign(10)
+    sender = leadership(10)
     send(sender)
     sender.matched("b", 8, 0.0)
     sender.rejected("b", 1, 0.0)
@@ -104,7 +104,7 @@ def test_a_follower_that_lost_its_disk_is_sent_everything_again() -> None:
 
 
 def test_a_silent_follower_is_probed_again_after_the_stall_time() -> None:
-    sender = reign(10)
+    sender = leadership(10)
     send(sender)
     assert not sender.stalled("b", 0.9)
     assert sender.stalled("b", 1.1)
@@ -112,7 +112,7 @@ def test_a_silent_follower_is_probed_again_after_the_stall_time() -> None:
 
 
 def test_the_commit_index_travels_with_entries_and_never_alone() -> None:
-    sender = reign(10)
+    sender = leadership(10)
     send(sender)
     sender.matched("b", 10, 0.0)
     assert sender.next_append("b", 7) is None
@@ -124,7 +124,7 @@ def test_the_commit_index_travels_with_entries_and_never_alone() -> None:
 
 @given(st.lists(st.sampled_from(["grow", "send", "match", "reject", "reset", "stall"])), st.data())
 def test_match_stays_below_next_and_window_holds(events: list[str], data: st.DataObject) -> None:
-    sender = reign(5)
+    sender = leadership(5)
     progress = sender.peers["b"]
     now = 0.0
     for event in events:
@@ -151,7 +151,7 @@ def test_match_stays_below_next_and_window_holds(events: list[str], data: st.Dat
 
 
 def test_refill_holds_log_for_a_bounded_time() -> None:
-    sender = reign(40)
+    sender = leadership(40)
     assert not sender.holds_log(0.0)
     sender.offered("b", 30)
     assert sender.holds_log(5.0)
@@ -167,7 +167,7 @@ def test_refill_holds_log_for_a_bounded_time() -> None:
 
 
 def test_absent_follower_holds_no_log() -> None:
-    sender = reign(40)
+    sender = leadership(40)
     sender.offered("b", 30)
     sender.follow([], 1.0)
     assert not sender.holds_log(1.0)

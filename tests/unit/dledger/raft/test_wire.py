@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from commitlog.errors import RemoteProtocolError
 from dledger.raft.wire import (
     FIELDS,
+    FIXED,
     FRAME_BYTES_MAX,
     NUMBER_MAX,
     TERM_MAX,
     Kind,
     PeerFrameDecoder,
+    crc_of,
     encode_frame,
     encode_head,
 )
@@ -33,7 +35,9 @@ def frames(draw: st.DrawFn) -> tuple[Kind, tuple[int, ...], bytes, bytes]:
 
 def test_heartbeat_frame_has_these_bytes() -> None:
     data = encode_frame(encode_head(Kind.HEARTBEAT, 3, 1, 2, (9, 4)))
-    assert data.hex() == "0000000d" + data[4:8].hex() + "0007" + "860503010209" + "04"
+    assert data.hex() == "0000002f" + data[4:8].hex() + "0029" + "05" + "".join(
+        f"{n:016x}" for n in (3, 1, 2, 9, 4)
+    )
 
 
 @given(st.lists(frames(), max_size=5))
@@ -103,6 +107,53 @@ def test_every_field_has_its_bounds(kind: Kind) -> None:
                 PeerFrameDecoder().feed(_with_head([int(kind), 1, 1, 1, *fields]))
 
 
+def _fixed_head(kind: Kind, numbers: tuple[int, ...]) -> bytes:
+    term, epoch, sequence, *fields = numbers
+    return encode_head(kind, term, epoch, sequence, tuple(fields))
+
+
+@pytest.mark.parametrize("kind", sorted(FIXED))
+def test_every_number_of_a_fixed_head_has_its_bounds(kind: Kind) -> None:
+    largest = (TERM_MAX, NUMBER_MAX, NUMBER_MAX, *(field.value for field in FIELDS[kind]))
+    head = _fixed_head(kind, largest)
+    (frame,) = PeerFrameDecoder().feed(encode_frame(head))
+    assert (frame.term, frame.epoch, frame.sequence, *frame.fields) == largest
+    for at, limit in enumerate(largest):
+        for beyond in (limit + 1, (1 << 64) - 1):
+            numbers = (*largest[:at], beyond, *largest[at + 1 :])
+            head = _fixed_head(kind, numbers)
+            with pytest.raises(RemoteProtocolError, match="no member comes to"):
+                PeerFrameDecoder().feed(encode_frame(head))
+
+
+@pytest.mark.parametrize("kind", sorted(FIXED))
+def test_a_fixed_head_of_another_length_is_refused(kind: Kind) -> None:
+    head = encode_head(kind, 1, 1, 1, (1,) * len(FIELDS[kind]))[2:]
+    for encoded in (head[:-1], head + b"\x00", head[:1]):
+        with pytest.raises(RemoteProtocolError, match="head is not"):
+            PeerFrameDecoder().feed(encode_frame(len(encoded).to_bytes(2, "big") + encoded))
+
+
+@given(st.lists(st.binary(max_size=50), max_size=4))
+def test_a_known_checksum_makes_the_same_frame(pieces: list[bytes]) -> None:
+    payload = [memoryview(piece) for piece in pieces]
+    head = encode_head(Kind.APPEND, 1, 2, 3, (4, 1, 4))
+    assert encode_frame(head, payload, crc_of(payload)) == encode_frame(head, payload)
+
+
+def test_frames_received_at_once_are_read_where_they_are() -> None:
+    first = encode_frame(encode_head(Kind.APPEND, 1, 1, 1, (0, 0, 0)), [memoryview(b"entry")])
+    rest = encode_frame(encode_head(Kind.APPEND_REPLY, 1, 1, 2, (True, 5)))
+    decoder = PeerFrameDecoder()
+    data = first + rest[:9]
+    (frame,) = decoder.feed(data)
+    assert bytes(frame.payload) == b"entry"
+    assert frame.payload.obj is data
+    assert decoder.pending_bytes == 9
+    (reply,) = decoder.feed(rest[9:])
+    assert (reply.kind, reply.fields) == (Kind.APPEND_REPLY, [True, 5])
+
+
 @pytest.mark.parametrize(
     "encoded",
     [
@@ -125,6 +176,12 @@ def test_bytes_behind_the_cbor_head_are_refused() -> None:
     encoded = cbor2.dumps([int(Kind.VOTE_REPLY), 1, 1, 1]) + b"\x00"
     with pytest.raises(RemoteProtocolError, match="not what this version sends"):
         PeerFrameDecoder().feed(encode_frame(len(encoded).to_bytes(2, "big") + encoded))
+
+
+def test_a_frame_that_ends_with_its_head_length_is_refused() -> None:
+    for head, payload in ((bytes(2), b""), (bytes(2), b"payload"), (b"\x00\x09\x05", b"")):
+        with pytest.raises(RemoteProtocolError, match="without its head"):
+            PeerFrameDecoder().feed(encode_frame(head, [memoryview(payload)]))
 
 
 @pytest.mark.parametrize("length", [0, 5, FRAME_BYTES_MAX + 1, 0xFFFFFFFF])

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.record import MAX_PROPERTIES_BYTES
-from dledger.services.delay_level import with_real_destination
+from commitlog.properties import MAX_PROPERTIES_BYTES
+from dledger.services.delayed_message import due_ms, timed_properties, with_real_destination
 from dledger.services.leader_loop import DAMAGE_FINAL_S
-from dledger.services.timer_message import due_ms, timed_properties
-from dledger.state.names import HALF_TOPIC, SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TIMER_TOPIC
+from dledger.state.topics import HALF_TOPIC, SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TIMER_TOPIC
 from tests.harness.leader_services import DAY_S, LeaderServices
 from tests.harness.rotten import flip_bit
 

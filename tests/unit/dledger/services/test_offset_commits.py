@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from dledger.group_api import Proposed
 from dledger.services import offset_commits
 from dledger.services.offset_commits import OffsetCommits
-from dledger.testing.clocks import VirtualClock
+from dledger.testing.doubles import VirtualClock
 from tests.harness.fake_group import FakeGroup
 
 
@@ -89,3 +91,39 @@ async def test_many_offsets_are_proposed_in_turns(
         nursery.cancel_scope.cancel()
     assert group.state.consumer_offsets["g", "TBW102"] == {i: i + 1 for i in range(35)}
     group.close()
+
+
+@pytest.mark.parametrize("answers_early", [False, True])
+def test_a_read_finds_the_newest_offset_whatever_is_answered(
+    group: FakeGroup, answers_early: bool
+) -> None:
+    """Commits of a few queues wait, are in flight or are applied, in any order of steps."""
+    group.answers_early = answers_early
+    offsets = OffsetCommits(group, group.clock)
+    rng = random.Random(905)
+    newest: dict[int, int] = {}
+    answers: list[Proposed] = []
+    reads_in_flight = 0
+    for step in range(3_000):
+        queue_id, offset = rng.randrange(3), rng.randrange(50)
+        match rng.choice(("commit", "commit_now", "flush", "append", "apply")):
+            case "commit":
+                offsets.commit("g", "TBW102", queue_id, offset)
+                newest[queue_id] = offset
+            case "commit_now":
+                offsets.commit_now("g", "TBW102", queue_id, offset, answers.append)
+                newest[queue_id] = offset
+            case "flush":
+                offsets.flush()
+            case "append":
+                group.append()
+            case "apply":
+                group.apply()
+        for known in range(3):
+            assert offsets.offset("g", "TBW102", known) == newest.get(known), step
+            reads_in_flight += offsets.is_on_its_way(("g", "TBW102", known))
+    offsets.flush()
+    group.settle()
+    assert group.state.consumer_offsets["g", "TBW102"] == newest
+    assert reads_in_flight > 1_000
+    assert {answer.outcome for answer in answers} == {"stored"}

@@ -6,8 +6,8 @@ import pytest
 
 from dledger.group_api import Proposed
 from dledger.services.pending_configs import PendingConfigs, TopicView
-from dledger.state.configs import TopicConfig
 from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.topics import TopicConfig
 from tests.harness.fake_group import FakeGroup
 
 OLD, NEW = TopicConfig("T", 1, 1), TopicConfig("T", 2, 2)

@@ -13,10 +13,10 @@ from commitlog.entry import RecordBatch
 from commitlog.errors import InvariantBroken
 from commitlog.record import encode_record
 from dledger.broker_errors import NotLeaderError, PendingFullError
-from dledger.services.delay_level import queue_of_level, with_real_destination
+from dledger.services.delayed_message import queue_of_level, with_real_destination
 from dledger.services.schedule import MAX_DELIVERIES_PER_ENTRY, ScheduleMessageService
-from dledger.state.names import SCHEDULE_TOPIC
 from dledger.state.state_record import DelayProgressChange, state_batch
+from dledger.state.topics import SCHEDULE_TOPIC
 from tests.harness.broker import LEVELS_MS
 from tests.harness.leader_services import ServedGroup
 

@@ -17,11 +17,10 @@ from client.core.message_ext import MessageExt
 from commitlog.entry import Run
 from commitlog.errors import CorruptEntryError, CorruptRecordError
 from commitlog.record import BODY_OFFSET, decode_record, encode_record
-from dledger.services.delay_level import with_real_destination
+from dledger.services.delayed_message import due_ms, timed_properties, with_real_destination
 from dledger.services.leader_loop import DAMAGE_FINAL_S
 from dledger.services.stored_record import StoredRecords, copy_of
-from dledger.services.timer_message import due_ms, timed_properties
-from dledger.state.names import (
+from dledger.state.topics import (
     HALF_TOPIC,
     SCHEDULE_TOPIC,
     SET_ASIDE_TOPIC,
@@ -210,7 +209,7 @@ ENCODERS = {
     "services/leader_loop.py": "a note of our own",
     "services/stored_record.py": "the one place for copies",
     "state/state_record.py": "state",
-    "cli/bench_store.py": "a measurement",
+    "cli/bench_load.py": "a measurement",
     "testing/group_contract.py": "messages of a check",
 }
 """Modules that may encode a record, and what they make it of."""

@@ -8,13 +8,13 @@ import structlog.testing
 from commitlog.errors import InvariantBroken
 from dledger.services.retention import RetentionService, queue_floors, retention_ms
 from dledger.settings_tables import StoreTable
-from dledger.state.configs import TopicConfig
 from dledger.state.state_record import QueueFloorsChange, TopicsChange, state_batch
-from dledger.testing.clocks import ManualClock
+from dledger.state.topics import TopicConfig
+from dledger.testing.doubles import ManualClock
 from remoting.protocol import bodies
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
-from remoting.protocol.confirmation import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
+from remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from tests.harness.broker import Broker
 from tests.harness.fake_group import SEGMENT_BYTES, FakeGroup
 

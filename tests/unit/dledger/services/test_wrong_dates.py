@@ -12,17 +12,21 @@ import trio
 
 from commitlog.entry import Run
 from commitlog.record import encode_record
-from dledger.group import Group
-from dledger.raft.clocks import VotersClock
-from dledger.services.delay_level import queue_of_level, with_real_destination
+from dledger.broker_settings import delays_of_levels
+from dledger.group import Group, VotersClock
+from dledger.raft.candidate import DATE_VALID_S
+from dledger.services.delayed_message import (
+    TimerClaims,
+    due_ms,
+    queue_of_level,
+    timed_properties,
+    with_real_destination,
+)
 from dledger.services.retention import HOUR_MS, RetentionService
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
-from dledger.services.timer_claims import TimerClaims
-from dledger.services.timer_message import due_ms, timed_properties
 from dledger.settings_tables import StoreTable
-from dledger.state.names import SCHEDULE_TOPIC, TIMER_TOPIC
-from dledger.store_settings import delays_of_levels
+from dledger.state.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.harness.broker import LEVELS_MS
 from tests.harness.fake_group import batch_of
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
@@ -53,7 +57,8 @@ class Led:
     async def set_date(self, skew_ms: int, *, of_all: bool = False) -> None:
         for replica in self.groups.replicas.values() if of_all else [self.leader]:
             replica.clock.skew_ms = skew_ms
-        await trio.sleep(0.5)
+        # A new date of most voters counts once they have kept it for so long.
+        await trio.sleep(DATE_VALID_S + 1 if of_all else 0.5)
 
     def start_delays(self) -> None:
         schedule = ScheduleMessageService(

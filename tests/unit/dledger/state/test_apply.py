@@ -9,8 +9,6 @@ from commitlog.entry import EntryHeader, RecordBatch, Run, parse_header, seal_en
 from commitlog.errors import InvariantBroken
 from commitlog.record import encode_record
 from dledger.state.apply import apply_entry
-from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
-from dledger.state.names import STATE_TOPIC, TOPICS_QUEUE
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
@@ -18,6 +16,7 @@ from dledger.state.state_record import (
     TopicsChange,
     state_batch,
 )
+from dledger.state.topics import STATE_TOPIC, TOPICS_QUEUE, SubscriptionGroupConfig, TopicConfig
 from tests.harness.fake_group import STORE_HOST, FakeGroup, batch_of, empty_tables
 
 

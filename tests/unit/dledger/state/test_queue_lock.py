@@ -8,7 +8,6 @@ import cbor2
 import pytest
 
 from commitlog.errors import InvariantBroken
-from dledger.state.names import QUEUE_LOCKS_QUEUE, builtin_groups, builtin_topics
 from dledger.state.queue_lock import (
     LockGrant,
     LockKey,
@@ -19,6 +18,7 @@ from dledger.state.queue_lock import (
 )
 from dledger.state.snapshot import _HEADER, load, snapshot
 from dledger.state.state_record import TopicsChange, decode_change, encode_change, state_batch
+from dledger.state.topics import QUEUE_LOCKS_QUEUE, builtin_groups, builtin_topics
 from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
 
 KEY: LockKey = ("g", "T", 1)

@@ -8,17 +8,6 @@ import pytest
 from commitlog.errors import InvariantBroken
 from commitlog.mark import Anchor
 from commitlog.record import decode_record
-from dledger.state.configs import SubscriptionGroupConfig, TopicConfig
-from dledger.state.names import (
-    CONSUMER_OFFSETS_QUEUE,
-    DELAY_PROGRESS_QUEUE,
-    FLOOR_QUEUE,
-    QUEUE_FLOORS_QUEUE,
-    STATE_TOPIC,
-    SUBSCRIPTION_GROUPS_QUEUE,
-    TOPICS_QUEUE,
-    TRANSACTIONS_QUEUE,
-)
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
@@ -34,6 +23,18 @@ from dledger.state.state_record import (
     encode_change,
     floor_to_state,
     state_batch,
+)
+from dledger.state.topics import (
+    CONSUMER_OFFSETS_QUEUE,
+    DELAY_PROGRESS_QUEUE,
+    FLOOR_QUEUE,
+    QUEUE_FLOORS_QUEUE,
+    STATE_TOPIC,
+    SUBSCRIPTION_GROUPS_QUEUE,
+    TOPICS_QUEUE,
+    TRANSACTIONS_QUEUE,
+    SubscriptionGroupConfig,
+    TopicConfig,
 )
 from dledger.state.transactions import TransactionDecision
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from commitlog.errors import InvariantBroken
 from dledger.state import transactions
-from dledger.state.names import HALF_TOPIC, builtin_groups, builtin_topics
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import TransactionsChange, state_batch
+from dledger.state.topics import HALF_TOPIC, builtin_groups, builtin_topics
 from dledger.state.transactions import OpenHalf, TransactionDecision, TransactionTable
-from dledger.testing.clocks import EPOCH_MS, ManualClock
+from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
 
 BUILTIN: dict[str, Any] = {

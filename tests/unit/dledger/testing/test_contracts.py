@@ -22,15 +22,13 @@ from dledger.testing import (
     check_executor,
     check_network,
 )
-from dledger.testing.parted_network import PartedNetwork, Partition
+from dledger.testing.doubles import PartedNetwork, Partition
 from jepsen_like.seeded_rng import SimRng, rng_stream
 from jepsen_like.simulation.event_trace import Trace
-from jepsen_like.simulation.sim_clock import Gate, SimClock
-from jepsen_like.simulation.sim_disk import Mount, SimDisk
-from jepsen_like.simulation.sim_executor import SimExecutor
+from jepsen_like.simulation.sim_disk import Mount, SimDisk, SimExecutor
 from jepsen_like.simulation.sim_network import SimNetwork
-from jepsen_like.simulation.virtual_time import VirtualTime, run_virtual
-from remoting.executor import AdaptiveExecutor, ThreadExecutor
+from jepsen_like.simulation.virtual_time import Gate, SimClock, VirtualTime, run_virtual
+from remoting.machine import AdaptiveExecutor, ThreadExecutor
 from remoting.seams import Executor
 from remoting.tcp import TcpNetwork
 from tests.harness.fake_group import FakeGroup

@@ -1,4 +1,4 @@
-"""Who is told which address: every way between two names leads over a link the runner owns."""
+"""Who gets which address: every way between two names leads over a link the runner owns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAN = Plan(
 )
 
 
-def told(cluster: ChaosCluster, name: str) -> dict[str, Any]:
+def reported(cluster: ChaosCluster, name: str) -> dict[str, Any]:
     """Return what a process finds in its configuration."""
     node = cluster.name_servers.get(name) or cluster.brokers[name]
     assert node.config_path is not None
@@ -32,28 +32,28 @@ def test_proxy_links_every_broker_and_name_server(tmp_path: Path) -> None:
     for name in cluster.brokers:
         dialled = [
             targets[port_of(address)]
-            for address in told(cluster, name)["broker"]["namesrv_addr"].split(";")
+            for address in reported(cluster, name)["broker"]["namesrv_addr"].split(";")
         ]
         assert [(target.source, target.name) for target in dialled] == [
             (name, "ns0"),
             (name, "ns1"),
         ]
         for target in dialled:
-            assert target.port == told(cluster, target.name)["server"]["listen_port"]
+            assert target.port == reported(cluster, target.name)["server"]["listen_port"]
     of_clients = [targets[port_of(address)] for address in cluster.namesrv_addresses]
     assert [(target.source, target.name) for target in of_clients] == [
         (CLIENTS, "ns0"),
         (CLIENTS, "ns1"),
     ]
     bound = {target.port for target in targets.values()}
-    assert not bound & set(targets), "a process is told a port that another one has bound"
+    assert not bound & set(targets), "a process is given a port that another one has bound"
 
 
 def test_proxy_hides_real_ports(tmp_path: Path) -> None:
     cluster = lay_out(tmp_path, PLAN)
     targets = cluster.targets()
     for name in cluster.brokers:
-        settings = told(cluster, name)
+        settings = reported(cluster, name)
         peers = [targets[port_of(peer)] for peer in settings["raft"]["peers"].split(";")]
         assert [(peer.name, peer.source) for peer in peers] == [
             (other, None) for other in cluster.brokers
@@ -69,7 +69,7 @@ def test_own_network_uses_real_ports(
     hosts = RunNetwork("chaos-1-2-3-", ["n0", "n1", "n2", "ns0", "ns1", CLIENTS]).hosts
     cluster = lay_out(tmp_path, PLAN, hosts=hosts)
     for name, node in cluster.brokers.items():
-        settings, host = told(cluster, name), hosts[name]
+        settings, host = reported(cluster, name), hosts[name]
         ports = cluster.ports[name]
         assert settings["broker"]["broker_ip1"] == host.address
         assert settings["broker"]["advertised_port"] == settings["server"]["listen_port"]
@@ -86,7 +86,7 @@ def test_own_network_uses_real_ports(
 
 
 def test_name_servers_unlist_after_four_registrations(tmp_path: Path) -> None:
-    settings = told(lay_out(tmp_path, PLAN), "ns1")["namesrv"]
+    settings = reported(lay_out(tmp_path, PLAN), "ns1")["namesrv"]
     assert settings["broker_expiry_ms"] == 20_000
     assert settings["scan_interval_ms"] < 5_000
 

@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.main import main
-from jepsen_like.chaos.render_result import progress_line
-from jepsen_like.chaos.run_options import Extras
+from jepsen_like.chaos.run_command import Extras, progress_line
 from jepsen_like.plans.plan import Plan, encode_plan
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Return the one line a refused command says."""
     assert main(["chaos", *arguments]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    (line,) = told.err.splitlines()
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    (line,) = reported.err.splitlines()
     return line
 
 

@@ -1,4 +1,4 @@
-"""What a network of the run's own is told, and which ones nobody owns any more."""
+"""What a network of the run's own is configured with, and which ones have no owner any more."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_a_process_has_one_start_and_a_missing_one_none() -> None:
 
 def test_every_host_has_two_addresses_and_a_namespace_of_its_own() -> None:
     hosts = list(RunNetwork("chaos-1-2-3-", ["n0", "ns0", "clients"]).hosts.values())
-    told = [address for host in hosts for address in (host.address, host.watch_address)]
-    assert len(set(told)) == 6
+    reported = [address for host in hosts for address in (host.address, host.watch_address)]
+    assert len(set(reported)) == 6
     assert [host.namespace and host.namespace.name for host in hosts] == [
         "chaos-1-2-3-n0",
         "chaos-1-2-3-ns0",

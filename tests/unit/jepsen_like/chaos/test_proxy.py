@@ -24,7 +24,7 @@ from dledger.raft.identity import Hello
 from dledger.raft.wire import Kind, PeerFrame, PeerFrameDecoder, encode_frame, encode_head
 from jepsen_like.chaos.proxy import LinkProxy, Target
 from jepsen_like.chaos.proxy_pump import WINDOW_BYTES
-from jepsen_like.plans.link_fault import HEALTHY, LinkFault
+from jepsen_like.nemesis.ground import HEALTHY, LinkFault
 
 SEED = 7
 PATIENCE_S = 20

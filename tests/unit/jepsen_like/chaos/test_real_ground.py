@@ -1,20 +1,25 @@
-"""Which links of a real run a step may break: those of NameServers too, so rooms have some."""
+"""Which links of a real run a step may break: those of NameServers too, so rooms have some.
+
+Links of a run: those the kernel cuts, and those that cannot be broken here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from jepsen_like.chaos.cluster import CLIENTS, lay_out
 from jepsen_like.chaos.machines import RealMember
 from jepsen_like.chaos.namespaces import RunNetwork
-from jepsen_like.chaos.real_ground import RealGround
-from jepsen_like.chaos.run_links import KernelLinks
+from jepsen_like.chaos.real_ground import KernelLinks, RealGround, RealLinks
 from jepsen_like.history.operation import Event
+from jepsen_like.nemesis.ground import HEALTHY, CannotBeDone
 from jepsen_like.nemesis.nemesis import Nemesis
 from jepsen_like.plans.plan import Kind, Plan, Step
 
@@ -26,7 +31,7 @@ ROOM_OF_N2_AND_NS1 = 0b100100
 
 
 class Network(RunNetwork):
-    """Keeps what the router was told."""
+    """Keeps what the router was sent."""
 
     def __init__(self) -> None:
         super().__init__("chaos-1-2-3-", NAMES)
@@ -101,3 +106,88 @@ async def test_split_assigns_name_servers(tmp_path: Path) -> None:
     assert network.cuts == {(a, b) for a in here for b in there} | {
         (b, a) for a in here for b in there
     }
+
+
+N0, N1, NS0 = "10.77.1.2", "10.77.2.2", "10.77.3.2"
+
+
+class LinkNetwork(RunNetwork):
+    """Keeps what the router is sent."""
+
+    def __init__(self) -> None:
+        super().__init__("chaos-1-2-3-", ["n0", "n1", "ns0"])
+        self.orders: list[str] = []
+
+    def route(self, lines: Iterable[str]) -> None:
+        self.orders += [line.replace("rule ", "").replace("priority 10 ", "") for line in lines]
+
+
+async def settled(network: LinkNetwork, orders: int) -> list[str]:
+    """Return what the router was sent when there is that much of it, and forget it."""
+    with trio.fail_after(10):
+        while len(network.orders) < orders:  # a worker thread tells it
+            await trio.sleep(0.001)
+    reported, network.orders = network.orders, []
+    return reported
+
+
+async def test_router_gets_cuts_and_heals() -> None:
+    network = LinkNetwork()
+    links = KernelLinks(network)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(links.serve)
+        links.cut("n0", "n1")
+        links.cut("ns0", "n0")
+        assert await settled(network, 2) == [
+            f"add from {N0} to {N1} blackhole",
+            f"add from {NS0} to {N0} blackhole",
+        ]
+        links.cut("n0", "n1")  # again
+        links.cut("n0", "readers")  # no host of its own
+        links.mend("ns0", "n0")
+        links.cut("n1", "n0")
+        assert await settled(network, 2) == [
+            f"del from {NS0} to {N0} blackhole",
+            f"add from {N1} to {N0} blackhole",
+        ]
+        links.mend_all()
+        assert await settled(network, 2) == [
+            f"del from {N0} to {N1} blackhole",
+            f"del from {N1} to {N0} blackhole",
+        ]
+        await wait_all_tasks_blocked()
+        assert network.orders == []
+        assert links.sometimes["link_cut"] == 3
+        nursery.cancel_scope.cancel()
+
+
+def test_kernel_damages_and_resets_nothing() -> None:
+    links = KernelLinks(LinkNetwork())
+    links.set_fault("n0", "n1", HEALTHY)
+    with pytest.raises(CannotBeDone, match="cut only"):
+        links.set_fault("n0", "n1", replace(HEALTHY, loss=0.1))
+    with pytest.raises(CannotBeDone, match="only the proxy"):
+        links.reset_between("n0", "n1")
+
+
+def test_impossible_links_skip_with_the_reason() -> None:
+    kernel = KernelLinks(LinkNetwork())
+    links = RealLinks(kernel, lambda *_: True, "only root may make network namespaces")
+    with pytest.raises(CannotBeDone, match="only root may"):
+        links.cut("n0", "n1")
+    with pytest.raises(CannotBeDone, match="only root may"):
+        links.set_fault("n0", "n1", replace(HEALTHY, delay_s=1.0))
+    with pytest.raises(CannotBeDone, match="only root may"):
+        links.reset_between("n0", "n1")
+    links.mend("n0", "n1")
+    links.set_fault("n0", "n1", HEALTHY)
+    assert kernel.sometimes["link_cut"] == 0
+
+
+def test_a_link_that_is_none_is_left_alone() -> None:
+    kernel = KernelLinks(LinkNetwork())
+    links = RealLinks(kernel, lambda source, _: source != "n1")
+    links.cut("n1", "n0")
+    assert kernel.sometimes["link_cut"] == 0
+    links.cut("n0", "n1")
+    assert kernel.sometimes["link_cut"] == 1

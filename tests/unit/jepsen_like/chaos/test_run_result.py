@@ -1,18 +1,42 @@
-"""What programs are told of a run: counts, what was lost, how long fail-overs took."""
+"""What programs are shown of a run: counts, what was lost, how long fail-overs took.
+
+Which workload an operation belongs to.
+
+A run in which a broker logs that another member contradicts it has a finding.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 
 from jepsen_like.chaos.run_result import (
+    LOCKERS,
+    SHOWN_MAX,
+    by_workload,
+    contradictions,
     counts_by_outcome,
     failover_ms,
     percentile,
+    read_logs,
     result_of,
     too_little,
 )
 from jepsen_like.checkers.verdict import Verdict, Violation
-from jepsen_like.history.operation import NEVER, Event, F, History, Operation, Outcome, RunHeader
+from jepsen_like.history.operation import (
+    NEVER,
+    NOTHING,
+    Event,
+    F,
+    History,
+    Level,
+    Operation,
+    Outcome,
+    RunHeader,
+)
+from jepsen_like.plans.promised import merge_for
+from jepsen_like.workloads.consumers import LOCKERS as GROUP
 
 MS = 1_000_000
 
@@ -68,10 +92,14 @@ def test_checker_names_few_losses_and_their_number() -> None:
         "acknowledged message lost", "orders/0", "value 7 is not there (40 like it)", (1,), "t"
     )
     verdict = Verdict("all", "invalid", (found,))
-    told = result_of(history(lost(1, "n0")), [verdict], verdict, Counter(kill=1, skipped=3))
-    assert (told["verdict"], told["lost"], told["duplicated"]) == ("invalid", 40, 0)
-    assert (told["faults_done"], told["fault_kinds"], told["aimed_at_leader"]) == (1, 1, 1)
-    assert told["faults"] == {"kill": 1}
+    reported = result_of(history(lost(1, "n0")), [verdict], verdict, Counter(kill=1, skipped=3))
+    assert (reported["verdict"], reported["lost"], reported["duplicated"]) == ("invalid", 40, 0)
+    assert (reported["faults_done"], reported["fault_kinds"], reported["aimed_at_leader"]) == (
+        1,
+        1,
+        1,
+    )
+    assert reported["faults"] == {"kill": 1}
 
 
 def test_a_run_in_which_too_little_happened_is_no_proof() -> None:
@@ -84,3 +112,86 @@ def test_a_run_in_which_too_little_happened_is_no_proof() -> None:
         "no fail-over",
         "7 acknowledged sends",
     ]
+
+
+def row(op_id: int, f: F, **fields: object) -> Operation:
+    op = Operation(op_id, op_id, 1, NOTHING, f, Outcome.OK, 10, 20)
+    for name, value in fields.items():
+        setattr(op, name, value)
+    return op
+
+
+def test_each_operation_counts_for_one_workload() -> None:
+    second_ns = 1_000_000_000
+    rows = [
+        row(0, F.SEND),
+        row(1, F.SEND),
+        row(2, F.SEND, parent_op_id=1),
+        row(3, F.SEND, due_ns=10 + second_ns),
+        row(4, F.SEND, due_ns=11 + second_ns),
+        row(5, F.RECALL, due_ns=11 + second_ns),
+        row(6, F.PULL, cnt=3),
+        row(7, F.PULL, cnt=1, level=Level.LOCAL),
+        row(8, F.COMMIT, group="consumers-1"),
+        row(9, F.COMMIT, group=LOCKERS, token=4),
+        row(10, F.LOCK, group=LOCKERS),
+        row(11, F.HALF),
+        row(12, F.RETURNED),
+        row(13, F.FILTERED),
+    ]
+    shares = by_workload(rows, levels_ms=(1_000,), idempotent=True)
+    assert shares == {
+        "idempotent": 1,
+        "batches": 2,
+        "delayed": 1,
+        "timers": 2,
+        "queue-log": 1,
+        "push": 1,
+        "offsets": 1,
+        "locks": 2,
+        "transactions": 1,
+        "retries": 1,
+        "filters": 1,
+    }
+    assert by_workload(rows[:1], levels_ms=(), idempotent=False) == {"queue-log": 1}
+
+
+def test_lockers_are_known_by_their_group() -> None:
+    assert GROUP == LOCKERS
+
+
+def line(event: str, error: str = "", level: str = "error") -> str:
+    facts = {"event": event, "peer_address": ["127.0.0.1", 7], "error": error, "level": level}
+    return json.dumps(facts) + "\n"
+
+
+QUIET = line("peer_refused", "not the peer_contradicts we look for") + line("leads", level="info")
+
+
+def test_a_contradiction_in_a_log_makes_a_run_invalid(tmp_path: Path) -> None:
+    logs = {name: tmp_path / f"{name}.log" for name in ("n0", "n1", "n2")}
+    logs["n0"].write_text(QUIET)
+    logs["n1"].write_text(QUIET + line("peer_contradicts", "entry 7 of term 2 is another one"))
+    verdicts = [Verdict("total_queue", "valid"), *read_logs(logs)]
+    verdict = merge_for(None, verdicts)
+    assert verdict.validity == "invalid"
+    (found,) = verdict.violations
+    assert (found.checker, found.subject) == ("broker_logs", "n1")
+    assert found.detail == "entry 7 of term 2 is another one (from ['127.0.0.1', 7])"
+    result = result_of(History(RunHeader("r")), verdicts, verdict, Counter())
+    assert result["verdict"] == "invalid"
+    assert result["verdicts"][1]["violations"][0]["name"] == "members contradict each other"
+
+
+def test_logs_without_one_say_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "n0.log"
+    log.write_text(QUIET)
+    assert read_logs({"n0": log, "n1": tmp_path / "never started.log"}) == []
+
+
+def test_many_contradictions_are_shown_in_few_lines() -> None:
+    lines = [line("peer_contradicts", f"entry {number}") for number in range(40)]
+    found = contradictions("n2", [*lines, lines[0][:-20]])
+    assert len(found) == SHOWN_MAX
+    assert found[0].detail.startswith("entry 0 ")
+    assert found[-1].detail.endswith(f"({42 - SHOWN_MAX} like it)")

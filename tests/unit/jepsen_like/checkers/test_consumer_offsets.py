@@ -78,7 +78,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_anomaly_is_found_by_its_name_with_its_witnesses(name: str) -> None:
+def test_planted_anomaly_found_by_name_with_witnesses(name: str) -> None:
     operations, witnesses = PLANTED[name]
     verdict = check_history([*operations, fetch(9, -1, -10, -5)])
     assert [(violation.name, violation.operations) for violation in verdict.violations] == [

@@ -59,7 +59,7 @@ def test_one_left_out_added_or_out_of_order_is_found(number: int) -> None:
         assert FILTERS[number].text in violation.detail
 
 
-def test_what_retention_took_says_nothing() -> None:
+def test_filters_ignore_what_retention_removed() -> None:
     verdict = check_history(history((0, 3, 40, []), (0, 12, 40, matching(0, 12, 40)), begin=10))
     assert (verdict.validity, verdict.counts["pulls"]) == ("valid", 1)
 

@@ -46,7 +46,7 @@ def names(*rows: Operation, clock_error_ns: int = 0) -> list[str]:
     return [violation.name for violation in verdict.violations]
 
 
-def test_a_lock_passes_on_when_it_was_given_back_or_its_lease_is_over() -> None:
+def test_lock_passes_on_after_unlock_or_lease_end() -> None:
     first = lock(0, 1, 0, 10, 5)
     assert names(first, unlock(1, 1, 20, 30, 5), lock(2, 2, 25, 35, 7)) == []
     assert names(first, lock(2, 2, 980, 1_000, 7)) == []
@@ -67,7 +67,7 @@ def test_clocks_that_are_apart_shorten_a_lease() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.INFO])
-def test_an_unlock_under_way_may_have_counted_and_a_failed_one_not(outcome: Outcome) -> None:
+def test_unlock_unknown_may_count_failed_does_not(outcome: Outcome) -> None:
     rows = [lock(0, 1, 0, 10, 5), lock(2, 2, 50, 60, 7)]
     assert names(*rows, unlock(1, 1, 55, 90, 5, outcome)) == []
     assert names(*rows, unlock(1, 1, 55, 90, 5, Outcome.FAIL)) == [locks.TWO_HOLDERS]
@@ -86,13 +86,13 @@ def test_an_unlock_that_had_returned_before_does_not_end_a_hold() -> None:
     assert names(*rows) == [locks.TWO_HOLDERS]
 
 
-def test_a_grant_within_the_hold_of_another_needs_no_hold_of_its_own() -> None:
+def test_grant_inside_another_hold_is_an_overlap() -> None:
     """The second holder gives back while its lock is still being answered."""
     rows = [lock(0, 1, 0, 10, 5), lock(1, 2, 50, 60, 7), unlock(2, 2, 40, 70, outcome=Outcome.INFO)]
     assert names(*rows) == [locks.TWO_HOLDERS]
 
 
-def test_the_longest_hold_is_remembered_behind_shorter_ones_of_its_rival() -> None:
+def test_longest_hold_kept_behind_shorter_ones() -> None:
     rows = [
         lock(0, 1, 0, 10),
         unlock(1, 1, 100, 110),

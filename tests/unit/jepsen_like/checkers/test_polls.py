@@ -45,21 +45,21 @@ def test_a_consumer_goes_on_where_it_was() -> None:
     assert found(poll(0, 3, 2), poll(1, 6, 1)) == [(polls.SKIPPED, (0, 1))]
 
 
-def test_a_consumer_begins_where_it_committed_or_anywhere_without_a_commit() -> None:
+def test_consumer_begins_at_its_commit_or_anywhere() -> None:
     assert found(fetch(0, 4), poll(1, 4, 1)) == []
     assert found(fetch(0, 4), poll(1, 5, 1)) == [(polls.SKIPPED, (0, 1))]
     assert found(fetch(0, 4), poll(1, 3, 1)) == [(polls.WENT_BACK, (0, 1))]
     assert found(fetch(0, -1), poll(1, 9, 1)) == []
 
 
-def test_a_fetch_in_between_allows_both_to_go_on_and_to_begin_again() -> None:
+def test_fetch_allows_to_go_on_and_to_begin_again() -> None:
     before = [poll(0, 3, 4), fetch(1, 4)]
     assert found(*before, poll(2, 7, 1)) == []
     assert found(*before, poll(2, 4, 1)) == []
     assert found(*before, poll(2, 5, 1)) == [(polls.WENT_BACK, (1, 2))]
 
 
-def test_an_offset_out_of_range_is_moved_to_the_bound_that_was_told() -> None:
+def test_offset_out_of_range_moves_to_the_answered_bound() -> None:
     assert found(poll(0, 3, 0, low=8), poll(1, 8, 1)) == []
     assert found(poll(0, 30, 0, end=8), poll(1, 8, 1)) == []
     assert found(poll(0, 3, 0, low=8), poll(1, 9, 1)) == [(polls.SKIPPED, (0, 1))]
@@ -78,7 +78,7 @@ def test_a_pull_without_a_group_is_no_poll() -> None:
     assert polls.check_history([pull]).validity == "unknown"
 
 
-def test_late_counts_from_the_return_of_the_send_to_the_call_of_the_read() -> None:
+def test_late_read_counts_from_send_return_to_read_call() -> None:
     send = Operation(0, 0, 0, -1, F.SEND, OK, 0, 10, "t", 0, value=100, due_ns=1_000)
     missed = Operation(1, 1, 1, -1, F.MAX_OFFSET, OK, 1_110, 1_120, "t", 0, max_off=0)
     other = Operation(2, 2, 1, -1, F.MAX_OFFSET, OK, 1_500, 1_520, "t", 0, max_off=1)
@@ -99,7 +99,7 @@ def test_late_counts_from_the_return_of_the_send_to_the_call_of_the_read() -> No
     assert late(99) == []
 
 
-def test_a_fetch_that_only_asks_says_nothing_of_where_a_consumer_is() -> None:
+def test_fetch_alone_does_not_place_a_consumer() -> None:
     asked = fetch(0, 3)
     asked.cnt = 0
     assert found(asked, poll(1, 7, 2)) == []

@@ -95,7 +95,7 @@ def mistake(record: PushRecord) -> None:
         (mistake, PHANTOM),
     ],
 )
-def test_a_broken_promise_is_named(spoil: Callable[[PushRecord], None], name: str) -> None:
+def test_push_group_names_each_anomaly(spoil: Callable[[PushRecord], None], name: str) -> None:
     record = good()
     spoil(record)
     assert {violation.name for violation in check_record(record).violations} == {name}
@@ -107,7 +107,7 @@ def test_what_retention_removed_may_have_been_consumed() -> None:
     assert check_record(record).is_valid
 
 
-def test_in_order_a_first_time_may_not_skip_and_a_repetition_may_go_back() -> None:
+def test_orderly_first_delivery_may_not_skip() -> None:
     record = good()
     record.is_orderly = True
     record.consumed = [

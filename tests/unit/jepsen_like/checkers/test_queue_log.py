@@ -25,7 +25,7 @@ from jepsen_like.history.operation import (
 )
 from tests.harness.judged import judged
 from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
-from tests.oracles.queue_log import check_queue, columns_of
+from tests.oracles.queue_log import check_history as check_rows
 
 FAST_BLOCK = 3_000
 BY_KERNEL = 8
@@ -42,7 +42,7 @@ def compare(seed: int, count: int, size_max: int) -> tuple[int, int]:
     verdicts = [0, 0]
     for number in range(count):
         operations = random_history(rng, size_max)
-        violations = check_queue(columns_of(operations, queue=(TOPIC, 0)))
+        violations = list(check_rows(operations).violations)
         truth = is_linearizable(operations)
         assert (not violations) == truth, (
             f"seed {seed}, history {number}: exhaustive search says {truth}, "
@@ -122,7 +122,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_anomaly_is_found_by_its_name_with_its_witnesses(name: str) -> None:
+def test_planted_anomaly_found_by_name_with_witnesses(name: str) -> None:
     operations, witnesses = PLANTED[name]
     verdict = check_history(operations)
     assert verdict.validity == "invalid"
@@ -182,7 +182,7 @@ def test_an_acknowledged_send_without_offset_may_come_last() -> None:
     assert check_history(rows).is_valid
 
 
-def test_a_send_that_was_refused_and_then_stored_is_no_aborted_read() -> None:
+def test_send_refused_then_stored_is_no_aborted_read() -> None:
     refused, stored = send(0, 0, 0, 10, outcome=FAIL), send(1, 0, 20, 30)
     stored.value = refused.value
     read = pull(2, 0, (refused.value,), 1, 40, 50)
@@ -285,7 +285,7 @@ def test_nothing_to_check_is_unknown_and_never_valid() -> None:
     assert merge([good]).validity == "valid"
 
 
-def test_a_checker_that_breaks_says_unknown() -> None:
+def test_checker_that_raises_is_unknown() -> None:
     verdict = checked("broken", lambda: 1 // 0)  # type: ignore[arg-type, return-value]  # a checker that raises
     assert verdict.validity == "unknown"
     assert "ZeroDivisionError" in verdict.reason

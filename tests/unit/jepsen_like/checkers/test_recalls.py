@@ -48,14 +48,14 @@ def names(seen: list[int], *rows: Operation) -> list[str]:
         (Outcome.FAIL, [], [NOT_DELIVERED]),
     ],
 )
-def test_a_recalled_message_is_gone_and_no_other(
+def test_recall_removes_its_message_and_no_other(
     outcome: Outcome, seen: list[int], found: list[str]
 ) -> None:
     assert names(seen, row(F.RECALL, outcome, 50, 7)) == found
 
 
 @pytest.mark.parametrize(("call", "found"), [(50, [TOO_LATE_EARLY]), (150, [])])
-def test_delivered_already_is_said_after_its_time_only(call: int, found: list[str]) -> None:
+def test_already_delivered_only_after_its_time(call: int, found: list[str]) -> None:
     late = row(F.RECALL, Outcome.FAIL, call, 7)
     late.err = DELIVERED_ERROR
     assert names([7], late) == found

@@ -83,6 +83,6 @@ def test_the_wrong_topic_is_found(good: Rows) -> None:
     assert sorted(good.names()) == sorted([LOST, NOWHERE])
 
 
-def test_nothing_is_said_before_everything_was_read(good: Rows) -> None:
+def test_retries_no_verdict_before_everything_is_read(good: Rows) -> None:
     good.gave(10, 0)
     assert check_history(good.rows, drained=False).violations == ()

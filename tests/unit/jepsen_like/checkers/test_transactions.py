@@ -6,7 +6,7 @@ import pytest
 
 from jepsen_like.checkers import batches, queue_log, total_queue, transactions
 from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.half_messages import DISCARD_TOPIC
+from jepsen_like.checkers.transactions import DISCARD_TOPIC
 from jepsen_like.history.operation import (
     NEVER,
     Decision,
@@ -85,7 +85,7 @@ def test_a_refused_commit_shows_nothing() -> None:
     assert names(*rows, held=(100,)) == [transactions.HALF_VISIBLE]
 
 
-def test_an_acknowledged_rollback_hides_the_message_whatever_an_unknown_commit_wanted() -> None:
+def test_acknowledged_rollback_hides_despite_unknown_commit() -> None:
     rows = [half(0, 0, 10), end(1, 20, 30, INFO), end(2, 20, 40, OK, Decision.ROLLBACK)]
     assert names(*rows) == []
     verdict = transactions.check_history(history(*rows, pull(3, 25, 35, 100)))
@@ -94,7 +94,7 @@ def test_an_acknowledged_rollback_hides_the_message_whatever_an_unknown_commit_w
     ]
 
 
-def test_the_same_decision_may_be_acknowledged_twice_and_the_other_may_be_refused() -> None:
+def test_same_decision_twice_ok_other_refused() -> None:
     rows = [half(0, 0, 10), end(1, 20, 30), end(2, 40, 50)]
     assert names(*rows, end(3, 60, 70, FAIL, Decision.ROLLBACK), held=(100,)) == []
     assert names(*rows, end(3, 60, 70, INFO, Decision.ROLLBACK), held=(100,)) == []
@@ -103,13 +103,13 @@ def test_the_same_decision_may_be_acknowledged_twice_and_the_other_may_be_refuse
     ]
 
 
-def test_an_end_that_says_unknown_decides_nothing() -> None:
+def test_end_with_unknown_decides_nothing() -> None:
     rows = [half(0, 0, 10), end(1, 20, 30, OK, Decision.UNKNOWN)]
     assert names(*rows) == []
     assert names(*rows, held=(100,)) == [transactions.HALF_VISIBLE]
 
 
-def test_a_check_under_way_may_arrive_after_the_decision_for_an_interval() -> None:
+def test_check_may_arrive_one_interval_after_decision() -> None:
     rows = [half(0, 0, 10), end(1, 20, 30)]
     interval = transactions.CHECK_INTERVAL_NS
     assert names(*rows, check(2, 30 + interval), held=(100,)) == []
@@ -125,7 +125,7 @@ def test_immunity_is_counted_from_the_call_of_the_half() -> None:
     assert transactions.check_history(rows, immunity_ns=49).is_valid
 
 
-def test_rows_without_a_value_are_found_by_the_offset_of_their_half() -> None:
+def test_rows_without_value_found_by_half_offset() -> None:
     rows = [half(0, 0, 10), end(1, 20, 30)]
     rows[1].value = -1
     assert names(*rows, held=(100,)) == []
@@ -160,14 +160,14 @@ def test_the_queue_sees_a_commit_between_its_call_and_its_return() -> None:
     ]
 
 
-def test_a_half_message_nobody_committed_explains_no_gap() -> None:
+def test_uncommitted_half_message_explains_no_gap() -> None:
     rows = [half(0, 0, 10), pull(1, 20, 30, end=1)]
     rows[1].off = 1
     assert [v.name for v in judged(queue_log.NAME, rows).violations] == [queue_log.OF_NO_SEND]
     assert judged(queue_log.NAME, [*rows, end(2, 20, 30, INFO)]).is_valid
 
 
-def test_there_is_no_verdict_where_nothing_was_promised() -> None:
+def test_transactions_no_verdict_without_a_guarantee() -> None:
     send = Operation(0, 0, 0, -1, F.SEND, OK, 0, 10, "t", 0, 0, value=100)
     judged = {verdict.checker for verdict in check_everything(history(send, held=(100,)))}
     assert judged == {

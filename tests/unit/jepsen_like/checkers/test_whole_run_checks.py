@@ -99,6 +99,30 @@ def test_a_planted_delay_anomaly_is_found(plant: Callable[[History], None], name
     assert names(delayed.check_history(history)) == {name}
 
 
+def unknown_delayed(history: History) -> None:
+    history.operations[3].outcome, history.operations[3].ret_ns = Outcome.INFO, NEVER
+
+
+@pytest.mark.parametrize(
+    ("plant", "name"), [(see_early, delayed.EARLY), (deliver_twice, delayed.TWICE)]
+)
+def test_unknown_delayed_send_that_came_is_judged(
+    plant: Callable[[History], None], name: str
+) -> None:
+    history = clean_history()
+    unknown_delayed(history)
+    assert delayed.check_history(history).is_valid
+    plant(history)
+    assert names(delayed.check_history(history)) == {name}
+
+
+def test_unknown_delayed_send_that_never_came_proves_nothing() -> None:
+    history = clean_history()
+    unknown_delayed(history)
+    lose_delayed(history)
+    assert delayed.check_history(history).validity == "unknown"
+
+
 def test_clock_error_excuses_what_it_explains() -> None:
     history = clean_history()
     see_early(history)
@@ -221,7 +245,7 @@ def test_what_retention_removed_is_not_lost() -> None:
     assert judged(total_queue.NAME, history).counts["removed"] == 2
 
 
-def test_total_queue_wants_an_acknowledged_send_without_an_offset() -> None:
+def test_total_queue_expects_a_send_without_an_offset() -> None:
     history = clean_history()
     history.operations[0].off = -1
     assert judged(total_queue.NAME, history).is_valid

@@ -22,13 +22,13 @@ def judged(text: str, workload: Chosen | None = None) -> Verdict:
     return judge_text(text, workload).verdict
 
 
-def transactions(*told: str) -> str:
+def transactions(*reported: str) -> str:
     """Return transactions that overlap: ``ax1`` appends 1 to x, ``rx12`` reads [1 2] from x.
 
     A ``!`` in front: it failed.
     """
     begins, ends = [], []
-    for process, line in enumerate(told):
+    for process, line in enumerate(reported):
         parts: list[str] = []
         asked: list[str] = []
         for part in line.strip("!").split():
@@ -43,7 +43,7 @@ def transactions(*told: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("reported", "expected"),
     [
         (("ax1 ay1", "ax2 ay2", "rx12 ry21"), {"G0"}),
         (("!ax1", "rx1"), {"G1a"}),
@@ -60,8 +60,8 @@ def transactions(*told: str) -> str:
         (("ax1", "ax2 rx12", "rx1", "rx"), set()),
     ],
 )
-def test_transactions_have_the_names_of_elle(told: tuple[str, ...], expected: set[str]) -> None:
-    verdict = judged(transactions(*told))
+def test_transactions_have_the_names_of_elle(reported: tuple[str, ...], expected: set[str]) -> None:
+    verdict = judged(transactions(*reported))
     assert names(verdict) == expected
     assert verdict.validity == ("invalid" if expected else "valid")
 
@@ -94,9 +94,9 @@ def test_order_that_time_contradicts_is_named_realtime() -> None:
     assert violation.operations == (5, 3)
 
 
-def kafka(*told: str) -> str:
+def kafka(*reported: str) -> str:
     """Return rows that are completions only, as the tests of the workload have them."""
-    return "\n".join(f"{{{row}}}" for row in told)
+    return "\n".join(f"{{{row}}}" for row in reported)
 
 
 SENDS = ":process 9, :type :ok, :f :send, :value "
@@ -143,10 +143,10 @@ def test_polls_skip_what_others_sent_or_found() -> None:
     assert "poll-skip" not in names(allowed)
 
 
-def register_rows(*told: tuple[int, str, str, Any]) -> str:
+def register_rows(*reported: tuple[int, str, str, Any]) -> str:
     return "".join(
         f"{{:process {p}, :type :{kind}, :f :{f}, :value {text_of(value)}}}\n"
-        for p, kind, f, value in told
+        for p, kind, f, value in reported
     )
 
 

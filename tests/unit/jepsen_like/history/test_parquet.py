@@ -22,8 +22,9 @@ from jepsen_like.history.operation import (
     ReplicaState,
     Row,
     RunHeader,
+    encode_history,
+    encode_row,
 )
-from jepsen_like.history.sequence import encode_history, encode_row
 from tests.harness.clean_histories import clean_history
 
 
@@ -65,7 +66,7 @@ def test_a_history_comes_back_from_its_tables_as_it_was(seed: int, tmp_path: Pat
     assert sound(counts)
 
 
-def test_a_later_row_of_the_same_operation_takes_the_place_of_the_earlier(tmp_path: Path) -> None:
+def test_later_row_of_an_operation_replaces_the_earlier(tmp_path: Path) -> None:
     called = operation(7, outcome=Outcome.INFO, ret_ns=NEVER)
     rows: list[Row] = [
         RunHeader("r"),
@@ -97,7 +98,7 @@ BAD_RECORDS = {
         "Expected `int`",
     ),
     "no such row": (cbor2.dumps([99, 1]), "Invalid value 99"),
-    "no such operation": (changed(operation(7), f=55), "f is 55, beyond 0 … 15"),
+    "no such operation": (changed(operation(7), f=55), "f is 55, beyond 0 … 20"),
     "no such outcome": (changed(operation(7), outcome=3), "outcome is 3"),
     "a process beyond its column": (
         changed(operation(7), process=1 << 31),
@@ -108,9 +109,7 @@ BAD_RECORDS = {
 
 
 @pytest.mark.parametrize("name", BAD_RECORDS)
-def test_a_bad_record_is_kept_apart_with_its_reason_and_the_next_is_read(
-    name: str, tmp_path: Path
-) -> None:
+def test_bad_record_kept_with_reason_and_next_is_read(name: str, tmp_path: Path) -> None:
     record, reason = BAD_RECORDS[name]
     before, after = encode_row(operation(1)), encode_row(operation(2))
     counts = parquet.ingest(run_of(tmp_path, before + record + after))
@@ -122,7 +121,7 @@ def test_a_bad_record_is_kept_apart_with_its_reason_and_the_next_is_read(
     assert sound(counts)
 
 
-def test_a_torn_last_record_is_no_damage_and_other_files_are_read(tmp_path: Path) -> None:
+def test_torn_last_record_is_no_damage(tmp_path: Path) -> None:
     whole, torn = encode_row(operation(1)), encode_row(operation(2))[:-3]
     counts = parquet.ingest(run_of(tmp_path, whole + torn, encode_row(operation(3))))
     assert [op.op_id for op in parquet.read_history(tmp_path / "parquet").operations] == [1, 3]
@@ -132,7 +131,7 @@ def test_a_torn_last_record_is_no_damage_and_other_files_are_read(tmp_path: Path
     assert sound(counts)
 
 
-def test_after_bytes_that_are_no_record_the_rest_of_the_file_is_one_bad_record(
+def test_rest_after_foreign_bytes_is_one_bad_record(
     tmp_path: Path,
 ) -> None:
     before = encode_row(operation(1))
@@ -145,7 +144,7 @@ def test_after_bytes_that_are_no_record_the_rest_of_the_file_is_one_bad_record(
     assert sound(counts)
 
 
-def test_rows_are_sorted_for_a_look_at_one_place_and_strings_are_dictionaries(
+def test_rows_are_sorted_and_strings_are_dictionaries(
     tmp_path: Path,
 ) -> None:
     history = clean_history(4)
@@ -160,7 +159,7 @@ def test_rows_are_sorted_for_a_look_at_one_place_and_strings_are_dictionaries(
     assert all(columns.column(at).is_stats_set for at in range(columns.num_columns))
 
 
-def test_a_folder_without_a_history_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_folder_without_history_names_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(parquet.NoHistoryError, match="name the folder of a run"):
         parquet.ingest(tmp_path)
     parquet.write_history(tmp_path / "half", History(RunHeader("x")), "x")

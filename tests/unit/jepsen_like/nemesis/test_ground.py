@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from commitlog.mark import Mark
-from commitlog.slot_file import SlotFile
+from commitlog.mark import Mark, SlotFile
 from dledger.testing.crash_disk import CrashDisk
 from jepsen_like.nemesis.ground import marked_end
 

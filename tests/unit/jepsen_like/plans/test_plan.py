@@ -156,6 +156,24 @@ def test_a_failure_without_any_step_shrinks_to_none() -> None:
     )
 
 
+def test_shrink_drops_work_on_topics_of_its_own_first() -> None:
+    """Modes that set something stay: what they set stays, too."""
+    modes = ("compression", "searches", "many_queues", "async_flush", "stalls")
+    plan = msgspec.structs.replace(draw_plan(3, 3600), modes=modes)
+    played: list[Plan] = []
+
+    def fails(candidate: Plan) -> bool:
+        played.append(candidate)
+        return True
+
+    small, _ = shrink(plan, fails, plays_max=1)
+    assert small.modes == ("async_flush", "stalls")
+    assert small == msgspec.structs.replace(plan, modes=small.modes)
+
+    small, _ = shrink(plan, lambda candidate: "searches" in candidate.modes, plays_max=4)
+    assert small.modes == ("searches", "async_flush", "stalls")
+
+
 def test_data_is_destroyed_on_one_node_at_a_time() -> None:
     budget = Budget()
     all_sound = {"n0": SOUND, "n1": SOUND, "n2": SOUND}

@@ -13,10 +13,9 @@ import pytest
 from jepsen_like.chaos.recorder import Recorder
 from jepsen_like.history.operation import NEVER, Event, F, Operation, Outcome, RunHeader
 from jepsen_like.report.pictures import Pictures
-from jepsen_like.report.roles import Leadership
 from jepsen_like.report.run_folder import read_run
 from jepsen_like.report.run_report import report
-from jepsen_like.report.series import NS, Span
+from jepsen_like.report.series import NS, Leadership, Span
 from tests.harness.run_folders import MadeRun, make_run, write_run
 
 DURATION_S = 120
@@ -95,7 +94,7 @@ def page(folder: Path) -> PageReader:
     return PageReader((folder / "report.html").read_text())
 
 
-def test_every_section_is_there_in_order_and_says_something(page: PageReader) -> None:
+def test_report_sections_in_order_and_not_empty(page: PageReader) -> None:
     assert tuple(page.text) == SECTIONS
     assert [name for name, text in page.text.items() if len(words(text)) < 20] == []
 
@@ -104,9 +103,7 @@ def test_no_id_stands_twice(page: PageReader) -> None:
     assert len(page.ids) == len(set(page.ids))
 
 
-def test_the_verdict_is_the_first_violation_with_its_two_operations(
-    made: MadeRun, page: PageReader
-) -> None:
+def test_verdict_is_first_violation_with_two_operations(made: MadeRun, page: PageReader) -> None:
     violation = made.verdicts[0].violations[0]
     assert violation.name == "stale read"
     assert len(violation.operations) == 2
@@ -166,11 +163,11 @@ def test_the_moment_of_healing_is_marked(tmp_path: Path) -> None:
     assert "all healed" not in never
 
 
-def test_many_anomalies_are_counted_and_the_rest_is_folded(tmp_path: Path) -> None:
+def test_many_anomalies_are_counted_and_the_rest_is_hidden(tmp_path: Path) -> None:
     violations = [{"name": "stale read", "subject": f"t/{n}", "detail": "…"} for n in range(120)]
     verdicts = [{"checker": "queue_log", "validity": "invalid", "violations": violations}]
-    told = {"verdict": "invalid", "verdicts": verdicts, "lost": 0, "duplicated": 7}
-    (tmp_path / "result.json").write_text(json.dumps(told))
+    reported = {"verdict": "invalid", "verdicts": verdicts, "lost": 0, "duplicated": 7}
+    (tmp_path / "result.json").write_text(json.dumps(reported))
     page = PageReader(report(tmp_path).read_text())
     rows = page.rows["anomalies"]
     assert rows[1] == ["stale read", "", "120"]
@@ -228,12 +225,12 @@ def test_the_page_is_the_same_when_it_is_made_again(folder: Path) -> None:
     assert report(folder).read_bytes() == first
 
 
-def test_a_valid_run_says_what_was_proved(tmp_path: Path) -> None:
+def test_report_of_a_valid_run_states_what_was_checked(tmp_path: Path) -> None:
     made = make_run(operations=2_000, duration_s=60, faults=3)
     folder = write_run(tmp_path / "good", made, duration_s=60)
-    told = json.loads((folder / "result.json").read_text())
-    told["verdicts"].append({"checker": "total_queue", "validity": "valid"})
-    (folder / "result.json").write_text(json.dumps(told))
+    reported = json.loads((folder / "result.json").read_text())
+    reported["verdicts"].append({"checker": "total_queue", "validity": "valid"})
+    (folder / "result.json").write_text(json.dumps(reported))
     acked = sum(op.outcome == Outcome.OK for op in made.history.operations)
     page = PageReader(report(folder).read_text())
     assert words(page.text["verdict"]) == (
@@ -261,7 +258,7 @@ def test_rows_of_a_real_run_count_once_as_they_were_written_last(tmp_path: Path)
     assert [(event.node, event.end_ns) for event in run.history.events] == [("n1", 8)]
 
 
-def test_an_empty_folder_gives_a_page_that_says_so(tmp_path: Path) -> None:
+def test_report_of_an_empty_folder_states_it(tmp_path: Path) -> None:
     page = PageReader(report(tmp_path).read_text())
     assert tuple(page.text) == SECTIONS
     assert page.text["verdict"].startswith("\nunknown: there is no result.json")
@@ -311,13 +308,13 @@ def test_markup_in_a_folder_is_shown_and_not_obeyed(tmp_path: Path) -> None:
 
 
 def test_a_bad_field_of_the_result_costs_that_field_only(tmp_path: Path) -> None:
-    told = {
+    reported = {
         "verdict": "unknown",
         "reason": "it broke",
         "failover_ms": "soon",
         "command": ["a", "b"],
     }
-    (tmp_path / "result.json").write_text(json.dumps(told))
+    (tmp_path / "result.json").write_text(json.dumps(reported))
     page = PageReader(report(tmp_path).read_text())
     assert words(page.text["verdict"]).startswith("unknown: it broke")
     assert "result.json, failover_ms: " in page.text["verdict"]

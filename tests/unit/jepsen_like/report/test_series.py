@@ -11,32 +11,30 @@ from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import NEVER, NOTHING, Event, F, Operation, Outcome
 from jepsen_like.plans.plan import Kind
 from jepsen_like.report.canvas import LOOKS, look_of
-from jepsen_like.report.order import ORDER_OPERATIONS_MAX, Says, orders_of
-from jepsen_like.report.roles import (
-    Fault,
-    Leadership,
-    bands_of,
-    down_of,
-    faults_of,
-    kinds_of,
-    lag_of,
-    leaderships_of,
-    skipped_of,
-)
 from jepsen_like.report.run_folder import Sample
 from jepsen_like.report.series import (
     BUCKETS_MAX,
     NS,
+    Fault,
+    Leadership,
     Served,
     Span,
     availability_of,
+    bands_of,
     columns_of,
     counts_of,
+    down_of,
+    faults_of,
+    kinds_of,
+    lag_of,
     latency_of,
+    leaderships_of,
     percentile,
     rates_of,
+    skipped_of,
     span_of,
 )
+from jepsen_like.report.witness_picture import ORDER_OPERATIONS_MAX, Says, orders_of
 
 MS = 1_000_000
 BEGIN = 5 * NS
@@ -72,9 +70,7 @@ def test_the_span_reaches_from_the_first_call_to_the_last_return() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "bucket_s"), [(899, 1), (900, 2), (1800, 5), (86_400, 120)])
-def test_a_long_run_has_no_more_buckets_than_a_picture_has_room_for(
-    seconds: int, bucket_s: int
-) -> None:
+def test_long_run_has_no_more_buckets_than_a_picture_holds(seconds: int, bucket_s: int) -> None:
     span = span_of(columns_of([op(0, 0, 1), op(1, seconds, 0)]))
     assert span.bucket_s == bucket_s
     assert span.buckets <= BUCKETS_MAX
@@ -95,7 +91,7 @@ def test_counts_by_name_and_outcome() -> None:
     assert counts_of(columns_of([])) == {}
 
 
-def test_latency_is_that_of_acknowledged_operations_by_the_second_of_their_call() -> None:
+def test_latency_of_acknowledged_operations_by_call_second() -> None:
     columns = columns_of(TINY)
     latency = latency_of(columns, span_of(columns))
     nan = math.nan
@@ -137,7 +133,7 @@ def test_a_second_is_served_when_a_send_was_acknowledged_in_it() -> None:
     assert availability.share == 0.5
 
 
-def test_clients_that_wait_for_an_answer_that_never_comes_are_refused_for_as_long() -> None:
+def test_clients_without_an_answer_count_as_refused() -> None:
     waits = op(0, 1.0, None, outcome=Outcome.INFO)
     columns = columns_of([op(1, 0.0, 1), waits, op(2, 20.0, 1)])
     idle = availability_of(columns, span_of(columns))
@@ -158,7 +154,7 @@ def test_clients_that_wait_for_an_answer_that_never_comes_are_refused_for_as_lon
     )
 
 
-def test_nobody_sent_is_no_refusal() -> None:
+def test_no_sends_is_no_refusal() -> None:
     columns = columns_of([op(0, 0, 1, F.PULL)])
     availability = availability_of(columns, span_of(columns))
     assert availability.spells == ((Served.IDLE, 0, 1),)
@@ -188,17 +184,17 @@ EVENTS = [
 ]
 
 
-def test_faults_are_what_a_plan_or_the_run_calls_so_and_what_was_done() -> None:
+def test_faults_from_plan_run_and_actions() -> None:
     assert [fault.kind for fault in faults_of(EVENTS, SPAN)] == ["kill", "kill", "reset"]
-    told = faults_of(EVENTS, SPAN, {"meteor": 1})
-    assert told[-1] == Fault("meteor", 80, 90, "n3")
-    assert kinds_of(told) == ["kill", "reset", "meteor"]
+    reported = faults_of(EVENTS, SPAN, {"meteor": 1})
+    assert reported[-1] == Fault("meteor", 80, 90, "n3")
+    assert kinds_of(reported) == ["kill", "reset", "meteor"]
     assert [(s.kind, s.reason, s.count) for s in skipped_of(EVENTS)] == [
         ("wipe", "too few are left", 1)
     ]
 
 
-def test_bands_of_one_kind_that_touch_are_one_and_an_instant_is_seen() -> None:
+def test_touching_bands_join_and_an_instant_is_visible() -> None:
     bands = bands_of(faults_of(EVENTS, SPAN), SPAN)
     assert bands == {"kill": [(10, 30)], "reset": [(50, 51)]}
 
@@ -213,7 +209,7 @@ def test_every_kind_has_a_look_of_its_own() -> None:
 # -- roles and samples -----------------------------------------------------------------------
 
 
-def test_a_reign_ends_by_word_by_the_end_of_its_process_or_with_the_run() -> None:
+def test_leadership_ends_by_event_process_end_or_run_end() -> None:
     events = [
         event(1, 1, "role", "n1", "leader term 7"),
         event(40, 45, "kill", "n1"),
@@ -256,7 +252,7 @@ def test_lag_is_measured_against_the_leader_of_the_newest_term() -> None:
     assert lag_of([], SPAN) == {}
 
 
-def test_without_events_samples_tell_who_led_and_who_was_down() -> None:
+def test_without_events_samples_show_leader_and_down_nodes() -> None:
     span = Span(0, 9 * NS, 1)
     assert leaderships_of((), SAMPLES, span) == [
         Leadership("n1", 3, 0, 2),
@@ -268,7 +264,7 @@ def test_without_events_samples_tell_who_led_and_who_was_down() -> None:
 # -- order in a queue ------------------------------------------------------------------------
 
 
-def test_the_order_picture_has_the_witnesses_and_the_operations_nearest_to_them() -> None:
+def test_order_picture_has_witnesses_and_neighbours() -> None:
     operations = [op(at, at, 100) for at in range(500)]
     for at, each in enumerate(operations):
         each.off = at

@@ -19,8 +19,8 @@ def store(tmp_path: Path) -> Path:
         run = store / name
         run.mkdir(parents=True)
         counts = {"send": {"ok": 1200, "info": 3, "fail": 4}, "pull": {"ok": 34}}
-        told = {"verdict": verdict, "begin": begin, "counts": counts, "faults": {"kill": 5}}
-        (run / "result.json").write_text(json.dumps(told))
+        reported = {"verdict": verdict, "begin": begin, "counts": counts, "faults": {"kill": 5}}
+        (run / "result.json").write_text(json.dumps(reported))
     (store / "one" / "report.html").write_text("<p>the report</p>")
     (store / "one" / "n1.log").write_text("<b>")
     (tmp_path / "secret").write_text("secret")

@@ -9,7 +9,7 @@ from commitlog.errors import (
     OffsetOutOfRangeError,
     StoreLockedError,
 )
-from dledger.testing.sectors import SECTOR_BYTES
+from dledger.testing.crash_disk import SECTOR_BYTES
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.sim_disk import PAGE_BYTES, Mount, SimDisk
 

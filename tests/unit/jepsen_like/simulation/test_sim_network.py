@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from jepsen_like.plans.link_fault import LinkFault
+from jepsen_like.nemesis.ground import LinkFault
 from jepsen_like.seeded_rng import rng_stream
 from jepsen_like.simulation.event_trace import Trace
 from jepsen_like.simulation.sim_network import PEER_PORT, NodeNetwork, SimNetwork

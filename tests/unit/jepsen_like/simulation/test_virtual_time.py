@@ -8,9 +8,11 @@ import trio
 import trio._core._run as scheduler
 
 from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.sim_clock import EPOCH_MS, Gate, SimClock
 from jepsen_like.simulation.virtual_time import (
+    EPOCH_MS,
     START_S,
+    Gate,
+    SimClock,
     SimulationError,
     VirtualTime,
     run_virtual,

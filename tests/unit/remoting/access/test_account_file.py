@@ -1,12 +1,39 @@
-"""Account files of both kinds: what they say, and what is refused in them."""
+"""Account files of both kinds: what they say, and what is refused in them.
+
+Accounts are read again; a broken file keeps those there were, and says so.
+
+Credentials from files of both kinds.
+
+The YAML of account files, and what of YAML is refused.
+"""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import structlog.testing
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
-from remoting.access.account_file import accounts_document, parse_accounts
+from dledger.testing.doubles import InlineExecutor
+from remoting.access.account_file import (
+    RELOAD_INTERVAL_S,
+    AccountStore,
+    accounts_document,
+    parse_accounts,
+    parse_credentials,
+    parse_plain_yaml,
+)
 from remoting.access.accounts import AccountTable, Permission
+from remoting.machine import TrioClock
+from remoting.protocol.signature import Credentials
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 
 PUB, SUB, DENY = Permission.PUB, Permission.SUB, Permission.DENY
 
@@ -130,3 +157,215 @@ def test_a_file_that_is_no_text_or_too_large_is_refused() -> None:
         parse_accounts("a.toml", b"\xff\xfe")
     with pytest.raises(ConfigError, match="4194305 bytes, at most 4194304"):
         parse_accounts("a.toml", b"#" * ((4 << 20) + 1))
+
+
+ONE = '[accounts.account-1]\nsecret_key = "0123456789"\n'
+TWO = ONE + '[accounts.account-2]\nsecret_key = "0123456789"\n'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "accounts.toml"
+    path.write_text(ONE)
+    return path
+
+
+async def test_a_change_counts_after_the_interval(path: Path, nursery: trio.Nursery) -> None:
+    store = AccountStore(OsDisk(), str(path))
+    nursery.start_soon(store.keep_reading, TrioClock(), InlineExecutor())
+    assert store.table.get("account-2") is None
+    path.write_text(TWO)
+    await trio.sleep(RELOAD_INTERVAL_S * 1.5)
+    assert store.table.get("account-2") is not None
+    path.write_text("")
+    await trio.sleep(RELOAD_INTERVAL_S)
+    assert len(store.table) == 0
+
+
+@pytest.mark.parametrize("broken", ["[accounts.account-1]\nsecret_key = 1\n", "[[[", None])
+async def test_account_store_keeps_accounts_of_a_broken_file(
+    path: Path, nursery: trio.Nursery, broken: str | None
+) -> None:
+    store = AccountStore(OsDisk(), str(path))
+    with structlog.testing.capture_logs() as lines:
+        nursery.start_soon(store.keep_reading, TrioClock(), InlineExecutor())
+        if broken is None:
+            path.unlink()
+        else:
+            path.write_text(broken)
+        await trio.sleep(RELOAD_INTERVAL_S * 5.5)
+        assert store.table.get("account-1") is not None
+        kept = [line for line in lines if line["event"] == "accounts_kept"]
+        assert len(kept) == 1
+        assert kept[0]["log_level"] == "error"
+        assert str(path) in kept[0]["error"]
+        path.write_text(TWO)
+        await trio.sleep(RELOAD_INTERVAL_S)
+    assert store.table.get("account-2") is not None
+    assert lines[-1]["event"] == "accounts_read"
+
+
+async def test_account_store_reports_a_file_that_is_whole_again(
+    path: Path, nursery: trio.Nursery
+) -> None:
+    store = AccountStore(OsDisk(), str(path))
+    with structlog.testing.capture_logs() as lines:
+        nursery.start_soon(store.keep_reading, TrioClock(), InlineExecutor())
+        path.write_text("[[[")
+        await trio.sleep(RELOAD_INTERVAL_S * 1.5)
+        path.write_text(ONE)
+        await trio.sleep(RELOAD_INTERVAL_S * 3)
+    assert [line["event"] for line in lines] == ["accounts_kept", "accounts_as_before"]
+
+
+@pytest.mark.parametrize("content", [None, "[[["])
+def test_nothing_starts_without_accounts(path: Path, content: str | None) -> None:
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=r"accounts\.toml"):
+        AccountStore(OsDisk(), str(path))
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "expected"),
+    [
+        ("c.toml", 'access_key = "me"\nsecret_key = "s"\n', Credentials("me", "s")),
+        (
+            "c.toml",
+            'access_key = "me"\nsecret_key = "s"\nsecurity_token = "t"\n',
+            Credentials("me", "s", "t"),
+        ),
+        ("tools.yml", "accessKey: me\nsecretKey: 123\n", Credentials("me", "123")),
+    ],
+)
+def test_both_kinds_of_file(path: str, text: str, expected: Credentials) -> None:
+    assert parse_credentials(path, text.encode()) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        'access_key = "me"\n',
+        'secret_key = "do-not-show-me"\n',
+        'access_key = "me"\nsecret_key = ""\n',
+        'access_key = "me"\nsecret_key = "do-not-show-me"\nsecret = 1\n',
+        'access_key = "me"\nsecret_key = "do-not-show-me\n',
+    ],
+)
+def test_credentials_file_names_what_is_missing_without_secrets(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^c\.toml: ") as raised:
+        parse_credentials("c.toml", text.encode())
+    assert "do-not-show-me" not in str(raised.value)
+
+
+PLAIN_ACL = """\
+# comment
+globalWhiteRemoteAddresses:
+  - 10.10.103.*
+  - 192.168.0.*   # another
+
+accounts:
+  - accessKey: RocketMQ
+    secretKey: 12345678
+    whiteRemoteAddress:
+    admin: false
+    topicPerms:
+      - topicA=DENY
+      - topicB=PUB|SUB
+    groupPerms: []
+  -
+    accessKey: "rocketmq2"
+    secretKey: 'a: # b'
+    whiteRemoteAddress: 192.168.1.*
+    topicPerms: [a=PUB, b=SUB]
+"""
+
+
+def test_a_plain_acl_file() -> None:
+    assert parse_plain_yaml(PLAIN_ACL) == {
+        "globalWhiteRemoteAddresses": ["10.10.103.*", "192.168.0.*"],
+        "accounts": [
+            {
+                "accessKey": "RocketMQ",
+                "secretKey": "12345678",
+                "whiteRemoteAddress": None,
+                "admin": "false",
+                "topicPerms": ["topicA=DENY", "topicB=PUB|SUB"],
+                "groupPerms": [],
+            },
+            {
+                "accessKey": "rocketmq2",
+                "secretKey": "a: # b",
+                "whiteRemoteAddress": "192.168.1.*",
+                "topicPerms": ["a=PUB", "b=SUB"],
+            },
+        ],
+    }
+
+
+def test_a_list_may_stand_as_far_left_as_its_key() -> None:
+    assert parse_plain_yaml("a:\n- x\n- k: v\n  l: w\nb: y\n") == {
+        "a": ["x", {"k": "v", "l": "w"}],
+        "b": "y",
+    }
+
+
+def test_plain_yaml_keeps_patterns_of_addresses() -> None:
+    assert parse_plain_yaml("a: *\nb: *.*  # all\nc:\n- *.*.*.*\n- 10.*\n") == {
+        "a": "*",
+        "b": "*.*",
+        "c": ["*.*.*.*", "10.*"],
+    }
+
+
+def test_plain_yaml_reads_mappings_and_texts_in_any_form() -> None:
+    assert parse_plain_yaml("a: {b: c}\nd: |\n  text\n") == {"a": {"b": "c"}, "d": "text\n"}
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n", "---\n"])
+def test_nothing_is_none(text: str) -> None:
+    assert parse_plain_yaml(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: b\n  c: d\n", 2),
+        ("a: &anchor b\n", 1),
+        ("a: *anchor\n", 1),
+        ("a: !!str b\n", 1),
+        ("? [a]\n: b\n", 1),
+        ("a: \x01\n", 1),
+        ("a:\n\t- b\n", 2),
+        ("a: 1\na: 2\n", 2),
+        ("a: 1\n---\nb: 2\n", 2),
+        ("secret\n", 1),
+        ("a: 'unclosed\n", 1),
+        ("a: [b\n", 1),
+        ("a: b: c\n", 1),
+        ("- a\nb: c\n", 2),
+    ],
+)
+def test_plain_yaml_refuses_the_rest_by_line_without_its_text(text: str, line: int) -> None:
+    with pytest.raises(ConfigError, match=f"line {line}") as raised:
+        parse_plain_yaml(text)
+    assert "secret" not in str(raised.value)
+
+
+def test_depth_has_a_limit() -> None:
+    deep = "".join(f"{' ' * level}k:\n" for level in range(20)) + " " * 20 + "k: v\n"
+    with pytest.raises(ConfigError, match="deeper than 8 levels"):
+        parse_plain_yaml(deep)
+
+
+@given(st.text(alphabet="ab:- \n\t'\"[]#{}&*,=|", max_size=200))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    said = "line "
+    try:
+        parse_plain_yaml(text)
+    except ConfigError as error:
+        said = str(error)
+    assert said.startswith("line ")

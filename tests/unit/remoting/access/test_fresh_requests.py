@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from commitlog.disk import OsDisk
-from dledger.testing.clocks import ManualClock
-from remoting.access.account_store import AccountStore
+from dledger.testing.doubles import ManualClock
+from remoting.access.account_file import AccountStore
 from remoting.access.accounts import SIGNED
 from remoting.access.gate import AccessGate, guarded_table
 from remoting.client import RemotingClient

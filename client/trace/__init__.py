@@ -1,1 +1,0 @@
-"""Writes message trace: what became of each message at this client."""

@@ -1,0 +1,168 @@
+"""Methods of the SDK's classes as methods of their asyncio classes: same signature, same docstring.
+
+A class of `dledger.aio` holds an object of the class it is named after. ``send =
+carried(Producer.send)`` makes a method that calls `Producer.send` of that object in trio;
+``passed`` and ``iterated`` do the same for plain methods and for async generators. Nothing is
+written twice: the signature is taken over by the type checker, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
+
+import trio
+
+from client.core.errors import ClientClosedError
+from dledger.aio.guest import Guest, Held
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)
+I_co = TypeVar("I_co", covariant=True)
+
+
+class Carried(Protocol[P, R_co]):
+    """A method with the signature of another one."""
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any]) -> Callable[..., R_co]: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, R_co]: ...
+
+
+class Face(Generic[I_co]):
+    """An object of the SDK, used from asyncio."""
+
+    _inner: I_co
+    _client: Face[Any]
+
+    def _guest(self) -> Guest:
+        """Return the run that calls are carried into.
+
+        Raises:
+            ClientClosedError: The client is not open.
+        """
+        return self._client._guest()
+
+
+def carried(
+    method: Callable[Concatenate[Any, P], Awaitable[T]],
+) -> Carried[P, Coroutine[Any, Any, T]]:
+    """Return an asyncio method that awaits *method* in trio."""
+
+    @functools.wraps(method)
+    async def call(self: Face[Any], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._guest().carry(method, self._inner, *args, **kwargs)
+
+    return cast("Carried[P, Coroutine[Any, Any, T]]", call)
+
+
+def passed(method: Callable[Concatenate[Any, P], T]) -> Carried[P, T]:
+    """Return a method that calls the plain *method*: it runs in the same thread as trio."""
+
+    @functools.wraps(method)
+    def call(self: Face[Any], *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(self._inner, *args, **kwargs)
+
+    return cast("Carried[P, T]", call)
+
+
+def iterated(
+    method: Callable[Concatenate[Any, P], AsyncIterator[T]],
+) -> Carried[P, AsyncIterator[T]]:
+    """Return an async generator of asyncio that yields what *method* yields in trio.
+
+    One item is fetched ahead. Leave a loop that ends early by ``contextlib.aclosing``.
+    """
+
+    @functools.wraps(method)
+    async def iterate(self: Face[Any], *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        guest = self._guest()
+        items = cast("AsyncGenerator[T]", method(self._inner, *args, **kwargs))
+        put, taken = trio.open_memory_channel[tuple[T, None] | tuple[None, Exception]](0)
+        held = Held(guest, _fetching(items, put))
+        await held.open()
+        try:
+            while True:
+                try:
+                    item, error = await guest.carry(taken.receive)
+                except trio.EndOfChannel:
+                    return
+                if error is not None:
+                    raise error
+                yield cast("T", item)
+        finally:
+            await held.close()
+
+    return cast("Carried[P, AsyncIterator[T]]", iterate)
+
+
+@asynccontextmanager
+async def _fetching(
+    items: AsyncGenerator[T], put: trio.MemorySendChannel[tuple[T, None] | tuple[None, Exception]]
+) -> AsyncIterator[None]:
+    """Send *items*, and the error that ends them, to *put* while it is open."""
+
+    async def fetch() -> None:
+        async with put, aclosing(items):
+            try:
+                async for item in items:
+                    await put.send((item, None))
+            except Exception as error:  # noqa: BLE001  # handed to the caller
+                await put.send((None, error))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetch)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+class ScopedFace(Face[I_co]):
+    """An object of the SDK that is open inside ``async with``."""
+
+    _held: Held | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._held is not None:
+            raise ClientClosedError(f"a {type(self).__name__} is opened once")
+        manager = cast("AbstractAsyncContextManager[object]", self._inner)
+        held = Held(self._guest(), manager)
+        await held.open()
+        self._held = held
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._held is not None
+        await self._held.close(error)
+
+
+def in_loop(
+    guest: Callable[[], Guest], function: Callable[P, Awaitable[T]]
+) -> Callable[P, Awaitable[T]]:
+    """Return an async function for trio that calls *function*, of the user, in the asyncio loop.
+
+    Args:
+        guest: Returns the run; called with each call.
+    """
+
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await guest().call_back(function, *args, **kwargs)
+
+    return call
+
+
+def is_async(function: Callable[..., object]) -> bool:
+    """Tell whether *function* is an async one, or an object that is called like one. Pure."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__
+    )

@@ -1,0 +1,513 @@
+"""The SDK's classes for asyncio; what each method does stands at the class of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TypeAlias, cast
+
+from client import connect as connecting
+from client.admin import admin
+from client.consumer import (
+    lite_pull_consumer,
+    pull_consumer,
+    push_consumer,
+    queue_locks,
+    simple_consumer,
+)
+from client.consumer.config import PERSIST_PERIOD_S, PushConfig
+from client.consumer.listener import Answer, ConsumeContext, DeliveredMessage, Listener
+from client.consumer.lite_pull_consumer import POLLED_LIMITS
+from client.consumer.offsets import FROM_LAST, ConsumeFrom
+from client.consumer.process_queue import FlowLimits
+from client.consumer.rebalance import AllocateMessageQueueStrategy
+from client.consumer.steps import ConsumeStep
+from client.consumer.subscriptions import SubscriptionExpression
+from client.core import client_instance
+from client.core.client_instance import ClientConfig
+from client.core.client_state import ClientCounters
+from client.core.errors import ClientClosedError
+from client.core.hooks import ConsumeMessageHook
+from client.core.message import Message
+from client.core.message_ext import SendResult
+from client.core.route import MessageQueue
+from client.producer import producer, results, transaction_producer
+from client.producer.config import ProducerConfig
+from client.producer.results import SendCounters
+from client.producer.transaction import TransactionSendResult
+from client.producer.transaction_producer import (
+    CheckLocalTransaction,
+    LocalTransaction,
+    TransactionCounters,
+    TransactionProducerConfig,
+)
+from client.trace import TRACE_TOPIC
+from dledger.aio.carried import Face, ScopedFace, carried, in_loop, is_async, iterated, passed
+from dledger.aio.guest import Guest
+
+AsyncListener: TypeAlias = Callable[[Sequence[DeliveredMessage], ConsumeContext], Awaitable[Answer]]
+
+
+def connect(
+    name_servers: str | Iterable[str] | None = None,
+    config: ClientConfig | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> ClientInstance:
+    """Return a client for asyncio, not yet open: ``async with aio.connect(...) as client``.
+
+    Arguments and errors as `dledger.connect`.
+    """
+    return ClientInstance(connecting.connect(name_servers, config, environment=environment))
+
+
+class ClientInstance(ScopedFace[client_instance.ClientInstance]):
+    """`dledger.ClientInstance` for asyncio; `connect` makes one.
+
+    It belongs to the event loop that opens it.
+    """
+
+    def __init__(self, instance: client_instance.ClientInstance) -> None:
+        """Use *instance*, which is not open, and is used by nothing else."""
+        self._inner = instance
+        self._entered: Guest | None = None
+
+    def _guest(self) -> Guest:
+        if self._entered is None:
+            raise ClientClosedError(f"client {self.client_id} is not open; use 'async with'")
+        return self._entered
+
+    async def __aenter__(self) -> Self:
+        if self._entered is not None:
+            raise ClientClosedError("a ClientInstance is opened once")
+        self._entered = guest = await Guest.enter()
+        try:
+            return await super().__aenter__()
+        except BaseException:
+            await guest.leave()
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await super().__aexit__(kind, error, trace)
+        finally:
+            await self._guest().leave()
+
+    @property
+    def client_id(self) -> str:
+        """``ip@instance``."""
+        return self._inner.client_id
+
+    @property
+    def config(self) -> ClientConfig:
+        """Its settings."""
+        return self._inner.config
+
+    @property
+    def counters(self) -> ClientCounters:
+        """What it has done so far."""
+        return self._inner.counters
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._inner.is_closed
+
+    route = carried(client_instance.ClientInstance.route)
+    ask = carried(client_instance.ClientInstance.ask)
+    ask_leader = carried(client_instance.ClientInstance.ask_leader)
+    abandon = passed(client_instance.ClientInstance.abandon)
+
+
+class SendFuture:
+    """`dledger.SendFuture` for asyncio."""
+
+    def __init__(self, guest: Guest, future: results.SendFuture) -> None:
+        self._guest = guest
+        self._future = future
+
+    @property
+    def done(self) -> bool:
+        """Whether `result` returns or raises without waiting."""
+        return self._future.done
+
+    async def result(self) -> SendResult:
+        """Wait for the end of the send. May be called again, by one task at a time.
+
+        Raises:
+            ClientError: See `Producer.send`.
+        Cancellation: The send goes on; call again to get its result.
+        """
+        return await self._guest.carry(self._future.result)
+
+
+class Producer(ScopedFace[producer.Producer]):
+    """`dledger.Producer` for asyncio. Open it with ``async with`` inside its client."""
+
+    def __init__(
+        self, instance: ClientInstance, group: str, config: ProducerConfig | None = None
+    ) -> None:
+        """As `dledger.Producer`."""
+        self._inner = producer.Producer(instance._inner, group, config)
+        self._client = instance
+
+    @property
+    def group(self) -> str:
+        """The producer group."""
+        return self._inner.group
+
+    @property
+    def counters(self) -> SendCounters:
+        """What it has sent so far."""
+        return self._inner.counters
+
+    send = carried(producer.Producer.send)
+    send_to = carried(producer.Producer.send_to)
+    send_batch = carried(producer.Producer.send_batch)
+    send_oneway = carried(producer.Producer.send_oneway)
+    request = carried(producer.Producer.request)
+    recall = carried(producer.Producer.recall)
+    publish_queues = carried(producer.Producer.publish_queues)
+
+    async def send_async(
+        self,
+        message: Message,
+        *,
+        timeout_s: float | None = None,
+        queue: MessageQueue | None = None,
+    ) -> SendFuture:
+        """Put *message* on its way and return its future; waits only for a route and a full queue.
+
+        Raises:
+            MessageIllegalError, NoRouteError, NoNameServerError, ClientClosedError: Not stored.
+        """
+        guest = self._guest()
+        future = await guest.carry(
+            self._inner.send_async, message, timeout_s=timeout_s, queue=queue
+        )
+        return SendFuture(guest, future)
+
+    def send_nowait(
+        self,
+        message: Message,
+        *,
+        timeout_s: float | None = None,
+        queue: MessageQueue | None = None,
+    ) -> SendFuture:
+        """Put *message* on its way without waiting for anything.
+
+        Raises:
+            BackpressureError: The queue is full; the message was not queued.
+            NoRouteError: The topic's route is not known yet: use `send` or `publish_queues` first.
+            MessageIllegalError, ClientClosedError: Not stored.
+        """
+        guest = self._guest()
+        future = self._inner.send_nowait(message, timeout_s=timeout_s, queue=queue)
+        return SendFuture(guest, future)
+
+
+class TransactionProducer(ScopedFace[transaction_producer.TransactionProducer]):
+    """`dledger.TransactionProducer` for asyncio. Open it with ``async with`` inside its client."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        check_local_transaction: CheckLocalTransaction,
+        config: TransactionProducerConfig | None = None,
+    ) -> None:
+        """As `dledger.TransactionProducer`; the function runs in tasks of the event loop."""
+        check = in_loop(instance._guest, check_local_transaction)
+        self._inner = transaction_producer.TransactionProducer(
+            instance._inner, group, check, config
+        )
+        self._client = instance
+
+    @property
+    def group(self) -> str:
+        """The producer group."""
+        return self._inner.group
+
+    @property
+    def counters(self) -> TransactionCounters:
+        """What it has done so far."""
+        return self._inner.counters
+
+    async def send_in_transaction(
+        self,
+        message: Message,
+        local_transaction: LocalTransaction,
+        *,
+        queue: MessageQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> TransactionSendResult:
+        """As `dledger.TransactionProducer.send_in_transaction`.
+
+        *local_transaction* runs in a task of its own, with the contextvars of the caller.
+        """
+        return await self._guest().carry(
+            self._inner.send_in_transaction,
+            message,
+            in_loop(self._guest, local_transaction),
+            queue=queue,
+            timeout_s=timeout_s,
+        )
+
+    begin = carried(transaction_producer.TransactionProducer.begin)
+    finish = carried(transaction_producer.TransactionProducer.finish)
+    leave_open = carried(transaction_producer.TransactionProducer.leave_open)
+    publish_queues = carried(transaction_producer.TransactionProducer.publish_queues)
+
+
+class PushConsumer(ScopedFace[push_consumer.PushConsumer]):
+    """`dledger.PushConsumer` for asyncio. Open it with ``async with`` inside its client."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        listener: Listener,
+        subscriptions: Mapping[str, str | SubscriptionExpression] | None = None,
+        config: PushConfig | None = None,
+        *,
+        orderly: bool = False,
+    ) -> None:
+        """As `dledger.PushConsumer`.
+
+        Args:
+            listener: An async function, which runs in tasks of the event loop, or a plain one,
+                which runs in worker threads and may block. Either has the contextvars of the task
+                that opens the consumer.
+        """
+        if is_async(listener):
+            listener = in_loop(instance._guest, cast("AsyncListener", listener))
+        self._inner = push_consumer.PushConsumer(
+            instance._inner, group, listener, subscriptions, config, orderly=orderly
+        )
+        self._client = instance
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self._inner.group
+
+    @property
+    def queues(self) -> frozenset[MessageQueue]:
+        """The queues that are this consumer's now, those of the retry topic included."""
+        return self._inner.queues
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What has happened so far: messages by what became of them, rebalances, flow control."""
+        return self._inner.counts
+
+    subscribe = passed(push_consumer.PushConsumer.subscribe)
+    unsubscribe = passed(push_consumer.PushConsumer.unsubscribe)
+    suspend = passed(push_consumer.PushConsumer.suspend)
+    resume = passed(push_consumer.PushConsumer.resume)
+    lock_token = passed(push_consumer.PushConsumer.lock_token)
+
+
+class PullConsumer(ScopedFace[pull_consumer.PullConsumer]):
+    """`dledger.PullConsumer` for asyncio. Open it with ``async with`` inside its client."""
+
+    def __init__(
+        self, instance: ClientInstance, group: str, *, follower_reads: bool = False
+    ) -> None:
+        """As `dledger.PullConsumer`."""
+        self._inner = pull_consumer.PullConsumer(
+            instance._inner, group, follower_reads=follower_reads
+        )
+        self._client = instance
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self._inner.group
+
+    fetch_message_queues = carried(pull_consumer.PullConsumer.fetch_message_queues)
+    pull = carried(pull_consumer.PullConsumer.pull)
+    min_offset = carried(pull_consumer.PullConsumer.min_offset)
+    max_offset = carried(pull_consumer.PullConsumer.max_offset)
+    search_offset = carried(pull_consumer.PullConsumer.search_offset)
+    commit_offset = carried(pull_consumer.PullConsumer.commit_offset)
+    committed_offset = carried(pull_consumer.PullConsumer.committed_offset)
+
+    @asynccontextmanager
+    async def transaction(self, *, timeout_s: float = 10.0) -> AsyncIterator[ConsumeStep]:
+        """As `dledger.PullConsumer.transaction`."""
+        step = ConsumeStep()
+        yield step
+        await self._guest().carry(self._inner._store, step, timeout_s)
+
+    iter_messages = iterated(pull_consumer.PullConsumer.iter_messages)
+    drain = iterated(pull_consumer.PullConsumer.drain)
+
+
+class LitePullConsumer(ScopedFace[lite_pull_consumer.LitePullConsumer]):
+    """`dledger.LitePullConsumer` for asyncio. Open it with ``async with`` inside its client."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        *,
+        consume_from: ConsumeFrom = FROM_LAST,
+        strategy: AllocateMessageQueueStrategy | None = None,
+        auto_commit: bool = True,
+        auto_commit_period_s: float = PERSIST_PERIOD_S,
+        flow_limits: FlowLimits = POLLED_LIMITS,
+        pull_batch_size: int = pull_consumer.ROCKETMQ_PULL_MESSAGES,
+        consume_message_hooks: tuple[ConsumeMessageHook, ...] = (),
+        enable_msg_trace: bool = False,
+        trace_topic: str = TRACE_TOPIC,
+    ) -> None:
+        """As `dledger.LitePullConsumer`."""
+        self._inner = lite_pull_consumer.LitePullConsumer(
+            instance._inner,
+            group,
+            consume_from=consume_from,
+            strategy=strategy,
+            auto_commit=auto_commit,
+            auto_commit_period_s=auto_commit_period_s,
+            flow_limits=flow_limits,
+            pull_batch_size=pull_batch_size,
+            consume_message_hooks=consume_message_hooks,
+            enable_msg_trace=enable_msg_trace,
+            trace_topic=trace_topic,
+        )
+        self._client = instance
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self._inner.group
+
+    @property
+    def queues(self) -> frozenset[MessageQueue]:
+        """The queues that are this consumer's now."""
+        return self._inner.queues
+
+    subscribe = passed(lite_pull_consumer.LitePullConsumer.subscribe)
+    unsubscribe = passed(lite_pull_consumer.LitePullConsumer.unsubscribe)
+    assign = carried(lite_pull_consumer.LitePullConsumer.assign)
+    fetch_message_queues = carried(lite_pull_consumer.LitePullConsumer.fetch_message_queues)
+    poll = carried(lite_pull_consumer.LitePullConsumer.poll)
+    seek = passed(lite_pull_consumer.LitePullConsumer.seek)
+    seek_to_begin = carried(lite_pull_consumer.LitePullConsumer.seek_to_begin)
+    seek_to_end = carried(lite_pull_consumer.LitePullConsumer.seek_to_end)
+    pause = passed(lite_pull_consumer.LitePullConsumer.pause)
+    resume = passed(lite_pull_consumer.LitePullConsumer.resume)
+    commit = carried(lite_pull_consumer.LitePullConsumer.commit)
+    committed = carried(lite_pull_consumer.LitePullConsumer.committed)
+
+
+class SimpleConsumer(ScopedFace[simple_consumer.SimpleConsumer]):
+    """`dledger.SimpleConsumer` for asyncio. Open it with ``async with`` inside its client."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        subscriptions: dict[str, str | SubscriptionExpression] | None = None,
+        *,
+        invisible_s: float = simple_consumer.INVISIBLE_S,
+        from_end: bool = False,
+        in_order: bool = False,
+    ) -> None:
+        """As `dledger.SimpleConsumer`."""
+        self._inner = simple_consumer.SimpleConsumer(
+            instance._inner,
+            group,
+            subscriptions,
+            invisible_s=invisible_s,
+            from_end=from_end,
+            in_order=in_order,
+        )
+        self._client = instance
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self._inner.group
+
+    subscribe = passed(simple_consumer.SimpleConsumer.subscribe)
+    unsubscribe = passed(simple_consumer.SimpleConsumer.unsubscribe)
+    receive = carried(simple_consumer.SimpleConsumer.receive)
+    ack = carried(simple_consumer.SimpleConsumer.ack)
+    ack_all = carried(simple_consumer.SimpleConsumer.ack_all)
+    change_invisible = carried(simple_consumer.SimpleConsumer.change_invisible)
+
+
+class LockClient(Face[queue_locks.LockClient]):
+    """`dledger.LockClient` for asyncio."""
+
+    def __init__(
+        self, instance: ClientInstance, group: str, *, client_id: str | None = None
+    ) -> None:
+        """As `dledger.LockClient`."""
+        self._inner = queue_locks.LockClient(instance._inner, group, client_id=client_id)
+        self._client = instance
+
+    lock = carried(queue_locks.LockClient.lock)
+    unlock = carried(queue_locks.LockClient.unlock)
+
+
+class Admin(Face[admin.Admin]):
+    """`dledger.Admin` for asyncio. Holds nothing open of its own."""
+
+    def __init__(self, instance: ClientInstance) -> None:
+        """Use *instance*, which must be open."""
+        self._inner = admin.Admin(instance._inner)
+        self._client = instance
+
+    cluster_info = carried(admin.Admin.cluster_info)
+    raft_status = carried(admin.Admin.raft_status)
+    change_members = carried(admin.Admin.change_members)
+    cluster_health = carried(admin.Admin.cluster_health)
+    create_topic = carried(admin.Admin.create_topic)
+
+    async def update_topic(self, topic: str, **changes: Any) -> list[str]:
+        """Change *topic*; RocketMQ has one request for both, so this is `create_topic`."""
+        return await self._guest().carry(self._inner.update_topic, topic, **changes)
+
+    delete_topic = carried(admin.Admin.delete_topic)
+    topic_list = carried(admin.Admin.topic_list)
+    topic_route = carried(admin.Admin.topic_route)
+    topic_configs = carried(admin.Admin.topic_configs)
+    set_topic_perm = carried(admin.Admin.set_topic_perm)
+    subscription_groups = carried(admin.Admin.subscription_groups)
+    consumer_connection = carried(admin.Admin.consumer_connection)
+    producer_connection = carried(admin.Admin.producer_connection)
+    producers = carried(admin.Admin.producers)
+    queue_owners = carried(admin.Admin.queue_owners)
+    group_progress = carried(admin.Admin.group_progress)
+    lags = carried(admin.Admin.lags)
+    plan_offset_reset = carried(admin.Admin.plan_offset_reset)
+    reset_offsets = carried(admin.Admin.reset_offsets)
+    clone_offsets = carried(admin.Admin.clone_offsets)
+    broker_stats = carried(admin.Admin.broker_stats)
+    offsets = carried(admin.Admin.offsets)
+    dead_letter_groups = carried(admin.Admin.dead_letter_groups)
+    dead_letter_group = carried(admin.Admin.dead_letter_group)
+    resend_dead_letters = carried(admin.Admin.resend_dead_letters)
+    consume_stats = carried(admin.Admin.consume_stats)
+    view_message = carried(admin.Admin.view_message)
+    view_message_at = carried(admin.Admin.view_message_at)
+    query_messages = carried(admin.Admin.query_messages)
+    query_unique_key = carried(admin.Admin.query_unique_key)
+    query_consume_queue = carried(admin.Admin.query_consume_queue)
+    read_queue = carried(admin.Admin.read_queue)
+    messages_by_time = carried(admin.Admin.messages_by_time)
+    message_trace = carried(admin.Admin.message_trace)
+    runtime_info = carried(admin.Admin.runtime_info)
+    broker_settings = carried(admin.Admin.broker_settings)
+    name_server_settings = carried(admin.Admin.name_server_settings)
+    name_server_views = carried(admin.Admin.name_server_views)
+    dead_letters = iterated(admin.Admin.dead_letters)

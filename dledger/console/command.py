@@ -1,0 +1,126 @@
+"""``dledger console`` and ``dledger-console``: serve the web console until Ctrl-C."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import hypercorn.trio
+import trio
+from cyclopts import Parameter
+from hypercorn.config import Config
+
+from client.connect import connect
+from client.trace import TRACE_TOPIC
+from commitlog.errors import ConfigError
+from dledger.console.app import make_app
+from dledger.console.console import Console, ConsoleSettings
+from remoting.log import configure_logs
+
+DEFAULT_PORT = 8180
+GRACE_S = 1.0
+"""Requests that are open when the console stops get this long."""
+MAX_INCOMPLETE_BYTES = 32 << 10
+"""Of a request's head."""
+
+
+async def console(
+    *,
+    namesrv: Annotated[
+        str,
+        Parameter(
+            name=["--namesrv", "-n"],
+            env_var="NAMESRV_ADDR",
+            help="NameServers, host:port;host:port.",
+        ),
+    ] = "127.0.0.1:9876",
+    host: Annotated[str, Parameter(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="Port to listen on; 0: a free one.")] = DEFAULT_PORT,
+    host_name: Annotated[
+        tuple[str, ...],
+        Parameter(help="Name under which browsers reach it; may be repeated."),
+    ] = (),
+    allow_changes: Annotated[
+        bool, Parameter(help="Let people change the cluster; without it pages only show.")
+    ] = False,
+    runs: Annotated[
+        Path | None, Parameter(help="Folder with runs of fault injection, to show them.")
+    ] = None,
+    trace_topic: Annotated[str, Parameter(help="Where clients send message trace.")] = TRACE_TOPIC,
+    tls_cert_file: Annotated[
+        Path | None, Parameter(help="Certificate: browsers then use https.")
+    ] = None,
+    tls_key_file: Annotated[Path | None, Parameter(help="Its key.")] = None,
+) -> int:
+    """Serve a web console of a cluster until Ctrl-C.
+
+    It only shows, unless --allow-changes is given. Every program that reaches its port sees what
+    the console may read: it listens on this machine alone, unless --host names another address.
+    """
+    check_binding(host, tls_cert_file, tls_key_file)
+    if runs is not None and not runs.is_dir():
+        raise ConfigError(f"--runs: {runs} is no folder")
+    configure_logs(form="text")
+    config = Config()
+    config.bind = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
+    config.graceful_timeout = GRACE_S
+    config.h11_max_incomplete_size = MAX_INCOMPLETE_BYTES
+    config.include_server_header = False
+    config.errorlog = None
+    if tls_cert_file is not None:
+        config.certfile = str(tls_cert_file)
+        config.keyfile = str(tls_key_file)
+    settings = ConsoleSettings(allow_changes, runs, tls_cert_file is not None, trace_topic)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(serve, namesrv, settings, config, (host, *host_name)))
+            async for _ in signals:
+                nursery.cancel_scope.cancel()
+                break
+    return 0
+
+
+def check_binding(host: str, cert_file: Path | None, key_file: Path | None) -> None:
+    """Refuse what would put a console on a network without protection.
+
+    Raises:
+        ConfigError: An address of a network without TLS, or half of the files for it.
+    """
+    if (cert_file is None) != (key_file is None):
+        raise ConfigError("--tls-cert-file and --tls-key-file go together")
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback and cert_file is None:
+        raise ConfigError(
+            f"--host {host} can be reached from other machines: give --tls-cert-file and"
+            " --tls-key-file, or let a proxy with https and a sign-in stand before a console on"
+            " 127.0.0.1"
+        )
+
+
+async def serve(
+    namesrv: str,
+    settings: ConsoleSettings,
+    config: Config,
+    hosts: tuple[str, ...],
+    *,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve a console until cancelled; started when it can be reached, with its address.
+
+    Cancellation: Requests that are open are given up.
+    """
+    async with connect(namesrv) as client, trio.open_nursery() as nursery:
+        console = Console(client, lambda other: connect(namesrv, other), settings)
+        # The two libraries type the same interface differently.
+        app = cast(Any, make_app(console, hosts))
+        bound = await nursery.start(partial(hypercorn.trio.serve, app, config, mode="asgi"))
+        print(f"console: {bound[0]}", flush=True)
+        nursery.start_soon(console.keep_looking)
+        task_status.started(bound[0])
+        await trio.sleep_forever()

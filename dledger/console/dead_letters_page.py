@@ -1,0 +1,182 @@
+"""Dead letters: what groups gave up, read, and given back to them, some or all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from client.admin.admin import Admin
+from client.admin.messages import DEAD_LETTER_PREFIX, DeadLetterGroup
+from client.core.message_ext import MessageExt
+from client.core.route import MessageQueue
+from commitlog.properties import (
+    PROPERTY_DLQ_ORIGIN_TOPIC,
+    PROPERTY_RETRY_TOPIC,
+)
+from dledger.console import texts
+from dledger.console.console import Console, Form, RefusedError
+from dledger.console.known import asking
+from dledger.console.messages_page import MessageRow, message_row
+from dledger.console.paging import matching, paged
+
+LETTERS_SHOWN: Final = 20
+"""Dead letters of one page of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetterRow:
+    """One dead letter.
+
+    Attributes:
+        key: Its broker group, queue and offset, for the form that gives it back.
+        origin: The topic that it was first sent to.
+        tries: How often the group got it.
+    """
+
+    key: str
+    message: MessageRow
+    origin: str
+    tries: int
+
+
+def letter_row(queue: MessageQueue, letter: MessageExt) -> LetterRow:
+    """Return what the page shows of a dead letter."""
+    properties = letter.properties
+    origin = properties.get(PROPERTY_DLQ_ORIGIN_TOPIC) or properties.get(PROPERTY_RETRY_TOPIC, "")
+    return LetterRow(
+        f"{queue.broker_name}/{queue.queue_id}/{letter.queue_offset}",
+        message_row(letter),
+        origin,
+        letter.reconsume_times + 1,
+    )
+
+
+def place_of(text: str) -> tuple[str, int, int] | None:
+    """Return broker group, queue and offset that *text* names as a letter's key does."""
+    broker, _, rest = text.partition("/")
+    first, _, second = rest.partition("/")
+    queue, offset = texts.whole(first), texts.whole(second)
+    if not broker or queue is None or offset is None:
+        return None
+    return broker, queue, offset
+
+
+def chosen(form: Form) -> list[tuple[str, int, int]]:
+    """Return broker group, queue and offset of the letters that were ticked.
+
+    Raises:
+        RefusedError: A field is none.
+    """
+    found = []
+    for name, value in form.items():
+        if name.startswith("letter_"):
+            place = place_of(value)
+            if place is None:
+                raise RefusedError("a letter is named by broker group, queue and offset")
+            found.append(place)
+    return found
+
+
+async def dead_letters(request: Request) -> Response:
+    """Show the groups that have dead letters, page by page."""
+    console: Console = request.app.state.console
+    query = request.query_params.get("q", "")
+    async with asking() as ask:
+        topics = ask(console.admin.topic_list, "the list of topics", list[str]())
+    names = [
+        topic.removeprefix(DEAD_LETTER_PREFIX)
+        for topic in topics.value
+        if topic.startswith(DEAD_LETTER_PREFIX)
+    ]
+    page = paged(matching(names, query), request.query_params.get("page"), {"q": query})
+    async with asking() as ask_groups:
+        found = {
+            name: ask_groups(
+                partial(console.admin.dead_letter_group, name), f"dead letters of {name}", None
+            )
+            for name in page.rows
+        }
+    rows: list[tuple[str, DeadLetterGroup | None]] = [
+        (name, known.value) for name, known in found.items()
+    ]
+    return console.page(
+        request,
+        "dead_letters.html.j2",
+        "Dead letters",
+        problems=[*ask.problems, *ask_groups.problems[:3]],
+        rows=rows,
+        listing=page,
+        query=query,
+        letters_known=not topics.problem,
+    )
+
+
+async def dead_letter_group(request: Request) -> Response:
+    """Show the dead letters of one group from a place on."""
+    console: Console = request.app.state.console
+    name = request.query_params.get("name", "")
+    begin = None
+    if (place := place_of(request.query_params.get("from", ""))) is not None:
+        begin = MessageQueue(DEAD_LETTER_PREFIX + name, *place[:2]), place[2]
+
+    async def read() -> list[LetterRow]:
+        return [
+            letter_row(queue, letter)
+            async for queue, letter in console.admin.dead_letters(
+                name, limit=LETTERS_SHOWN, begin=begin
+            )
+        ]
+
+    async with asking() as ask:
+        letters = ask(read, "the letters", list[LetterRow]())
+        counts = ask(partial(console.admin.dead_letter_group, name), "how many there are", None)
+    following = None
+    if len(letters.value) == LETTERS_SHOWN:
+        queue_key, _, last = letters.value[-1].key.rpartition("/")
+        following = f"?{urlencode({'name': name, 'from': f'{queue_key}/{int(last) + 1}'})}"
+    return console.page(
+        request,
+        "dead_letter_group.html.j2",
+        f"Dead letters of {name}",
+        problems=ask.problems,
+        name=name,
+        rows=letters.value,
+        counts=counts.value,
+        is_first=begin is None,
+        following=following,
+    )
+
+
+async def resend(request: Request) -> Response:
+    """Give the ticked letters back to their group, or all that were not given back yet."""
+
+    async def act(admin: Admin, form: Form) -> str:
+        name = form.get("name", "")
+        if form.get("which") == "all":
+            return f"{await admin.resend_dead_letters(name)} given back"
+        letters, done = chosen(form), 0
+        if not letters:
+            raise RefusedError("no letter is ticked; nothing was given back")
+        for broker, queue_id, offset in letters:
+            queue = MessageQueue(DEAD_LETTER_PREFIX + name, broker, queue_id)
+            done += await admin.resend_dead_letters(name, offset=offset, queue=queue)
+        if done < len(letters):
+            raise RefusedError(f"{done} of {len(letters)} given back: the others are not kept")
+        return f"{done} given back"
+
+    def what(form: Form) -> str:
+        which = "all new" if form.get("which") == "all" else str(len(chosen(form)))
+        return f"give {which} dead letters back to {form.get('name', '')}"
+
+    console: Console = request.app.state.console
+    return await console.change(
+        request,
+        what,
+        lambda form: f"/dead-letters/group?{urlencode({'name': form.get('name', '')})}",
+        act,
+    )

@@ -1,0 +1,351 @@
+"""Consumer groups: how far they are behind, in messages and in time, and resets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+from urllib.parse import urlencode
+
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+
+from client.admin.admin import Admin
+from client.admin.groups import FIRST_MS, LAST_MS, OffsetMove
+from client.admin.messages import RESEND_GROUP_PREFIX
+from client.core.route import MessageQueue
+from commitlog.errors import MQError
+from dledger.console import texts
+from dledger.console.console import Console, Form, RefusedError
+from dledger.console.known import asking
+from dledger.console.paging import matching, paged
+from remoting.protocol.bodies import ConsumerConnection, OffsetWrapper, SubscriptionGroupConfig
+
+RETRY_PREFIX: Final = "%RETRY%"
+SYSTEM_GROUPS: Final = frozenset(
+    {
+        "TOOLS_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PULL",
+        "CID_RMQ_SYS_TRANS",
+    }
+)
+OLDEST_LOOKED_AT: Final = 64
+"""Queues of a group whose oldest unread message is read for its time; one request each."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """One consumer group of the list.
+
+    Attributes:
+        members: Clients that are connected; None: not known.
+        lag: Messages still to come; None: not known.
+    """
+
+    name: str
+    members: int | None
+    model: str
+    topics: tuple[str, ...]
+    lag: int | None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Messages wait, and no member is there to take them."""
+        return bool(self.lag) and self.members == 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """How far a group is in one queue.
+
+    Attributes:
+        behind_ms: How long the oldest unread message has been stored; None: not known, or none.
+        owner: The client that has the queue; None: none that reports it.
+    """
+
+    topic: str
+    broker: str
+    number: int
+    consumed: int
+    end: int
+    last_consumed_ms: int
+    behind_ms: int | None
+    owner: str | None
+
+    @property
+    def lag(self) -> int:
+        """Messages still to come."""
+        return max(0, self.end - self.consumed)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRow:
+    """What a reset does to one queue."""
+
+    broker: str
+    number: int
+    move: OffsetMove
+
+    @property
+    def by(self) -> int:
+        """Messages that are skipped; below zero: that come once more."""
+        return self.move.after - self.move.before
+
+
+def is_system_group(name: str) -> bool:
+    """Return whether a group belongs to brokers or tools, not to an application."""
+    return name in SYSTEM_GROUPS or name.startswith(RESEND_GROUP_PREFIX)
+
+
+def group_row(
+    name: str, connection: ConsumerConnection | None, is_known: bool, lags: Mapping[str, int] | None
+) -> GroupRow:
+    """Return what the list shows of a group. Pure.
+
+    Args:
+        is_known: Whether *connection* is an answer; without clients it is None.
+        lags: Messages still to come by topic; None: not known.
+    """
+    subscribed = set(() if connection is None else connection.subscription_table)
+    named = sorted(t for t in subscribed | set(lags or ()) if not t.startswith(RETRY_PREFIX))
+    return GroupRow(
+        name,
+        (0 if connection is None else len(connection.connection_set)) if is_known else None,
+        model_text(connection),
+        tuple(named),
+        None if lags is None else sum(lags.values()),
+    )
+
+
+def model_text(connection: ConsumerConnection | None) -> str:
+    """Return how the clients of a group share messages, in words."""
+    if connection is None or connection.message_model is None:
+        return ""
+    model = {"CLUSTERING": "shared", "BROADCASTING": "each client gets all"}
+    return model.get(str(connection.message_model.value), str(connection.message_model.value))
+
+
+def progress_rows(
+    progress: Mapping[MessageQueue, OffsetWrapper],
+    owners: Mapping[MessageQueue, str],
+    oldest_ms: Mapping[MessageQueue, int],
+    now_ms: int,
+) -> list[QueueProgress]:
+    """Return how far a group is, queue by queue. Pure.
+
+    Args:
+        oldest_ms: When the oldest unread message of a queue was stored.
+    """
+    return [
+        QueueProgress(
+            queue.topic,
+            queue.broker_name,
+            queue.queue_id,
+            said.consumer_offset,
+            said.broker_offset,
+            said.last_timestamp,
+            max(0, now_ms - oldest_ms[queue]) if queue in oldest_ms else None,
+            owners.get(queue),
+        )
+        for queue, said in sorted(progress.items())
+    ]
+
+
+async def oldest_unread(
+    admin: Admin, progress: Mapping[MessageQueue, OffsetWrapper]
+) -> dict[MessageQueue, int]:
+    """Return when the oldest unread message of each queue was stored, those furthest behind first.
+
+    A queue whose message cannot be read is left out.
+    """
+    behind = sorted(
+        (queue for queue, said in progress.items() if said.broker_offset > said.consumer_offset),
+        key=lambda queue: progress[queue].consumer_offset - progress[queue].broker_offset,
+    )
+    found: dict[MessageQueue, int] = {}
+
+    async def read(queue: MessageQueue) -> None:
+        try:
+            messages = await admin.read_queue(queue, progress[queue].consumer_offset, 1)
+        except MQError:
+            return
+        for message in messages:
+            found[queue] = message.store_timestamp_ms
+
+    async with trio.open_nursery() as nursery:
+        for queue in behind[:OLDEST_LOOKED_AT]:
+            nursery.start_soon(read, queue)
+    return found
+
+
+async def groups(request: Request) -> Response:
+    """Show the consumer groups, page by page."""
+    console: Console = request.app.state.console
+    query = request.query_params.get("q", "")
+    with_system = request.query_params.get("system") == "1"
+    async with asking() as ask:
+        known = ask(
+            console.admin.subscription_groups,
+            "the list of groups",
+            dict[str, SubscriptionGroupConfig](),
+        )
+        lags = ask(console.admin.lags, "lag", dict[str, dict[str, int]]())
+    names = sorted({*known.value, *lags.value})
+    shown = [name for name in names if with_system or not is_system_group(name)]
+    page = paged(
+        matching(shown, query),
+        request.query_params.get("page"),
+        {"q": query, "system": "1" if with_system else ""},
+    )
+    async with asking() as ask_clients:
+        clients = {
+            name: ask_clients(
+                partial(console.admin.consumer_connection, name), f"clients of {name}", None
+            )
+            for name in page.rows
+        }
+    rows = [
+        group_row(
+            name,
+            clients[name].value,
+            not clients[name].problem,
+            None if lags.problem else lags.value.get(name, {}),
+        )
+        for name in page.rows
+    ]
+    return console.page(
+        request,
+        "groups.html.j2",
+        "Consumer groups",
+        problems=[*ask.problems, *ask_clients.problems[:3]],
+        rows=rows,
+        listing=page,
+        query=query,
+        with_system=with_system,
+    )
+
+
+async def group(request: Request) -> Response:
+    """Show one group: members, which queue is whose, lag in messages and time."""
+    console: Console = request.app.state.console
+    name = request.query_params.get("name", "")
+    async with asking() as ask:
+        connection = ask(partial(console.admin.consumer_connection, name), "members", None)
+        progress = ask(
+            partial(console.admin.group_progress, name),
+            "offsets and lag",
+            dict[MessageQueue, OffsetWrapper](),
+        )
+        owners = ask(
+            partial(console.admin.queue_owners, name),
+            "which member has which queue",
+            dict[MessageQueue, str](),
+        )
+    async with asking() as ask_oldest:
+        oldest = ask_oldest(
+            partial(oldest_unread, console.admin, progress.value),
+            "lag in time",
+            dict[MessageQueue, int](),
+        )
+    rows = progress_rows(progress.value, owners.value, oldest.value, console.now_ms)
+    table = {} if connection.value is None else connection.value.subscription_table
+    return console.page(
+        request,
+        "group.html.j2",
+        f"Consumer group {name}",
+        problems=[*ask.problems, *ask_oldest.problems],
+        name=name,
+        connection=connection.value,
+        connection_known=not connection.problem,
+        model=model_text(connection.value),
+        subscriptions=sorted(table.items()),
+        rows=rows,
+        lag=sum(row.lag for row in rows),
+        behind_ms=max((row.behind_ms or 0 for row in rows), default=0),
+        topics=sorted({row.topic for row in rows} | set(table)),
+    )
+
+
+# ----------------------------------------------------------------------------------- reset
+
+
+def reset_time(form: Form) -> int:
+    """Return the time to reset to, as `Admin.reset_offsets` takes it.
+
+    Raises:
+        RefusedError: There is none in the form.
+    """
+    match form.get("to"):
+        case "first":
+            return FIRST_MS
+        case "last":
+            return LAST_MS
+        case "time":
+            found = texts.time_ms(form.get("time", ""))
+            if found is not None and found > 0:
+                return found
+    raise RefusedError("choose the first message, the end, or a date and time (UTC)")
+
+
+async def plan_reset(request: Request) -> Response:
+    """Show what a reset would do, queue by queue; nothing is changed."""
+    console: Console = request.app.state.console
+    form = dict(request.query_params)
+    name, topic = form.get("name", ""), form.get("topic", "")
+    time_ms, problems, moves = None, [], dict[MessageQueue, OffsetMove]()
+    try:
+        time_ms = reset_time(form)
+    except RefusedError as error:
+        problems = [str(error)]
+    else:
+        async with asking() as ask:
+            plan = ask(
+                partial(console.admin.plan_offset_reset, name, topic, time_ms), "the plan", moves
+            )
+        problems, moves = ask.problems, plan.value
+    return console.page(
+        request,
+        "reset.html.j2",
+        f"Move {name}",
+        problems=problems,
+        name=name,
+        topic=topic,
+        time_ms=time_ms,
+        rows=[MoveRow(q.broker_name, q.queue_id, move) for q, move in sorted(moves.items())],
+        form=form,
+    )
+
+
+async def reset(request: Request) -> Response:
+    """Move a group in a topic."""
+
+    async def act(admin: Admin, form: Form) -> str:
+        name, topic = form.get("name", ""), form.get("topic", "")
+        time_ms = reset_time(form)
+        moves = await admin.plan_offset_reset(name, topic, time_ms)
+        done = await admin.reset_offsets(name, topic, time_ms, moves)
+        missing = [
+            queue for queue in moves if queue not in done.notified and queue not in done.stored
+        ]
+        if missing:
+            raise RefusedError(f"{len(missing)} queues still have their old offsets: do it again")
+        return (
+            f"{len(done.notified)} queues through consumers that run, {len(done.stored)} stored"
+            " where none is connected"
+        )
+
+    def what(form: Form) -> str:
+        to = form.get("time") if form.get("to") == "time" else form.get("to")
+        return f"move group {form.get('name')} in {form.get('topic')} to {to}"
+
+    console: Console = request.app.state.console
+    return await console.change(
+        request, what, lambda form: f"/group?{urlencode({'name': form.get('name', '')})}", act
+    )

@@ -1,0 +1,127 @@
+"""Questions whose answers a page shows as far as they come: a page never fails as a whole.
+
+A page asks everything it shows at the same time. What is refused, or does not come in time, costs
+its own part and a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+import trio
+
+from client.core.errors import NoNameServerError, NoRouteError, RequestFailedError
+from commitlog.errors import MQError
+from remoting.protocol.codes import ResponseCode
+
+ANSWER_S: Final = 4.0
+"""What has not come by then is shown as not known: a person waits no longer for a page."""
+ASKED_AT_ONCE: Final = 16
+"""Questions of one page that are out together."""
+
+ACCESS_EXCEPTION: Final = "AclException"
+"""Stands in the remark of every refusal of an account."""
+NEEDS_ADMIN: Final = "Need admin permission"
+"""And in that of one that is proved, and may not do what only an admin may."""
+UNCHECKED: Final = "Without access control"
+"""And in that of a daemon that checks no accounts, and takes the request from its own machine."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Known(Generic[T]):
+    """An answer, or why there is none.
+
+    Attributes:
+        value: The answer; a neutral value where there is none.
+        problem: Why there is none; empty when *value* is an answer.
+        error: What was raised, if anything was.
+    """
+
+    value: T
+    problem: str = ""
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class Asks:
+    """Asks questions side by side; the answers are there when the block of `asking` ends.
+
+    Attributes:
+        problems: What is not known, a sentence each.
+    """
+
+    nursery: trio.Nursery
+    problems: list[str] = field(default_factory=list)
+    _limiter: trio.CapacityLimiter = field(
+        default_factory=lambda: trio.CapacityLimiter(ASKED_AT_ONCE)
+    )
+
+    def __call__(self, question: Callable[[], Awaitable[T]], what: str, otherwise: T) -> Known[T]:
+        """Ask *question*.
+
+        Args:
+            what: Names the answer, for the sentence that it is missing.
+            otherwise: The value where there is no answer.
+        """
+        known = Known(otherwise, problem="not answered yet")
+        self.nursery.start_soon(self._ask, question, what, known)
+        return known
+
+    async def _ask(self, question: Callable[[], Awaitable[T]], what: str, known: Known[T]) -> None:
+        async with self._limiter:
+            await answer(question, known)
+        if known.problem:
+            self.problems.append(f"{what}: {known.problem}")
+
+
+async def answer(question: Callable[[], Awaitable[T]], known: Known[T]) -> None:
+    """Put the answer of *question*, or why there is none, into *known*."""
+    known.problem = f"no answer within {ANSWER_S:g} s"
+    with trio.move_on_after(ANSWER_S):
+        try:
+            known.value = await question()
+        except MQError as error:
+            known.problem, known.error = sentence(error), error
+        else:
+            known.problem = ""
+
+
+def is_access_refusal(error: BaseException) -> bool:
+    """Return whether a daemon checks accounts, and refuses this one: nothing was done.
+
+    Brokers answer code 1 and name RocketMQ's exception; others answer NO_PERMISSION.
+    """
+    if not isinstance(error, RequestFailedError):
+        return False
+    if error.code == ResponseCode.NO_PERMISSION:
+        return True
+    return ACCESS_EXCEPTION in error.remark and UNCHECKED not in error.remark
+
+
+def is_admin_refusal(error: BaseException) -> bool:
+    """Return whether a daemon knows the account, and refuses it because it is none of an admin."""
+    return isinstance(error, RequestFailedError) and NEEDS_ADMIN in error.remark
+
+
+def sentence(error: BaseException) -> str:
+    """Return what an error means, for a person at a page."""
+    text = " ".join(str(error).split())
+    if isinstance(error, NoNameServerError):
+        return f"no NameServer answers ({text})"
+    if isinstance(error, NoRouteError):
+        return f"no leader serves it now, or there is no such topic ({text})"
+    return text or type(error).__name__
+
+
+@asynccontextmanager
+async def asking() -> AsyncIterator[Asks]:
+    """Give an `Asks`; all its answers are known when the block is left."""
+    async with trio.open_nursery() as nursery:
+        asks = Asks(nursery)
+        yield asks
+    asks.problems.sort()

@@ -1,0 +1,321 @@
+"""Topics: a long list with its search, one topic with its queues, and changes of topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from client.admin.admin import Admin, TopicConfig
+from client.core.route import MessageQueue
+from dledger.console import texts
+from dledger.console.console import Console, Form, RefusedError
+from dledger.console.known import Asks, Known, asking
+from dledger.console.paging import matching, paged
+from remoting.protocol.bodies import BrokerStatsData
+
+RETENTION: Final = "retention.ms"
+TOPIC_PUT_NUMS: Final = "TOPIC_PUT_NUMS"
+HOUR_MS: Final = 3_600_000
+SYSTEM_PREFIXES: Final = ("RMQ_SYS_", "rmq_sys_", "%RETRY%", "%DLQ%")
+SYSTEM_TOPICS: Final = frozenset(
+    {
+        "TBW102",
+        "SELF_TEST_TOPIC",
+        "BenchmarkTest",
+        "OFFSET_MOVED_EVENT",
+        "SCHEDULE_TOPIC_XXXX",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+    }
+)
+PERMISSIONS: Final = {"6": "read and write", "4": "read only", "2": "write only", "0": "neither"}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRow:
+    """One topic of the list, over all broker groups.
+
+    Attributes:
+        queues: Queues for writing, of all groups together; None: not known.
+        per_s: Messages a second that came in during the last minute; None: not known.
+        day: Messages that came in within 24 hours, since the brokers began at most.
+    """
+
+    name: str
+    groups: tuple[str, ...]
+    queues: int | None
+    permission: str
+    is_ordered: bool
+    retention: str | None
+    per_s: float | None
+    day: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """One queue of a topic."""
+
+    broker: str
+    number: int
+    first_offset: int
+    end_offset: int
+
+    @property
+    def messages(self) -> int:
+        """Messages that are kept."""
+        return self.end_offset - self.first_offset
+
+
+def is_system(name: str, own: Iterable[str] = ()) -> bool:
+    """Return whether brokers made a topic for themselves.
+
+    Args:
+        own: Names of clusters and broker groups: each has a topic of its name.
+    """
+    return (
+        name in SYSTEM_TOPICS
+        or name.startswith(SYSTEM_PREFIXES)
+        or name in own
+        or any(name == f"{cluster}_REPLY_TOPIC" for cluster in own)
+    )
+
+
+def permission_text(perm: int) -> str:
+    """Return what may be done with a topic."""
+    return PERMISSIONS[str(perm & 6)]
+
+
+def topic_row(
+    name: str, configs: Mapping[str, TopicConfig], came: Mapping[str, BrokerStatsData] | None
+) -> TopicRow:
+    """Return what the list shows of a topic. Pure.
+
+    Args:
+        configs: Broker group → what it has of the topic.
+        came: Leader → what it counted; None: not known.
+    """
+    permissions = {permission_text(config.perm) for config in configs.values()}
+    kept = {config.attributes.get(RETENTION) for config in configs.values()}
+    return TopicRow(
+        name,
+        tuple(sorted(configs)),
+        sum(config.write_queue_nums for config in configs.values()) if configs else None,
+        "differs between groups" if len(permissions) > 1 else next(iter(permissions), "not known"),
+        any(config.order for config in configs.values()),
+        next(iter(kept), None) if len(kept) == 1 else "differs",
+        None if came is None else sum(data.stats_minute.tps for data in came.values()),
+        None if came is None else sum(data.stats_day.sum for data in came.values()),
+    )
+
+
+def queue_rows(bounds: Mapping[MessageQueue, tuple[int, int]]) -> list[QueueRow]:
+    """Return the queues of a topic in order. Pure."""
+    return [
+        QueueRow(queue.broker_name, queue.queue_id, first, end)
+        for queue, (first, end) in sorted(bounds.items())
+    ]
+
+
+async def topics(request: Request) -> Response:
+    """Show the topics, page by page."""
+    console: Console = request.app.state.console
+    look = await console.newest_look()
+    query = request.query_params.get("q", "")
+    with_system = request.query_params.get("system") == "1"
+    async with asking() as ask:
+        names = ask(console.admin.topic_list, "the list of topics", list[str]())
+        info = ask(console.admin.cluster_info, "the names of clusters", None)
+        tables = _tables(console.admin, ask, look.groups)
+    own = set(look.groups) | set(() if info.value is None else info.value.cluster_addr_table)
+    # Without a NameServer the leaders' own tables still name the topics.
+    known = sorted({*names.value, *(name for table in tables.values() for name in table.value)})
+    shown = [name for name in known if with_system or not is_system(name, own)]
+    page = paged(
+        matching(shown, query),
+        request.query_params.get("page"),
+        {"q": query, "system": "1" if with_system else ""},
+    )
+    leaders = _leaders(look.groups)
+    async with asking() as ask_rates:
+        came = {
+            name: ask_rates(
+                partial(console.admin.broker_stats, TOPIC_PUT_NUMS, name), f"rate of {name}", None
+            )
+            for name in (page.rows if info.value is not None else ())
+        }
+    rows = []
+    for name in page.rows:
+        counted = came[name].value if name in came else None
+        configs = {group: t.value[name] for group, t in tables.items() if name in t.value}
+        only = None if counted is None else {a: d for a, d in counted.items() if a in leaders}
+        rows.append(topic_row(name, configs, only))
+    return console.page(
+        request,
+        "topics.html.j2",
+        "Topics",
+        problems=[*ask.problems, *ask_rates.problems[:3]],
+        rows=rows,
+        listing=page,
+        query=query,
+        with_system=with_system,
+        groups=sorted(look.groups),
+    )
+
+
+def _tables(
+    admin: Admin, ask: Asks, groups: Iterable[str]
+) -> dict[str, Known[dict[str, TopicConfig]]]:
+    return {
+        group: ask(
+            partial(admin.topic_configs, group), f"the topics of {group}", dict[str, TopicConfig]()
+        )
+        for group in groups
+    }
+
+
+def _leaders(groups: Mapping[str, Mapping[str, object]]) -> set[str]:
+    return {
+        address
+        for members in groups.values()
+        for address, said in members.items()
+        if isinstance(said, Mapping) and said.get("serving")
+    }
+
+
+async def topic(request: Request) -> Response:
+    """Show one topic: queues and offsets, permission, retention, and the groups that read it."""
+    console: Console = request.app.state.console
+    name = request.query_params.get("name", "")
+    look = await console.newest_look()
+    async with asking() as ask:
+        bounds = ask(
+            partial(console.admin.offsets, name),
+            "queues and offsets",
+            dict[MessageQueue, tuple[int, int]](),
+        )
+        tables = _tables(console.admin, ask, look.groups)
+        lags = ask(console.admin.lags, "the groups that read it", dict[str, dict[str, int]]())
+    configs = {group: t.value[name] for group, t in tables.items() if name in t.value}
+    readers = {group: lag[name] for group, lag in lags.value.items() if name in lag}
+    is_known = bool(configs) or not any(not table.problem for table in tables.values())
+    kept = next((config.attributes.get(RETENTION) for config in configs.values()), None)
+    return console.page(
+        request,
+        "topic.html.j2",
+        f"Topic {name}",
+        status=200 if is_known else 404,
+        problems=ask.problems if is_known else [],
+        name=name,
+        is_known=is_known,
+        configs=dict(sorted(configs.items())),
+        permission_text=permission_text,
+        permissions=PERMISSIONS,
+        retention_hours="" if not kept or not kept.isdigit() else f"{int(kept) / HOUR_MS:g}",
+        queues=queue_rows(bounds.value),
+        readers=dict(sorted(readers.items())),
+        is_system=is_system(name, look.groups),
+    )
+
+
+# ----------------------------------------------------------------------------------- changes
+
+
+def _number(form: Form, field: str, least: int, most: int) -> int:
+    number = texts.whole(form.get(field, ""))
+    if number is None or not least <= number <= most:
+        raise RefusedError(f"{field.replace('_', ' ')}: a number from {least} to {most}")
+    return number
+
+
+def _retention_ms(form: Form) -> str | None:
+    text = form.get("retention_hours", "").strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e6:
+        raise RefusedError("retention: hours above 0, or nothing for as long as the log")
+    return str(int(value * HOUR_MS))
+
+
+def _page_of(form: Form) -> str:
+    return f"/topic?{urlencode({'name': form.get('name', '')})}"
+
+
+async def create_topic(request: Request) -> Response:
+    """Create a topic."""
+
+    async def act(admin: Admin, form: Form) -> str:
+        name = form.get("name", "")
+        if name in await admin.topic_list():
+            raise RefusedError(f"{name} exists already; nothing was changed")
+        kept = _retention_ms(form)
+        groups = await admin.create_topic(
+            name,
+            queue_nums=_number(form, "queues", 1, 1024),
+            attributes=None if kept is None else {RETENTION: kept},
+        )
+        return f"it is in {', '.join(groups)}"
+
+    console: Console = request.app.state.console
+    return await console.change(
+        request, lambda form: f"create topic {form.get('name', '')}", _page_of, act
+    )
+
+
+async def update_topic(request: Request) -> Response:
+    """Change queues, permission and retention of a topic."""
+
+    async def act(admin: Admin, form: Form) -> str:
+        name, done = form.get("name", ""), []
+        for group in sorted((await admin.topic_route(name)).addresses):
+            config = (await admin.topic_configs(group)).get(name)
+            if config is None:
+                continue
+            done += await admin.update_topic(
+                name,
+                queue_nums=_number(form, "write_queues", 0, 1024),
+                read_queue_nums=_number(form, "read_queues", 0, 1024),
+                perm=_number(form, "permission", 0, 7),
+                order=config.order,
+                attributes={RETENTION: _retention_ms(form)},
+                broker_names=(group,),
+                gives_up_messages=form.get("gives_up_messages") == "1",
+            )
+        return f"changed in {', '.join(done)}"
+
+    console: Console = request.app.state.console
+    return await console.change(
+        request,
+        lambda form: (
+            f"change topic {form.get('name', '')}: write queues {form.get('write_queues')},"
+            f" read queues {form.get('read_queues')}, permission {form.get('permission')},"
+            f" retention {form.get('retention_hours') or 'as the log'}"
+        ),
+        _page_of,
+        act,
+    )
+
+
+async def delete_topic(request: Request) -> Response:
+    """Delete a topic whose name was typed once more."""
+
+    async def act(admin: Admin, form: Form) -> str:
+        name = form.get("name", "")
+        if form.get("again") != name:
+            raise RefusedError("the name that was typed is another one; nothing was deleted")
+        if is_system(name):
+            raise RefusedError("brokers need this topic; nothing was deleted")
+        return f"deleted in {', '.join(await admin.delete_topic(name))}"
+
+    console: Console = request.app.state.console
+    return await console.change(
+        request, lambda form: f"delete topic {form.get('name', '')}", lambda form: "/topics", act
+    )

@@ -1,1 +1,0 @@
-"""What a broker shows of itself in Prometheus' text format."""

@@ -1,0 +1,164 @@
+"""QUERY_ASSIGNMENT (400), SET_MESSAGE_REQUEST_MODE (401), GET_ALL_MESSAGE_REQUEST_MODE (402).
+
+A client that leaves the assignment of queues to the broker asks for its queues of a topic. With
+POP it gets one that stands for all: any consumer may receive from any queue.
+
+Spec: docs/internals/protocol/remoting.md, section 14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from commitlog.errors import MQError
+from dledger.broker_settings import BrokerSettings
+from dledger.group_api import BrokerGroup
+from dledger.processors.answers import RefusedError, check_group_name, refusal, require_leader
+from dledger.processors.client_table import ClientTable
+from dledger.processors.handles import Limit, handles
+from dledger.services.pending_configs import TopicView
+from dledger.services.pop_grants import PopGrants
+from dledger.services.pop_lines import PopAsk
+from dledger.state.pop import MAX_REQUEST_MODES, POP_MODE, PULL_MODE, RequestMode
+from dledger.state.topics import RETRY_PREFIX
+from remoting.access.accounts import ADMIN, Permission, Right, Rule, group_right, topic_right
+from remoting.connection import Connection
+from remoting.processor import DEFERRED, Handled
+from remoting.protocol.bodies import MessageModel, MessageQueue
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.outcome import Condition
+from remoting.protocol.pop_requests import (
+    MessageQueueAssignment,
+    MessageRequestModes,
+    QueryAssignmentRequestBody,
+    QueryAssignmentResponseBody,
+    SetMessageRequestModeRequestBody,
+)
+
+AVERAGELY: Final = "AVG"
+"""RocketMQ's default strategy; the one that is known here."""
+
+ANY_QUEUE: Final = -1
+"""The queue of a POP consumer."""
+
+
+def _asks(command: RemotingCommand) -> Sequence[Right]:
+    body = QueryAssignmentRequestBody.decode(command.body)
+    return (topic_right(body.topic, Permission.SUB), group_right(body.consumer_group))
+
+
+ASKS: Final = Rule(rights=_asks)
+"""The rights to the topic and the group in the body."""
+
+
+def averagely(queues: Sequence[int], clients: Sequence[str], client_id: str) -> list[int]:
+    """Return the queues of one client: neighbours, as many as of any other, or one more."""
+    if client_id not in clients:
+        return []
+    place, count = sorted(clients).index(client_id), len(clients)
+    share, more = divmod(len(queues), count)
+    first = place * share + min(place, more)
+    return list(queues[first : first + share + (place < more)])
+
+
+class AssignmentProcessor:
+    """Assigns queues, and keeps which groups consume which topics by POP."""
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        settings: BrokerSettings,
+        topics: TopicView,
+        clients: ClientTable[Connection],
+        pops: PopGrants,
+    ) -> None:
+        self._group = group
+        self._settings = settings
+        self._topics = topics
+        self._clients = clients
+        self._pops = pops
+
+    @handles(RequestCode.QUERY_ASSIGNMENT, limit=Limit.CLIENT, rule=ASKS)
+    def query(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 400: the queues of one consumer, and its mode."""
+        require_leader(self._group)
+        asked = QueryAssignmentRequestBody.decode(command.body)
+        config = self._topics.config(asked.topic)
+        mode = self._mode(asked.topic, asked.consumer_group)
+        queues: list[int] = []
+        if config is not None and config.readable:
+            queues = list(range(config.read_queue_nums))
+        if asked.message_model is MessageModel.CLUSTERING and queues:
+            if mode == POP_MODE:
+                queues = [ANY_QUEUE]
+            else:
+                queues = averagely(queues, self._client_ids(asked), asked.client_id)
+        assigned = [
+            MessageQueueAssignment(
+                MessageQueue(asked.topic, self._settings.broker.broker_name, queue_id), mode
+            )
+            for queue_id in queues
+        ]
+        body = QueryAssignmentResponseBody(message_queue_assignments=assigned)
+        return response_to(command, 0, None, None, body.encode())
+
+    def _mode(self, topic: str, group: str) -> str:
+        mode = self._group.state.request_modes.get(topic, {}).get(group)
+        return PULL_MODE if mode is None else str(mode[0])
+
+    def _client_ids(self, asked: QueryAssignmentRequestBody) -> list[str]:
+        if asked.strategy_name not in ("", AVERAGELY):
+            raise RefusedError(
+                Condition.BAD_REQUEST,
+                f"the strategy {asked.strategy_name} is not known here; leave `clientRebalance` at"
+                f" its default, true, or use {AVERAGELY}",
+            )
+        consumers = self._clients.consumer_group(asked.consumer_group)
+        if consumers is None:
+            return []
+        return sorted({client.client_id for client in consumers.clients.values()})
+
+    @handles(RequestCode.SET_MESSAGE_REQUEST_MODE, limit=Limit.ADMIN, rule=ADMIN)
+    def set_mode(self, connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 401 when the mode is in the log."""
+        asked = SetMessageRequestModeRequestBody.decode(command.body)
+        require_leader(self._group)
+        check_group_name(asked.consumer_group)
+        modes = self._group.state.request_modes
+        if asked.mode not in (POP_MODE, PULL_MODE):
+            raise RefusedError(Condition.BAD_REQUEST, f"no mode is called {asked.mode}")
+        if asked.topic.startswith(RETRY_PREFIX):
+            raise RefusedError(Condition.BAD_REQUEST, "retry topics are consumed by pulls")
+        if self._topics.config(asked.topic) is None:
+            raise RefusedError(Condition.TOPIC_NOT_EXIST, f"topic[{asked.topic}] not exist")
+        if (
+            asked.consumer_group not in modes.get(asked.topic, {})
+            and sum(map(len, modes.values())) >= MAX_REQUEST_MODES
+        ):
+            raise RefusedError(
+                Condition.TABLE_FULL, f"{MAX_REQUEST_MODES} modes are set; nothing was changed"
+            )
+        share = max(0, asked.pop_share_queue_num)
+        mode = RequestMode(asked.consumer_group, asked.topic, asked.mode, share)
+
+        def done(_ask: PopAsk, error: MQError | None) -> None:
+            response = response_to(command) if error is None else refusal(command, error)
+            connection.reply(command, response)
+
+        self._pops.ask(PopAsk(on_done=done, modes=(mode,)))
+        return DEFERRED
+
+    @handles(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, limit=Limit.ADMIN, rule=ADMIN)
+    def modes(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        """Answer 402: every mode that was set."""
+        table = {
+            topic: {
+                group: SetMessageRequestModeRequestBody(topic, group, str(mode), int(share))
+                for group, (mode, share) in groups.items()
+            }
+            for topic, groups in self._group.state.request_modes.items()
+        }
+        body = MessageRequestModes(message_request_mode_map=table)
+        return response_to(command, 0, None, None, body.encode())

@@ -1,0 +1,205 @@
+"""The clients that a proxy knows: streams, settings, groups. Synchronous, without a clock.
+
+It is what the proxy would not miss after a start: a client without a stream sends, receives and
+acknowledges all the same. It serves check-backs and commands of operators, and names the groups
+that brokers have to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy.settings import group_of, topics_of
+
+CLIENTS_MAX: Final = 100_000
+"""Clients that are known at a time, about 2 KiB each; more are served and not known."""
+
+TOPICS_MAX: Final = 256
+"""Topics of one producer that brokers have to know."""
+
+EXPIRY_S: Final = 60.0
+"""A client without a stream that is silent for this long is forgotten; it sends a heartbeat every
+10 s."""
+
+SILENCE_S_MAX: Final = 25.0
+"""Without a stream it is taken for ended after it has missed two heartbeats."""
+
+Push = Callable[[pb.TelemetryCommand], None]
+"""Puts a command on the way to a client; returns at once and never raises."""
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A telemetry stream that is open.
+
+    Attributes:
+        push: Sends to it.
+        order: Newer streams have greater numbers.
+    """
+
+    push: Push
+    order: int
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One client.
+
+    Attributes:
+        client_id: Its `Caller.name`.
+        heard_s: When it called last.
+        settings: The last it sent; None: none yet.
+        topics: It produces to them.
+        group: It consumes for it; empty: it does not.
+        streams: Its open streams, newest last.
+    """
+
+    client_id: str
+    heard_s: float
+    settings: pb.Settings | None = None
+    topics: frozenset[str] = frozenset()
+    group: str = ""
+    streams: list[Stream] = field(default_factory=list)
+
+
+class ClientTable:
+    """All clients of one proxy.
+
+    Attributes:
+        topics: Topics that producers send to → how many.
+        groups: Groups of consumers → how many.
+        changed: Called when a topic or a group is new, or not there any more.
+    """
+
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        """Begin without clients."""
+        self.topics: dict[str, int] = {}
+        self.groups: dict[str, int] = {}
+        self.changed = changed
+        self._clients: dict[str, Client] = {}
+        self._streams = 0
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def get(self, client_id: str) -> Client | None:
+        """Return a client; None: unknown."""
+        return self._clients.get(client_id)
+
+    def open_stream(self, client_id: str, push: Push, now_s: float) -> Stream | None:
+        """Take a stream of a client; None when no more clients fit."""
+        client = self._known(client_id, now_s)
+        if client is None:
+            return None
+        self._streams += 1
+        stream = Stream(push, self._streams)
+        client.streams.append(stream)
+        return stream
+
+    def close_stream(self, client_id: str, stream: Stream, now_s: float) -> None:
+        """Forget a stream; its client stays known for `EXPIRY_S`."""
+        client = self._clients.get(client_id)
+        if client is not None and stream in client.streams:
+            client.streams.remove(stream)
+            client.heard_s = now_s
+
+    def take_settings(self, client_id: str, settings: pb.Settings, now_s: float) -> None:
+        """Take the settings that a client has sent."""
+        client = self._known(client_id, now_s)
+        if client is None:
+            return
+        client.settings = settings
+        if settings.HasField("publishing"):
+            self._regroup(client, client.topics | topics_of(settings), client.group)
+        elif settings.HasField("subscription"):
+            self._regroup(client, client.topics, group_of(settings))
+
+    def heard(self, client_id: str, now_s: float, *, group: str = "") -> None:
+        """Take that a client has called, and the group it consumes for."""
+        client = self._known(client_id, now_s)
+        if client is not None and group:
+            self._regroup(client, client.topics, group)
+
+    def produces(self, client_id: str, topic: str, now_s: float) -> None:
+        """Take that a client has transactions of *topic*."""
+        client = self._known(client_id, now_s)
+        if client is not None and topic not in client.topics:
+            self._regroup(client, client.topics | {topic}, client.group)
+
+    def end(self, client_id: str) -> None:
+        """Forget a client that ends."""
+        client = self._clients.pop(client_id, None)
+        if client is not None:
+            self._regroup(client, frozenset(), "")
+
+    def expire(self, now_s: float) -> list[str]:
+        """Forget clients that are silent, and return their ids."""
+        silent = [
+            client.client_id
+            for client in self._clients.values()
+            if not client.streams and now_s - client.heard_s >= EXPIRY_S
+        ]
+        for client_id in silent:
+            self.end(client_id)
+        return silent
+
+    def is_alive(self, client_id: str, now_s: float) -> bool:
+        """Return whether a client is there: it has a stream, or has called a moment ago."""
+        client = self._clients.get(client_id)
+        return client is not None and (
+            bool(client.streams) or now_s - client.heard_s < SILENCE_S_MAX
+        )
+
+    def producer_stream(self, topic: str) -> Stream | None:
+        """Return the newest stream of a producer of *topic*; None: no such client is here."""
+        found = [
+            client.streams[-1]
+            for client in self._clients.values()
+            if client.streams and topic in client.topics
+        ]
+        return max(found, key=lambda stream: stream.order, default=None)
+
+    def consumer_streams(self, group: str) -> dict[str, Stream]:
+        """Return the newest stream of each consumer of *group*, by client id."""
+        return {
+            client.client_id: client.streams[-1]
+            for client in self._clients.values()
+            if client.streams and client.group == group
+        }
+
+    def _known(self, client_id: str, now_s: float) -> Client | None:
+        client = self._clients.get(client_id)
+        if client is None:
+            if not client_id or len(self._clients) >= CLIENTS_MAX:
+                return None
+            client = self._clients[client_id] = Client(client_id, now_s)
+        client.heard_s = now_s
+        return client
+
+    def _regroup(self, client: Client, topics: frozenset[str], group: str) -> None:
+        if len(topics) > TOPICS_MAX:
+            topics = client.topics
+        if topics == client.topics and group == client.group:
+            return
+        before = {*self.topics}, {*self.groups}
+        for topic in client.topics - topics:
+            _count(self.topics, topic, -1)
+        for topic in topics - client.topics:
+            _count(self.topics, topic, 1)
+        if group != client.group:
+            if client.group:
+                _count(self.groups, client.group, -1)
+            if group:
+                _count(self.groups, group, 1)
+        client.topics, client.group = topics, group
+        if before != ({*self.topics}, {*self.groups}):
+            self.changed()
+
+
+def _count(table: dict[str, int], name: str, by: int) -> None:
+    table[name] = table.get(name, 0) + by
+    if not table[name]:
+        del table[name]

@@ -1,0 +1,142 @@
+"""``dledger proxy``: one proxy daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import grpc
+import structlog
+from cyclopts import App, Parameter
+
+from client.connect import connect
+from commitlog.disk import OsDisk
+from commitlog.errors import ConfigError, MQError
+from dledger.proxy.config import ProxyConfig, address_of, load_config
+from dledger.proxy.server import serving
+from remoting.access.account_file import AccountStore
+from remoting.log import configure_logs
+from remoting.settings import ConfigFile, settings_text
+
+EXIT_OK: Final = 0
+EXIT_CONFIG: Final = 2
+EXIT_FAILED: Final = 1
+
+app = App(name="proxy", help="Run one proxy for clients of RocketMQ's gRPC protocol.")
+
+
+@app.default
+def proxy(
+    *,
+    namesrv: Annotated[
+        str | None,
+        Parameter(name=["--namesrv", "-n"], help="NameServers, host:port each; or NAMESRV_ADDR."),
+    ] = None,
+    listen: Annotated[str | None, Parameter(help="host:port to listen on.")] = None,
+    advertised: Annotated[
+        str | None, Parameter(help="host:port where clients reach this proxy.")
+    ] = None,
+    config: Annotated[
+        Path | None, Parameter(name=["--config", "-c"], help="TOML file with settings.")
+    ] = None,
+    print_settings: Annotated[
+        bool,
+        Parameter(
+            name=["--print-settings", "-p"],
+            negative="",
+            help="Print every setting with its source and exit.",
+        ),
+    ] = False,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Parameter(help="Least level that is logged.")
+    ] = "info",
+    log_form: Annotated[
+        Literal["json", "text"] | None,
+        Parameter(help="json, or text for people; text on a terminal."),
+    ] = None,
+) -> int:
+    """Run one proxy: gRPC from clients, remoting to brokers.
+
+    It keeps nothing that outlives a request: run as many as you like, and let any of them end.
+    Credentials and TLS towards brokers come from the environment, as for every client. SIGTERM and
+    Ctrl-C stop it cleanly.
+    """
+    named = {
+        "proxy.namesrv_addr": namesrv,
+        "server.listen": listen,
+        "server.advertised": advertised,
+    }
+    try:
+        settings = load_config(
+            [] if config is None else [ConfigFile.read(config)],
+            options={path: value for path, value in named.items() if value is not None},
+        )
+        if print_settings:
+            sys.stdout.write(settings_text(settings.settings()))
+            return EXIT_OK
+        form = log_form or ("text" if sys.stderr.isatty() else "json")
+        configure_logs(form=form, level=log_level)
+        return asyncio.run(run_daemon(settings))
+    except ConfigError as error:
+        return _fail(error.mistakes, EXIT_CONFIG)
+    except (MQError, OSError) as error:
+        return _fail((str(error),), EXIT_FAILED)
+
+
+async def run_daemon(config: ProxyConfig) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status.
+
+    Raises:
+        ConfigError: No NameServer is named, an address cannot be bound, a certificate not be used.
+    """
+    log = structlog.get_logger()
+    for warning in config.warnings:
+        log.warning("config_warning", text=warning)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = config.server
+    advertised = address_of(server.advertised) if server.advertised else None
+    listen = address_of(server.listen)
+    instance = connect(config.proxy.namesrv_addr or None, environment=os.environ)
+    accounts = AccountStore(OsDisk(), server.acl_file) if server.acl_enable else None
+    async with serving(
+        instance, listen, advertised=advertised, tls=tls_of(config), accounts=accounts
+    ) as port:
+        log.info(
+            "proxy_started", listen=f"{listen[0]}:{port}", namesrv=instance.config.name_servers
+        )
+        await stop.wait()
+    log.info("proxy_stopped")
+    return EXIT_OK
+
+
+def tls_of(config: ProxyConfig) -> grpc.ServerCredentials | None:
+    """Return the TLS of the port; None: plain.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    server = config.server
+    if not server.tls_cert_file:
+        return None
+    files = [server.tls_key_file, server.tls_cert_file, server.tls_ca_file]
+    try:
+        key, chain, authorities = [Path(each).read_bytes() if each else None for each in files]
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+    return grpc.ssl_server_credentials(
+        [(key, chain)], root_certificates=authorities, require_client_auth=authorities is not None
+    )
+
+
+def _fail(messages: Iterable[str], status: int) -> int:
+    for message in messages:
+        sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    return status

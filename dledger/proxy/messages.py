@@ -1,0 +1,360 @@
+"""Messages of apache.rocketmq.v2 into those of the SDK, and back. Pure.
+
+The id that a client gives a message becomes its UNIQ_KEY. A message group stands in the record as
+RocketMQ's sharding key, so clients of both protocols see the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from client.core.errors import MessageIllegalError
+from client.core.message import (
+    MAX_BODY_BYTES,
+    MAX_RETRY_TOPIC_CHARS,
+    MAX_TOPIC_CHARS,
+    Message,
+    check_topic,
+)
+from client.core.message_ext import MessageExt
+from commitlog import properties as names
+from commitlog.errors import CorruptRecordError
+from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy.status import RefusedError
+
+PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
+PROPERTY_TRACE_CONTEXT: Final = "__TraceContext"
+
+NAMESPACE_SEPARATOR: Final = "%"
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+"""What brokers take for topics and groups."""
+
+TIME_MS_MAX: Final = (1 << 63) - 1
+"""Of a time in a property."""
+
+GROUP_CHARS_MAX: Final = MAX_RETRY_TOPIC_CHARS - len("%RETRY%")
+"""Of a consumer group: it names its retry topic, which is a folder."""
+
+GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
+"""For zlib: the data has the header and the trailer of gzip."""
+
+RESERVED: Final = frozenset(
+    value
+    for name, value in vars(names).items()
+    if name.startswith("PROPERTY_") and name != "PROPERTY_SEPARATOR"
+) | {
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TRACE_CONTEXT,
+    "BUYER_ID",
+    "TRANSFER_FLAG",
+    "CORRECTION_FLAG",
+    "MQ2_FLAG",
+    "MIN_OFFSET",
+    "MAX_OFFSET",
+    "CONSUME_START_TIME",
+    "EXTEND_UNIQ_INFO",
+    "INSTANCE_ID",
+    "INNER_NUM",
+    "INNER_BASE",
+    "INNER_MULTI_DISPATCH",
+    "INNER_MULTI_QUEUE_OFFSET",
+    "POP_CK_OFFSET",
+    "1ST_POP_TIME",
+    "DUP_INFO",
+    "UNITIZED",
+    "__RMQ.TRACE",
+    "TRAN_PREPARED_QUEUE_OFFSET",
+    "__transactionId__",
+}
+"""Properties with a meaning for brokers or clients: a user's property cannot have such a name."""
+
+_DELAYS: Final = (
+    names.PROPERTY_TIMER_OUT_MS,
+    names.PROPERTY_TIMER_DELIVER_MS,
+    names.PROPERTY_TIMER_DELAY_MS,
+    names.PROPERTY_TIMER_DELAY_SEC,
+    names.PROPERTY_DELAY,
+)
+
+
+def full_name(resource: pb.Resource) -> str:
+    """Return the name brokers know a topic or a group by."""
+    if resource.resource_namespace:
+        return f"{resource.resource_namespace}{NAMESPACE_SEPARATOR}{resource.name}"
+    return resource.name
+
+
+def topic_of(resource: pb.Resource) -> str:
+    """Return the topic that a client names.
+
+    Raises:
+        RefusedError: It can be none.
+    """
+    topic = full_name(resource)
+    is_of_group = topic.startswith(("%RETRY%", "%DLQ%"))
+    most = MAX_RETRY_TOPIC_CHARS if is_of_group else MAX_TOPIC_CHARS
+    if not resource.name or not _is_name(topic, most):
+        raise RefusedError(pb.ILLEGAL_TOPIC, f"{topic[:64]!r} is no name of a topic")
+    return topic
+
+
+def group_of(resource: pb.Resource) -> str:
+    """Return the consumer group that a client names.
+
+    Raises:
+        RefusedError: It can be none.
+    """
+    group = full_name(resource)
+    if not resource.name or not _is_name(group, GROUP_CHARS_MAX):
+        raise RefusedError(pb.ILLEGAL_CONSUMER_GROUP, f"{group[:64]!r} is no name of a group")
+    return group
+
+
+def _is_name(text: str, most: int) -> bool:
+    return len(text) <= most and _NAME.fullmatch(text) is not None
+
+
+def timestamp(at_ms: int) -> Timestamp:
+    """Return *at_ms* as the protocol has times."""
+    return Timestamp(seconds=at_ms // 1000, nanos=at_ms % 1000 * 1_000_000)
+
+
+def milliseconds(time: Timestamp | Duration) -> int:
+    """Return a time, or a length of time, in milliseconds."""
+    return int(time.seconds) * 1000 + int(time.nanos) // 1_000_000
+
+
+def duration(length_ms: int) -> Duration:
+    """Return *length_ms* as the protocol has lengths of time."""
+    return Duration(seconds=length_ms // 1000, nanos=length_ms % 1000 * 1_000_000)
+
+
+# ------------------------------------------------------------------------------ from a client
+
+
+def sent_message(message: pb.Message) -> Message:
+    """Return what *message* asks to be stored.
+
+    Raises:
+        RefusedError: It breaks a rule of the protocol.
+    """
+    system = message.system_properties
+    kind = system.message_type
+    topic = topic_of(message.topic)
+    try:
+        check_topic(topic)
+    except MessageIllegalError as error:
+        raise RefusedError(pb.ILLEGAL_TOPIC, str(error)) from error
+    if not system.message_id:
+        raise RefusedError(pb.ILLEGAL_MESSAGE_ID, "the message has no id")
+    if system.HasField("tag") and (not system.tag.strip() or _holds(system.tag, "|\x01\x02")):
+        raise RefusedError(
+            pb.ILLEGAL_MESSAGE_TAG, r"a tag is not blank and holds none of | \x01 \x02"
+        )
+    if any(not key.strip() or _holds(key, " \x01\x02") for key in system.keys):
+        raise RefusedError(
+            pb.ILLEGAL_MESSAGE_KEY, r"a key is not blank and holds no space, \x01 or \x02"
+        )
+    if system.HasField("lite_topic") or kind == pb.LITE:
+        raise RefusedError(pb.ILLEGAL_LITE_TOPIC, "lite topics are not supported")
+    _check_kind(system)
+    user: Mapping[str, str] = message.user_properties
+    taken = RESERVED.intersection(user)
+    if taken:
+        raise RefusedError(
+            pb.ILLEGAL_MESSAGE_PROPERTY_KEY, f"properties {sorted(taken)} have a meaning already"
+        )
+    properties = dict(user)
+    if system.HasField("message_group"):
+        properties[PROPERTY_SHARDING_KEY] = system.message_group
+    if system.HasField("trace_context"):
+        properties[PROPERTY_TRACE_CONTEXT] = system.trace_context
+    size_bytes = _properties_bytes(system, properties)
+    if size_bytes > names.MAX_CLIENT_PROPERTIES_BYTES:
+        raise RefusedError(
+            pb.MESSAGE_PROPERTIES_TOO_LARGE,
+            f"the properties have {size_bytes} bytes, at most {names.MAX_CLIENT_PROPERTIES_BYTES}",
+        )
+    if system.HasField("delivery_timestamp") and not (
+        0 <= milliseconds(system.delivery_timestamp) <= TIME_MS_MAX
+    ):
+        raise RefusedError(pb.ILLEGAL_DELIVERY_TIME, "the delivery time is none that can be stored")
+    recovery = system.orphaned_transaction_recovery_duration
+    if system.HasField("orphaned_transaction_recovery_duration"):
+        properties[names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS] = str(recovery.seconds)
+    return Message(
+        topic,
+        body_of(message),
+        tags=system.tag,
+        keys=tuple(system.keys),
+        properties=properties,
+        deliver_at_ms=milliseconds(system.delivery_timestamp),
+        message_id=system.message_id,
+    )
+
+
+def _holds(text: str, characters: str) -> bool:
+    return not set(characters).isdisjoint(text)
+
+
+def _properties_bytes(system: pb.SystemProperties, properties: Mapping[str, str]) -> int:
+    """Return about how many bytes a record has for them: no less than they have alone."""
+    pairs = {**properties, names.PROPERTY_KEYS: " ".join(system.keys)}
+    pairs |= {names.PROPERTY_TAGS: system.tag, "UNIQ_KEY": system.message_id}
+    return sum(
+        len(name.encode()) + len(value.encode()) + 2 for name, value in pairs.items() if value
+    )
+
+
+def _check_kind(system: pb.SystemProperties) -> None:
+    """Refuse a message whose properties are those of another type than it claims."""
+    kind = system.message_type
+    has_group, is_delayed = system.HasField("message_group"), system.HasField("delivery_timestamp")
+    if has_group and not system.message_group.strip():
+        raise RefusedError(pb.ILLEGAL_MESSAGE_GROUP, "the message group is blank")
+    if kind == pb.PRIORITY:
+        raise RefusedError(pb.UNSUPPORTED, "priorities are not supported")
+    fits = {
+        pb.MESSAGE_TYPE_UNSPECIFIED: not (has_group and is_delayed),
+        pb.NORMAL: not has_group and not is_delayed,
+        pb.FIFO: has_group and not is_delayed,
+        pb.DELAY: is_delayed and not has_group,
+        pb.TRANSACTION: not has_group and not is_delayed,
+    }
+    if not fits.get(kind, False):
+        raise RefusedError(
+            pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            "a message has a group, a delivery time, or neither, as its type asks for",
+        )
+
+
+def kind_sent(message: pb.Message) -> pb.MessageType:
+    """Return the type of a message of a client; older ones leave it out."""
+    system = message.system_properties
+    if system.message_type != pb.MESSAGE_TYPE_UNSPECIFIED:
+        return system.message_type
+    if system.HasField("message_group"):
+        return pb.FIFO
+    return pb.DELAY if system.HasField("delivery_timestamp") else pb.NORMAL
+
+
+def body_of(message: pb.Message) -> bytes:
+    """Return the body, decompressed.
+
+    Raises:
+        RefusedError: It is empty, too large, or damaged.
+    """
+    body = message.body
+    if message.system_properties.body_encoding == pb.GZIP:
+        unpacker = zlib.decompressobj(GZIP_WINDOW)
+        try:
+            body = unpacker.decompress(body, MAX_BODY_BYTES + 1)
+        except zlib.error as error:
+            raise RefusedError(pb.MESSAGE_CORRUPTED, f"the body is no gzip: {error}") from error
+        if not unpacker.eof and len(body) <= MAX_BODY_BYTES:
+            raise RefusedError(pb.MESSAGE_CORRUPTED, "the compressed body is cut")
+    if not body:
+        raise RefusedError(pb.MESSAGE_BODY_EMPTY, "the body is empty")
+    if len(body) > MAX_BODY_BYTES:
+        raise RefusedError(
+            pb.MESSAGE_BODY_TOO_LARGE, f"the body has more than {MAX_BODY_BYTES} bytes"
+        )
+    return body
+
+
+# ------------------------------------------------------------------------------ to a client
+
+
+def stored_kind(properties: Mapping[str, str]) -> pb.MessageType:
+    """Return the type a stored message was sent with."""
+    if PROPERTY_SHARDING_KEY in properties:
+        return pb.FIFO
+    if properties.get(names.PROPERTY_TRANSACTION_PREPARED, "").lower() == "true":
+        return pb.TRANSACTION
+    if any(name in properties for name in _DELAYS):
+        return pb.DELAY
+    return pb.NORMAL
+
+
+def received_message(
+    message: MessageExt, topic: pb.Resource, *, receipt: str = "", invisible_ms: int = 0
+) -> pb.Message:
+    """Return a stored message as a client gets it.
+
+    Args:
+        topic: As the client names it.
+        receipt: What it is acknowledged with; empty: it was pulled.
+        invisible_ms: For how long it is this client's.
+    Raises:
+        CorruptRecordError: Its bytes are damaged, or a number in it is none that the protocol has.
+    """
+    try:
+        return _received_message(message, topic, receipt, invisible_ms)
+    except ValueError as error:
+        raise CorruptRecordError(f"no message of this protocol: {error}") from error
+
+
+def _received_message(
+    message: MessageExt, topic: pb.Resource, receipt: str, invisible_ms: int
+) -> pb.Message:
+    properties = message.properties
+    body = message.body
+    system = pb.SystemProperties(
+        keys=properties.get(names.PROPERTY_KEYS, "").split(names.KEY_SEPARATOR)
+        if names.PROPERTY_KEYS in properties
+        else (),
+        message_id=message.message_id,
+        body_digest=digest(body),
+        body_encoding=pb.IDENTITY,
+        message_type=stored_kind(properties),
+        born_timestamp=timestamp(message.born_timestamp_ms),
+        born_host=_host(message.born_host),
+        store_timestamp=timestamp(message.store_timestamp_ms),
+        store_host=_host(message.store_host),
+        queue_id=message.queue_id,
+        queue_offset=message.queue_offset,
+        delivery_attempt=message.reconsume_times + 1,
+    )
+    if names.PROPERTY_TAGS in properties:
+        system.tag = properties[names.PROPERTY_TAGS]
+    if PROPERTY_SHARDING_KEY in properties:
+        system.message_group = properties[PROPERTY_SHARDING_KEY]
+    if PROPERTY_TRACE_CONTEXT in properties:
+        system.trace_context = properties[PROPERTY_TRACE_CONTEXT]
+    due = properties.get(names.PROPERTY_TIMER_OUT_MS) or properties.get(
+        names.PROPERTY_TIMER_DELIVER_MS, ""
+    )
+    if due.isdecimal():
+        system.delivery_timestamp.CopyFrom(timestamp(int(due)))
+    if names.PROPERTY_DLQ_ORIGIN_TOPIC in properties:
+        system.dead_letter_queue.topic = properties[names.PROPERTY_DLQ_ORIGIN_TOPIC]
+        system.dead_letter_queue.message_id = properties.get(
+            names.PROPERTY_DLQ_ORIGIN_MESSAGE_ID, ""
+        )
+    if receipt:
+        system.receipt_handle = receipt
+        system.invisible_duration.CopyFrom(duration(invisible_ms))
+    user = {name: value for name, value in properties.items() if name not in RESERVED}
+    return pb.Message(topic=topic, user_properties=user, system_properties=system, body=body)
+
+
+def digest(body: bytes) -> pb.Digest:
+    """Return the digest of *body* as RocketMQ's proxy writes it.
+
+    Clients write a CRC32 each in a way of its own (decimal, hexadecimal, padded or not), MD5 most
+    of them in the same.
+    """
+    checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
+    return pb.Digest(type=pb.MD5, checksum=checksum)
+
+
+def _host(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,393 @@
+"""ReceiveMessage, AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue: POP.
+
+Receipt handles are those of the brokers, so a message that one proxy handed out is acknowledged
+through any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import trio
+from google.protobuf.duration_pb2 import Duration
+
+from client.consumer.pop_calls import PopCalls, ReceivedMessage
+from client.consumer.pull_consumer import PullConsumer
+from client.consumer.subscriptions import SubscriptionExpression
+from client.core.client_instance import ClientInstance
+from client.core.errors import ReceiptStaleError, RequestFailedError, RequestTimedOutError
+from client.core.message_ext import MessageExt
+from client.core.route import MessageQueue
+from commitlog.errors import CorruptRecordError, MQError
+from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy.caller import Caller
+from dledger.proxy.messages import group_of, milliseconds, received_message, timestamp, topic_of
+from dledger.proxy.renewals import RenewalTable
+from dledger.proxy.routes import BrokerConfigs
+from dledger.proxy.status import OK, RefusedError, overall, status_of
+from remoting.errors import BadRequestError
+from remoting.log import get_logger
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.headers import ConsumerSendMsgBackHeader
+from remoting.protocol.outcome import outcome_of
+from remoting.protocol.receipt_handle import ReceiptHandle
+
+INVISIBLE_MS: Final = 60_000
+"""For how long a message is a client's that names no time; RocketMQ's."""
+
+INVISIBLE_MS_MAX: Final = 12 * 3_600_000
+"""What brokers grant at most."""
+
+GIVEN_BACK_MS: Final = 1
+"""What reached no client comes again at once; brokers take no shorter time."""
+
+REFUSED_MS: Final = 1_000
+"""For how long a message is kept that a client wants to have for no time: a listener that fails at
+once must not use up all its attempts in a moment."""
+
+LONG_POLLING_MS: Final = 20_000
+"""How long a receive of a client waits that names no time."""
+
+LONG_POLLING_MS_MAX: Final = 60_000
+
+BATCH_SIZE: Final = 32
+"""Messages of one receive that names no number."""
+
+BATCH_SIZE_MAX: Final = 1_024
+
+ACKS_MAX: Final = 1_024
+"""Entries of one AckMessage."""
+
+READER_GROUP: Final = "DLEDGER_PROXY"
+"""Reads messages that are to become dead letters: pulls of a group that pops are refused."""
+
+TO_DEAD_LETTERS: Final = -1
+"""The delay level that makes a message a dead letter at once."""
+
+_log = get_logger(__name__)
+
+
+def wanted_by(expression: pb.FilterExpression) -> SubscriptionExpression:
+    """Return *expression* for brokers.
+
+    Raises:
+        SubscriptionIllegalError: It is none.
+        RefusedError: Its type is not known.
+    """
+    if expression.type == pb.SQL:
+        return SubscriptionExpression.by_sql(expression.expression)
+    if expression.type not in (pb.TAG, pb.FILTER_TYPE_UNSPECIFIED):
+        raise RefusedError(pb.BAD_REQUEST, f"no filter has the type {expression.type}")
+    return SubscriptionExpression.by_tag(expression.expression)
+
+
+def batch_size_of(asked: int, default: int, most: int) -> int:
+    """Return how many messages a client gets at most.
+
+    Raises:
+        RefusedError: It asks for fewer than none.
+    """
+    if asked < 0:
+        raise RefusedError(pb.BAD_REQUEST, f"a batch size of {asked}")
+    return min(asked or default, most)
+
+
+def kept_ms_of(length: Duration) -> int:
+    """Return for how long a message is kept that is given another time.
+
+    Raises:
+        RefusedError: It is no time that brokers grant.
+    """
+    asked = milliseconds(length)
+    if not 0 <= asked <= INVISIBLE_MS_MAX:
+        raise RefusedError(
+            pb.ILLEGAL_INVISIBLE_TIME, f"an invisible time of {asked} ms; at most 12 hours"
+        )
+    return asked or REFUSED_MS
+
+
+def invisible_ms_of(request: pb.ReceiveMessageRequest) -> int:
+    """Return for how long the messages are the client's.
+
+    Raises:
+        RefusedError: It is no time that brokers grant.
+    """
+    if request.auto_renew or not request.HasField("invisible_duration"):
+        return INVISIBLE_MS
+    asked = milliseconds(request.invisible_duration)
+    if not 0 < asked <= INVISIBLE_MS_MAX:
+        raise RefusedError(
+            pb.ILLEGAL_INVISIBLE_TIME, f"an invisible time of {asked} ms; at most 12 hours"
+        )
+    return asked
+
+
+def receipt_of(text: str) -> ReceiptHandle:
+    """Return the receipt a client shows.
+
+    Raises:
+        RefusedError: It is none.
+    """
+    try:
+        return ReceiptHandle.decode(text)
+    except BadRequestError as error:
+        raise RefusedError(pb.INVALID_RECEIPT_HANDLE, str(error)) from error
+
+
+def _nothing() -> list[pb.ReceiveMessageResponse]:
+    status = pb.Status(code=pb.MESSAGE_NOT_FOUND, message="no new message")
+    return [pb.ReceiveMessageResponse(status=status)]
+
+
+class Receives:
+    """Receives and acknowledges for all consumers of a proxy."""
+
+    def __init__(
+        self, instance: ClientInstance, configs: BrokerConfigs, renewals: RenewalTable
+    ) -> None:
+        """Ask over the connections of *instance*."""
+        self._instance = instance
+        self._configs = configs
+        self._renewals = renewals
+
+    # ------------------------------------------------------------------------------ receive
+
+    async def receive(
+        self,
+        request: pb.ReceiveMessageRequest,
+        caller: Caller,
+        note: Callable[[ReceivedMessage], None] | None = None,
+    ) -> list[pb.ReceiveMessageResponse]:
+        """Return the answers of one receive: a status, messages, the time of delivery.
+
+        A message that cannot be read is left out: it comes again in its time, and becomes a dead
+        letter after its attempts as any other. When it is all there is, the status states it.
+
+        Args:
+            note: Called with each message that the client gets.
+        Raises:
+            ClientError: As `PopCalls.pop`. Messages may be out and in no hands: they come again.
+        """
+        topic, group = topic_of(request.message_queue.topic), group_of(request.group)
+        invisible_ms = invisible_ms_of(request)
+        expression = wanted_by(request.filter_expression)
+        batch_size = batch_size_of(request.batch_size, BATCH_SIZE, BATCH_SIZE_MAX)
+        config = await self._configs.group(group, topic)
+        broker_name = request.message_queue.broker.name
+        if not broker_name:
+            route = await self._configs.route(topic)
+            broker_name = route.subscribe_queues[0].broker_name
+        else:
+            await self._configs.find_broker(topic, broker_name, pb.BAD_REQUEST)
+        found = await PopCalls(self._instance, group).pop(
+            topic,
+            broker_name,
+            expression,
+            max_messages=batch_size,
+            invisible_s=invisible_ms / 1000,
+            hold_s=self._hold_s(request, caller),
+            in_order=config.consume_message_orderly,
+            attempt_id=request.attempt_id or None,
+        )
+        if not found:
+            return _nothing()
+        answers = [pb.ReceiveMessageResponse(status=OK)]
+        unreadable: MQError | None = None
+        for message in found:
+            try:
+                wire = received_message(
+                    message,
+                    request.message_queue.topic,
+                    receipt=message.receipt.encode(),
+                    invisible_ms=invisible_ms,
+                )
+            except CorruptRecordError as error:
+                _log.warning(
+                    "message_unreadable",
+                    queue=str(message.message_queue),
+                    offset=message.queue_offset,
+                    group=group,
+                    error=str(error),
+                )
+                unreadable = error
+                continue
+            answers.append(pb.ReceiveMessageResponse(message=wire))
+            if request.auto_renew:
+                self._renewals.add(
+                    caller.name,
+                    group,
+                    message.message_queue,
+                    message.receipt,
+                    self._instance.clock.monotonic(),
+                )
+            if note is not None:
+                note(message)
+        if len(answers) == 1 and unreadable is not None:
+            return [pb.ReceiveMessageResponse(status=status_of(unreadable))]
+        now = timestamp(self._instance.clock.wall_ms())
+        answers.append(pb.ReceiveMessageResponse(delivery_timestamp=now))
+        return answers
+
+    @staticmethod
+    def _hold_s(request: pb.ReceiveMessageRequest, caller: Caller) -> float:
+        asked_ms = LONG_POLLING_MS
+        if request.HasField("long_polling_timeout"):
+            asked_ms = min(milliseconds(request.long_polling_timeout), LONG_POLLING_MS_MAX)
+        return caller.timeout_s(asked_ms / 1000)
+
+    async def give_back(self, group: str, messages: list[ReceivedMessage]) -> None:
+        """Let messages that reached no client come again at once; at the latest in their time."""
+        calls = PopCalls(self._instance, group)
+        for message in messages:
+            self._renewals.remove(group, message.receipt.encode())
+            with suppress(MQError):
+                await calls.change_invisible(
+                    message.message_queue, message.receipt, GIVEN_BACK_MS / 1000
+                )
+
+    # ------------------------------------------------------------------------------ acknowledge
+
+    async def ack(self, request: pb.AckMessageRequest, caller: Caller) -> pb.AckMessageResponse:
+        """Acknowledge each entry; each has a status of its own.
+
+        Raises:
+            RefusedError: There is no entry, or too many.
+        """
+        topic, group = topic_of(request.topic), group_of(request.group)
+        if not 0 < len(request.entries) <= ACKS_MAX:
+            raise RefusedError(pb.BAD_REQUEST, f"from 1 to {ACKS_MAX} entries")
+        await self._instance.route(topic)
+        calls = PopCalls(self._instance, group)
+        statuses = [OK for _ in request.entries]
+
+        async def ack(place: int) -> None:
+            try:
+                async with self._shown(topic, group, request.entries[place].receipt_handle) as it:
+                    await calls.ack(*it, timeout_s=caller.timeout_s())
+            except MQError as error:
+                statuses[place] = status_of(error)
+
+        if len(statuses) == 1:
+            await ack(0)
+        else:
+            async with trio.open_nursery() as nursery:
+                for place in range(len(statuses)):
+                    nursery.start_soon(ack, place)
+        entries = [
+            pb.AckMessageResultEntry(
+                message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
+            )
+            for entry, status in zip(request.entries, statuses, strict=True)
+        ]
+        return pb.AckMessageResponse(status=overall(statuses), entries=entries)
+
+    async def change_invisible(
+        self, request: pb.ChangeInvisibleDurationRequest, caller: Caller
+    ) -> pb.ChangeInvisibleDurationResponse:
+        """Change for how long a message is the client's; its receipt is another one then.
+
+        Raises:
+            RefusedError, ClientError: It is as it was, or that is unknown.
+        """
+        topic, group = topic_of(request.topic), group_of(request.group)
+        kept_s = kept_ms_of(request.invisible_duration) / 1000
+        await self._instance.route(topic)
+        async with self._shown(topic, group, request.receipt_handle) as (queue, receipt):
+            new = await PopCalls(self._instance, group).change_invisible(
+                queue, receipt, kept_s, timeout_s=caller.timeout_s()
+            )
+        return pb.ChangeInvisibleDurationResponse(status=OK, receipt_handle=new.encode())
+
+    @asynccontextmanager
+    async def _shown(
+        self, topic: str, group: str, shown: str
+    ) -> AsyncIterator[tuple[MessageQueue, ReceiptHandle]]:
+        """Yield queue and newest receipt of the message that a client shows the receipt of.
+
+        When the block ends without an error the message is renewed no more.
+
+        Raises:
+            RefusedError: It is no receipt, or names no broker group.
+        """
+        renewal = self._renewals.get(group, shown)
+        if renewal is None:
+            receipt = receipt_of(shown)
+            await self._configs.find_broker(topic, receipt.broker_name, pb.INVALID_RECEIPT_HANDLE)
+            yield MessageQueue(topic, receipt.broker_name, receipt.queue_id), receipt
+            return
+        async with renewal.lock:
+            yield renewal.queue, renewal.receipt
+            self._renewals.remove(group, shown)
+
+    # ------------------------------------------------------------------------------ dead letters
+
+    async def forward_to_dead_letters(
+        self, request: pb.ForwardMessageToDeadLetterQueueRequest, caller: Caller
+    ) -> pb.ForwardMessageToDeadLetterQueueResponse:
+        """Store a copy as a dead letter, then acknowledge the message.
+
+        First the message is made sure to be the client's still. When the last step fails the
+        message comes again, and its copy is there already.
+
+        Raises:
+            RefusedError, ClientError: No copy is stored, or that is unknown.
+        """
+        topic, group = topic_of(request.topic), group_of(request.group)
+        await self._instance.route(topic)
+        async with self._shown(topic, group, request.receipt_handle) as (queue, receipt):
+            calls = PopCalls(self._instance, group)
+            newest = await calls.change_invisible(
+                queue, receipt, INVISIBLE_MS / 1000, timeout_s=caller.timeout_s()
+            )
+            await self._store_dead_letter(request, caller, queue, newest)
+            await calls.ack(queue, newest, timeout_s=caller.timeout_s())
+        return pb.ForwardMessageToDeadLetterQueueResponse(status=OK)
+
+    async def _store_dead_letter(
+        self,
+        request: pb.ForwardMessageToDeadLetterQueueRequest,
+        caller: Caller,
+        queue: MessageQueue,
+        receipt: ReceiptHandle,
+    ) -> None:
+        group = group_of(request.group)
+        message = await self._stored(group, queue, receipt.offset)
+        header = ConsumerSendMsgBackHeader(
+            offset=message.phy_offset,
+            group=group,
+            delay_level=TO_DEAD_LETTERS,
+            origin_msg_id=message.message_id,
+            origin_topic=queue.topic,
+            unit_mode=False,
+            max_reconsume_times=max(0, request.max_delivery_attempts - 1),
+        )
+        answer = await self._instance.ask_leader(
+            queue.broker_name,
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            dict(header.encode()),
+            topic=queue.topic,
+            timeout_s=caller.timeout_s(),
+        )
+        if outcome_of(answer) == "unknown":
+            raise RequestTimedOutError(f"it may be a dead letter: {answer.remark or ''}")
+        if answer.code != ResponseCode.SUCCESS:
+            raise RequestFailedError(
+                f"not stored as a dead letter: code {answer.code} {answer.remark or ''}",
+                code=answer.code,
+                remark=answer.remark or "",
+            )
+
+    async def _stored(self, group: str, queue: MessageQueue, offset: int) -> MessageExt:
+        """Return the message at *offset*, whichever consumer has it.
+
+        Raises:
+            ReceiptStaleError: It is not there any more.
+        """
+        reader = PullConsumer(self._instance, READER_GROUP)
+        found = await reader.pull(queue, offset, max_messages=1, timeout_s=0)
+        for message in found.messages:
+            if message.queue_offset == offset:
+                return message
+        raise ReceiptStaleError(f"{queue} has no message at {offset} for {group}")

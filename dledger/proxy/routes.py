@@ -1,0 +1,212 @@
+"""Routes of topics as clients of apache.rocketmq.v2 get them. Pure, but for what brokers are asked.
+
+Clients talk to proxies alone, so every broker of a route has the addresses of proxies: those by
+which the client came in, as in RocketMQ, and the proxy's own where the client names none.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from client.core.client_instance import ClientInstance
+from client.core.errors import NoRouteError
+from client.core.route import LEADER_ID, MessageQueue, TopicRoute
+from commitlog.errors import MQError
+from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy.status import RefusedError
+from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from remoting.protocol.codes import RequestCode, ResponseCode
+
+CONFIG_LIFETIME_S: Final = 30.0
+"""How long the configuration of a topic or a group counts; as long as a route at the clients."""
+
+CONFIGS_MAX: Final = 10_000
+"""Of each kind; all are forgotten when there are more, and asked for again."""
+
+CONFIG_TIMEOUT_S: Final = 1.0
+"""For one such question: while a group elects a leader, routes are answered without it."""
+
+TOPIC_TYPE_ATTRIBUTE: Final = "message.type"
+
+ANY_QUEUE: Final = -1
+"""Id of the one queue of a broker group that stands for all: POP knows no owner of a queue."""
+
+_EVERY_TYPE: Final = (pb.NORMAL, pb.FIFO, pb.DELAY, pb.TRANSACTION)
+
+_TYPES: Final[Mapping[str, tuple[pb.MessageType, ...]]] = {
+    "NORMAL": (pb.NORMAL,),
+    "FIFO": (pb.FIFO,),
+    "DELAY": (pb.DELAY,),
+    "TRANSACTION": (pb.TRANSACTION,),
+    "MIXED": _EVERY_TYPE,
+}
+
+
+def accepted_types(attributes: Mapping[str, str]) -> tuple[pb.MessageType, ...]:
+    """Return the types of messages a topic takes; one that states none takes all."""
+    return _TYPES.get(attributes.get(TOPIC_TYPE_ATTRIBUTE, ""), _EVERY_TYPE)
+
+
+def endpoints(addresses: Iterable[tuple[str, int]]) -> pb.Endpoints:
+    """Return *addresses* with their scheme; they are of one kind."""
+    found = list(addresses)
+    schemes = {_scheme(host) for host, _ in found}
+    scheme = schemes.pop() if len(schemes) == 1 else pb.DOMAIN_NAME
+    return pb.Endpoints(
+        scheme=scheme, addresses=[pb.Address(host=host, port=port) for host, port in found]
+    )
+
+
+def _scheme(host: str) -> pb.AddressScheme:
+    try:
+        return pb.IPv6 if ipaddress.ip_address(host).version == 6 else pb.IPv4
+    except ValueError:
+        return pb.DOMAIN_NAME
+
+
+def permission(route: TopicRoute, queue: MessageQueue) -> pb.Permission:
+    """Return what can be done with *queue*.
+
+    A group that elects a leader just now stays writable: a client keeps its route for half a
+    minute, and a send waits for the leader.
+    """
+    has_leader = LEADER_ID in route.addresses.get(queue.broker_name, {})
+    reads = queue in route.subscribe_queues
+    writes = queue in route.publish_queues or (reads and not has_leader)
+    if reads and writes:
+        return pb.READ_WRITE
+    return pb.READ if reads else pb.WRITE
+
+
+def wire_queues(
+    route: TopicRoute,
+    topic: pb.Resource,
+    proxies: pb.Endpoints,
+    types: tuple[pb.MessageType, ...],
+) -> list[pb.MessageQueue]:
+    """Return every queue of *route*, each led by the proxies."""
+    queues = sorted({*route.subscribe_queues, *route.publish_queues})
+    return [
+        pb.MessageQueue(
+            topic=topic,
+            id=queue.queue_id,
+            permission=permission(route, queue),
+            broker=pb.Broker(name=queue.broker_name, id=LEADER_ID, endpoints=proxies),
+            accept_message_types=types,
+        )
+        for queue in queues
+    ]
+
+
+def wire_assignments(
+    route: TopicRoute,
+    topic: pb.Resource,
+    proxies: pb.Endpoints,
+    types: tuple[pb.MessageType, ...],
+) -> list[pb.Assignment]:
+    """Return what one consumer receives from: each broker group, from any of its queues."""
+    broker_names = dict.fromkeys(queue.broker_name for queue in route.subscribe_queues)
+    return [
+        pb.Assignment(
+            message_queue=pb.MessageQueue(
+                topic=topic,
+                id=ANY_QUEUE,
+                permission=pb.READ_WRITE,
+                broker=pb.Broker(name=name, id=LEADER_ID, endpoints=proxies),
+                accept_message_types=types,
+            )
+        )
+        for name in broker_names
+    ]
+
+
+class BrokerConfigs:
+    """What brokers know of topics and consumer groups, kept for `CONFIG_LIFETIME_S`."""
+
+    def __init__(self, instance: ClientInstance) -> None:
+        """Ask over the connections of *instance*."""
+        self._instance = instance
+        self._types: dict[str, tuple[float, tuple[pb.MessageType, ...]]] = {}
+        self._groups: dict[str, tuple[float, SubscriptionGroupConfig]] = {}
+
+    async def route(self, topic: str) -> TopicRoute:
+        """Return the route of *topic*.
+
+        Raises:
+            NoRouteError, NoNameServerError: There is none.
+        """
+        route = await self._instance.route(topic)
+        if not route.subscribe_queues and not route.publish_queues:
+            raise NoRouteError(f"no broker has queues of {topic}")
+        return route
+
+    async def find_broker(self, topic: str, broker_name: str, refusal: pb.Code) -> None:
+        """Make the brokers of *topic* known; let a broker group pass that has a member known.
+
+        A group that elects a leader has members, so asking it stays an error of the moment.
+
+        Raises:
+            RefusedError: No group has that name; nothing was asked of one.
+            NoRouteError, NoNameServerError: There is no route, or none can be asked for.
+        """
+        routes = self._instance.routes
+        await self._instance.route(topic)
+        if routes.member_addresses(broker_name):
+            return
+        await routes.refresh(topic)
+        if not routes.member_addresses(broker_name):
+            raise RefusedError(refusal, f"there is no broker group {broker_name[:64]!r}")
+
+    async def types(self, topic: str) -> tuple[pb.MessageType, ...]:
+        """Return the types of messages *topic* takes; all, where no broker states them in time."""
+        now_s = self._instance.clock.monotonic()
+        found = self._types.get(topic)
+        if found is not None and now_s < found[0]:
+            return found[1]
+        body = await self._ask(topic, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+        if body is None:
+            return found[1] if found is not None else _EVERY_TYPE
+        types = accepted_types(_plain(TopicConfig.decode(body).attributes))
+        if len(self._types) >= CONFIGS_MAX:
+            self._types.clear()
+        self._types[topic] = (now_s + CONFIG_LIFETIME_S, types)
+        return types
+
+    async def group(self, group: str, topic: str) -> SubscriptionGroupConfig:
+        """Return the configuration of a consumer group; the default where no broker has one.
+
+        Args:
+            topic: One that the group consumes: its brokers are asked.
+        """
+        now_s = self._instance.clock.monotonic()
+        found = self._groups.get(group)
+        if found is not None and now_s < found[0]:
+            return found[1]
+        body = await self._ask(topic, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": group})
+        if body is None:
+            return found[1] if found is not None else SubscriptionGroupConfig(group_name=group)
+        config = SubscriptionGroupConfig.decode(body)
+        if len(self._groups) >= CONFIGS_MAX:
+            self._groups.clear()
+        self._groups[group] = (now_s + CONFIG_LIFETIME_S, config)
+        return config
+
+    async def _ask(self, topic: str, code: RequestCode, ext: dict[str, str]) -> bytes | None:
+        try:
+            route = await self._instance.route(topic)
+            for name in route.broker_names():
+                answer = await self._instance.ask_leader(
+                    name, code, dict(ext), topic=topic, timeout_s=CONFIG_TIMEOUT_S
+                )
+                if answer.code == ResponseCode.SUCCESS:
+                    return bytes(answer.body)
+        except MQError:
+            return None
+        return None
+
+
+def _plain(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Return attributes by their names: a change of one is written with a sign before its name."""
+    return {name.lstrip("+"): value for name, value in attributes.items()}

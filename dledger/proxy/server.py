@@ -1,0 +1,239 @@
+"""The gRPC server: calls come in by asyncio and are carried into trio.
+
+gRPC's own server is asyncio's; the SDK is a guest of its loop (`dledger.aio`). So a call changes
+the event loop once on its way in and once on its way out, and its cancellation cancels what runs
+for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from client.core.client_instance import ClientInstance
+from client.core.errors import ClientClosedError
+from commitlog.errors import ConfigError, MQError
+from dledger.aio.guest import Guest, Held
+from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy.caller import Caller
+from dledger.proxy.messages import full_name
+from dledger.proxy.service import MessagingService, Received
+from dledger.proxy.status import status_of
+from remoting.access.account_file import AccountStore
+from remoting.log import get_logger
+
+SERVICE: Final = "apache.rocketmq.v2.MessagingService"
+
+MAX_MESSAGE_BYTES: Final = 16 << 20
+"""Of one request or answer: a batch of the largest bodies that brokers take has a quarter of it."""
+
+MAX_CALLS: Final = 20_000
+"""Calls open at a time, streams and waiting receives included; one more is refused by gRPC as
+RESOURCE_EXHAUSTED, and nothing was sent for it."""
+
+COMMANDS_MAX: Final = 1_024
+"""Commands that wait for one client's stream; one more is dropped. Brokers ask again."""
+
+GRACE_S: Final = 5.0
+"""How long calls may go on when the proxy stops; clients go to another one meanwhile."""
+
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+_log = get_logger(__name__)
+
+
+class _Handlers:
+    """The calls of the service as gRPC takes them."""
+
+    def __init__(self, service: MessagingService, guest: Guest) -> None:
+        self._service = service
+        self._guest = guest
+
+    def table(self) -> dict[str, Any]:
+        """Return a handler for each call of the interface file."""
+        streams: dict[str, Any] = {
+            "ReceiveMessage": self._receive,
+            "PullMessage": self._pull,
+            "Telemetry": self._telemetry,
+        }
+        found: dict[str, Any] = {}
+        for method in pb.DESCRIPTOR.services_by_name["MessagingService"].methods:
+            answer = GetMessageClass(method.output_type)
+            if method.client_streaming:
+                make = grpc.stream_stream_rpc_method_handler
+            elif method.server_streaming:
+                make = grpc.unary_stream_rpc_method_handler
+            else:
+                make = grpc.unary_unary_rpc_method_handler
+            found[method.name] = make(
+                streams[method.name]
+                if method.name in streams
+                else self._unary(method.name, answer),
+                request_deserializer=GetMessageClass(method.input_type).FromString,
+                response_serializer=answer.SerializeToString,
+            )
+        return found
+
+    def _unary(self, name: str, answer: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+        call = self._service.calls[name]
+
+        async def handle(request: Any, context: Any) -> Any:
+            caller = caller_of(context)
+            try:
+                self._service.admit(name, request, caller)
+                return await self._guest.carry(self._service.in_time, call, request, caller)
+            except Exception as error:  # noqa: BLE001  # each has a code
+                return answer(status=_status(name, error))
+
+        return handle
+
+    async def _receive(self, request: pb.ReceiveMessageRequest, context: Any) -> None:
+        caller = caller_of(context)
+        received = Received(full_name(request.group))
+        is_written = False
+        try:
+            try:
+                self._service.admit("ReceiveMessage", request, caller)
+                await self._guest.carry(self._service.receive_message, request, caller, received)
+            except Exception as error:  # noqa: BLE001  # each has a code
+                status = _status("ReceiveMessage", error)
+                await context.write(pb.ReceiveMessageResponse(status=status))
+                return
+            for answer in received.answers:
+                if context.done():
+                    return
+                await context.write(answer)
+            is_written = True
+        finally:
+            # Clients drop what they have of a call that did not end well.
+            if not is_written:
+                with suppress(ClientClosedError):
+                    self._guest.start(self._service.abandon, received)
+
+    async def _pull(self, request: pb.PullMessageRequest, context: Any) -> None:
+        caller = caller_of(context)
+        try:
+            self._service.admit("PullMessage", request, caller)
+            pull = self._service.pull_message
+            answers = await self._guest.carry(self._service.in_time, pull, request, caller)
+        except Exception as error:  # noqa: BLE001  # each has a code
+            answers = [pb.PullMessageResponse(status=_status("PullMessage", error))]
+        for answer in answers:
+            await context.write(answer)
+
+    async def _telemetry(self, _requests: Any, context: Any) -> None:
+        caller = caller_of(context)
+        waiting: asyncio.Queue[pb.TelemetryCommand] = asyncio.Queue(COMMANDS_MAX)
+
+        def push(command: pb.TelemetryCommand) -> None:
+            try:
+                waiting.put_nowait(command)
+            except asyncio.QueueFull:
+                _log.warning("command_dropped", client_id=caller.client_id, waiting=COMMANDS_MAX)
+
+        async def write() -> None:
+            while True:
+                await context.write(await waiting.get())
+
+        try:
+            self._service.admit("Telemetry", pb.TelemetryCommand(), caller)
+        except MQError as error:
+            await context.write(pb.TelemetryCommand(status=status_of(error)))
+            return
+        stream = self._service.open_stream(caller, push)
+        if stream is None:
+            status = pb.Status(code=pb.CLIENT_ID_REQUIRED, message="the stream names no client")
+            await context.write(pb.TelemetryCommand(status=status))
+            return
+        writing = asyncio.create_task(write())
+        try:
+            while (command := await context.read()) is not grpc.aio.EOF:
+                answer = await self._guest.carry(self._service.telemetry, command, caller)
+                if answer is not None:
+                    push(answer)
+        finally:
+            writing.cancel()
+            self._service.close_stream(caller, stream)
+
+
+def _status(name: str, error: Exception) -> pb.Status:
+    """Return the status for what ended a call; what no code is meant for is logged."""
+    if isinstance(error, MQError):
+        return status_of(error)
+    _log.error("call_failed", call=name, error=repr(error), exc_info=error)
+    return pb.Status(code=pb.INTERNAL_ERROR, message=f"{name} failed: {type(error).__name__}")
+
+
+def caller_of(context: Any) -> Caller:
+    """Return the client that makes a call."""
+    metadata = {str(key): str(value) for key, value in context.invocation_metadata() or ()}
+    return Caller.of(metadata, context.peer(), context.time_remaining())
+
+
+@asynccontextmanager
+async def serving(
+    instance: ClientInstance,
+    listen: tuple[str, int],
+    *,
+    advertised: tuple[str, int] | None = None,
+    tls: grpc.ServerCredentials | None = None,
+    accounts: AccountStore | None = None,
+) -> AsyncIterator[int]:
+    """Serve while the block runs; yields the port.
+
+    At the end calls may go on for `GRACE_S`.
+
+    Args:
+        instance: Of the SDK; not open, and used by nothing else.
+        listen: Address to bind; port 0 takes a free one.
+        advertised: Where clients reach this proxy, if not at *listen*.
+        tls: For the port; None: plain.
+        accounts: Of clients; None: none is checked.
+    Raises:
+        ConfigError: The address cannot be bound.
+    """
+    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+    host, port = listen
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound = (
+            server.add_insecure_port(address)
+            if tls is None
+            else server.add_secure_port(address, tls)
+        )
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {address}: {error}") from error
+    guest = await Guest.enter()
+    try:
+        service = MessagingService(instance, advertised or (host, bound), accounts)
+        held = Held(guest, service.open())
+        await held.open()
+        try:
+            table = _Handlers(service, guest).table()
+            server.add_registered_method_handlers(SERVICE, table)
+            checks = health.aio.HealthServicer()
+            health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+            await server.start()
+            for name in ("", SERVICE):
+                await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+            try:
+                yield bound
+            finally:
+                await checks.enter_graceful_shutdown()
+                await server.stop(GRACE_S)
+        finally:
+            await held.close()
+    finally:
+        await guest.leave()

@@ -1,0 +1,411 @@
+"""Every call of apache.rocketmq.v2, in trio: what each does stands in the module of its subject.
+
+::
+
+    server (asyncio, gRPC) ── carried into trio ──► MessagingService
+         ▲  streams                                   ├ routes, settings
+         │                                            ├ sends, receives, offsets
+         └──── push ◄── clients ◄── check-backs, operators ◄── brokers
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import trio
+
+from client.consumer.pop_calls import ReceivedMessage
+from client.core.broker_requests import Question
+from client.core.client_instance import ClientInstance
+from client.core.errors import RequestTimedOutError
+from commitlog.errors import CorruptRecordError, MQError
+from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy import settings
+from dledger.proxy.access import Access
+from dledger.proxy.caller import Caller
+from dledger.proxy.clients import ClientTable, Push, Stream
+from dledger.proxy.messages import full_name, group_of, received_message, topic_of
+from dledger.proxy.offsets import Offsets
+from dledger.proxy.operators import Operators
+from dledger.proxy.receives import Receives
+from dledger.proxy.renewals import Renewals
+from dledger.proxy.routes import BrokerConfigs, endpoints, wire_assignments, wire_queues
+from dledger.proxy.sends import Sends, TransactionId
+from dledger.proxy.status import OK, RefusedError, status_of
+from remoting.access.account_file import AccountStore
+from remoting.log import get_logger
+
+LAST_MARGIN: Final = 0.5
+"""Of the margin of a call is left when it is ended; its steps end earlier, with an error that
+states more."""
+
+EXPIRE_PERIOD_S: Final = 10.0
+"""How often silent clients are looked for."""
+
+_log = get_logger(__name__)
+
+Call = Callable[[Any, Caller], Awaitable[Any]]
+
+
+@dataclass(slots=True, eq=False)
+class Received:
+    """One receive, and what it hands out.
+
+    Attributes:
+        group: Of consumers.
+        answers: For the client, in their order.
+        messages: That are the client's now.
+        error: What ended it instead.
+        is_over: Set when brokers have answered.
+        is_abandoned: Its client waits no more.
+    """
+
+    group: str
+    answers: list[pb.ReceiveMessageResponse] = field(default_factory=list)
+    messages: list[ReceivedMessage] = field(default_factory=list)
+    error: Exception | None = None
+    is_over: trio.Event = field(default_factory=trio.Event)
+    is_abandoned: bool = False
+
+
+class MessagingService:
+    """The calls of one proxy.
+
+    Attributes:
+        calls: Each call that has one answer, by name.
+        clients: Clients that are known.
+    """
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        address: tuple[str, int],
+        accounts: AccountStore | None = None,
+    ) -> None:
+        """Prepare; *instance* is not open, and used by nothing else.
+
+        Args:
+            address: Where clients reach this proxy.
+            accounts: Every call must be signed by one that may make it; None: none is checked.
+        """
+        self._accounts = accounts
+        self._access = None if accounts is None else Access(accounts)
+        self.clients = ClientTable(self._groups_changed)
+        self._instance = instance
+        self._address = address
+        self._configs = BrokerConfigs(instance)
+        self._sends = Sends(instance, self._configs)
+        self._renewals = Renewals(instance, self._is_alive)
+        self._receives = Receives(instance, self._configs, self._renewals.table)
+        self._offsets = Offsets(instance, self._configs)
+        self._operators = Operators(self.clients, instance.clock, instance.rng)
+        self._announced_topics: set[str] = set()
+        self._announced_groups: set[str] = set()
+        self._due = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self.calls: Mapping[str, Call] = {
+            "QueryRoute": self.query_route,
+            "Heartbeat": self.heartbeat,
+            "SendMessage": self.send_message,
+            "QueryAssignment": self.query_assignment,
+            "AckMessage": self._receives.ack,
+            "ChangeInvisibleDuration": self._receives.change_invisible,
+            "ForwardMessageToDeadLetterQueue": self._receives.forward_to_dead_letters,
+            "EndTransaction": self._sends.end_transaction,
+            "RecallMessage": self._sends.recall,
+            "NotifyClientTermination": self.notify_client_termination,
+            "UpdateOffset": self._offsets.update,
+            "GetOffset": self._offsets.get,
+            "QueryOffset": self._offsets.query,
+            "SyncLiteSubscription": self.sync_lite_subscription,
+        }
+        self.pull_message = self._offsets.pull
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Serve while the block runs. Sends under way are waited for at its end."""
+        async with self._instance, self._sends.open(), trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._keep_announced)
+            nursery.start_soon(self._keep_expiring)
+            nursery.start_soon(self._renewals.run)
+            executor = self._instance.executor
+            if self._accounts is not None and executor is not None:
+                nursery.start_soon(self._accounts.keep_reading, self._instance.clock, executor)
+            try:
+                yield
+            finally:
+                nursery.cancel_scope.cancel()
+
+    def admit(self, name: str, request: Any, caller: Caller) -> None:
+        """Let a call pass.
+
+        Raises:
+            RefusedError: Its client may not make it.
+        """
+        if self._access is not None:
+            self._access.admit(name, request, caller)
+
+    async def in_time(self, call: Call, request: Any, caller: Caller) -> Any:
+        """Make a call that ends before its client gives it up.
+
+        Raises:
+            RequestTimedOutError: It did not end; what it asked for may have been done.
+        """
+        clock = self._instance.clock
+        caller = caller.begun(clock)
+        left_s = caller.left_s(LAST_MARGIN)
+        if left_s is None:
+            return await call(request, caller)
+        with clock.time_out(max(0.0, left_s)):
+            return await call(request, caller)
+        raise RequestTimedOutError("the time of the call is over; it may have been done")
+
+    def _is_alive(self, client_id: str) -> bool:
+        return self.clients.is_alive(client_id, self._now_s())
+
+    def _now_s(self) -> float:
+        return self._instance.clock.monotonic()
+
+    # ------------------------------------------------------------------------------ routes
+
+    async def query_route(
+        self, request: pb.QueryRouteRequest, caller: Caller
+    ) -> pb.QueryRouteResponse:
+        """Return every queue of a topic.
+
+        Raises:
+            NoRouteError, NoNameServerError: There is no route.
+        """
+        topic = topic_of(request.topic)
+        self.clients.heard(caller.name, self._now_s())
+        route = await self._configs.route(topic)
+        types = await self._configs.types(topic)
+        proxies = self._proxies(request.endpoints)
+        queues = wire_queues(route, request.topic, proxies, types)
+        return pb.QueryRouteResponse(status=OK, message_queues=queues)
+
+    async def query_assignment(
+        self, request: pb.QueryAssignmentRequest, caller: Caller
+    ) -> pb.QueryAssignmentResponse:
+        """Return what a push consumer receives from.
+
+        Raises:
+            NoRouteError, NoNameServerError: There is no route.
+        """
+        topic, group = topic_of(request.topic), group_of(request.group)
+        self.clients.heard(caller.name, self._now_s(), group=group)
+        route = await self._configs.route(topic)
+        types = await self._configs.types(topic)
+        proxies = self._proxies(request.endpoints)
+        assignments = wire_assignments(route, request.topic, proxies, types)
+        return pb.QueryAssignmentResponse(status=OK, assignments=assignments)
+
+    def _proxies(self, asked: pb.Endpoints) -> pb.Endpoints:
+        return asked if asked.addresses else endpoints([self._address])
+
+    # ------------------------------------------------------------------------------ clients
+
+    async def heartbeat(self, request: pb.HeartbeatRequest, caller: Caller) -> pb.HeartbeatResponse:
+        """Take that a client is there."""
+        await trio.lowlevel.checkpoint()
+        if not caller.client_id:
+            raise RefusedError(pb.CLIENT_ID_REQUIRED, "the call names no client")
+        if request.client_type in settings.LITE_CONSUMERS:
+            raise RefusedError(pb.UNSUPPORTED, "lite topics are not supported")
+        if request.client_type not in (pb.PRODUCER, *settings.CONSUMERS):
+            raise RefusedError(pb.UNRECOGNIZED_CLIENT_TYPE, "neither a producer nor a consumer")
+        self.clients.heard(caller.name, self._now_s(), group=full_name(request.group))
+        return pb.HeartbeatResponse(status=OK)
+
+    async def notify_client_termination(
+        self, request: pb.NotifyClientTerminationRequest, caller: Caller
+    ) -> pb.NotifyClientTerminationResponse:
+        """Forget a client; what it has received and not acknowledged comes again in its time."""
+        await trio.lowlevel.checkpoint()
+        self.clients.end(caller.name)
+        return pb.NotifyClientTerminationResponse(status=OK)
+
+    def open_stream(self, caller: Caller, push: Push) -> Stream | None:
+        """Take a telemetry stream; None when the client has no id or no more fit."""
+        return self.clients.open_stream(caller.name, push, self._now_s())
+
+    def close_stream(self, caller: Caller, stream: Stream) -> None:
+        """Forget a stream that has ended."""
+        self.clients.close_stream(caller.name, stream, self._now_s())
+
+    async def telemetry(
+        self, command: pb.TelemetryCommand, caller: Caller
+    ) -> pb.TelemetryCommand | None:
+        """Take one command of a client; return the answer, None when it wants none."""
+        kind = command.WhichOneof("command")
+        if kind == "settings":
+            try:
+                self.admit("Telemetry", command, caller)
+                answer = await self._settings(command.settings)
+            except MQError as error:
+                return pb.TelemetryCommand(status=status_of(error))
+            self.clients.take_settings(caller.name, command.settings, self._now_s())
+            return pb.TelemetryCommand(status=OK, settings=answer)
+        await trio.lowlevel.checkpoint()
+        if kind == "thread_stack_trace":
+            self._operators.answered(command.thread_stack_trace.nonce, command)
+        elif kind == "verify_message_result":
+            self._operators.answered(command.verify_message_result.nonce, command)
+        return None
+
+    async def _settings(self, asked: pb.Settings) -> pb.Settings:
+        if asked.HasField("publishing"):
+            await trio.lowlevel.checkpoint()
+            return settings.for_producer(asked)
+        if asked.client_type in settings.LITE_CONSUMERS:
+            raise RefusedError(pb.UNSUPPORTED, "lite topics are not supported")
+        if not asked.HasField("subscription"):
+            raise RefusedError(pb.UNRECOGNIZED_CLIENT_TYPE, "neither a producer nor a consumer")
+        group_of(asked.subscription.group)
+        entries = asked.subscription.subscriptions
+        for entry in entries:
+            with suppress(MQError):
+                await self._instance.route(full_name(entry.topic))  # makes its brokers known
+        topic = full_name(entries[0].topic) if entries else ""
+        group = await self._configs.group(settings.group_of(asked), topic)
+        return settings.for_consumer(asked, group)
+
+    async def sync_lite_subscription(
+        self, request: pb.SyncLiteSubscriptionRequest, caller: Caller
+    ) -> pb.SyncLiteSubscriptionResponse:
+        """Refuse: there are no lite topics."""
+        await trio.lowlevel.checkpoint()
+        raise RefusedError(pb.UNSUPPORTED, "lite topics are not supported")
+
+    # ------------------------------------------------------------------------------ messages
+
+    async def send_message(
+        self, request: pb.SendMessageRequest, caller: Caller
+    ) -> pb.SendMessageResponse:
+        """Send; see `Sends.send`."""
+        for message in request.messages:
+            if message.system_properties.message_type == pb.TRANSACTION:
+                self.clients.produces(caller.name, full_name(message.topic), self._now_s())
+        return await self._sends.send(request, caller)
+
+    async def receive_message(
+        self,
+        request: pb.ReceiveMessageRequest,
+        caller: Caller,
+        received: Received | None = None,
+    ) -> Received:
+        """Receive; see `Receives.receive`.
+
+        Args:
+            received: Gets what comes; of a caller that may be cancelled before it sees the result.
+        Cancellation: What brokers still hand out for it is given back; what they have handed out is
+            in *received*, for `abandon`.
+        """
+        caller = caller.begun(self._instance.clock)
+        if received is None:
+            received = Received(full_name(request.group))
+        group_of(request.group)
+        self.clients.heard(caller.name, self._now_s(), group=received.group)
+        assert self._nursery is not None
+        self._nursery.start_soon(self._receive, received, request, caller)
+        try:
+            left_s = caller.left_s(LAST_MARGIN)
+            if left_s is None:
+                await received.is_over.wait()
+            else:
+                with self._instance.clock.time_out(max(0.0, left_s)):
+                    await received.is_over.wait()
+        except trio.Cancelled:
+            received.is_abandoned = True
+            raise
+        if not received.is_over.is_set():
+            received.is_abandoned = True
+            raise RequestTimedOutError("no broker answers in the time of the call")
+        if received.error is not None:
+            raise received.error
+        return received
+
+    async def _receive(
+        self, received: Received, request: pb.ReceiveMessageRequest, caller: Caller
+    ) -> None:
+        try:
+            received.answers = await self._receives.receive(
+                request, caller, received.messages.append
+            )
+        except Exception as error:  # noqa: BLE001  # handed to the caller
+            received.error = error
+        received.is_over.set()
+        if received.is_abandoned:
+            await self._give_back(received)
+
+    async def abandon(self, received: Received) -> None:
+        """Let what did not reach its client come again at once, also what brokers still give."""
+        received.is_abandoned = True
+        await self._give_back(received)
+
+    async def _give_back(self, received: Received) -> None:
+        if received.is_over.is_set():
+            messages, received.messages = received.messages, []
+            await self._receives.give_back(received.group, messages)
+
+    # ------------------------------------------------------------------------------ brokers
+
+    def _groups_changed(self) -> None:
+        self._due.set()
+
+    async def _keep_announced(self) -> None:
+        """Announce to brokers the groups that are here: they ask back, and operators see them."""
+        instance = self._instance
+        while True:
+            self._due = trio.Event()
+            topics, groups = set(self.clients.topics), set(self.clients.groups)
+            for topic in topics - self._announced_topics:
+                instance.check_backs.add(topic, self._ask_back)
+                instance.heartbeats.add_producer(topic)
+            for group in groups - self._announced_groups:
+                instance.heartbeats.add_consumer(group)
+                instance.consumer_calls.add(group, self._operators.of_group(group))
+            ended_topics = self._announced_topics - topics
+            ended_groups = self._announced_groups - groups
+            self._announced_topics, self._announced_groups = topics, groups
+            for topic in ended_topics:
+                instance.check_backs.remove(topic)
+                await instance.heartbeats.remove_producer(topic)
+            for group in ended_groups:
+                instance.consumer_calls.remove(group)
+                await instance.heartbeats.remove_consumer(group)
+            for topic in topics:
+                try:
+                    await instance.route(topic)  # makes its brokers known
+                except MQError as error:
+                    _log.info("topic_unknown", topic=topic, error=str(error))
+            await self._due.wait()
+
+    async def _keep_expiring(self) -> None:
+        while True:
+            await self._instance.clock.sleep(EXPIRE_PERIOD_S)
+            for client_id in self.clients.expire(self._now_s()):
+                _log.info("client_silent", client_id=client_id)
+
+    def _ask_back(self, question: Question) -> None:
+        """Hand a broker's question about a transaction to a producer of its topic."""
+        try:
+            topic = question.message.topic
+            stream = self.clients.producer_stream(topic)
+            if stream is None or not question.broker_name:
+                _log.info("check_back_without_producer", topic=topic)
+                return
+            message = received_message(question.message, pb.Resource(name=topic))
+        except CorruptRecordError as error:
+            _log.warning("check_back_unreadable", error=str(error))
+            return
+        message.system_properties.message_type = pb.TRANSACTION
+        name = TransactionId(question.broker_name, question.half_offset, question.position)
+        command = pb.RecoverOrphanedTransactionCommand(
+            message=message, transaction_id=name.encode()
+        )
+        stream.push(pb.TelemetryCommand(status=OK, recover_orphaned_transaction_command=command))

@@ -1,0 +1,370 @@
+"""Delayed messages: the way into the schedule and the timer topic, and the way out again.
+
+A delayed message is an ordinary record of the schedule topic whose properties name its real topic
+and queue. What is delivered is the same message with the property string unchanged, DELAY,
+REAL_TOPIC and REAL_QID included: that is what RocketMQ's brokers store and its clients show.
+
+A message with a time of its own is an ordinary record of the timer topic; its properties say when
+it is due (TIMER_OUT_MS) and where it goes then. What is delivered is the same message with the
+property string unchanged, as with delay levels.
+
+Delivery, recall and rolling of one message exclude each other. What is applied shows which wait;
+what this leader has proposed since stands here, so that no second decision is proposed. An earlier
+leader's are decided: leadership begins when all there can be of them is applied.
+
+Spec: docs/internals/protocol/semantics.md, sections 1 and 2; docs/internals/state.md, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from commitlog.entry import RecordBatch, Run
+from commitlog.properties import (
+    MAX_PROPERTIES_BYTES,
+    PROPERTY_DELAY,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SEC,
+    PROPERTY_TIMER_DELETE_UNIQ_KEY,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TIMER_OUT_MS,
+    PROPERTY_TIMER_ROLL_TIMES,
+    get_property,
+    with_properties,
+    without_properties,
+)
+from commitlog.properties import get_property as _get_property
+from commitlog.record import (
+    BODY_LENGTH_OFFSET,
+    BODY_OFFSET,
+    MAGIC_OFFSET,
+    MAGIC_V1,
+    MAX_TOPIC_V1_BYTES,
+    PHY_OFFSET_OFFSET,
+    QUEUE_ID_OFFSET,
+    QUEUE_OFFSET_OFFSET,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_OFFSET,
+    SYS_FLAG_STORE_HOST_V6,
+    TOTAL_SIZE_OFFSET,
+)
+from dledger.broker_errors import UnprocessableMessageError
+from dledger.group_api import BrokerGroup
+from dledger.services.stored_record import StoredBytes, StoredRecord, copy_of, decode_stored
+from dledger.state.state_record import DelayProgressChange, StateRecord, TimersChange, state_record
+from dledger.state.topics import NOT_ALLOWED_SEND_TOPICS, TIMER_TOPIC, topic_problem
+
+# ---------------------------------------------------------------------------------- by delay level
+
+
+_DELAY = PROPERTY_DELAY.encode()
+_REAL_TOPIC = PROPERTY_REAL_TOPIC.encode()
+_REAL_QUEUE_ID = PROPERTY_REAL_QUEUE_ID.encode()
+
+_QUEUE_DIGITS = 9
+"""More digits than any queue has, fewer than its field in a record holds."""
+
+
+def delay_level_of(properties: bytes, max_level: int) -> int:
+    """Return the delay level a message asks for: 0 for none, never above *max_level*.
+
+    A value that is not a number counts as none, as RocketMQ's clients cannot set one.
+    """
+    value = _get_property(properties, _DELAY)
+    if value is None:
+        return 0
+    try:
+        level = int(value)
+    except ValueError:
+        return 0
+    return max(0, min(level, max_level))
+
+
+def queue_of_level(level: int) -> int:
+    """Return the schedule queue of a delay level."""
+    return level - 1
+
+
+def with_real_destination(properties: bytes, topic: str, queue_id: int) -> bytes:
+    """Return *properties* with the real topic and queue added. They must end with ``\\x02``."""
+    return b"%b%b\x01%b\x02%b\x01%d\x02" % (
+        properties,
+        _REAL_TOPIC,
+        topic.encode(),
+        _REAL_QUEUE_ID,
+        queue_id,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One delayed message on its way to its real queue.
+
+    Attributes:
+        position: Where it stands now.
+        reason: Why it is a dead letter; empty: it is none.
+    """
+
+    topic: str
+    queue_id: int
+    record: bytes
+    position: int
+    reason: str = ""
+
+
+def real_destination(properties: bytes) -> Run:
+    """Return where a message goes whose *properties* name its real topic and queue.
+
+    Raises:
+        UnprocessableMessageError: They name none, or one that clients may not write.
+    """
+    topic = _get_property(properties, _REAL_TOPIC)
+    queue_id = _get_property(properties, _REAL_QUEUE_ID)
+    if topic is None or queue_id is None:
+        raise UnprocessableMessageError("it names no real topic")
+    name = topic.decode("utf-8", "replace")
+    problem = topic_problem(name)
+    if problem is not None or name in NOT_ALLOWED_SEND_TOPICS:
+        raise UnprocessableMessageError(problem or f"its real topic is {name}, a system topic")
+    if not queue_id.isdigit() or len(queue_id) > _QUEUE_DIGITS:
+        raise UnprocessableMessageError(f"its real queue is {queue_id!r}, no number of a queue")
+    return Run(name, int(queue_id), 1)
+
+
+def deliver(scheduled: StoredRecord) -> Delivery:
+    """Return the message inside a record of the schedule topic, encoded for its real queue.
+
+    Raises:
+        CorruptRecordError: The record is damaged.
+        UnprocessableMessageError: It names no topic it could go to.
+    """
+    run = real_destination(scheduled.properties)
+    return Delivery(run.topic, run.queue_id, copy_of(scheduled, run), scheduled.phy_offset)
+
+
+def delivery_batch(
+    deliveries: Sequence[Delivery], level: int, from_offset: int, to_offset: int
+) -> RecordBatch:
+    """Return the messages and the level's new progress as one batch: both happen, or neither.
+
+    The order of *deliveries* is kept, so messages of a level do not overtake each other.
+    """
+    progress = state_record(DelayProgressChange(level, from_offset, to_offset))
+    runs: list[Run] = []
+    for item in deliveries:
+        if runs and runs[-1].topic == item.topic and runs[-1].queue_id == item.queue_id:
+            runs[-1] = Run(item.topic, item.queue_id, runs[-1].count + 1)
+        else:
+            runs.append(Run(item.topic, item.queue_id, 1))
+    records = [item.record for item in deliveries]
+    records.append(progress.record)
+    runs.append(progress.run)
+    return RecordBatch(
+        records=b"".join(records),
+        sizes=np.array([len(record) for record in records], dtype=np.uint32),
+        runs=tuple(runs),
+        born_host=None,
+    )
+
+
+# ------------------------------------------------------------------------- with a time of their own
+
+
+PRECISION_MS: Final = 1000
+"""A message is due at the next whole second: never before what was asked for."""
+
+TIMER_MARK: Final = b"TIMER_DEL"
+"""Stands in every property that makes a timer message, and in hardly any other message."""
+
+TIMER_RUN: Final = Run(TIMER_TOPIC, 0, 1)
+
+_TIMER_PROPERTIES: Final = (
+    PROPERTY_TIMER_DELAY_SEC,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELIVER_MS,
+)
+"""What counts comes first."""
+
+_OUT_MS: Final = PROPERTY_TIMER_OUT_MS.encode()
+_ROLL_TIMES: Final = PROPERTY_TIMER_ROLL_TIMES.encode()
+_ASKS: Final = frozenset(
+    name.encode() for name in (*_TIMER_PROPERTIES, PROPERTY_TIMER_DELETE_UNIQ_KEY)
+)
+_ROLL_DIGITS: Final = 9
+"""A message that is rolled every second for thirty years has fewer."""
+_HOSTS_V6: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
+
+
+class TimerIllegalError(ValueError):
+    """A time that cannot be; the text has the reason."""
+
+
+def deliver_at_ms(properties: bytes, now_ms: int) -> int | None:
+    """Return when a message asks to be delivered, or None when it does not.
+
+    Raises:
+        TimerIllegalError: The value that counts is no number.
+    """
+    for name in _TIMER_PROPERTIES:
+        value = get_property(properties, name.encode())
+        if value is None:
+            continue
+        try:
+            number = int(value)
+        except ValueError:
+            text = value.decode(errors="replace")
+            raise TimerIllegalError(f"{name} is not a number: {text!r}") from None
+        if name == PROPERTY_TIMER_DELIVER_MS:
+            return number
+        return now_ms + number * (1000 if name == PROPERTY_TIMER_DELAY_SEC else 1)
+    return None
+
+
+def due_ms(asked_ms: int) -> int:
+    """Return the whole second at which a message is delivered that asks for *asked_ms*."""
+    return -(-asked_ms // PRECISION_MS) * PRECISION_MS
+
+
+def without_timer(properties: bytes) -> bytes:
+    """Return *properties* without those that ask for a time."""
+    return without_properties(properties, _ASKS)
+
+
+def timed_properties(properties: bytes, topic: str, queue_id: int, due: int) -> bytes:
+    """Return what is stored of a message that is due at *due*: one asked-for time, and the rest.
+
+    Args:
+        properties: End with ``\\x02``.
+        topic, queue_id: Where it goes then.
+    """
+    found = [name for name in _TIMER_PROPERTIES if get_property(properties, name.encode())]
+    if len(found) > 1:
+        properties = without_properties(properties, {name.encode() for name in found[1:]})
+    return b"%b%b\x01%d\x02" % (with_real_destination(properties, topic, queue_id), _OUT_MS, due)
+
+
+def delivered_message(scheduled: StoredBytes) -> Delivery:
+    """Return the message inside a record of the timer topic, encoded for its real queue.
+
+    The body is copied as it stands: its checksum goes with it.
+
+    Raises:
+        CorruptRecordError: The record is damaged.
+        UnprocessableMessageError: It names no topic it could go to.
+    """
+    view = scheduled
+    magic = int.from_bytes(view[MAGIC_OFFSET : MAGIC_OFFSET + 4], "big")
+    sys_flag = int.from_bytes(view[SYS_FLAG_OFFSET : SYS_FLAG_OFFSET + 4], "big")
+    if magic != MAGIC_V1 or sys_flag & _HOSTS_V6:
+        return deliver(decode_stored(view))
+    body_end = BODY_OFFSET + int.from_bytes(view[BODY_LENGTH_OFFSET:BODY_OFFSET], "big")
+    rest = body_end + 1 + view[body_end]  # behind the topic: length and properties
+    properties = bytes(view[rest + 2 :])
+    run = real_destination(properties)
+    topic = run.topic.encode()
+    if len(topic) > MAX_TOPIC_V1_BYTES:
+        return deliver(decode_stored(view))
+    head = bytearray(view[:body_end])
+    position = int.from_bytes(head[PHY_OFFSET_OFFSET:SYS_FLAG_OFFSET], "big")
+    size = body_end + 1 + len(topic) + 2 + len(properties)
+    head[TOTAL_SIZE_OFFSET : TOTAL_SIZE_OFFSET + 4] = size.to_bytes(4, "big")
+    head[QUEUE_ID_OFFSET : QUEUE_ID_OFFSET + 4] = run.queue_id.to_bytes(4, "big")
+    # Given when the entry is sealed.
+    head[QUEUE_OFFSET_OFFSET:PHY_OFFSET_OFFSET] = bytes(PHY_OFFSET_OFFSET - QUEUE_OFFSET_OFFSET)
+    head[PHY_OFFSET_OFFSET:SYS_FLAG_OFFSET] = bytes(SYS_FLAG_OFFSET - PHY_OFFSET_OFFSET)
+    record = b"".join((head, bytes((len(topic),)), topic, view[rest:]))
+    return Delivery(run.topic, run.queue_id, record, position)
+
+
+def rolled_message(scheduled: StoredRecord) -> Delivery:
+    """Return a waiting message as it is stored once more in the timer topic, counted as rolled.
+
+    A count that is no number, or too large to be one, begins again; one for which there is no
+    space is left as it is.
+
+    Raises:
+        CorruptRecordError: The record is damaged.
+    """
+    counted = get_property(scheduled.properties, _ROLL_TIMES) or b""
+    times = int(counted) if counted.isdigit() and len(counted) <= _ROLL_DIGITS else 0
+    properties = with_properties(scheduled.properties, {PROPERTY_TIMER_ROLL_TIMES: str(times + 1)})
+    if len(properties) > MAX_PROPERTIES_BYTES:  # stored by a version that left no space
+        properties = scheduled.properties
+    copy = copy_of(scheduled, TIMER_RUN, properties=properties)
+    return Delivery(TIMER_TOPIC, 0, copy, scheduled.phy_offset)
+
+
+def timer_batch(deliveries: Sequence[Delivery], change: TimersChange) -> RecordBatch:
+    """Return messages and what becomes of those that waited as one batch: both happen, or neither.
+
+    The order of *deliveries* is kept within each queue.
+    """
+    by_queue: dict[tuple[str, int], list[bytes]] = {}
+    for item in deliveries:
+        by_queue.setdefault((item.topic, item.queue_id), []).append(item.record)
+    records = [record for queue in by_queue.values() for record in queue]
+    runs = [Run(*queue, len(records)) for queue, records in by_queue.items()]
+    progress: StateRecord = state_record(change)
+    records.append(progress.record)
+    runs.append(progress.run)
+    return RecordBatch(
+        records=b"".join(records),
+        sizes=np.array([len(record) for record in records], dtype=np.uint32),
+        runs=tuple(runs),
+        born_host=None,
+    )
+
+
+# ---------------------------------------------------------------------------------- decided once
+
+
+LOOKED_THROUGH_AT: Final = 8192
+"""Claims from which those that are decided are looked for and dropped."""
+
+
+class TimerClaims:
+    """Offsets of the timer queue with a decision on its way, of the present term."""
+
+    def __init__(self, group: BrokerGroup) -> None:
+        self._group = group
+        self._term = -1
+        self._claimed: set[int] = set()
+        self._look_at = LOOKED_THROUGH_AT
+
+    def __len__(self) -> int:
+        return len(self._claimed)
+
+    def claim(self, offset: int) -> bool:
+        """Take the right to decide about *offset*; false when it waits no more, or another has it.
+
+        Keep it until the decision is applied or certainly never will be.
+        """
+        self._of_this_term()
+        if offset in self._claimed or offset not in self._group.state.timers:
+            return False
+        if len(self._claimed) >= self._look_at:
+            timers = self._group.state.timers
+            self._claimed = {claimed for claimed in self._claimed if claimed in timers}
+            self._look_at = max(LOOKED_THROUGH_AT, 2 * len(self._claimed))
+        self._claimed.add(offset)
+        return True
+
+    def is_claimed(self, offset: int) -> bool:
+        """Whether a decision about *offset* is on its way."""
+        self._of_this_term()
+        return offset in self._claimed
+
+    def give_back(self, offsets: Iterable[int]) -> None:
+        """The decision about *offsets* certainly is not stored, or is applied."""
+        self._claimed.difference_update(offsets)
+
+    def _of_this_term(self) -> None:
+        if self._group.term != self._term:
+            self._term = self._group.term
+            self._claimed.clear()

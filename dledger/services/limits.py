@@ -1,0 +1,207 @@
+"""Limits of a broker group: topics, groups, offsets and clients, each account's, and disk space.
+
+Accounts that may send or consume may also make names; each is kept by every member, in every
+snapshot and registration, until it is deleted. Names that exist already are never refused.
+
+Names do not show which account made them, so the leader counts what it sees an account make; a new
+leader has counted nothing yet. What has been deleted since does not count. Administrators make
+topics and groups for others, and a request without an account shows only the address it came from,
+which is a gateway's or a whole cluster's: both are bounded by the limits of the broker alone.
+
+Disk space is measured every second, on every role. Above the warning level a leader refuses sends
+and takes what the group itself has to write, such as the record that lets old segments go. Below
+it again it takes sends, by itself.
+
+Spec: docs/internals/protocol/store.md, section 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Final
+
+import structlog
+
+from commitlog.errors import DiskFullError
+from dledger.broker_errors import TableFullError
+from dledger.group_api import BrokerGroup
+from dledger.settings_tables import BrokerTable
+
+# ---------------------------------------------------------------------------------- tables
+
+
+GROUPS_PER_HEARTBEAT: Final = 1_024
+"""Consumer and producer groups of one client: a program has a handful; each costs a table row on
+every broker that it sends heartbeats to."""
+
+SUBSCRIPTIONS_PER_GROUP: Final = 20_000
+"""Topics one consumer subscribes to in one group: every topic there can be by default, or so."""
+
+CLIENT_ID_CHARACTERS: Final = 1_024
+"""Characters of a client's id: address, process and instance name are far below it."""
+
+
+class TableLimits:
+    """The limits that ``[broker]`` sets."""
+
+    def __init__(self, settings: BrokerTable | None = None) -> None:
+        """Take the limits of *settings*; None: the defaults."""
+        self._settings = BrokerTable() if settings is None else settings
+
+    def check_topics(self, there: int, more: int = 1) -> None:
+        """Let *more* topics be made where *there* are that many.
+
+        Raises:
+            TableFullError: The limit is met; nothing was stored.
+        """
+        self._check(there, more, "topics", "max_topics", "delete topics")
+
+    def check_groups(self, there: int, more: int = 1) -> None:
+        """Let *more* consumer groups be made; as `check_topics`."""
+        self._check(there, more, "consumer groups", "max_groups", "delete groups")
+
+    def check_group_topics(self, there: int, of_group: int) -> None:
+        """Let a group commit an offset in a topic where it has none; as `check_topics`."""
+        way_out = "delete groups with their offsets"
+        self._check(there, 1, "topics with offsets of groups", "max_group_topics", way_out)
+        what = "topics with offsets of this group"
+        self._check(of_group, 1, what, "max_topics_per_group", way_out)
+
+    def check_clients(self, there: int, of_group: int) -> None:
+        """Let a client join a group; as `check_topics`."""
+        self._check(there, 1, "clients", "max_clients", "close clients")
+        what = "clients of this group"
+        self._check(of_group, 1, what, "max_clients_per_group", "close clients")
+
+    def check_topics_of_account(self, made: int) -> None:
+        """Let an account make one more topic; as `check_topics`."""
+        what = "topics of this account"
+        self._check(made, 1, what, "max_topics_per_account", "delete topics")
+
+    def check_groups_of_account(self, made: int) -> None:
+        """Let an account make one more consumer group; as `check_topics`."""
+        what = "consumer groups of this account"
+        self._check(made, 1, what, "max_groups_per_account", "delete groups")
+
+    def check_group_topics_of_account(self, made: int) -> None:
+        """Let an account commit an offset where a group has none; as `check_topics`."""
+        self._check(
+            made,
+            1,
+            "topics with offsets of groups, made by this account,",
+            "max_group_topics_per_account",
+            "delete groups with their offsets",
+        )
+
+    def check_clients_of_account(self, there: int) -> None:
+        """Let an account's client join a group; as `check_topics`."""
+        what = "clients of this account"
+        self._check(there, 1, what, "max_clients_per_account", "close clients")
+
+    def _check(self, there: int, more: int, what: str, setting: str, way_out: str) -> None:
+        limit: int = getattr(self._settings, setting)
+        if there + more > limit:
+            raise TableFullError(
+                f"{there} {what} are there and broker.{setting} allows {limit}; nothing was stored;"
+                f" {way_out} that are not used, or raise broker.{setting}"
+            )
+
+
+Name = tuple[str, ...]
+"""A topic; a consumer group; a consumer group and a topic that has offsets of it."""
+
+
+class Made(Enum):
+    """What an account makes."""
+
+    TOPIC = "topic"
+    GROUP = "group"
+    GROUP_TOPIC = "group_topic"
+
+
+class AccountShares:
+    """What accounts have made.
+
+    The names of an account are bounded by its limits, the accounts by the account file.
+    """
+
+    def __init__(self, group: BrokerGroup, limits: TableLimits) -> None:
+        """Count from nothing."""
+        self._limits = limits
+        self._check: Mapping[Made, Callable[[int], None]] = {
+            Made.TOPIC: limits.check_topics_of_account,
+            Made.GROUP: limits.check_groups_of_account,
+            Made.GROUP_TOPIC: limits.check_group_topics_of_account,
+        }
+        state = group.state
+        self._is_there: Mapping[Made, Callable[[Name], bool]] = {
+            Made.TOPIC: lambda name: state.topic_config(name[0]) is not None,
+            Made.GROUP: lambda name: state.subscription_group(name[0]) is not None,
+            Made.GROUP_TOPIC: lambda name: (name[0], name[1]) in state.consumer_offsets,
+        }
+        self._made: dict[tuple[Made, str], dict[Name, None]] = {}
+
+    def make(self, kind: Made, account: str, *name: str) -> None:
+        """Count what an account makes now; nothing without an account.
+
+        Args:
+            name: It is not there yet. Counted again, it counts once.
+        Raises:
+            TableFullError: The account has made as many as it may; nothing was stored.
+        """
+        if not account:
+            return
+        made = self._made.setdefault((kind, account), {})
+        if name in made:
+            return
+        try:
+            self._check[kind](len(made))
+        except TableFullError:
+            is_there = self._is_there[kind]
+            for one in [one for one in made if not is_there(one)]:
+                del made[one]
+            self._check[kind](len(made))
+        made[name] = None
+
+
+# ---------------------------------------------------------------------------------- the disk
+
+
+log = structlog.get_logger(__name__)
+
+
+class DiskSpace:
+    """How full the disk is.
+
+    Args:
+        disk_ratio: Used part of the disk now, 0 to 1.
+        warning_ratio: From here on sends are refused.
+    """
+
+    __slots__ = ("_disk_ratio", "is_full", "ratio", "warning_ratio")
+
+    def __init__(self, disk_ratio: Callable[[], float], warning_ratio: float) -> None:
+        self._disk_ratio = disk_ratio
+        self.warning_ratio = warning_ratio
+        self.ratio = 0.0
+        self.is_full = False
+        """Whether sends are to be refused."""
+
+    def measure(self) -> None:
+        """Measure the disk; to be called once a second."""
+        self.ratio = self._disk_ratio()
+        is_full = self.ratio >= self.warning_ratio
+        if is_full != self.is_full:
+            self.is_full = is_full
+            if is_full:
+                log.error("disk_full", used_ratio=round(self.ratio, 4))
+            else:
+                log.info("disk_has_space", used_ratio=round(self.ratio, 4))
+
+    def full_error(self) -> DiskFullError:
+        """Return the error for a send that is refused: nothing was stored, later it may be."""
+        return DiskFullError(
+            f"the disk is {self.ratio:.0%} full, sends are refused from {self.warning_ratio:.0%} "
+            "on (diskSpaceWarningLevelRatio); nothing was stored"
+        )

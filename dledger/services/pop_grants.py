@@ -1,0 +1,483 @@
+"""POP: requests wait here, are decided together, and are answered when their entry is applied.
+
+One entry of this service is in flight at a time, so every decision is made on applied state alone;
+what arrives meanwhile waits and shares the next entry. A request that finds nothing may be held:
+it is tried again when a message arrives, when one is acknowledged, when the time of one is over,
+and answered at the latest when its own time is over.
+
+Spec: docs/internals/decisions/0016-pop.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import structlog
+import trio
+
+from commitlog.entry import RecordBatch
+from commitlog.errors import MQError
+from dledger.broker_errors import (
+    NotLeaderError,
+    PendingFullError,
+    ReplicationError,
+    UnknownOutcomeError,
+)
+from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
+from dledger.services.pending_configs import TopicView
+from dledger.services.pop_decision import PopDecision, PopReader, SpentKey
+from dledger.services.pop_lines import HandedOut, LineKey, PopAsk, PopLines
+from dledger.state.pop import PopKey
+from dledger.state.state_record import StateRecord, TopicsChange, state_record
+from dledger.waiting import wait_for
+from remoting.protocol.outcome import Condition
+from remoting.seams import Clock
+
+MAX_WAITING: Final = 10_000
+"""Requests that wait for the entry before theirs; more are refused as busy."""
+
+MAX_HELD: Final = 100_000
+"""Requests that wait for messages: one for each consumer; more are answered 209 at once."""
+
+PASSED_OVER_MS: Final = 200
+"""After so long a queue is looked at again that could not be received from, because a pull or a
+commit of the group was at work there."""
+
+COUNT_S: Final = 1.0
+"""How old the number of messages that are out may be; it is compared with a limit alone."""
+
+SET_ASIDE_S: Final = 10.0
+"""After so long a copy for a dead letter topic is tried again that could not be made."""
+
+logger = structlog.get_logger(__name__)
+
+
+class PopAtWorkError(ReplicationError):
+    """A pull, or an offset, of a group that has messages of this queue out by POP."""
+
+    outcome = "not_stored"
+    retriable = True
+    condition = Condition.POP_AT_WORK
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """The change in flight."""
+
+    asks: list[PopAsk]
+    keys: frozenset[PopKey]
+    index_before: int
+    proposed: Proposed | None = None
+    # Set when the answer came before the apply, as it does with ASYNC_MASTER.
+    until_index: int | None = None
+    is_doubtful: bool = False
+
+
+class PopGrants:
+    """Decides requests of POP consumers while this node leads.
+
+    Args:
+        reader: What decisions read.
+        drop_offset: Forgets the committed offset that is not proposed yet: the grant has it.
+    """
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        topics: TopicView,
+        clock: Clock,
+        reader: PopReader,
+        drop_offset: Callable[[PopKey], None],
+    ) -> None:
+        self._group = group
+        self._topics = topics
+        self._clock = clock
+        self._reader = reader
+        self._drop_offset = drop_offset
+        self._waiting: deque[PopAsk] = deque()
+        self._lines = PopLines()
+        self._woken: dict[LineKey, None] = {}
+        self._due: dict[tuple[str, str], int] = {}
+        self._entry: _Entry | None = None
+        self._term = 0
+        self._out = (0, float("-inf"))
+        self._set_aside: set[SpentKey] = set()
+        self._set_aside_until = 0.0
+        self._moved = trio.Event()
+
+    @property
+    def held_count(self) -> int:
+        """How many requests wait for messages."""
+        return self._lines.count
+
+    def polling_count(self, group: str, topic: str, queue_id: int) -> int:
+        """Return how many requests of a group wait for messages of a queue."""
+        return self._lines.waits((group, topic, queue_id, False))
+
+    def ask(self, ask: PopAsk) -> None:
+        """Take a request.
+
+        Raises:
+            NotLeaderError, PendingFullError: Nothing was changed; `PopAsk.on_done` is not called.
+        """
+        if not self._leads():
+            raise self._not_leader()
+        if self._entry is not None and self._entry.is_doubtful:
+            raise PendingFullError("it is not known yet what became of an earlier POP")
+        if len(self._waiting) >= MAX_WAITING:
+            raise PendingFullError(f"{MAX_WAITING} requests of POP consumers wait already")
+        ask.deadline = self._clock.monotonic() + ask.hold_s
+        self._waiting.append(ask)
+        self._work()
+
+    def check_classic(self, key: PopKey) -> None:
+        """Let a pull, or a commit of an offset, go on.
+
+        Messages whose time is over keep nothing back: a commit ends their grants, and POP goes on
+        from there.
+
+        Raises:
+            PopAtWorkError: Messages of the queue are out for the group; nothing was stored.
+        """
+        entry, row = self._entry, self._group.state.pops.get(key)
+        is_out = row is not None and not row.is_idle(self._now_ms())
+        if is_out or (entry is not None and key in entry.keys):
+            group, topic, queue_id = key
+            raise PopAtWorkError(
+                f"messages of queue {queue_id} of {topic} are out for the group {group} by POP: "
+                "it pulls, and commits offsets, when they are acknowledged or given up"
+            )
+
+    def on_applied(self, touched: Sequence[QueueTouched]) -> None:
+        """Try held requests again; to be put into the group's `on_applied`."""
+        entry = self._entry
+        if entry is not None:
+            state = self._group.state
+            if entry.until_index is not None:
+                if entry.until_index <= state.applied_index:
+                    self._arrived(entry)
+            elif entry.is_doubtful and state.pop_index > entry.index_before:
+                self._arrived(entry)
+        if not self._lines.count:
+            return
+        for topic, queue_id, _ in touched:
+            for line in self._lines.of_topic(topic):
+                if line[2] in (-1, queue_id):
+                    self._woken[line] = None
+        if self._woken:
+            self._work()
+
+    def role_changed(self) -> None:
+        """Begin or end a term at once; to be put into the group's `on_role_change`."""
+        self._leads()
+
+    def closed(self, owner: object) -> None:
+        """Forget the messages that a closed connection waits for; its receipts count."""
+        self._waiting = deque(
+            ask for ask in self._waiting if ask.receive is None or ask.owner is not owner
+        )
+        for ask in self._lines.of_owner(owner):
+            self._lines.release(ask)
+
+    async def run(self) -> None:
+        """Answer held requests whose time is over, and try others when a message's time is.
+
+        Cancellation: Held requests are left to the closing of their connections.
+        """
+        while True:
+            self._moved = trio.Event()
+            await wait_for(self._moved, self._clock, self._next_wait_s())
+            self._leads()
+            now = self._clock.monotonic()
+            now_ms = self._now_ms()
+            fired = [pair for pair, at_ms in self._due.items() if at_ms <= now_ms]
+            for pair in fired:
+                del self._due[pair]
+                self._wake(pair)
+            for ask in self._lines.take_expired(now):
+                ask.on_done(ask, None)
+            self._work()
+            for pair in fired:
+                if self._waits(pair):
+                    self._note_due(pair)
+            self._group.kick()
+
+    def _next_wait_s(self) -> float:
+        waits = [60.0]
+        deadline = self._lines.next_deadline
+        if deadline is not None:
+            waits.append(deadline - self._clock.monotonic())
+        if self._due:
+            waits.append((min(self._due.values()) - self._now_ms()) / 1000)
+        return max(0.0, min(waits))
+
+    def _now_ms(self) -> int:
+        return max(self._clock.wall_ms(), self._group.state.last_store_time_ms)
+
+    # ------------------------------------------------------------------------------ terms
+
+    def _leads(self) -> bool:
+        leadership = self._group.leadership
+        term = 0 if leadership is None else leadership.term
+        if term != self._term:
+            self._term = term
+            self._end()
+        return leadership is not None
+
+    def _end(self) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None and entry.until_index is not None:
+            _fail(entry.asks, UnknownOutcomeError("leadership ended before it was applied"))
+        waiting, self._waiting = [*self._waiting, *self._lines.all()], deque()
+        for ask in waiting:
+            self._lines.release(ask)
+        self._woken.clear()
+        self._due.clear()
+        self._set_aside.clear()
+        _fail(waiting, self._not_leader())
+
+    def _not_leader(self) -> NotLeaderError:
+        return NotLeaderError(self._group.leader_address, self._group.term)
+
+    # ------------------------------------------------------------------------------ work
+
+    def _work(self) -> None:
+        while (self._waiting or self._woken) and self._entry is None and self._leads():
+            now_ms = self._now_ms()
+            decision = PopDecision(
+                self._group.state.pops,
+                self._reader,
+                now_ms,
+                self._count_out(),
+                self._spent_without_copy(),
+            )
+            taken: list[PopAsk] = []
+            while self._waiting and not decision.is_full:
+                self._decide(self._waiting.popleft(), decision, taken)
+            while self._woken and not decision.is_full:
+                line = next(iter(self._woken))
+                if not self._try_line(line, decision, taken):
+                    self._woken.pop(line, None)
+            for pair in decision.passed_over:
+                if self._waits(pair):
+                    at_ms = now_ms + PASSED_OVER_MS
+                    self._due[pair] = min(at_ms, self._due.get(pair, at_ms))
+                    self._moved.set()
+            self._propose(taken, decision)
+
+    def _waits(self, pair: tuple[str, str]) -> bool:
+        return any(line[0] == pair[0] for line in self._lines.of_topic(pair[1]))
+
+    def _count_out(self) -> int:
+        count, since = self._out
+        now = self._clock.monotonic()
+        if now - since >= COUNT_S:
+            count = sum(len(row.out) for row in self._group.state.pops.values())
+            self._out = (count, now)
+        return count
+
+    def _spent_without_copy(self) -> set[SpentKey]:
+        now = self._clock.monotonic()
+        if now >= self._set_aside_until:
+            self._set_aside.clear()
+            self._set_aside_until = now + SET_ASIDE_S
+        return self._set_aside
+
+    def _decide(self, ask: PopAsk, decision: PopDecision, taken: list[PopAsk]) -> None:
+        if ask.modes:
+            decision.modes.extend(ask.modes)
+            taken.append(ask)
+        elif ask.receive is None:
+            if ask.invisible_ms is None:
+                ask.accepted = decision.acknowledge(ask.receipts)
+            else:
+                ask.accepted = [
+                    decision.change_time(each, ask.invisible_ms) for each in ask.receipts
+                ]
+            if any(ask.accepted):
+                taken.append(ask)
+            elif ask.is_current:
+                ask.on_done(ask, None)
+            else:
+                self._confirm(ask)
+        elif not self._try(ask, decision, taken):
+            self._hold(ask)
+
+    def _confirm(self, ask: PopAsk) -> None:
+        """Decide again behind the read barrier: a deposed leader knows no newer grants."""
+        is_later = False
+
+        def passed(error: MQError | None) -> None:
+            if error is not None:
+                ask.on_done(ask, error)
+                return
+            ask.is_current = True
+            self._waiting.append(ask)
+            if is_later:
+                self._work()
+
+        try:
+            self._group.read_barrier(passed)
+        except MQError as error:
+            ask.on_done(ask, error)
+        is_later = True
+
+    def _try(self, ask: PopAsk, decision: PopDecision, taken: list[PopAsk]) -> bool:
+        assert ask.receive is not None
+        try:
+            if ask.is_notice:
+                ask.has_messages = decision.has_messages(ask.receive)
+            else:
+                ask.grants = decision.receive(ask.receive)
+        except MQError as error:
+            ask.on_done(ask, error)
+            return True
+        if ask.has_messages:
+            ask.on_done(ask, None)
+            return True
+        if ask.grants:
+            taken.append(ask)
+        return bool(ask.grants)
+
+    def _hold(self, ask: PopAsk) -> None:
+        if ask.deadline <= self._clock.monotonic():
+            ask.on_done(ask, None)
+        elif self._lines.count >= MAX_HELD:
+            ask.is_full = True
+            ask.on_done(ask, None)
+        else:
+            self._lines.hold(ask)
+            self._note_due((ask.line[0], ask.line[1]))
+            self._moved.set()
+
+    def _note_due(self, pair: tuple[str, str]) -> None:
+        """Note when the next message of a group in a topic may be handed out again."""
+        group, topic = pair
+        config = self._topics.config(topic)
+        ends = [
+            end
+            for queue_id in range(config.queue_nums if config is not None else 0)
+            if (row := self._group.state.pops.get((group, topic, queue_id))) is not None
+            and (end := row.next_expiry_ms()) is not None
+        ]
+        if not ends:
+            return
+        now_ms = self._now_ms()
+        # One that is over already was passed over for a reason: not at once again.
+        at_ms = max(min(ends), now_ms + 1_000 * (min(ends) <= now_ms))
+        if at_ms < self._due.get(pair, 1 << 62):
+            self._due[pair] = at_ms
+            self._moved.set()
+
+    def _try_line(self, line: LineKey, decision: PopDecision, taken: list[PopAsk]) -> bool:
+        ask = self._lines.first(line)
+        if ask is None or not self._try(ask, decision, taken):
+            return False
+        self._lines.release(ask)
+        return True
+
+    def _wake(self, pair: tuple[str, str]) -> None:
+        group, topic = pair
+        for line in self._lines.of_topic(topic):
+            if line[0] == group:
+                self._woken[line] = None
+
+    def _propose(self, asks: list[PopAsk], decision: PopDecision) -> None:
+        change = decision.change
+        if change is None:
+            return
+        entry = _Entry(asks, decision.keys, self._group.state.pop_index)
+        made: list[OnDone] = []
+        creates = {letter.run.topic: letter.create for letter in decision.letters if letter.create}
+        topics = [state_record(TopicsChange(put=(create,))) for create in creates.values()]
+        batch = _batch(topics, decision, state_record(change))
+
+        def done(proposed: Proposed) -> None:
+            for note in made:
+                note(proposed)
+            self._answered(entry, proposed)
+
+        try:
+            self._group.propose(batch, done)
+        except MQError as error:
+            _fail(asks, error)
+            return
+        self._entry = entry
+        made += [self._topics.pending.put(name, create) for name, create in creates.items()]
+        for grant in decision.grants:
+            if grant.key not in self._group.state.pops:
+                self._drop_offset(grant.key)
+
+    def _answered(self, entry: _Entry, proposed: Proposed) -> None:
+        is_mine = self._entry is entry and self._leads() and self._entry is entry
+        entry.proposed = proposed
+        if proposed.outcome == "stored":
+            if is_mine and proposed.index > self._group.state.applied_index:
+                entry.until_index = proposed.index
+            elif is_mine:
+                self._arrived(entry)
+                self._group.kick()
+            elif proposed.index > self._group.state.applied_index:
+                _fail(entry.asks, UnknownOutcomeError("leadership ended before it was applied"))
+            else:
+                self._finish(entry, proposed)
+            return
+        if proposed.outcome == "unknown":
+            _fail(entry.asks, UnknownOutcomeError("the change may still be stored"))
+            if is_mine:
+                entry.is_doubtful, entry.asks = True, []
+                waiting, self._waiting = list(self._waiting), deque()
+                _fail(waiting, PendingFullError("an earlier POP got no majority"))
+            return
+        _fail(entry.asks, proposed.error or self._not_leader())
+        if is_mine:
+            self._entry = None
+            self._work()
+
+    def _arrived(self, entry: _Entry) -> None:
+        """What was in flight is applied."""
+        self._entry = None
+        if entry.proposed is not None and entry.proposed.outcome == "stored":
+            self._finish(entry, entry.proposed)
+        for pair in {(group, topic) for group, topic, _ in entry.keys}:
+            self._wake(pair)
+            if self._waits(pair):
+                self._note_due(pair)
+        self._work()
+
+    def _finish(self, entry: _Entry, proposed: Proposed) -> None:
+        rows = self._group.state.pops
+        for ask in entry.asks:
+            ask.index, ask.store_time_ms = proposed.index, proposed.store_time_ms
+            for grant in ask.grants:
+                row = rows.get(grant.key)
+                for offset in (*(at for at, _ in grant.again), *grant.fresh):
+                    out = None if row is None else row.out.get(offset)
+                    if out is not None and out.token == proposed.index:
+                        ask.messages.append(HandedOut(grant.key, offset, out))
+            ask.on_done(ask, None)
+
+
+def _fail(asks: Iterable[PopAsk], error: MQError) -> None:
+    for ask in asks:
+        ask.on_done(ask, error)
+
+
+def _batch(
+    topics: Sequence[StateRecord], decision: PopDecision, change: StateRecord
+) -> RecordBatch:
+    records = [
+        *((item.record, item.run) for item in topics),
+        *((letter.record, letter.run) for letter in decision.letters),
+        (change.record, change.run),
+    ]
+    return RecordBatch(
+        records=b"".join(record for record, _ in records),
+        sizes=np.array([len(record) for record, _ in records], dtype=np.uint32),
+        runs=tuple(run for _, run in records),
+        born_host=None,
+    )

@@ -1,0 +1,369 @@
+"""Messages that are out: handed to a POP consumer, and not acknowledged.
+
+The index of the entry that hands a message out is the token of that grant. What changes a message
+names the token that it found; where another one stands by then, it has no effect. So whatever a
+leader proposes, a message never has two grants that stand, and never comes again once it is
+acknowledged. Times are store times of entries: no clock of a replica is part of the state.
+
+Spec: docs/internals/state.md; docs/internals/decisions/0016-pop.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Any, Final, NamedTuple
+
+PopKey = tuple[str, str, int]
+"""Consumer group, topic, queue id."""
+
+MAX_OUT_PER_QUEUE: Final = 10_000
+"""Messages of one row: its snapshot has 40 bytes for each, and RocketMQ has the same limit."""
+
+MAX_OUT: Final = 500_000
+"""Messages of all rows: 20 MB of every snapshot."""
+
+MAX_REQUEST_MODES: Final = 1_000
+"""Modes of groups in topics; all of them are copied with every cut."""
+
+HAS_ROW: Final = -1
+"""What a grant names in place of the committed offset where it found a row."""
+
+POP_MODE: Final = "POP"
+PULL_MODE: Final = "PULL"
+
+_OUT: Final = struct.Struct(">5q")
+
+
+class Out(NamedTuple):
+    """A grant that stands.
+
+    Attributes:
+        attempts: How often the message was handed out, this time included.
+        token: Index of the entry that handed it out, or that changed its time.
+        popped_ms: Store time of that entry.
+        expires_ms: From this store time on it may be handed out again.
+    """
+
+    attempts: int
+    token: int
+    popped_ms: int
+    expires_ms: int
+
+
+# ---------------------------------------------------------------------------------- what changes
+
+
+class PopGrant(NamedTuple):
+    """Messages of one queue handed out together.
+
+    Attributes:
+        since: Next offset of the row before; with no row the committed offset is not behind it.
+        until: Next offset after. What lies between and is not in `fresh` is passed over.
+        fresh: Offsets handed out for the first time.
+        again: Offsets handed out once more, each with the token of the grant that is over.
+        committed: Committed offset that was found with no row, None where there was none;
+            `HAS_ROW` where there was a row.
+    """
+
+    key: PopKey
+    invisible_ms: int
+    since: int
+    until: int
+    fresh: tuple[int, ...] = ()
+    again: tuple[tuple[int, int], ...] = ()
+    committed: int | None = None
+
+
+class PopMark(NamedTuple):
+    """A message that is done with, or is out for another time from now on."""
+
+    key: PopKey
+    offset: int
+    token: int
+    invisible_ms: int = 0
+
+
+class RequestMode(NamedTuple):
+    """How a group's consumers get the messages of a topic."""
+
+    group: str
+    topic: str
+    mode: str
+    share: int = 0
+    """`popShareQueueNum`: how many consumers share the queues of one; 0: all do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PopChange:
+    """What one entry changes, in this order.
+
+    ``dead`` is acknowledged like ``acked``; copies for the dead letter topic stand in the same
+    entry.
+    """
+
+    acked: tuple[PopMark, ...] = ()
+    dead: tuple[PopMark, ...] = ()
+    changed: tuple[PopMark, ...] = ()
+    grants: tuple[PopGrant, ...] = ()
+    modes: tuple[RequestMode, ...] = ()
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the CBOR form of a state record."""
+        return {
+            "ack": [[*mark.key, mark.offset, mark.token] for mark in self.acked],
+            "dead": [[*mark.key, mark.offset, mark.token] for mark in self.dead],
+            "change": [
+                [*mark.key, mark.offset, mark.token, mark.invisible_ms] for mark in self.changed
+            ],
+            "grant": [
+                [
+                    *grant.key,
+                    grant.invisible_ms,
+                    grant.since,
+                    grant.until,
+                    list(grant.fresh),
+                    [list(pair) for pair in grant.again],
+                    grant.committed,
+                ]
+                for grant in self.grants
+            ],
+            "mode": [list(mode) for mode in self.modes],
+        }
+
+    @classmethod
+    def from_state(cls, value: Mapping[str, Any]) -> PopChange:
+        """Read what `to_state` made."""
+        return cls(
+            tuple(PopMark((g, t, q), at, token) for g, t, q, at, token in value["ack"]),
+            tuple(PopMark((g, t, q), at, token) for g, t, q, at, token in value["dead"]),
+            tuple(
+                PopMark((g, t, q), at, token, invisible_ms)
+                for g, t, q, at, token, invisible_ms in value["change"]
+            ),
+            tuple(
+                PopGrant(
+                    (g, t, q),
+                    invisible_ms,
+                    since,
+                    until,
+                    tuple(fresh),
+                    tuple((at, token) for at, token in again),
+                    found,
+                )
+                for g, t, q, invisible_ms, since, until, fresh, again, found in value["grant"]
+            ),
+            tuple(RequestMode(*mode) for mode in value["mode"]),
+        )
+
+
+# ---------------------------------------------------------------------------------- the table
+
+
+@dataclass(slots=True)
+class PopRow:
+    """Messages of one queue that are out for one group; at least one.
+
+    Attributes:
+        floor: Lowest offset not acknowledged; the group's committed offset.
+        next_offset: Lowest offset never handed out.
+        out: By offset, lowest first; what is between `floor` and `next_offset` and not here is
+            acknowledged. Changed by `put` and `remove` alone.
+    """
+
+    floor: int
+    next_offset: int
+    out: dict[int, Out] = field(default_factory=dict)
+    _ends: dict[int, dict[int, None]] = field(init=False, compare=False, repr=False)
+    """End of an invisible time to the offsets that have it; no end without one."""
+    _times: list[int] = field(init=False, compare=False, repr=False)
+    """A heap of ends; one that no offset has means nothing, and one may stand here twice."""
+
+    def __post_init__(self) -> None:
+        self._ends = {}
+        for offset, out in self.out.items():
+            self._ends.setdefault(out.expires_ms, {})[offset] = None
+        self._times = list(self._ends)
+        heapify(self._times)
+
+    def put(self, offset: int, out: Out) -> None:
+        """Enter a grant; it replaces one of the same message."""
+        self._forget_end(offset)
+        self.out[offset] = out
+        offsets = self._ends.get(out.expires_ms)
+        if offsets is None:
+            offsets = self._ends[out.expires_ms] = {}
+            heappush(self._times, out.expires_ms)
+        offsets[offset] = None
+
+    def remove(self, offset: int) -> None:
+        """Take out a message that is out."""
+        self._forget_end(offset)
+        del self.out[offset]
+
+    def _forget_end(self, offset: int) -> None:
+        out = self.out.get(offset)
+        if out is None:
+            return
+        offsets = self._ends[out.expires_ms]
+        del offsets[offset]
+        if not offsets:
+            del self._ends[out.expires_ms]
+            if len(self._times) > 2 * len(self._ends) + 64:
+                self._times = list(self._ends)
+                heapify(self._times)
+
+    def next_expiry_ms(self) -> int | None:
+        """Return when the first message may be handed out again; None: none is out."""
+        while self._times and self._times[0] not in self._ends:
+            heappop(self._times)
+        return self._times[0] if self._times else None
+
+    def expired(self, now_ms: int) -> Iterator[int]:
+        """Yield offsets whose time is over, that which ended first first.
+
+        The row may not change meanwhile.
+        """
+        self.next_expiry_ms()  # drops what means nothing in front
+        heap, before = self._times, None
+        # The smallest entries of a heap hang together: only their children are looked at.
+        border = [(heap[0], 0)] if heap else []
+        while border and border[0][0] <= now_ms:
+            end, place = heappop(border)
+            if end != before:
+                yield from self._ends.get(end, ())
+            before = end
+            for child in range(2 * place + 1, min(2 * place + 3, len(heap))):
+                heappush(border, (heap[child], child))
+
+    def is_idle(self, now_ms: int) -> bool:
+        """Return whether the time of every message that is out is over."""
+        return all(end <= now_ms for end in self._ends)
+
+    def raise_floor(self) -> None:
+        """Let the floor be the lowest offset that is out, or the next one."""
+        if not self.out:
+            self.floor = self.next_offset
+        for _ in range(len(self.out)):
+            if self.floor in self.out:
+                return
+            self.floor += 1
+        if self.out:
+            # A long piece was passed over: what is out is fewer than its offsets.
+            self.floor = min(self.out)
+
+    def to_state(self) -> list[Any]:
+        """Return the row as a snapshot keeps it."""
+        packed = [_OUT.pack(offset, *self.out[offset]) for offset in sorted(self.out)]
+        return [self.floor, self.next_offset, b"".join(packed)]
+
+    @classmethod
+    def from_state(cls, value: Iterable[Any]) -> PopRow:
+        """Read what `to_state` made."""
+        floor, next_offset, packed = value
+        return cls(floor, next_offset, {at: Out(*rest) for at, *rest in _OUT.iter_unpack(packed)})
+
+
+PopRows = dict[PopKey, PopRow]
+
+
+def apply_pop(
+    rows: PopRows,
+    change: PopChange,
+    index: int,
+    store_time_ms: int,
+    committed: Callable[[PopKey], int | None],
+) -> dict[PopKey, int]:
+    """Bring *rows* to what they are behind the entry *index*.
+
+    Args:
+        store_time_ms: Of that entry.
+        committed: Committed offset of a group in a queue.
+    Returns:
+        The keys of rows that changed, or went, and the offset of each that is committed now.
+    """
+    floors: dict[PopKey, int] = {}
+    for mark in (*change.acked, *change.dead):
+        row = rows.get(mark.key)
+        if row is not None and _token(row, mark.offset) == mark.token:
+            row.remove(mark.offset)
+            floors[mark.key] = 0
+    for mark in change.changed:
+        row = rows.get(mark.key)
+        if row is not None and _token(row, mark.offset) == mark.token:
+            attempts = row.out[mark.offset].attempts
+            row.put(
+                mark.offset, Out(attempts, index, store_time_ms, store_time_ms + mark.invisible_ms)
+            )
+            floors[mark.key] = 0
+    for grant in change.grants:
+        row = _row_for(rows, grant, committed)
+        if row is not None:
+            _hand_out(row, grant, index, store_time_ms)
+            floors[grant.key] = 0
+    for key in floors:
+        row = rows[key]
+        row.raise_floor()
+        floors[key] = row.floor
+        if not row.out:
+            del rows[key]
+    return floors
+
+
+def _token(row: PopRow, offset: int) -> int | None:
+    out = row.out.get(offset)
+    return None if out is None else out.token
+
+
+def _row_for(
+    rows: PopRows, grant: PopGrant, committed: Callable[[PopKey], int | None]
+) -> PopRow | None:
+    """Return the row that a grant is for; None where it stands elsewhere than the grant found."""
+    row = rows.get(grant.key)
+    if row is not None or grant.until < grant.since:
+        return row if row is not None and row.next_offset == grant.since <= grant.until else None
+    offset = committed(grant.key)
+    if offset != grant.committed or (offset is not None and offset > grant.since):
+        return None
+    row = rows[grant.key] = PopRow(grant.since, grant.since)
+    return row
+
+
+def _hand_out(row: PopRow, grant: PopGrant, index: int, store_time_ms: int) -> None:
+    expires_ms = store_time_ms + grant.invisible_ms
+    for offset, token in grant.again:
+        out = row.out.get(offset)
+        if out is not None and out.token == token and out.expires_ms <= store_time_ms:
+            row.put(offset, Out(out.attempts + 1, index, store_time_ms, expires_ms))
+    for offset in sorted(grant.fresh):
+        if grant.since <= offset < grant.until:
+            row.put(offset, Out(1, index, store_time_ms, expires_ms))
+    row.next_offset = grant.until
+
+
+def drop_rows(rows: PopRows, *, topic: str = "", group: str = "") -> list[PopKey]:
+    """Forget the rows of a topic, or of a consumer group, and return their keys."""
+    dropped = [key for key in rows if (topic and key[1] == topic) or (group and key[0] == group)]
+    for key in dropped:
+        del rows[key]
+    return dropped
+
+
+def rows_to_state(rows: Mapping[PopKey, PopRow]) -> dict[str, dict[str, dict[int, list[Any]]]]:
+    """Return the rows as a snapshot keeps them."""
+    tree: dict[str, dict[str, dict[int, list[Any]]]] = {}
+    for (group, topic, queue_id), row in rows.items():
+        tree.setdefault(group, {}).setdefault(topic, {})[queue_id] = row.to_state()
+    return tree
+
+
+def rows_from_state(tree: Mapping[str, Mapping[str, Mapping[int, list[Any]]]]) -> PopRows:
+    """Read what `rows_to_state` made."""
+    return {
+        (group, topic, queue_id): PopRow.from_state(row)
+        for group, topics in tree.items()
+        for topic, queues in topics.items()
+        for queue_id, row in queues.items()
+    }

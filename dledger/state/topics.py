@@ -1,0 +1,278 @@
+"""Topics and consumer groups: configurations, names with a meaning, those a broker is born with.
+
+Configurations are apart from the wire's TopicConfig on purpose: what is in the log must not change
+when a JSON dialect does.
+
+Spec: docs/internals/state.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from commitlog.properties import reply_topic
+
+# ---------------------------------------------------------------------------------- configurations
+
+
+PERM_READ = 4
+PERM_WRITE = 2
+PERM_INHERIT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """Queues and permission of one topic."""
+
+    topic: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = PERM_READ | PERM_WRITE
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def queue_nums(self) -> int:
+        """How many queue ids a request may name."""
+        return max(self.read_queue_nums, self.write_queue_nums)
+
+    @property
+    def readable(self) -> bool:
+        """Whether consumers may pull."""
+        return bool(self.perm & PERM_READ)
+
+    @property
+    def writeable(self) -> bool:
+        """Whether producers may send."""
+        return bool(self.perm & PERM_WRITE)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether missing topics may be created after this one."""
+        return bool(self.perm & PERM_INHERIT)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the CBOR form of a state record."""
+        return {
+            "topic": self.topic,
+            "read_queue_nums": self.read_queue_nums,
+            "write_queue_nums": self.write_queue_nums,
+            "perm": self.perm,
+            "topic_filter_type": self.topic_filter_type,
+            "topic_sys_flag": self.topic_sys_flag,
+            "order": self.order,
+            "attributes": dict(self.attributes),
+        }
+
+    @classmethod
+    def from_state(cls, value: dict[str, Any]) -> TopicConfig:
+        """Read what `to_state` made."""
+        return cls(**value)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionGroupConfig:
+    """What the broker knows about a consumer group before it meets one of its members."""
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: int = 0
+    consume_timeout_minute: int = 15
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    retry_policy: Mapping[str, Any] | None = None
+    """Kept for queries, and for proxies: their push consumers change invisible times by it."""
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the CBOR form of a state record."""
+        state: dict[str, Any] = {
+            "group_name": self.group_name,
+            "consume_enable": self.consume_enable,
+            "consume_from_min_enable": self.consume_from_min_enable,
+            "consume_broadcast_enable": self.consume_broadcast_enable,
+            "consume_message_orderly": self.consume_message_orderly,
+            "retry_queue_nums": self.retry_queue_nums,
+            "retry_max_times": self.retry_max_times,
+            "broker_id": self.broker_id,
+            "which_broker_when_consume_slowly": self.which_broker_when_consume_slowly,
+            "notify_consumer_ids_changed_enable": self.notify_consumer_ids_changed_enable,
+            "group_sys_flag": self.group_sys_flag,
+            "consume_timeout_minute": self.consume_timeout_minute,
+            "attributes": dict(self.attributes),
+        }
+        if self.retry_policy is not None:
+            state["retry_policy"] = dict(self.retry_policy)
+        return state
+
+    @classmethod
+    def from_state(cls, value: dict[str, Any]) -> SubscriptionGroupConfig:
+        """Read what `to_state` made."""
+        return cls(**value)
+
+
+# ---------------------------------------------------------------------------------- names
+
+
+STATE_TOPIC = "RMQ_SYS_DLEDGER_STATE"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+AUTO_CREATE_TOPIC_KEY_TOPIC = "TBW102"
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+BENCHMARK_TOPIC = "BenchmarkTest"
+OFFSET_MOVED_EVENT = "OFFSET_MOVED_EVENT"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+
+SET_ASIDE_GROUP = "DLEDGER_SET_ASIDE"
+"""No consumer group has this name: its dead letters are those of the leader's services."""
+
+SET_ASIDE_TOPIC = DLQ_PREFIX + SET_ASIDE_GROUP
+"""Messages that a service of the leader could not process, each with the reason."""
+
+DELAY_LEVELS = 18
+
+# Queues of the state topic.
+TOPICS_QUEUE = 0
+SUBSCRIPTION_GROUPS_QUEUE = 1
+CONSUMER_OFFSETS_QUEUE = 2
+DELAY_PROGRESS_QUEUE = 3
+FLOOR_QUEUE = 4
+TRANSACTIONS_QUEUE = 5
+POP_QUEUE = 6
+QUEUE_LOCKS_QUEUE = 8
+PRODUCER_SESSIONS_QUEUE = 10
+TIMERS_QUEUE = 12
+QUEUE_FLOORS_QUEUE = 13
+STATE_QUEUE_NUMS = 16
+
+NOT_ALLOWED_SEND_TOPICS = frozenset(
+    {
+        STATE_TOPIC,
+        SCHEDULE_TOPIC,
+        TIMER_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_EVENT,
+        SET_ASIDE_TOPIC,
+    }
+)
+"""Topics that clients may read but never write."""
+
+SYSTEM_GROUPS = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONSAPI_OWNER",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_PULL",
+    "CID_ONS-HTTP-PROXY",
+    "CID_RMQ_SYS_TRANS",
+)
+
+MAX_TOPIC_CHARS = 127
+MAX_SPECIAL_TOPIC_CHARS = 255
+MAX_GROUP_CHARS = 255
+
+CHECKED_NAMES_MAX = 65_536
+"""Names remembered as checked, so that the hot path checks each once."""
+
+_VALID = re.compile(r"[%|a-zA-Z0-9_-]+").fullmatch
+
+
+@lru_cache(CHECKED_NAMES_MAX)
+def topic_problem(topic: str) -> str | None:
+    """Return what is wrong with a topic's name, None if nothing is: it becomes a folder's name."""
+    special = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    return name_problem(topic, "topic", MAX_SPECIAL_TOPIC_CHARS if special else MAX_TOPIC_CHARS)
+
+
+def name_problem(name: str, what: str, limit: int) -> str | None:
+    """Return what is wrong with the name of *what* that may have *limit* characters."""
+    if not name:
+        return f"the specified {what} is blank"
+    if len(name) > limit:
+        return f"the specified {what} is longer than {limit} characters"
+    if _VALID(name) is None:
+        return (
+            f"the specified {what}[{name}] contains illegal characters, allowing only "
+            "^[%|a-zA-Z0-9_-]+$"
+        )
+    return None
+
+
+def retry_topic(group: str) -> str:
+    """Return the topic that holds messages *group* has to consume again."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """Return the topic that holds messages *group* gave up."""
+    return DLQ_PREFIX + group
+
+
+def builtin_topics(
+    cluster_name: str,
+    broker_name: str,
+    *,
+    default_topic_queue_nums: int = 8,
+    delay_levels: int = DELAY_LEVELS,
+    auto_create_topic_enable: bool = True,
+    trace_topic: str = "",
+) -> dict[str, TopicConfig]:
+    """Return the topics that exist without an entry in the log.
+
+    Args:
+        trace_topic: Where message trace goes to; empty: there is no such topic from the start.
+
+    Names depend on the group's own configuration only, so every replica has the same.
+    """
+    read_write = PERM_READ | PERM_WRITE
+    inherit = read_write | PERM_INHERIT
+
+    def config(topic: str, queues: int, perm: int = read_write) -> TopicConfig:
+        return TopicConfig(topic, queues, queues, perm)
+
+    topics = [
+        config(SELF_TEST_TOPIC, 1),
+        config(BENCHMARK_TOPIC, 1024),
+        config(cluster_name, 16, inherit),
+        config(broker_name, 1, inherit),
+        config(OFFSET_MOVED_EVENT, 1),
+        config(SCHEDULE_TOPIC, delay_levels),
+        config(TIMER_TOPIC, 1),
+        config(reply_topic(cluster_name), 1),
+        config(HALF_TOPIC, 1),
+        config(OP_HALF_TOPIC, 1),
+        # Readable, so that the state can be inspected with any client; never writable.
+        config(STATE_TOPIC, STATE_QUEUE_NUMS, PERM_READ),
+    ]
+    if auto_create_topic_enable:
+        topics.append(config(AUTO_CREATE_TOPIC_KEY_TOPIC, default_topic_queue_nums, inherit))
+    if trace_topic:
+        topics.append(config(trace_topic, 1))
+    return {topic.topic: topic for topic in topics}
+
+
+def builtin_groups() -> dict[str, SubscriptionGroupConfig]:
+    """Return the subscription groups that exist without an entry in the log."""
+    return {name: SubscriptionGroupConfig(name) for name in SYSTEM_GROUPS}

@@ -1,0 +1,202 @@
+"""What receivers do: receive, acknowledge, forget, ask for more time, and use receipts again.
+
+Those with an even number are of one group, the others of a group that receives in order. Their
+receipts are kept for a while: one that is used again must be refused.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from client.consumer.pop_calls import ReceivedMessage
+from client.consumer.pull_consumer import PullConsumer
+from client.consumer.simple_consumer import SimpleConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import ClientError
+from client.core.route import MessageQueue
+from jepsen_like.checkers.pop import IN_ORDER_SUFFIX
+from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from jepsen_like.seeded_rng import SimRng, rng_stream
+from jepsen_like.workloads.recorder import Recorder
+from remoting.protocol.receipt_handle import ReceiptHandle
+
+GROUP: Final = "receivers"
+INVISIBLE_S: Final = (2.0, 12.0)
+"""How long messages are out: drawn between these."""
+MAX_MESSAGES: Final = 4
+WAIT_S: Final = 2.0
+USED_RECEIPTS: Final = 16
+ACK, CHANGE, FORGET = 0.65, 0.80, 0.92
+"""Where the shares of what is done with a message end; the rest uses an old receipt."""
+DRAIN_S: Final = 2.0
+"""Invisible time of the last receives, which acknowledge everything."""
+
+
+class Receivers:
+    """The receivers of a run."""
+
+    def __init__(self, clients: Recorder, seed: int) -> None:
+        self._clients = clients
+        self._seed = seed
+
+    async def consume(self, instance: ClientInstance, index: int) -> None:
+        """Be receiver *index* until it is over."""
+        clients, rng = self._clients, rng_stream(self._seed, "receiver", index)
+        consumer = self._consumer(instance, in_order=bool(index % 2))
+        used: deque[ReceivedMessage] = deque(maxlen=USED_RECEIPTS)
+        process = clients.new_process()
+        while await clients.pause(rng):
+            with clients.acting():
+                process = await self._round(consumer, process, used, rng)
+
+    def _consumer(self, instance: ClientInstance, *, in_order: bool) -> SimpleConsumer:
+        # Not opened: receivers of one instance are of one group, which it has once.
+        group = GROUP + IN_ORDER_SUFFIX if in_order else GROUP
+        return SimpleConsumer(instance, group, {self._clients.topic: "*"}, in_order=in_order)
+
+    async def _round(
+        self,
+        consumer: SimpleConsumer,
+        process: int,
+        used: deque[ReceivedMessage],
+        rng: SimRng,
+    ) -> int:
+        """Receive once and deal with what came; return the process that goes on."""
+        low, high = INVISIBLE_S
+        invisible_s = round(low + (high - low) * rng.random(), 1)
+        wait_s = WAIT_S if rng.random() < 0.5 else 0.0
+        messages = await self._receive(
+            consumer, process, 1 + rng.randrange(MAX_MESSAGES), invisible_s, wait_s
+        )
+        if messages is None:
+            return self._clients.new_process()
+        for message in messages:
+            chance = rng.random()
+            if chance < ACK:
+                op = await self._ack(consumer, process, message)
+            elif chance < CHANGE:
+                op = await self._change(consumer, process, message, low * (1 + rng.randrange(4)))
+            elif chance >= FORGET and used:
+                op = await self._ack(consumer, process, used[rng.randrange(len(used))])
+            else:
+                continue
+            used.append(message)
+            if op.outcome == Outcome.INFO:
+                process = self._clients.new_process()
+        return process
+
+    async def _receive(
+        self,
+        consumer: SimpleConsumer,
+        process: int,
+        count: int,
+        invisible_s: float,
+        wait_s: float,
+    ) -> list[ReceivedMessage] | None:
+        """Receive once, a row for each message; None: it is not known what was handed out."""
+        clients = self._clients
+        op = clients.begin(process, F.RECEIVE, clients.queues[0])
+        op.group, op.status, op.off = consumer.group, round(invisible_s * 1000), NOTHING
+        called_ns = op.call_ns
+        try:
+            messages = await consumer.receive(count, invisible_s, wait_s)
+        except ClientError as error:
+            clients.failed(op, error)
+            return None if op.outcome == Outcome.INFO else []
+        if not messages:
+            clients.refused(op, "NothingThere")
+            return []
+        for place, message in enumerate(messages):
+            if place:
+                op = clients.begin(process, F.RECEIVE, message.message_queue)
+                op.group, op.status, op.call_ns = (
+                    consumer.group,
+                    round(invisible_s * 1000),
+                    called_ns,
+                )
+            op.topic, op.queue = message.message_queue.topic, message.queue_id
+            op.off, op.cnt = message.queue_offset, message.delivery_attempt
+            op.txn = _number(message.receipt)
+            op.value = clients.seen(op, message)
+            clients.end(op)
+        return messages
+
+    async def _ack(
+        self, consumer: SimpleConsumer, process: int, message: ReceivedMessage
+    ) -> Operation:
+        op = self._begin(consumer, process, F.ACK, message)
+        try:
+            await consumer.ack(message)
+        except ClientError as error:
+            self._clients.failed(op, error)
+        else:
+            self._clients.end(op)
+        return op
+
+    async def _change(
+        self,
+        consumer: SimpleConsumer,
+        process: int,
+        message: ReceivedMessage,
+        invisible_s: float,
+    ) -> Operation:
+        op = self._begin(consumer, process, F.CHANGE_TIME, message)
+        op.status = round(invisible_s * 1000)
+        try:
+            await consumer.change_invisible(message, invisible_s)
+        except ClientError as error:
+            self._clients.failed(op, error)
+        else:
+            op.min_off = _number(message.receipt)
+            self._clients.end(op)
+        return op
+
+    def _begin(
+        self, consumer: SimpleConsumer, process: int, f: F, message: ReceivedMessage
+    ) -> Operation:
+        op = self._clients.begin(process, f, message.message_queue)
+        op.group, op.off, op.txn = consumer.group, message.queue_offset, _number(message.receipt)
+        return op
+
+    async def drain(
+        self, instance: ClientInstance, ends: dict[MessageQueue, tuple[int, int]]
+    ) -> None:
+        """Receive and acknowledge everything; the cluster serves, and nothing comes any more.
+
+        Args:
+            ends: First offset and end of each queue.
+
+        Raises:
+            ClientError: A request was refused.
+        """
+        clients = self._clients
+        for in_order in (False, True):
+            consumer = self._consumer(instance, in_order=in_order)
+            process = clients.new_process()
+            reader = PullConsumer(instance, consumer.group)  # for what is committed
+            while not await self._is_done(reader, ends):
+                messages = await self._receive(consumer, process, 32, DRAIN_S, 1.0)
+                if messages is None:
+                    raise ClientError("a receive of the drain got no answer")
+                for message in messages:
+                    op = await self._ack(consumer, process, message)
+                    if op.outcome == Outcome.INFO:
+                        raise ClientError(f"an acknowledgement of the drain failed: {op.err}")
+            for queue, (begin, end) in ends.items():
+                op = clients.begin(process, F.RECEIVE, queue)
+                op.group, op.min_off, op.max_off = consumer.group, begin, end
+                clients.end(op)
+
+    async def _is_done(
+        self, reader: PullConsumer, ends: dict[MessageQueue, tuple[int, int]]
+    ) -> bool:
+        for queue, (_, end) in ends.items():
+            if end and await reader.committed_offset(queue) != end:
+                return False
+        return True
+
+
+def _number(receipt: ReceiptHandle) -> int:
+    """Return what distinguishes the receipts of one message."""
+    return receipt.revive_queue_id

@@ -1,0 +1,178 @@
+"""What consumers by step do: read a queue, send one output for each message, commit, in one step.
+
+All are of one group and read the same queues, which no rebalance shares out: one overtakes another
+all the time. Some steps are taken twice at almost one moment, by two consumers that stand at the
+same offset: the leader has both in flight, and only one may be stored.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+from client.admin.admin import Admin
+from client.consumer.pull_consumer import PullConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import ClientError
+from client.core.message import Message
+from client.core.route import MessageQueue
+from commitlog.errors import MQError
+from jepsen_like.history.operation import NOTHING, F, Operation
+from jepsen_like.seeded_rng import SimRng
+from jepsen_like.workloads.recorder import Recorder
+
+GROUP: Final = "steppers"
+OUTPUT_SUFFIX: Final = "-steps"
+"""Ends the name of the topic that steps send to."""
+OUTPUT_QUEUES: Final = 2
+MAX_MESSAGES: Final = 8
+"""Messages of one step, at most."""
+STEP_S: Final = 4.0
+"""How long a step may take before its outcome is unknown."""
+RACE: Final = 0.5
+"""Share of steps that more than one consumer takes."""
+RACERS: Final = 3
+RACE_S: Final = 0.02
+"""Racers begin within this."""
+WORKS: Final = 0.3
+"""Share of steps that take time between what is read and what is stored; faults meet these."""
+WORK_S: Final = 3.0
+ASK_AGAIN_S: Final = 0.5
+
+
+class Steps:
+    """The consumers by step of a run."""
+
+    def __init__(self, clients: Recorder) -> None:
+        self._clients = clients
+        self.output = clients.topic + OUTPUT_SUFFIX
+
+    async def make_topic(self, instance: ClientInstance) -> None:
+        """Make the topic that steps send to; return when clients know its queues."""
+        while True:
+            try:
+                await Admin(instance).create_topic(self.output, queue_nums=OUTPUT_QUEUES)
+                if (await instance.route(self.output, fresh=True)).publish_queues:
+                    return
+            except MQError:
+                pass  # the cluster is still finding its leader
+            await self._clients.sleep(ASK_AGAIN_S)
+
+    async def consume(self, instance: ClientInstance, index: int) -> None:
+        """Be consumer *index* until it is over."""
+        clients, rng = self._clients, self._clients.rng_of("stepper", index)
+        # Not opened: consumers of one instance are of one group, which it has once.
+        consumers = [PullConsumer(instance, GROUP) for _ in range(RACERS)]
+        while await clients.pause(rng):
+            queue = clients.queues[rng.randrange(len(clients.queues))]
+            count = RACERS if rng.random() < RACE else 1
+            work_s = WORK_S * rng.random() if rng.random() < WORKS else 0.0
+            delays_s = [round(work_s + RACE_S * rng.random(), 4) for _ in range(count)]
+            with clients.acting():
+                await self._round(consumers[:count], queue, delays_s, rng)
+
+    async def _round(
+        self,
+        consumers: list[PullConsumer],
+        queue: MessageQueue,
+        delays_s: list[float],
+        rng: SimRng,
+    ) -> None:
+        """Take a step from where the group stands, by each of *consumers*."""
+        clients = self._clients
+        standing = []
+        for consumer in consumers:
+            try:
+                standing.append(await consumer.committed_offset(queue) or 0)
+            except ClientError:
+                return
+        op, then = await clients.pull(consumers[0], clients.new_process(), queue, standing[0])
+        if then <= standing[0]:
+            return
+        wanted = 1 + rng.randrange(MAX_MESSAGES)
+        if op.cnt:
+            first = standing[0]
+            then = min(then, first + wanted)
+        else:
+            first = then  # retention had removed what was before
+        async with trio.open_nursery() as nursery:
+            for consumer, off, delay_s in zip(consumers, standing, delays_s, strict=True):
+                if off == standing[0]:
+                    nursery.start_soon(self._step, consumer, queue, (off, first, then), delay_s)
+
+    async def _step(
+        self,
+        consumer: PullConsumer,
+        queue: MessageQueue,
+        span: tuple[int, int, int],
+        delay_s: float,
+    ) -> None:
+        clients = self._clients
+        await clients.sleep(delay_s)
+        op = clients.begin(clients.new_process(), F.STEP, queue)
+        op.group, (op.off, op.min_off, op.max_off) = GROUP, span
+        op.cnt = op.max_off - op.min_off
+        try:
+            async with consumer.transaction(timeout_s=STEP_S) as step:
+                for off in range(op.min_off, op.max_off):
+                    body = b"%d %d %d" % (op.op_id, queue.queue_id, off)
+                    to = MessageQueue(self.output, queue.broker_name, off % OUTPUT_QUEUES)
+                    step.send(Message(self.output, body), to)
+                step.commit(queue, op.max_off)
+        except ClientError as error:
+            clients.failed(op, error)
+        else:
+            clients.end(op)
+
+    async def drain(self, instance: ClientInstance) -> None:
+        """Read all outputs and what is committed; the cluster serves, and no step begins any more.
+
+        Raises:
+            ClientError: A request was refused.
+        """
+        clients, process = self._clients, self._clients.new_process()
+        consumer = PullConsumer(instance, GROUP)
+        committed = await self._committed(consumer)
+        while True:
+            is_whole, found = await self._outputs(consumer)
+            then = await self._committed(consumer)
+            if then == committed:
+                break  # else a late step was stored meanwhile
+            committed = then
+        for name, at, body in found:
+            step, queue_id, off = (int(part) for part in body.split())
+            op = self._begin(process, MessageQueue(clients.topic, name.broker_name, queue_id))
+            op.off, op.txn, op.cnt, op.max_off = off, step, name.queue_id, at
+            clients.end(op)
+        for queue, offset in committed.items():
+            op = self._begin(process, queue)
+            op.off, op.max_off, op.cnt = NOTHING, offset, int(is_whole)
+            clients.end(op)
+
+    def _begin(self, process: int, queue: MessageQueue) -> Operation:
+        op = self._clients.begin(process, F.STEP_FOUND, queue)
+        op.group = GROUP
+        return op
+
+    async def _committed(self, consumer: PullConsumer) -> dict[MessageQueue, int]:
+        return {
+            queue: await consumer.committed_offset(queue) or 0 for queue in self._clients.queues
+        }
+
+    async def _outputs(
+        self, consumer: PullConsumer
+    ) -> tuple[bool, list[tuple[MessageQueue, int, bytes]]]:
+        """Return whether outputs were read from their beginning, and each: queue, offset, body."""
+        is_whole, found = True, []
+        for number in range(OUTPUT_QUEUES):
+            queue = MessageQueue(self.output, self._clients.queues[0].broker_name, number)
+            offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
+            is_whole = is_whole and offset == 0
+            while offset < end:
+                result = await consumer.pull(queue, offset, max_messages=32, timeout_s=0)
+                if result.next_begin_offset <= offset:
+                    raise ClientError(f"{queue}: the drain stands at {offset} of {end}")
+                found += [(queue, each.queue_offset, bytes(each.body)) for each in result.messages]
+                offset = result.next_begin_offset
+        return is_whole, found

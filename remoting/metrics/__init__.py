@@ -1,1 +1,0 @@
-"""A page in Prometheus' text format, and what every daemon shows on it."""

@@ -1,0 +1,257 @@
+"""Headers and bodies of POP, and of the assignment of queues by a broker.
+
+Spec: docs/internals/protocol/remoting.md, section 14.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from remoting.errors import BadRequestError
+from remoting.protocol.bodies import Body, MessageModel, MessageQueue
+from remoting.protocol.headers import I32, I64, Header
+
+INIT_MIN: Final = 0
+"""`initMode`: a group without an offset begins where the queue begins."""
+INIT_MAX: Final = 1
+"""`initMode`: it begins where the queue ends."""
+
+MAX_BITS: Final = 1 << 16
+"""Of the set of offsets in one item of a batch of acknowledgements, as our clients write it."""
+
+MAX_READ_BITS: Final = 1 << 22
+"""Of one that is read: a client of RocketMQ writes one item for a grant, however far apart its
+messages stand. Half a megabyte, a few milliseconds of reading; no more than `MAX_BITS` of them may
+be set."""
+
+MAX_REQUEST_BITS: Final = 2 * MAX_READ_BITS
+"""Of all items of one batch of acknowledgements together, set or not: a megabyte, ten
+milliseconds of reading, or eighty as a list. Without it one frame of items that name no message
+stalls a broker."""
+
+_SET_BYTE: Final = re.compile(rb"[^\0]", re.DOTALL)
+
+
+@dataclass(slots=True)
+class PopMessageHeader(Header):
+    """POP_MESSAGE (200050)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    max_msg_nums: I32
+    invisible_time: I64
+    poll_time: I64
+    born_time: I64
+    init_mode: I32
+    exp_type: str | None = None
+    exp: str | None = None
+    order: bool | None = None
+    attempt_id: str | None = None
+
+
+@dataclass(slots=True)
+class PopMessageResponseHeader(Header):
+    """What a client puts the handles together from."""
+
+    pop_time: I64 = 0
+    invisible_time: I64 = 0
+    revive_qid: I32 = 0
+    rest_num: I64 = 0
+    start_offset_info: str | None = None
+    msg_offset_info: str | None = None
+    order_count_info: str | None = None
+
+
+@dataclass(slots=True)
+class AckMessageHeader(Header):
+    """ACK_MESSAGE (200051)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    extra_info: str
+    offset: I64
+
+
+@dataclass(slots=True)
+class ChangeInvisibleTimeHeader(Header):
+    """CHANGE_MESSAGE_INVISIBLETIME (200053)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    extra_info: str
+    offset: I64
+    invisible_time: I64
+
+
+@dataclass(slots=True)
+class ChangeInvisibleTimeResponseHeader(Header):
+    """What the new handle is made of."""
+
+    pop_time: I64
+    invisible_time: I64
+    revive_qid: I32
+
+
+@dataclass(slots=True)
+class NotificationHeader(Header):
+    """NOTIFICATION (200054)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    poll_time: I64
+    born_time: I64
+    order: bool | None = None
+    attempt_id: str | None = None
+    exp_type: str | None = None
+    exp: str | None = None
+
+
+@dataclass(slots=True)
+class PollingInfoHeader(Header):
+    """POLLING_INFO (200055)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+
+
+# ---------------------------------------------------------------------------- offsets of an answer
+
+
+def encode_offsets(offsets: Mapping[int, list[int]]) -> tuple[str, str]:
+    """Return `startOffsetInfo` and `msgOffsetInfo` of messages, by queue."""
+    starts = ";".join(f"0 {queue_id} {min(found)}" for queue_id, found in offsets.items())
+    messages = ";".join(
+        f"0 {queue_id} {','.join(map(str, found))}" for queue_id, found in offsets.items()
+    )
+    return starts, messages
+
+
+def decode_start_offsets(text: str) -> dict[tuple[str, int], int]:
+    """Return topic flag and queue id → first offset of an answer's `startOffsetInfo`.
+
+    Raises:
+        BadRequestError: It is none.
+    """
+    try:
+        items = [item.split(" ") for item in text.split(";")] if text else []
+        return {(flag, int(queue_id)): int(start) for flag, queue_id, start in items}
+    except ValueError:
+        raise BadRequestError(f"no startOffsetInfo: {text[:64]!r}") from None
+
+
+# ---------------------------------------------------------------------------------- bodies
+
+
+class BatchAck(msgspec.Struct):
+    """Messages of one grant in one queue."""
+
+    c: str = ""
+    t: str = ""
+    r: str = "0"
+    so: int = 0
+    q: int = 0
+    rq: int = 0
+    pt: int = 0
+    it: int = 0
+    b: Any = ""
+    """Bit *n*: the message at the start offset plus *n*. Base64 of the bytes, lowest bit first; or
+    a list of the bytes as newer writers have them."""
+
+    @property
+    def bits(self) -> int:
+        """How many bits reading takes, set or not; known without reading them."""
+        if isinstance(self.b, str):
+            return 8 * (len(self.b) // 4 * 3 - self.b[-2:].count("="))
+        return 8 * len(self.b) if isinstance(self.b, list) else 0
+
+    @property
+    def offsets(self) -> list[int]:
+        """The offsets of the messages.
+
+        Raises:
+            BadRequestError: They are written in no form that is known, or too many.
+        """
+        if self.bits > MAX_READ_BITS:
+            raise BadRequestError(f"a batch has {self.bits} bits, at most {MAX_READ_BITS}")
+        try:
+            data = (
+                b64decode(self.b, validate=True)
+                if isinstance(self.b, str)
+                else bytes(int(byte) & 0xFF for byte in self.b)
+            )
+        except (TypeError, ValueError, OverflowError):
+            raise BadRequestError("the bits of acknowledged messages are unreadable") from None
+        count = int.from_bytes(data, "little").bit_count()
+        if count > MAX_BITS:
+            raise BadRequestError(f"a batch names {count} messages, at most {MAX_BITS}")
+        return [
+            self.so + 8 * found.start() + bit
+            for found in _SET_BYTE.finditer(data)
+            for bit in range(8)
+            if data[found.start()] >> bit & 1
+        ]
+
+    @classmethod
+    def encode_offsets(cls, start: int, offsets: Iterable[int]) -> str:
+        """Return the bits of *offsets*, none of them below *start*."""
+        bits = 0
+        for offset in offsets:
+            bits |= 1 << (offset - start)
+        return b64encode(bits.to_bytes((bits.bit_length() + 7) // 8, "little")).decode()
+
+
+class BatchAckMessageRequestBody(Body):
+    """Body of BATCH_ACK_MESSAGE (200151)."""
+
+    broker_name: str = ""
+    acks: list[BatchAck] = []
+
+
+class QueryAssignmentRequestBody(Body):
+    """Body of QUERY_ASSIGNMENT (400)."""
+
+    topic: str = ""
+    consumer_group: str = ""
+    client_id: str = ""
+    strategy_name: str = ""
+    message_model: MessageModel = MessageModel.CLUSTERING
+
+
+class MessageQueueAssignment(msgspec.Struct, rename="camel"):
+    """A queue of one consumer, and how it gets its messages."""
+
+    message_queue: MessageQueue
+    mode: str
+    attachments: dict[str, str] | None = None
+
+
+class QueryAssignmentResponseBody(Body):
+    """What a broker assigns to one consumer."""
+
+    message_queue_assignments: list[MessageQueueAssignment] = []
+
+
+class SetMessageRequestModeRequestBody(Body):
+    """Body of SET_MESSAGE_REQUEST_MODE (401)."""
+
+    topic: str = ""
+    consumer_group: str = ""
+    mode: str = "PULL"
+    pop_share_queue_num: int = 0
+
+
+class MessageRequestModes(Body):
+    """Answer of GET_ALL_MESSAGE_REQUEST_MODE (402): topic → consumer group → mode."""
+
+    message_request_mode_map: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}

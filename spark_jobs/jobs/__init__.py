@@ -1,1 +1,0 @@
-"""What spark-submit starts."""

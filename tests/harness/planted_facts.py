@@ -1,0 +1,159 @@
+"""Facts that a checker may overlook, each planted into clean histories; and what breaks nothing.
+
+An anomaly has one name and may be proved by several facts. `planted_anomalies` has one planter for
+each name; here is one for each further fact, and changes to a history that break nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jepsen_like.checkers import queue_log, retention, total_queue
+from jepsen_like.history.operation import NOTHING, Decision, F, Operation, Outcome
+from tests.harness.clean_histories import POLLERS
+from tests.harness.planted_anomalies import InapplicableError, Kind, Planted, Planter, Scene
+
+NEW_VALUE = 2_000_000
+"""Of messages that a clean history does not have."""
+
+
+def nothing_below_the_end(scene: Scene) -> Planted:
+    """A pull finds nothing at an offset, and its own answer names an end behind it."""
+    queue = scene.queue(is_whole=False)
+    low, log = scene.log(queue)
+    if not log:
+        raise InapplicableError
+    pull = scene.add_last(F.PULL, queue)
+    pull.off = scene.rng.randrange(low, low + len(log))
+    pull.min_off, pull.max_off = low, low + len(log)
+    return Planted((pull.op_id,))
+
+
+def first_behind_the_end(scene: Scene) -> Planted:
+    """An answer names a first offset kept that is behind the end that it names."""
+    queue = scene.queue(is_whole=False)
+    low, log = scene.log(queue)
+    pull = scene.add_last(F.PULL, queue)
+    pull.off = pull.max_off = low + len(log)
+    pull.min_off = pull.max_off + 1
+    return Planted((pull.op_id,))
+
+
+def first_before_it_was_there(scene: Scene) -> Planted:
+    """An answer has a queue begin behind a message that was not sent yet."""
+    send = scene.pick(op for op in scene.sends() if op.off != NOTHING)
+    queue = (send.topic, send.queue)
+    read = scene.add(F.MIN_OFFSET, send.call_ns - 3, send.call_ns - 1, queue)
+    read.min_off = send.off + 1
+    return Planted((read.op_id, send.op_id))
+
+
+def first_that_no_floor_lets(scene: Scene) -> Planted:
+    """The last answer names a first offset kept that no floor lets, and replicas have all."""
+    queue = scene.queue(is_whole=False)
+    low, log = scene.log(queue)
+    least = max(
+        (move.min_off for move in scene.history.floors if (move.topic, move.queue) == queue),
+        default=0,
+    )
+    if least >= low + len(log):
+        raise InapplicableError
+    read = scene.add_last(F.MIN_OFFSET, queue)
+    read.min_off = scene.rng.randint(least + 1, low + len(log))
+    return Planted((read.op_id,))
+
+
+def _send_without_offset(scene: Scene) -> Operation:
+    send = scene.add_last(F.SEND, scene.queue())
+    send.value = NEW_VALUE
+    return send
+
+
+def _end_before(scene: Scene, append: Operation) -> Operation:
+    queue = (append.topic, append.queue)
+    low, log = scene.log(queue)
+    read = scene.add_last(F.MAX_OFFSET, queue)
+    read.max_off = low + len(log)
+    return read
+
+
+def send_without_offset_absent(scene: Scene) -> Planted:
+    """A send was acknowledged without an offset, and then the queue ends where it did before."""
+    send = _send_without_offset(scene)
+    return Planted((send.op_id, _end_before(scene, send).op_id))
+
+
+def send_without_offset_lost(scene: Scene) -> Planted:
+    """A send was acknowledged without an offset, and no replica has its message."""
+    return Planted((_send_without_offset(scene).op_id,))
+
+
+def commit_absent(scene: Scene) -> Planted:
+    """A transaction was committed, and then the queue ends where it did before."""
+    half = scene.add_last(F.HALF, scene.queue())
+    half.value, half.txn = NEW_VALUE, NEW_VALUE
+    commit = scene.add_last(F.END_TRANSACTION, (half.topic, half.queue))
+    commit.value, commit.txn, commit.decision = NEW_VALUE, NEW_VALUE, Decision.COMMIT
+    return Planted((commit.op_id, _end_before(scene, commit).op_id))
+
+
+FACTS: dict[str, tuple[Kind, Planter]] = {
+    "nothing below the end": (
+        (queue_log.NAME, queue_log.SELF_CONTRADICTION),
+        nothing_below_the_end,
+    ),
+    "first offset behind the end": (
+        (queue_log.NAME, queue_log.SELF_CONTRADICTION),
+        first_behind_the_end,
+    ),
+    "first offset before it was there": (
+        (queue_log.NAME, queue_log.FROM_THE_FUTURE),
+        first_before_it_was_there,
+    ),
+    "first offset that no floor lets": (
+        (retention.NAME, retention.REMOVED),
+        first_that_no_floor_lets,
+    ),
+    "send without an offset absent": (
+        (queue_log.NAME, queue_log.STALE_READ),
+        send_without_offset_absent,
+    ),
+    "send without an offset lost": (
+        (total_queue.NAME, total_queue.LOST),
+        send_without_offset_lost,
+    ),
+    "commit absent": ((queue_log.NAME, queue_log.STALE_READ), commit_absent),
+}
+"""By fact: the checker and the name under which it is found, and its planter."""
+
+
+# -- what is right -----------------------------------------------------------------------------
+
+
+def committed_twice(scene: Scene) -> None:
+    """A consumer commits the offset that it has committed just before."""
+    commits = [op for op in scene.rows(F.COMMIT) if op.token == NOTHING and op.group != POLLERS]
+    first = scene.pick(commits)
+    end_ns = first.ret_ns + 3
+    slot = (F.COMMIT, first.group, first.queue)
+    its = [op for op in scene.ops if (op.f, op.group, op.queue) == slot and op is not first]
+    if any(op.ret_ns >= first.call_ns and op.call_ns <= end_ns for op in its):
+        raise InapplicableError  # another may be in between
+    again = scene.add(F.COMMIT, first.ret_ns + 1, first.ret_ns + 2, (first.topic, first.queue))
+    again.group, again.off = first.group, first.off
+
+
+def refused_and_stored(scene: Scene) -> None:
+    """A send is refused once, and its next attempt stores the message."""
+    send = scene.pick(scene.sends())
+    refused = scene.add(F.SEND, send.call_ns - 3, send.call_ns - 1, (send.topic, send.queue))
+    refused.outcome, refused.value, refused.process = Outcome.FAIL, send.value, send.process
+    refused.err = "BrokerBusyError"
+    send.parent_op_id = refused.op_id
+
+
+RIGHT: dict[str, Callable[[Scene], None]] = {
+    "committed twice": committed_twice,
+    "refused and stored": refused_and_stored,
+}
+"""Changes that a correct broker may show."""

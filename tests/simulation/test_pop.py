@@ -1,0 +1,43 @@
+"""Receivers in simulated clusters: one consumer at a time, never again once acknowledged."""
+
+from __future__ import annotations
+
+import pytest
+
+from jepsen_like.history.operation import NOTHING, F, Outcome
+from jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from jepsen_like.simulation.play import Played, play
+
+PLAN = Plan(
+    seed=11,
+    duration_ms=60_000,
+    steps=(
+        Step(12_000, Kind.KILL, "leader", 3_000),
+        Step(26_000, Kind.PAUSE, "leader", 9_000),
+        Step(42_000, Kind.ISOLATE, "leader", 6_000),
+    ),
+    workload=Workload(producers=1, consumers=0, readers=0, receivers=4, queues=2, interval_ms=700),
+)
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    return play(PLAN)
+
+
+def test_pop_is_exact_through_kills_pauses_and_cuts(played: Played) -> None:
+    assert played.violations == ()
+    (verdict,) = [verdict for verdict in played.verdicts if verdict.checker == "pop"]
+    assert verdict.validity == "valid"
+    assert played.sometimes["leader_change"] >= 3
+    assert verdict.counts["received"] > 100
+    assert verdict.counts["again"] > 5
+
+
+def test_receivers_use_receipts_in_every_way(played: Played) -> None:
+    rows = played.history.operations
+    assert any(op.f == F.ACK and op.err == "ReceiptStaleError" for op in rows)
+    assert any(op.f == F.CHANGE_TIME and op.outcome == Outcome.OK for op in rows)
+    groups = {op.group for op in rows if op.f == F.RECEIVE and op.off != NOTHING}
+    assert groups == {"receivers", "receivers-in-order"}
+    assert {op.group for op in rows if op.f == F.RECEIVE and op.max_off != NOTHING} == groups

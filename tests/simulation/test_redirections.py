@@ -1,0 +1,45 @@
+"""A client that asked the wrong member needs one more round trip; what costs two is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from client.core.route import LeaderTable
+from dledger.broker_errors import NotLeaderError
+from jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from jepsen_like.simulation.play import Played, play
+
+PLAN = Plan(
+    seed=2,
+    duration_ms=110_000,
+    steps=tuple(
+        Step(at_ms, Kind.PAUSE, "leader", 6_000) for at_ms in range(10_000, 100_000, 15_000)
+    ),
+    workload=Workload(interval_ms=3_000),
+)
+"""Who leads stands still while another is elected; then clients that were idle ask it."""
+
+
+def broken(played: Played) -> set[str]:
+    return {violation.name for violation in played.violations}
+
+
+def test_a_redirected_client_goes_to_the_leader_at_once() -> None:
+    played = play(PLAN)
+    assert played.is_valid, played.verdict.reason
+    assert played.sometimes["redirected"] > 0
+
+
+def test_a_refusal_that_names_no_leader_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = NotLeaderError.__init__
+
+    def nameless(error: NotLeaderError, _: str | None, term: int) -> None:
+        init(error, None, term)
+
+    monkeypatch.setattr(NotLeaderError, "__init__", nameless)
+    assert broken(play(PLAN)) == {"redirected"}
+
+
+def test_a_client_that_learns_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LeaderTable, "learn", lambda *_, **__: False)
+    assert broken(play(PLAN)) == {"redirected"}

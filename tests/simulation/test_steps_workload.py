@@ -1,0 +1,42 @@
+"""Consumers by step in simulated clusters: each message is worked off once, whatever dies."""
+
+from __future__ import annotations
+
+import pytest
+
+from jepsen_like.history.operation import F, Outcome
+from jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from jepsen_like.simulation.play import Played, play
+
+PLAN = Plan(
+    seed=11,
+    duration_ms=60_000,
+    steps=(
+        Step(12_000, Kind.KILL, "leader", 3_000),
+        Step(26_000, Kind.PAUSE, "leader", 9_000),
+        Step(42_000, Kind.ISOLATE, "leader", 6_000),
+    ),
+    workload=Workload(producers=2, consumers=0, readers=0, steppers=8, queues=4, interval_ms=250),
+)
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    return play(PLAN)
+
+
+def test_steps_are_exact_through_kills_pauses_and_cuts(played: Played) -> None:
+    assert played.violations == ()
+    (verdict,) = [verdict for verdict in played.verdicts if verdict.checker == "steps"]
+    assert verdict.validity == "valid"
+    assert played.sometimes["leader_change"] >= 3
+    assert verdict.counts["stored"] > 30
+    assert verdict.counts["overtaken"] > 30
+    assert verdict.counts["outputs"] > 50
+
+
+def test_steps_end_in_every_way(played: Played) -> None:
+    rows = [op for op in played.history.operations if op.f == F.STEP]
+    assert {op.outcome for op in rows} == {Outcome.OK, Outcome.INFO, Outcome.FAIL}
+    assert any(op.err == "StepOvertakenError" for op in rows)
+    assert any(op.group == "steppers" and op.cnt > 1 for op in rows)

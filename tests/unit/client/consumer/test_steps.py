@@ -1,0 +1,209 @@
+"""Steps of a pull consumer: what travels, and what its caller learns of the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from client.consumer.pull_consumer import PullConsumer
+from client.consumer.steps import ConsumeStep
+from client.core.client_instance import ClientInstance
+from client.core.errors import (
+    MessageIllegalError,
+    NoRouteError,
+    RequestFailedError,
+    RequestTimedOutError,
+    StepOvertakenError,
+    UnknownOutcomeError,
+)
+from client.core.message import Message
+from client.core.route import MessageQueue
+from commitlog.record import iter_records
+from remoting.processor import DEFERRED, Handled
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.outcome import Condition
+from remoting.protocol.outcome import answer as outcome_answer
+from tests.unit.client.fake_cluster import World
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+QUEUE = MessageQueue("T", "g", 0)
+
+
+class Steps:
+    """Answers steps at every member, and keeps them."""
+
+    def __init__(self, world: World) -> None:
+        self.group = world.groups["g"]
+        self.seen: list[RemotingCommand] = []
+        self.answers: list[Callable[[RemotingCommand], Handled]] = []
+        for broker in self.group.brokers:
+            broker.on(RequestCode.CONSUME_STEP, self._answer)
+
+    def _answer(self, asked: RemotingCommand) -> Handled:
+        self.seen.append(asked)
+        if self.answers:
+            return self.answers.pop(0)(asked)
+        results = [[0, 100 * number] for number in range(len(asked.ext["runs"]))]
+        return response_to(asked, 0, None, {"results": results})
+
+
+def overtaken(asked: RemotingCommand) -> Handled:
+    return response_to(
+        asked,
+        ResponseCode.COMMIT_NOT_EXPECTED,
+        "elsewhere",
+        {"outcome": "not_stored", "committedOffset": "9", "topic": "T", "queueId": "0"},
+    )
+
+
+def silent(_: RemotingCommand) -> Handled:
+    return DEFERRED
+
+
+async def take(consumer: PullConsumer, to: int, *messages: Message) -> None:
+    async with consumer.transaction(timeout_s=5) as step:
+        for message in messages:
+            step.send(message)
+        step.commit(QUEUE, to)
+
+
+async def end(
+    consumer: PullConsumer,
+    act: Callable[[ConsumeStep], object] = lambda _: None,
+    *,
+    to: int | None = None,
+) -> None:
+    """Take a step in which *act* takes part."""
+    async with consumer.transaction() as step:
+        if to is not None:
+            step.commit(QUEUE, to)
+        act(step)
+
+
+async def test_step_travels_from_the_offset_that_was_read(
+    world: World, client: ClientInstance
+) -> None:
+    steps = Steps(world)
+    async with PullConsumer(client, "c") as consumer:
+        assert await consumer.committed_offset(QUEUE) is None
+        async with consumer.transaction() as step:
+            for number, queue_id in enumerate([1, 0, 1]):
+                queue = MessageQueue("T", "g", queue_id)
+                step.send(Message("T", b"%d" % number), queue)
+            step.commit(QUEUE, 3)
+        assert [(each.queue.queue_id, each.queue_offset) for each in step.stored] == [
+            (1, 100),
+            (0, 0),
+            (1, 101),
+        ]
+        await take(consumer, 5)
+    first, second = steps.seen
+    assert first.ext["runs"] == [["T", 0, 1], ["T", 1, 2]]
+    assert first.ext["commits"] == [["T", 0, -1, 3]]
+    assert first.ext["consumer_group"] == "c"
+    records = list(iter_records(bytes(memoryview(first.body)[12:])))
+    assert [bytes(record.body) for record in records] == [b"1", b"0", b"2"]
+    assert (second.ext["runs"], second.ext["commits"]) == ([], [["T", 0, 3, 5]])
+
+
+async def test_overtaken_step_names_the_offset_and_must_read_again(
+    world: World, client: ClientInstance
+) -> None:
+    steps = Steps(world)
+    async with PullConsumer(client, "c") as consumer:
+        await consumer.committed_offset(QUEUE)
+        steps.answers = [overtaken]
+        with pytest.raises(StepOvertakenError) as caught:
+            await take(consumer, 3, Message("T", b"a"))
+        assert (caught.value.committed_offset, caught.value.outcome) == (9, "not_stored")
+        with pytest.raises(MessageIllegalError, match="committed_offset"):
+            await take(consumer, 3)
+        await consumer.committed_offset(QUEUE)
+        await take(consumer, 3)
+    assert len(steps.seen) == 2
+
+
+async def test_refusal_after_an_attempt_without_answer_is_unknown(
+    world: World, client: ClientInstance
+) -> None:
+    steps = Steps(world)
+    async with PullConsumer(client, "c") as consumer:
+        for last in (overtaken, lambda asked: outcome_answer(asked, Condition.NOT_FOUND, "no")):
+            await consumer.committed_offset(QUEUE)
+            steps.answers = [silent, last]
+            with pytest.raises(UnknownOutcomeError):
+                await take(consumer, 3, Message("T", b"a"))
+    assert len(steps.seen) == 4
+
+
+async def test_step_without_any_answer_is_unknown(world: World, client: ClientInstance) -> None:
+    steps = Steps(world)
+    async with PullConsumer(client, "c") as consumer:
+        await consumer.committed_offset(QUEUE)
+        steps.answers = [silent] * 50
+        with pytest.raises(RequestTimedOutError) as caught:
+            await take(consumer, 3, Message("T", b"a"))
+        assert caught.value.outcome == "unknown"
+        await consumer.committed_offset(QUEUE)
+        steps.answers = [lambda asked: outcome_answer(asked, Condition.LEADERSHIP_LOST, "?")]
+        with pytest.raises(UnknownOutcomeError):
+            await take(consumer, 3)
+
+
+async def test_refused_step_is_not_stored(world: World, client: ClientInstance) -> None:
+    steps = Steps(world)
+    async with PullConsumer(client, "c") as consumer:
+        await consumer.committed_offset(QUEUE)
+        steps.answers = [lambda asked: outcome_answer(asked, Condition.TOPIC_NOT_EXIST, "no")]
+        with pytest.raises(RequestFailedError) as caught:
+            await take(consumer, 3)
+        assert caught.value.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_block_that_raises_sends_nothing(world: World, client: ClientInstance) -> None:
+    steps = Steps(world)
+    async with PullConsumer(client, "c") as consumer:
+        await consumer.committed_offset(QUEUE)
+        with pytest.raises(ZeroDivisionError):
+            await end(consumer, lambda _: 1 // 0, to=3)
+        await take(consumer, 3)
+    assert len(steps.seen) == 1
+
+
+async def test_plain_commit_makes_the_next_step_read_again(
+    world: World, client: ClientInstance
+) -> None:
+    Steps(world)
+    async with PullConsumer(client, "c") as consumer:
+        await consumer.committed_offset(QUEUE)
+        await consumer.commit_offset(QUEUE, 2)
+        with pytest.raises(MessageIllegalError, match="committed_offset"):
+            await take(consumer, 3)
+        assert await consumer.committed_offset(QUEUE) == 2
+        await take(consumer, 3)
+
+
+async def test_what_is_no_step_is_refused_before_it_travels(
+    world: World, client: ClientInstance
+) -> None:
+    steps = Steps(world)
+    elsewhere = MessageQueue("T", "h", 0)
+    async with PullConsumer(client, "c") as consumer:
+        await consumer.committed_offset(QUEUE)
+        with pytest.raises(MessageIllegalError, match="one broker group"):
+            await end(consumer)
+        with pytest.raises(MessageIllegalError, match="one broker group"):
+            await end(consumer, lambda step: step.commit(elsewhere, 1), to=1)
+        with pytest.raises(MessageIllegalError, match="no part of a step"):
+            await end(consumer, lambda step: step.send(Message("T", b"a"), elsewhere), to=1)
+        with pytest.raises(MessageIllegalError, match="no part of a step"):
+            await end(consumer, lambda step: step.send(Message("T", b"a", delay_level=1)))
+        with pytest.raises(NoRouteError):
+            await end(consumer, lambda step: step.send(Message("Missing", b"a")), to=1)
+        await take(consumer, 4)
+        with pytest.raises(MessageIllegalError, match="does not go back"):
+            await take(consumer, 3)
+    assert len(steps.seen) == 1

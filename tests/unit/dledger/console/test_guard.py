@@ -1,0 +1,284 @@
+"""What keeps a console from being used by others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import trio
+from starlette.requests import Request
+
+from client.admin.admin import Admin
+from client.core.client_instance import ClientConfig
+from commitlog.errors import ConfigError, MQError
+from dledger.console.changes import ChangeLog
+from dledger.console.command import check_binding
+from dledger.console.console import ConsoleSettings, Form
+from dledger.console.guard import (
+    FORM_BYTES_MAX,
+    SESSION_MS,
+    SESSIONS_MAX,
+    Sessions,
+    foreign_origin,
+)
+from dledger.testing import ManualClock
+from jepsen_like.seeded_rng import rng_stream
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import response_to
+from remoting.protocol.signature import Credentials
+from tests.unit.client.fake_cluster import World
+from tests.unit.dledger.console.conftest import HERE, Visitor, visible, visiting
+
+ACCOUNT = Credentials("operator", "a-long-secret")
+
+
+def test_a_token_belongs_to_one_session_of_one_process() -> None:
+    sessions = Sessions(ManualClock(), rng_stream(1))
+    one, other = sessions.new_id(), sessions.new_id()
+    assert one != other
+    assert sessions.owns(one, sessions.token(one))
+    assert not sessions.owns(other, sessions.token(one))
+    assert not sessions.owns("", sessions.token(""))
+    assert not sessions.owns(one, "\udcff")
+    later = Sessions(ManualClock(), rng_stream(2))
+    assert not later.owns(one, sessions.token(one))
+
+
+def test_an_account_is_signed_out_after_its_time() -> None:
+    clock = ManualClock()
+    sessions = Sessions(clock, rng_stream(1))
+    session = sessions.sign_in(ACCOUNT)
+    assert sessions.account(session) == ACCOUNT
+    clock.now_s = (SESSION_MS - 1) / 1000
+    assert sessions.account(session) == ACCOUNT
+    clock.now_s = SESSION_MS / 1000
+    assert sessions.account(session) is None
+    signed_in = sessions.sign_in(ACCOUNT)
+    sessions.sign_out(signed_in)
+    assert sessions.account(signed_in) is None
+
+
+def test_the_oldest_account_makes_way_at_the_limit() -> None:
+    sessions = Sessions(ManualClock(), rng_stream(1))
+    first, second = sessions.sign_in(ACCOUNT), sessions.sign_in(ACCOUNT)
+    for _ in range(SESSIONS_MAX - 1):
+        sessions.sign_in(ACCOUNT)
+    assert sessions.account(first) is None
+    assert sessions.account(second) == ACCOUNT
+
+
+@pytest.mark.parametrize(
+    ("headers", "origin"),
+    [
+        ({"host": "127.0.0.1:8180"}, None),
+        ({"host": "127.0.0.1:8180", "origin": HERE, "sec-fetch-site": "same-origin"}, None),
+        ({"host": "a:1", "origin": "http://a:2"}, "http://a:2"),
+        ({"host": "a:1", "origin": "null"}, "null"),
+        ({"host": "a:1", "sec-fetch-site": "cross-site"}, "cross-site"),
+        ({"host": "a:1", "origin": "http://b", "sec-fetch-site": "same-site"}, "http://b"),
+    ],
+)
+def test_a_form_of_another_site_is_recognised(headers: dict[str, str], origin: str | None) -> None:
+    assert foreign_origin(headers) == origin
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
+def test_loopback_needs_no_certificate(host: str) -> None:
+    check_binding(host, None, None)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "console.example"])
+def test_a_network_needs_a_certificate(host: str) -> None:
+    with pytest.raises(ConfigError, match="tls-cert-file"):
+        check_binding(host, None, None)
+    check_binding(host, Path("cert"), Path("key"))
+    with pytest.raises(ConfigError, match="go together"):
+        check_binding(host, Path("cert"), None)
+
+
+async def test_a_name_that_points_here_is_refused(visitor: Visitor) -> None:
+    answer = await visitor.get("/cluster", headers={"host": "rebound.example:8180"})
+    assert answer.status_code == 400
+    assert "Broker group" not in answer.text
+    for host in ("localhost:8180", "127.0.0.1", "[::1]:8180"):
+        assert (await visitor.get("/cluster", headers={"host": host})).status_code == 200, host
+
+
+@pytest.mark.parametrize("path", ["/cluster", "/static/live.js", "/nosuch", "/topic?name=x"])
+async def test_every_answer_runs_own_scripts_alone(visitor: Visitor, path: str) -> None:
+    answer = await visitor.get(path)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    if "text/html" in answer.headers["content-type"]:
+        assert "<script>" not in answer.text
+        assert "style=" not in answer.text
+        assert not re.search(r"""(src|href|action)=.?https?:""", answer.text)
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+
+
+async def test_a_form_without_its_token_changes_nothing(world: World, visitor: Visitor) -> None:
+    await visitor.get("/topics")
+    for token in ("", "0" * 64):
+        fields = {"name": "new", "queues": "4", "token": token}
+        answer = await visitor.http.post("/topic/create", data=fields)
+        assert answer.status_code == 403
+        assert "too old" in visible(answer)
+    assert world.count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 0
+    assert not visitor.console.changes.newest
+
+
+async def test_a_form_of_another_page_changes_nothing(world: World, visitor: Visitor) -> None:
+    await visitor.get("/topics")
+    token = visitor.console.sessions.token(visitor.http.cookies["dledger_console"])
+    answer = await visitor.http.post(
+        "/topic/create",
+        data={"name": "new", "queues": "4", "token": token},
+        headers={"origin": "http://127.0.0.1:9999"},
+    )
+    assert answer.status_code == 403
+    assert world.count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 0
+
+
+async def test_a_form_that_is_too_large_is_refused(visitor: Visitor) -> None:
+    answer = await visitor.post("/topic/create", name="x" * FORM_BYTES_MAX)
+    assert answer.status_code == 413
+
+
+async def test_a_form_is_never_sent_by_a_link(visitor: Visitor) -> None:
+    for path in ("/topic/create", "/topic/delete", "/group/reset", "/cluster/transfer"):
+        assert (await visitor.get(path)).status_code == 405, path
+
+
+def with_access_control(world: World, value: bytes) -> None:
+    for broker in world.groups["g"].brokers:
+        broker.on(
+            RequestCode.GET_BROKER_CONFIG,
+            lambda asked: response_to(asked, 0, None, {}, b"aclEnable=" + value),
+        )
+
+
+async def test_a_console_that_only_shows_changes_nothing(world: World) -> None:
+    with_access_control(world, b"false")
+    async with world.client() as client, visiting(client, ConsoleSettings()) as visitor:
+        answer = await visitor.post("/topic/create", name="new", queues="4")
+        assert "--allow-changes" in visible(await visitor.get(answer.headers["location"]))
+        assert world.count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 0
+        (change,) = visitor.console.changes.newest
+        assert not change.is_done
+        page = await visitor.get("/topics")
+        assert 'method="post"' not in page.text
+
+
+async def test_access_control_wants_an_account(world: World, visitor: Visitor) -> None:
+    with_access_control(world, b"true")
+    await visitor.post("/topic/create", name="new", queues="4")
+    (change,) = visitor.console.changes.newest
+    assert not change.is_done
+    assert "sign in" in change.remark
+    assert world.count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 0
+
+
+async def test_settings_that_are_refused_mean_access_control(
+    world: World, visitor: Visitor
+) -> None:
+    for broker in world.groups["g"].brokers:
+        broker.on(
+            RequestCode.GET_BROKER_CONFIG,
+            lambda asked: response_to(asked, ResponseCode.NO_PERMISSION, "no account"),
+        )
+    assert await visitor.console.access_control() is True
+
+
+async def test_brokers_that_do_not_answer_allow_nothing(world: World, visitor: Visitor) -> None:
+    await visitor.post("/topic/create", name="new", queues="4")
+    (change,) = visitor.console.changes.newest
+    assert "access control" in change.remark
+    assert world.count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 0
+
+
+async def test_a_change_is_logged_with_its_author(world: World, visitor: Visitor) -> None:
+    with_access_control(world, b"false")
+    answer = await visitor.post("/topic/create", name="new", queues="4")
+    assert answer.status_code == 303
+    assert world.groups["g"].topics["new"] == 4
+    (change,) = visitor.console.changes.newest
+    assert change.is_done
+    assert change.what == "create topic new"
+    assert change.who == "no account from 127.0.0.1"
+
+
+def test_changes_are_found_by_number() -> None:
+    log = ChangeLog()
+    change = log.record(1, "a", "b", is_done=True, remark="c")
+    assert log.find("1") is change
+    assert log.find("x") is None
+    assert log.find(None) is None
+
+
+async def test_a_change_is_signed_by_the_account(world: World, visitor: Visitor) -> None:
+    with_access_control(world, b"true")
+    await visitor.get("/topics")
+    session = visitor.console.sessions.sign_in(ACCOUNT)
+    visitor.http.cookies.set("dledger_console", session, domain="127.0.0.1")
+    await visitor.http.post(
+        "/topic/create",
+        data={"name": "new", "queues": "4", "token": visitor.console.sessions.token(session)},
+    )
+    (change,) = visitor.console.changes.newest
+    assert change.is_done, change
+    assert change.who.startswith("operator from")
+    (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_AND_CREATE_TOPIC]
+    assert asked["AccessKey"] == "operator"
+    assert ClientConfig().credentials is None
+
+
+class Failing(BaseException):
+    """Stands for what ends a request from outside."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("x"), ExceptionGroup("two calls", [MQError("a"), MQError("b")]), Failing()],
+    ids=lambda error: type(error).__name__,
+)
+async def test_change_that_fails_is_logged_as_unknown(
+    world: World, visitor: Visitor, error: BaseException
+) -> None:
+    with_access_control(world, b"false")
+    await visitor.get("/topics")
+
+    async def act(admin: Admin, form: Form) -> str:
+        raise error
+
+    request = Request({"type": "http", "headers": [], "client": ("127.0.0.1", 1)})
+    with pytest.raises(type(error)):
+        await visitor.console._carried_out(request, {}, "create topic new", act)
+    (change,) = visitor.console.changes.newest
+    assert not change.is_done
+    assert change.what == "create topic new"
+    assert change.who == "no account from 127.0.0.1"
+    assert change.remark == (f"the console failed ({type(error).__name__}): it may be done or not")
+
+
+async def test_change_that_is_cut_off_is_logged_as_unknown(world: World, visitor: Visitor) -> None:
+    with_access_control(world, b"false")
+    await visitor.get("/topics")
+    request = Request({"type": "http", "headers": [], "client": ("127.0.0.1", 1)})
+    with trio.CancelScope() as scope:
+
+        async def act(admin: Admin, form: Form) -> str:
+            scope.cancel()
+            await trio.sleep_forever()
+            raise AssertionError
+
+        await visitor.console._carried_out(request, {}, "create topic new", act)
+    assert scope.cancelled_caught
+    (change,) = visitor.console.changes.newest
+    assert not change.is_done
+    assert "it may be done or not" in change.remark

@@ -1,0 +1,198 @@
+"""Messages of the gRPC protocol into those of the SDK, and back."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from client.core.errors import BrokerRefusedError
+from client.core.message import MAX_BODY_BYTES, encode_message_properties
+from client.core.message_ext import MessageExt
+from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES
+from commitlog.record import encode_record, pack_host
+from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy.messages import (
+    PROPERTY_SHARDING_KEY,
+    full_name,
+    kind_sent,
+    received_message,
+    sent_message,
+    timestamp,
+)
+from dledger.proxy.sends import is_too_far
+from dledger.proxy.status import RefusedError
+from remoting.protocol.codes import ResponseCode
+
+MD5_OF_ONE = "F97C5D29941BFB1B2FDAB0874906AB82"
+AT_MS = 1_700_000_000_250
+
+
+def message(body: bytes = b"one", user: dict[str, str] | None = None, **system: Any) -> pb.Message:
+    given = {"message_id": "01AB", "message_type": pb.NORMAL, "body_encoding": pb.IDENTITY}
+    return pb.Message(
+        topic=pb.Resource(name="Orders"),
+        user_properties=user or {},
+        system_properties=pb.SystemProperties(**{**given, **system}),
+        body=body,
+    )
+
+
+def stored(sent: pb.Message) -> MessageExt:
+    """Return what a broker has of a message."""
+    made = sent_message(sent)
+    record = encode_record(
+        topic=made.topic.encode(),
+        queue_id=2,
+        body=made.body,
+        properties=encode_message_properties(made, made.message_id),
+        born_timestamp_ms=AT_MS,
+        born_host=pack_host("10.0.0.1", 4711),
+        store_timestamp_ms=AT_MS + 5,
+        store_host=pack_host("10.0.0.2", 10911),
+        queue_offset=7,
+    )
+    return MessageExt(memoryview(record), 0, "broker-a")
+
+
+def test_message_comes_back_as_it_was_sent() -> None:
+    sent = message(
+        user={"color": "red"},
+        message_type=pb.FIFO,
+        tag="new",
+        keys=["k1", "k2"],
+        message_group="g",
+        trace_context="00-11",
+    )
+    got = received_message(
+        stored(sent), pb.Resource(name="Orders"), receipt="a receipt", invisible_ms=1500
+    )
+    system = got.system_properties
+    assert (got.body, dict(got.user_properties)) == (b"one", {"color": "red"})
+    assert (system.message_id, system.tag, list(system.keys)) == ("01AB", "new", ["k1", "k2"])
+    assert (system.message_type, system.message_group) == (pb.FIFO, "g")
+    assert system.trace_context == "00-11"
+    assert (system.born_timestamp, system.born_host) == (timestamp(AT_MS), "10.0.0.1:4711")
+    assert (system.store_timestamp, system.store_host) == (timestamp(AT_MS + 5), "10.0.0.2:10911")
+    assert (system.queue_id, system.queue_offset, system.delivery_attempt) == (2, 7, 1)
+    assert (system.receipt_handle, system.invisible_duration.nanos) == ("a receipt", 500_000_000)
+    assert system.body_digest == pb.Digest(type=pb.MD5, checksum=MD5_OF_ONE)
+
+
+def test_names_have_their_namespace() -> None:
+    assert full_name(pb.Resource(name="Orders")) == "Orders"
+    assert full_name(pb.Resource(name="Orders", resource_namespace="shop")) == "shop%Orders"
+
+
+def test_delivery_time_is_kept_in_milliseconds() -> None:
+    sent = message(message_type=pb.DELAY, delivery_timestamp=timestamp(AT_MS))
+    assert sent_message(sent).deliver_at_ms == AT_MS
+    got = received_message(stored(sent), sent.topic)
+    assert got.system_properties.delivery_timestamp == timestamp(AT_MS)
+    assert got.system_properties.message_type == pb.DELAY
+
+
+def test_gzip_body_is_decompressed() -> None:
+    sent = message(gzip.compress(b"x" * 1000), body_encoding=pb.GZIP)
+    assert sent_message(sent).body == b"x" * 1000
+
+
+@pytest.mark.parametrize(
+    ("refused", "code"),
+    [
+        (message(b""), pb.MESSAGE_BODY_EMPTY),
+        (message(b"x" * (MAX_BODY_BYTES + 1)), pb.MESSAGE_BODY_TOO_LARGE),
+        (message(b"no gzip", body_encoding=pb.GZIP), pb.MESSAGE_CORRUPTED),
+        (message(gzip.compress(b"x")[:-9], body_encoding=pb.GZIP), pb.MESSAGE_CORRUPTED),
+        (
+            message(gzip.compress(b"x" * (MAX_BODY_BYTES + 1)), body_encoding=pb.GZIP),
+            pb.MESSAGE_BODY_TOO_LARGE,
+        ),
+        (message(message_id=""), pb.ILLEGAL_MESSAGE_ID),
+        (message(tag="a|b"), pb.ILLEGAL_MESSAGE_TAG),
+        (message(keys=["a b"]), pb.ILLEGAL_MESSAGE_KEY),
+        (message(user={"KEYS": "k"}), pb.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        (message(user={PROPERTY_SHARDING_KEY: "k"}), pb.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        (message(message_type=pb.FIFO), pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+        (message(message_type=pb.FIFO, message_group=" "), pb.ILLEGAL_MESSAGE_GROUP),
+        (message(message_group="g"), pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+        (message(message_type=pb.DELAY), pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+        (
+            message(message_type=pb.TRANSACTION, delivery_timestamp=timestamp(AT_MS)),
+            pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+        ),
+        (message(message_type=pb.LITE, lite_topic="l"), pb.ILLEGAL_LITE_TOPIC),
+        (message(message_type=pb.PRIORITY, priority=1), pb.UNSUPPORTED),
+    ],
+    ids=map(str, range(17)),
+)
+def test_message_that_breaks_a_rule_is_refused(refused: pb.Message, code: pb.Code) -> None:
+    with pytest.raises(RefusedError) as caught:
+        sent_message(refused)
+    assert caught.value.code == code
+    assert caught.value.outcome == "not_stored"
+
+
+@pytest.mark.parametrize(
+    ("system", "kind"),
+    [
+        ({}, pb.NORMAL),
+        ({"message_group": "g"}, pb.FIFO),
+        ({"delivery_timestamp": timestamp(1)}, pb.DELAY),
+    ],
+)
+def test_type_left_out_is_that_of_the_properties(system: dict[str, Any], kind: int) -> None:
+    sent = message(message_type=pb.MESSAGE_TYPE_UNSPECIFIED, **system)
+    assert kind_sent(sent) == kind
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["", "a b", "x" * 128, "%DLQ%clerks", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"],
+)
+def test_topic_that_none_may_send_to_is_refused(topic: str) -> None:
+    sent = message()
+    sent.topic.name = topic
+    with pytest.raises(RefusedError) as caught:
+        sent_message(sent)
+    assert caught.value.code == pb.ILLEGAL_TOPIC
+
+
+@pytest.mark.parametrize(
+    ("system", "code"),
+    [
+        ({"tag": "a\x01b"}, pb.ILLEGAL_MESSAGE_TAG),
+        ({"tag": "a\x02b"}, pb.ILLEGAL_MESSAGE_TAG),
+        ({"keys": ["k", "a\x01b"]}, pb.ILLEGAL_MESSAGE_KEY),
+        ({"keys": ["a\x02b"]}, pb.ILLEGAL_MESSAGE_KEY),
+        ({"keys": ["x" * 32_768]}, pb.MESSAGE_PROPERTIES_TOO_LARGE),
+        (
+            {"message_type": pb.DELAY, "delivery_timestamp": Timestamp(seconds=-1)},
+            pb.ILLEGAL_DELIVERY_TIME,
+        ),
+        (
+            {"message_type": pb.DELAY, "delivery_timestamp": Timestamp(seconds=1 << 62)},
+            pb.ILLEGAL_DELIVERY_TIME,
+        ),
+    ],
+)
+def test_property_that_cannot_be_stored_is_refused(system: dict[str, Any], code: int) -> None:
+    with pytest.raises(RefusedError) as caught:
+        sent_message(message(**system))
+    assert caught.value.code == code
+
+
+def test_user_properties_are_bounded_in_bytes() -> None:
+    with pytest.raises(RefusedError) as caught:
+        sent_message(message(user={"a": "é" * (MAX_CLIENT_PROPERTIES_BYTES // 2)}))
+    assert caught.value.code == pb.MESSAGE_PROPERTIES_TOO_LARGE
+    assert sent_message(message(user={"a": "b" * (MAX_CLIENT_PROPERTIES_BYTES - 100)}))
+
+
+def test_delay_that_is_too_long_is_a_delivery_time() -> None:
+    remark = "a delay of 9000 ms, at most 8 s: timerMaxDelaySec"
+    assert is_too_far(BrokerRefusedError("", code=ResponseCode.MESSAGE_ILLEGAL, remark=remark))
+    assert not is_too_far(BrokerRefusedError("", code=ResponseCode.SYSTEM_BUSY, remark=remark))
+    assert not is_too_far(BrokerRefusedError("", code=ResponseCode.MESSAGE_ILLEGAL, remark="size"))

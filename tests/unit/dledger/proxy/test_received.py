@@ -1,0 +1,237 @@
+"""What a client gets of a receive, and what comes again when it gets nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from client.consumer.pop_calls import ReceivedMessage
+from commitlog.properties import encode_properties
+from commitlog.record import encode_record
+from dledger.aio.guest import Guest
+from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy.caller import Caller
+from dledger.proxy.server import _Handlers
+from dledger.proxy.service import MessagingService, Received
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.pop_requests import (
+    ChangeInvisibleTimeHeader,
+    ChangeInvisibleTimeResponseHeader,
+    PopMessageResponseHeader,
+    encode_offsets,
+)
+from tests.unit.client.fake_cluster import World, open_world
+
+TOPIC = pb.Resource(name="T")
+GROUP = pb.Resource(name="clerks")
+QUEUE = pb.MessageQueue(topic=TOPIC, broker=pb.Broker(name="g"))
+ASKED = pb.ReceiveMessageRequest(group=GROUP, message_queue=QUEUE, auto_renew=True)
+ZLIB_FLAG = 1 | 3 << 8
+
+
+@pytest.fixture
+async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
+    async with open_world() as world:
+        yield world
+
+
+@pytest.fixture
+async def service(world: World) -> AsyncIterator[MessagingService]:
+    service = MessagingService(world.client(), ("127.0.0.1", 8081))
+    async with service.open():
+        yield service
+
+
+def record(offset: int, **changes: Any) -> bytes:
+    plain: dict[str, Any] = {
+        "topic": "T",
+        "queue_id": 0,
+        "body": b"%d" % offset,
+        "properties": b"",
+        "queue_offset": offset,
+    }
+    return encode_record(**{**plain, **changes})
+
+
+def hand_out(world: World, *records: bytes) -> None:
+    """Let every receive get *records*, whose offsets count from 0."""
+
+    def pop(asked: RemotingCommand) -> RemotingCommand:
+        starts, texts = encode_offsets({0: list(range(len(records)))})
+        header = PopMessageResponseHeader(1_000, 60_000, 1_007, 0, starts, texts)
+        return response_to(asked, 0, None, dict(header.encode()), b"".join(records))
+
+    for broker in world.groups["g"].brokers:
+        broker.on(RequestCode.POP_MESSAGE, pop)
+
+
+def bodies(received: Received) -> list[bytes]:
+    return [each.message.body for each in received.answers if each.HasField("message")]
+
+
+UNREADABLE = [
+    record(1, body=b"no zlib", sys_flag=ZLIB_FLAG),
+    record(1, reconsume_times=(1 << 31) - 1),
+    record(1, properties=encode_properties({"TIMER_OUT_MS": "9" * 40})),
+]
+
+
+@pytest.mark.parametrize("unreadable", UNREADABLE, ids=["body", "attempts", "time"])
+async def test_unreadable_message_keeps_back_no_other(
+    world: World, service: MessagingService, unreadable: bytes
+) -> None:
+    hand_out(world, record(0), unreadable, record(2))
+    received = await service.receive_message(ASKED, Caller("c", time_left_s=8.0))
+    assert bodies(received) == [b"0", b"2"]
+    assert received.answers[0].status.code == pb.OK
+    assert [each.queue_offset for each in received.messages] == [0, 2]
+    assert len(service._renewals.table) == 2
+
+
+async def test_batch_of_unreadable_messages_has_a_code(
+    world: World, service: MessagingService
+) -> None:
+    hand_out(world, UNREADABLE[0], UNREADABLE[0])
+    received = await service.receive_message(ASKED, Caller("c", time_left_s=8.0))
+    assert bodies(received) == []
+    assert [each.status.code for each in received.answers] == [pb.MESSAGE_CORRUPTED]
+    assert len(service._renewals.table) == 0
+
+
+class Context:
+    """A call of gRPC whose client ends it while answers are written.
+
+    Args:
+        ends_at: The write at which the call is cancelled.
+    """
+
+    def __init__(self, ends_at: int) -> None:
+        self._ends_at = ends_at
+        self.written: list[Any] = []
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("x-mq-client-id", "c"),)
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def time_remaining(self) -> float | None:
+        return None
+
+    def done(self) -> bool:
+        return False
+
+    async def write(self, answer: Any) -> None:
+        if len(self.written) == self._ends_at:
+            raise asyncio.CancelledError
+        self.written.append(answer)
+
+
+class Carrier:
+    """A guest whose calls end at once; *ends_late*: when their caller has been cancelled."""
+
+    def __init__(self, *, ends_late: bool = False) -> None:
+        self.started: list[tuple[Any, ...]] = []
+        self._ends_late = ends_late
+
+    async def carry(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        found = await function(*args)
+        if self._ends_late:
+            raise asyncio.CancelledError
+        return found
+
+    def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        self.started.append((function, *args))
+
+
+class OneReceive:
+    """A service whose receives get three messages."""
+
+    def admit(self, name: str, request: Any, caller: Caller) -> None:
+        pass
+
+    async def receive_message(
+        self, request: Any, caller: Caller, received: Received | None = None
+    ) -> Received:
+        received = received or Received("clerks")
+        received.answers = [pb.ReceiveMessageResponse() for _ in range(3)]
+        received.messages = [cast(ReceivedMessage, object())]
+        received.is_over.set()
+        return received
+
+    async def abandon(self, received: Received) -> None:
+        raise AssertionError("carried into trio")
+
+
+@pytest.mark.parametrize(
+    ("ends_at", "ends_late", "comes_again"),
+    [(0, False, True), (2, False, True), (3, False, False), (3, True, True)],
+    ids=["before", "between", "behind", "unseen"],
+)
+def test_answers_not_all_written_come_again(
+    ends_at: int, ends_late: bool, comes_again: bool
+) -> None:
+    guest, context = Carrier(ends_late=ends_late), Context(ends_at)
+    handlers = _Handlers(cast(MessagingService, OneReceive()), cast(Guest, guest))
+
+    async def call() -> None:
+        try:
+            await handlers._receive(ASKED, context)
+        except asyncio.CancelledError:
+            pass
+
+    asyncio.run(call())
+    assert [function.__name__ for function, _ in guest.started] == ["abandon"] * comes_again
+
+
+async def test_abandoned_messages_are_given_back_once(
+    world: World, service: MessagingService
+) -> None:
+    given: list[int] = []
+
+    def change(asked: RemotingCommand) -> RemotingCommand:
+        header = ChangeInvisibleTimeHeader.decode(asked.ext)
+        given.append(header.offset)
+        fields = ChangeInvisibleTimeResponseHeader(2_000, header.invisible_time, 1_007)
+        return response_to(asked, 0, None, dict(fields.encode()))
+
+    for broker in world.groups["g"].brokers:
+        broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    hand_out(world, record(0), record(1))
+    received = await service.receive_message(ASKED, Caller("c", time_left_s=8.0))
+    assert len(service._renewals.table) == 2
+    await service.abandon(received)
+    await service.abandon(received)
+    assert given == [0, 1]
+    assert len(service._renewals.table) == 0
+
+
+async def test_receive_that_ends_later_gives_back_by_itself(
+    world: World, service: MessagingService
+) -> None:
+    given: list[int] = []
+
+    def change(asked: RemotingCommand) -> RemotingCommand:
+        header = ChangeInvisibleTimeHeader.decode(asked.ext)
+        given.append(header.offset)
+        fields = ChangeInvisibleTimeResponseHeader(2_000, header.invisible_time, 1_007)
+        return response_to(asked, 0, None, dict(fields.encode()))
+
+    for broker in world.groups["g"].brokers:
+        broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    hand_out(world, record(0))
+    received = Received("clerks")
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await service.receive_message(ASKED, Caller("c"), received)
+    await service.abandon(received)
+    await received.is_over.wait()
+    await trio.testing.wait_all_tasks_blocked()
+    assert given == [0]

@@ -1,0 +1,301 @@
+"""What calls are refused with, through the calls of a proxy over brokers in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+from google.protobuf.timestamp_pb2 import Timestamp
+from structlog.testing import capture_logs
+from trio.testing import MockClock
+
+from commitlog.errors import MQError
+from commitlog.record import decode_record, encode_record, pack_host
+from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy.caller import Caller
+from dledger.proxy.messages import duration
+from dledger.proxy.server import _status
+from dledger.proxy.service import MessagingService
+from dledger.proxy.status import status_of
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.headers import RecallHandle
+from remoting.protocol.receipt_handle import ReceiptHandle
+from tests.unit.client.fake_cluster import World, open_world
+
+CALLER = Caller("client-1", time_left_s=8.0)
+TOPIC = pb.Resource(name="T")
+GROUP = pb.Resource(name="clerks")
+EMPTY = pb.Resource()
+
+
+RECORD = decode_record(
+    encode_record(
+        topic="T",
+        queue_id=0,
+        body=b"one",
+        properties=b"",
+        reconsume_times=0,
+        flag=0,
+        sys_flag=0,
+        born_timestamp_ms=1,
+        queue_offset=0,
+        phy_offset=0,
+        store_timestamp_ms=1,
+        store_host=pack_host("10.0.0.1", 10911),
+    )
+)
+
+
+def queue(number: int = 0, broker: str = "g") -> pb.MessageQueue:
+    return pb.MessageQueue(topic=TOPIC, id=number, broker=pb.Broker(name=broker))
+
+
+def handle(broker: str = "g") -> str:
+    return ReceiptHandle(0, 1, 60_000, 0, broker, 0, 0).encode()
+
+
+@pytest.fixture
+async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
+    async with open_world() as world:
+        yield world
+
+
+@pytest.fixture
+async def service(world: World) -> AsyncIterator[MessagingService]:
+    service = MessagingService(world.client(), ("127.0.0.1", 8081))
+    async with service.open():
+        yield service
+
+
+async def code_of(service: MessagingService, name: str, request: Any) -> int:
+    """Return the code of a call's answer."""
+    call: Any = {"ReceiveMessage": service.receive_message, "PullMessage": service.pull_message}
+    call = call.get(name) or service.calls[name]
+    try:
+        answer = await service.in_time(call, request, CALLER)
+    except MQError as error:
+        return int(status_of(error).code)
+    if isinstance(answer, list):
+        answer = answer[0]
+    return int(answer.status.code) if hasattr(answer, "status") else pb.OK
+
+
+REFUSALS: list[tuple[str, Any, int]] = [
+    ("QueryRoute", pb.QueryRouteRequest(topic=EMPTY), pb.ILLEGAL_TOPIC),
+    ("QueryAssignment", pb.QueryAssignmentRequest(topic=TOPIC), pb.ILLEGAL_CONSUMER_GROUP),
+    (
+        "ReceiveMessage",
+        pb.ReceiveMessageRequest(group=GROUP, message_queue=pb.MessageQueue()),
+        pb.ILLEGAL_TOPIC,
+    ),
+    ("ReceiveMessage", pb.ReceiveMessageRequest(message_queue=queue()), pb.ILLEGAL_CONSUMER_GROUP),
+    (
+        "ReceiveMessage",
+        pb.ReceiveMessageRequest(group=pb.Resource(name="a b"), message_queue=queue()),
+        pb.ILLEGAL_CONSUMER_GROUP,
+    ),
+    (
+        "ReceiveMessage",
+        pb.ReceiveMessageRequest(group=GROUP, message_queue=queue(broker="x")),
+        pb.BAD_REQUEST,
+    ),
+    (
+        "PullMessage",
+        pb.PullMessageRequest(group=GROUP, message_queue=queue(broker="x")),
+        pb.BAD_REQUEST,
+    ),
+    (
+        "PullMessage",
+        pb.PullMessageRequest(group=GROUP, message_queue=queue(), batch_size=-1),
+        pb.BAD_REQUEST,
+    ),
+    (
+        "AckMessage",
+        pb.AckMessageRequest(
+            group=GROUP, topic=TOPIC, entries=[pb.AckMessageEntry(receipt_handle=handle("x"))]
+        ),
+        pb.INVALID_RECEIPT_HANDLE,
+    ),
+    (
+        "ChangeInvisibleDuration",
+        pb.ChangeInvisibleDurationRequest(
+            group=GROUP, topic=TOPIC, receipt_handle=handle("x"), invisible_duration=duration(1000)
+        ),
+        pb.INVALID_RECEIPT_HANDLE,
+    ),
+    (
+        "ForwardMessageToDeadLetterQueue",
+        pb.ForwardMessageToDeadLetterQueueRequest(
+            group=GROUP, topic=TOPIC, receipt_handle=handle("x")
+        ),
+        pb.INVALID_RECEIPT_HANDLE,
+    ),
+    (
+        "EndTransaction",
+        pb.EndTransactionRequest(topic=TOPIC, transaction_id="0-0-x", resolution=pb.COMMIT),
+        pb.INVALID_TRANSACTION_ID,
+    ),
+    (
+        "EndTransaction",
+        pb.EndTransactionRequest(topic=TOPIC, transaction_id="0-0-g", resolution=7),  # type: ignore[arg-type]
+        pb.BAD_REQUEST,
+    ),
+    ("RecallMessage", pb.RecallMessageRequest(topic=TOPIC, recall_handle="?"), pb.BAD_REQUEST),
+    (
+        "RecallMessage",
+        pb.RecallMessageRequest(
+            topic=TOPIC, recall_handle=RecallHandle("T", "x", 1, "01").encode()
+        ),
+        pb.BAD_REQUEST,
+    ),
+    ("UpdateOffset", pb.UpdateOffsetRequest(message_queue=queue()), pb.ILLEGAL_CONSUMER_GROUP),
+    (
+        "UpdateOffset",
+        pb.UpdateOffsetRequest(group=GROUP, message_queue=queue(), offset=-1),
+        pb.ILLEGAL_OFFSET,
+    ),
+    (
+        "UpdateOffset",
+        pb.UpdateOffsetRequest(group=GROUP, message_queue=queue(), offset=2),
+        pb.ILLEGAL_OFFSET,
+    ),
+    (
+        "UpdateOffset",
+        pb.UpdateOffsetRequest(group=GROUP, message_queue=queue(99), offset=0),
+        pb.BAD_REQUEST,
+    ),
+    ("UpdateOffset", pb.UpdateOffsetRequest(group=GROUP, message_queue=queue(), offset=1), pb.OK),
+    ("QueryOffset", pb.QueryOffsetRequest(message_queue=queue(99)), pb.BAD_REQUEST),
+    (
+        "QueryOffset",
+        pb.QueryOffsetRequest(message_queue=queue(), query_offset_policy=9),  # type: ignore[arg-type]
+        pb.BAD_REQUEST,
+    ),
+    (
+        "QueryOffset",
+        pb.QueryOffsetRequest(message_queue=queue(), query_offset_policy=pb.TIMESTAMP),
+        pb.BAD_REQUEST,
+    ),
+    (
+        "QueryOffset",
+        pb.QueryOffsetRequest(
+            message_queue=queue(), query_offset_policy=pb.TIMESTAMP, timestamp=Timestamp(seconds=1)
+        ),
+        pb.OK,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "code"),
+    REFUSALS,
+    ids=[f"{number}-{name}" for number, (name, _, _) in enumerate(REFUSALS)],
+)
+async def test_illegal_calls_are_refused_at_once(
+    world: World, service: MessagingService, name: str, request_: Any, code: int
+) -> None:
+    world.groups["g"].store("T", 0, RECORD)
+    began_s = trio.current_time()
+    assert await code_of(service, name, request_) == code
+    assert trio.current_time() - began_s < 1.0
+    if code != pb.OK:
+        assert world.count(RequestCode.UPDATE_CONSUMER_OFFSET) == 0
+
+
+async def test_pull_ends_before_an_unreadable_message(
+    world: World, service: MessagingService
+) -> None:
+    group = world.groups["g"]
+    for record in (RECORD, RECORD, replace(RECORD, sys_flag=1 | 3 << 8), RECORD):
+        group.store("T", 0, record)
+    asked = pb.PullMessageRequest(group=GROUP, message_queue=queue(), batch_size=4)
+    answers = await service.in_time(service.pull_message, asked, CALLER)
+    offsets = [
+        each.message.system_properties.queue_offset for each in answers if each.HasField("message")
+    ]
+    assert (offsets, answers[-1].next_offset) == ([0, 1], 2)
+    asked.offset = 2
+    assert await code_of(service, "PullMessage", asked) == pb.MESSAGE_CORRUPTED
+    asked.offset = 3
+    assert await code_of(service, "PullMessage", asked) == pb.OK
+
+
+async def test_group_without_leader_is_no_illegal_receipt(
+    world: World, service: MessagingService
+) -> None:
+    group = world.groups["g"]
+    group.leader = None
+    group.register()
+    asked = pb.AckMessageRequest(
+        group=GROUP, topic=TOPIC, entries=[pb.AckMessageEntry(receipt_handle=handle())]
+    )
+    code = await code_of(service, "AckMessage", asked)
+    assert code in (pb.INTERNAL_SERVER_ERROR, pb.PROXY_TIMEOUT)
+
+
+async def test_handle_of_another_topic_recalls_nothing(
+    world: World, service: MessagingService
+) -> None:
+    # The account of the call was checked for the topic that the call names.
+    world.groups["g"].topics["Other"] = 1
+    world.groups["g"].register()
+    asked = pb.RecallMessageRequest(
+        topic=TOPIC, recall_handle=RecallHandle("Other", "g", 1, "01").encode()
+    )
+    assert await code_of(service, "RecallMessage", asked) == pb.BAD_REQUEST
+    assert world.count(RequestCode.RECALL_MESSAGE) == 0
+
+
+@pytest.mark.parametrize("remark", ["acknowledged before", "of another group"])
+async def test_old_receipt_stores_no_dead_letter(
+    world: World, service: MessagingService, remark: str
+) -> None:
+    def refuse(asked: RemotingCommand) -> RemotingCommand:
+        return response_to(asked, ResponseCode.NO_MESSAGE, remark)
+
+    for broker in world.groups["g"].brokers:
+        broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, refuse)
+    world.groups["g"].store("T", 0, RECORD)
+    asked = pb.ForwardMessageToDeadLetterQueueRequest(
+        group=GROUP, topic=TOPIC, receipt_handle=handle(), max_delivery_attempts=3
+    )
+    code = await code_of(service, "ForwardMessageToDeadLetterQueue", asked)
+    assert code == pb.INVALID_RECEIPT_HANDLE
+    assert world.count(RequestCode.CONSUMER_SEND_MSG_BACK) == 0
+    assert world.groups["g"].bodies("%DLQ%clerks") == []
+
+
+async def test_call_ends_before_its_client_gives_up(
+    world: World, service: MessagingService
+) -> None:
+    async def slow(_request: Any, caller: Caller) -> None:
+        await trio.sleep_forever()
+
+    began_s = trio.current_time()
+    with pytest.raises(MQError) as caught:
+        await service.in_time(slow, None, CALLER)
+    assert status_of(caught.value).code == pb.PROXY_TIMEOUT
+    assert 7.5 < trio.current_time() - began_s < 8.0
+
+
+async def test_receive_ends_before_its_client_gives_up(
+    world: World, service: MessagingService
+) -> None:
+    for broker in world.groups["g"].brokers:
+        await broker.kill()
+    began_s = trio.current_time()
+    asked = pb.ReceiveMessageRequest(group=GROUP, message_queue=queue())
+    with pytest.raises(MQError):
+        await service.receive_message(asked, CALLER)
+    assert trio.current_time() - began_s < 8.0
+
+
+def test_unexpected_error_is_logged_with_the_call() -> None:
+    with capture_logs() as logs:
+        status = _status("SendMessage", KeyError("x"))
+    assert status.code == pb.INTERNAL_ERROR
+    assert [(log["event"], log["call"]) for log in logs] == [("call_failed", "SendMessage")]

@@ -1,0 +1,70 @@
+"""A full disk: sends are refused with a clear code, and taken again when there is room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from commitlog.errors import DiskFullError
+from dledger.services.limits import DiskSpace
+from dledger.testing.doubles import ManualClock, VirtualClock
+from dledger.waiting import PERIOD_S, every_second
+from remoting.protocol.codes import RequestCode
+from tests.harness.broker import Broker
+from tests.harness.fake_group import FakeGroup
+
+SEND = {
+    "a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0",
+    "i": "UNIQ_KEY\x01K\x02",
+}  # fmt: skip
+
+
+async def test_disk_is_full_from_the_warning_level_on(
+    autojump_clock: Any,
+) -> None:
+    used = 0.5
+    space = DiskSpace(lambda: used, 0.9)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(every_second, VirtualClock(), space.measure)
+        await trio.sleep(0)
+        assert not space.is_full
+        used = 0.9
+        await trio.sleep(1.5 * PERIOD_S)
+        assert space.is_full
+        used = 0.89
+        await trio.sleep(1.5 * PERIOD_S)
+        assert not space.is_full
+        nursery.cancel_scope.cancel()
+
+
+def test_error_names_not_stored() -> None:
+    error = DiskSpace(lambda: 1.0, 0.9).full_error()
+    assert isinstance(error, DiskFullError)
+    assert (error.outcome, error.retriable) == ("not_stored", True)
+    assert "diskSpaceWarningLevelRatio" in str(error)
+
+
+@pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE_V2, RequestCode.CONSUMER_SEND_MSG_BACK])
+def test_sends_are_refused_with_code_14_while_it_is_full(
+    group: FakeGroup, clock: ManualClock, code: RequestCode
+) -> None:
+    broker = Broker(group, clock)
+    broker.make_topic()
+    group.put("T", 0, b"x")
+    unit = group.queues.queue("T", 0).read(0, 1)[0]
+    fields = (
+        SEND
+        if code == RequestCode.SEND_MESSAGE_V2
+        else {"offset": str(int(unit["phy_offset"])), "group": "g", "delayLevel": "0"}
+    )
+    broker.processors.space.is_full = True
+    end = group.log.end_position
+    refused = broker.call(code, dict(fields), b"hello")
+    assert (refused.code, refused.ext["outcome"], refused.ext["retriable"]) == (
+        14, "not_stored", "true",
+    )  # fmt: skip
+    assert group.log.end_position == end
+    broker.processors.space.is_full = False
+    assert broker.call(code, dict(fields), b"hello").code == 0

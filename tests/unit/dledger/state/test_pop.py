@@ -1,0 +1,227 @@
+"""The table of messages that are out by POP, entry by entry."""
+
+from __future__ import annotations
+
+import cbor2
+import pytest
+
+from dledger.state.pop import (
+    HAS_ROW,
+    Out,
+    PopChange,
+    PopGrant,
+    PopKey,
+    PopMark,
+    PopRow,
+    PopRows,
+    RequestMode,
+    apply_pop,
+)
+from dledger.state.snapshot import load, snapshot
+from dledger.state.state_record import (
+    ConsumerOffsetsChange,
+    StateChange,
+    SubscriptionGroupsChange,
+    TopicsChange,
+    decode_change,
+    encode_change,
+    state_batch,
+)
+from dledger.state.topics import TopicConfig, builtin_groups, builtin_topics
+from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
+
+KEY: PopKey = ("g", "T", 0)
+
+
+def grant(*fresh: int, since: int = 0, until: int | None = None, **more: object) -> PopChange:
+    end = max(fresh, default=since - 1) + 1 if until is None else until
+    again = more.get("again", ())
+    assert isinstance(again, tuple)
+    committed = more.get("committed")
+    assert committed is None or isinstance(committed, int)
+    return PopChange(grants=(PopGrant(KEY, 100, since, end, fresh, again, committed),))
+
+
+def acked(*pairs: tuple[int, int]) -> PopChange:
+    return PopChange(acked=tuple(PopMark(KEY, offset, token) for offset, token in pairs))
+
+
+def table(*changes: tuple[PopChange, int, int], rows: PopRows | None = None) -> PopRows:
+    """Apply changes, each with the index and the store time of its entry."""
+    rows = {} if rows is None else rows
+    for change, index, at_ms in changes:
+        apply_pop(rows, change, index, at_ms, lambda _key: None)
+    return rows
+
+
+def apply(group: FakeGroup, *changes: StateChange) -> None:
+    group.propose(state_batch(*changes), lambda _: None)
+    group.settle()
+
+
+def test_a_grant_has_its_entry_as_token_and_its_time() -> None:
+    rows = table((grant(0, 2), 7, 1000))
+    assert rows == {KEY: PopRow(0, 3, {0: Out(1, 7, 1000, 1100), 2: Out(1, 7, 1000, 1100)})}
+
+
+def test_floor_is_the_lowest_message_that_is_out() -> None:
+    rows = table((grant(0, 1, 2), 7, 0))
+    assert apply_pop(rows, acked((1, 7)), 8, 0, lambda _: None) == {KEY: 0}
+    assert apply_pop(rows, acked((0, 7)), 9, 0, lambda _: None) == {KEY: 2}
+    assert apply_pop(rows, acked((2, 7)), 10, 0, lambda _: None) == {KEY: 3}
+    assert rows == {}, "nothing is out: the committed offset stands for it"
+
+
+def test_old_token_changes_nothing() -> None:
+    rows = table((grant(0), 7, 0), (grant(since=1, again=((0, 7),)), 9, 100))
+    before = rows[KEY].to_state()
+    table((acked((0, 7)), 10, 100), rows=rows)
+    change = PopChange(changed=(PopMark(KEY, 0, 7, 500),))
+    table((change, 11, 100), (PopChange(dead=(PopMark(KEY, 0, 7),)), 12, 100), rows=rows)
+    assert rows[KEY].to_state() == before
+    assert rows[KEY].out[0] == Out(2, 9, 100, 200)
+
+
+def test_token_zero_of_a_message_not_out_does_nothing() -> None:
+    rows = table((grant(0), 7, 0))
+    before = rows[KEY].to_state()
+    marks = (PopMark(KEY, 5, 0),)
+    table((PopChange(marks, marks, marks), 8, 0), rows=rows)
+    assert rows[KEY].to_state() == before
+
+
+def test_floor_rises_over_a_long_gap_in_few_steps() -> None:
+    row = PopRow(0, 1 << 60)
+    row.put((1 << 60) - 1, Out(1, 1, 0, 1))
+    row.raise_floor()
+    assert row.floor == (1 << 60) - 1
+
+
+def test_nothing_is_handed_out_again_before_its_time() -> None:
+    rows = table((grant(0), 7, 1000), (grant(since=1, again=((0, 7),)), 8, 1099))
+    assert rows[KEY].out[0] == Out(1, 7, 1000, 1100)
+    table((grant(since=1, again=((0, 7),)), 9, 1100), rows=rows)
+    assert rows[KEY].out[0] == Out(2, 9, 1100, 1200)
+
+
+def test_changed_time_counts_from_its_entry() -> None:
+    rows = table((grant(0), 7, 1000), (PopChange(changed=(PopMark(KEY, 0, 7, 5000),)), 8, 1050))
+    assert rows[KEY].out[0] == Out(1, 8, 1050, 6050)
+    assert (rows[KEY].next_expiry_ms(), list(rows[KEY].expired(1100))) == (6050, [])
+    assert list(rows[KEY].expired(6050)) == [0]
+
+
+def test_a_grant_from_another_place_has_no_effect() -> None:
+    rows = table((grant(0), 7, 0), (grant(0, 1), 8, 0))
+    assert list(rows[KEY].out) == [0]
+    assert table((grant(3, since=3, until=2), 7, 0)) == {}
+    rows = {}
+    apply_pop(rows, grant(0, committed=1), 7, 0, lambda _: 1)
+    assert rows == {}, "the group has consumed it meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("found", "now"), [(None, 2), (2, None), (2, 1), (HAS_ROW, None), (HAS_ROW, 2)]
+)
+def test_a_grant_found_another_committed_offset(found: int | None, now: int | None) -> None:
+    change = PopChange.from_state(grant(2, 3, since=2, committed=found).to_state())
+    assert change == grant(2, 3, since=2, committed=found)
+    rows: PopRows = {}
+    assert apply_pop(rows, change, 7, 0, lambda _: now) == {}
+    assert rows == {}
+    same = grant(2, 3, since=2, committed=now)
+    assert apply_pop(rows, same, 7, 0, lambda _: now) == {KEY: 2}
+
+
+def test_passed_over_messages_raise_the_offset() -> None:
+    rows: PopRows = {}
+    assert apply_pop(rows, grant(since=2, until=9, committed=2), 7, 0, lambda _: 2) == {KEY: 9}
+    assert rows == {}
+
+
+def test_expired_come_in_the_order_of_their_times() -> None:
+    row = PopRow(0, 200)
+    for offset in range(200):
+        row.put(offset, Out(1, 1, 0, 1000 - offset))
+    for offset in range(0, 200, 2):
+        row.put(offset, Out(2, 2, 0, 5000))
+    assert list(row.expired(1000)) == list(range(199, 0, -2))
+    assert row.next_expiry_ms() == 801
+    for offset in range(1, 200, 2):
+        row.remove(offset)
+    assert (row.next_expiry_ms(), list(row.expired(4999))) == (5000, [])
+    assert sorted(row.expired(5000)) == list(range(0, 200, 2))
+
+
+def test_one_end_of_many_is_yielded_once() -> None:
+    row = PopRow(0, 3)
+    for end in (50, 60, 50):
+        row.put(0, Out(1, end, 0, end))
+    row.put(1, Out(1, 1, 0, 50))
+    assert list(row.expired(100)) == [0, 1]
+    row.remove(0)
+    assert list(row.expired(100)) == [1]
+
+
+def test_what_is_out_stands_lowest_first() -> None:
+    rows = table((grant(2, 0), 7, 1000), (grant(3, since=3, again=((0, 7),)), 9, 1100))
+    assert list(rows[KEY].out) == [0, 2, 3]
+
+
+def test_pop_record_is_applied_and_survives_a_snapshot(group: FakeGroup) -> None:
+    apply(group, TopicsChange(put=(TopicConfig("T", 1, 1),)))
+    change = PopChange(grants=grant(0, 1).grants, modes=(RequestMode("g", "T", "POP", 8),))
+    apply(group, change)
+    index = group.state.applied_index
+    assert set(group.state.pops[KEY].out) == {0, 1}
+    assert group.state.pop_index == index
+    assert group.state.consumer_offset(*KEY) == 0
+    builtin = {
+        "builtin_topics": builtin_topics(CLUSTER, BROKER),
+        "builtin_groups": builtin_groups(),
+    }
+    loaded = load(snapshot(group.state), **builtin)  # type: ignore[arg-type]  # two maps
+    assert loaded.pops == group.state.pops
+    assert loaded.pops[KEY].next_expiry_ms() == group.state.pops[KEY].next_expiry_ms()
+    assert loaded.request_modes == {"T": {"g": ["POP", 8]}}
+    value = cbor2.loads(bytes(snapshot(group.state))[24:])
+    assert value["pop_index"] == index
+
+
+def test_older_snapshots_have_no_messages_out(group: FakeGroup) -> None:
+    value = cbor2.loads(bytes(snapshot(group.state))[24:])
+    assert (value["pops"], value["request_modes"]) == ({}, {})
+
+
+def test_set_offset_ends_the_grants_of_a_queue(group: FakeGroup) -> None:
+    apply(group, TopicsChange(put=(TopicConfig("T", 1, 1),)))
+    apply(group, grant(0, 1))
+    apply(group, ConsumerOffsetsChange((("g", "T", 0, 5),)))
+    assert (group.state.pops, group.state.consumer_offset(*KEY)) == ({}, 5)
+    assert KEY in group.state.marks.pops
+
+
+def test_deleted_topic_takes_its_grants_and_modes_along(group: FakeGroup) -> None:
+    apply(group, TopicsChange(put=(TopicConfig("T", 1, 1),)))
+    apply(group, PopChange(grants=grant(0).grants, modes=(RequestMode("g", "T", "POP"),)))
+    apply(group, TopicsChange(delete=("T",)))
+    assert (group.state.pops, group.state.request_modes) == ({}, {})
+    apply(group, acked((0, 2)))
+    assert group.state.pops == {}
+
+
+def test_deleted_group_takes_its_modes_along(group: FakeGroup) -> None:
+    modes = (
+        RequestMode("g", "T", "POP"),
+        RequestMode("h", "T", "POP"),
+        RequestMode("g", "U", "POP"),
+    )
+    apply(group, PopChange(modes=modes))
+    change = SubscriptionGroupsChange(delete=("g",), forget_modes=("g",))
+    assert decode_change(*encode_change(change)) == change
+    apply(group, change)
+    assert group.state.request_modes == {"T": {"h": ["POP", 0]}}
+    apply(group, SubscriptionGroupsChange(delete=("h",)))
+    assert group.state.request_modes == {"T": {"h": ["POP", 0]}}, "an old record: the modes stay"
+    apply(group, SubscriptionGroupsChange(delete=("h",), forget_modes=("h",)))
+    assert group.state.request_modes == {}

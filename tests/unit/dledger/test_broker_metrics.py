@@ -1,0 +1,527 @@
+"""What a broker shows of itself, over the fake group."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from dledger import topic_metrics
+from dledger.broker_metrics import READY_LAG_ENTRIES, BrokerMetrics, LeaderChanges, Readiness
+from dledger.group_api import BrokerGroup
+from dledger.services.throughput import Traffic
+from dledger.state.pop import Out, PopRow
+from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.testing.doubles import ManualClock
+from namesrv.route_table import RouteInfoManager
+from namesrv.server import NamesrvMetrics
+from remoting.access.gate import LocalAdmin
+from remoting.metrics import RpcLatency, ServerMetrics
+from remoting.processor_table import ProcessorTable
+from remoting.protocol.bodies import (
+    ConsumerData,
+    ConsumeType,
+    HeartbeatData,
+    ProducerData,
+    SubscriptionData,
+)
+from remoting.protocol.codes import RequestCode
+from remoting.server import RemotingServer
+from remoting.tcp import TcpNetwork
+from tests.harness.broker import Broker
+from tests.harness.fake_group import BROKER, CLUSTER, FakeConnection, FakeGroup
+from tests.harness.metrics_page import COMMON, MetricsPage
+from tests.harness.shipped_files import ROOT
+
+STATUS = {
+    "role": "leader",
+    "term": 1,
+    "leader": "n0",
+    "last_index": 12,
+    "stable_index": 0,
+    "commit_index": 11,
+    "doubtful": False,
+    "damaged": True,
+    "pending_bytes": 300,
+    "contradictions": 2,
+    "truncations": 1,
+    "installs": 0,
+    "registration_refused": {"ns:9876": "it belongs to another group"},
+    "store_time_ahead_ms": -20,
+    "clock_behind_voters_ms": 3,
+    "peers": {
+        "n1": {"connected": True, "match_index": 10},
+        "n2": {"connected": False, "match_index": None},
+    },
+}
+
+
+class Watched:
+    """A broker whose metrics are looked at."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        group = broker.group
+        self.traffic = Traffic(lambda: group.leadership is not None)
+        broker.processors.throughput.traffic = self.traffic
+        self.leaders = LeaderChanges(group)
+        self.port = RemotingServer(TcpNetwork(), ProcessorTable())
+        self.latency = RpcLatency()
+        self.metrics = BrokerMetrics(
+            group,
+            broker.processors,
+            broker.settings,
+            self.traffic,
+            self.leaders,
+            ports=ServerMetrics([self.port], LocalAdmin(()), self.latency),
+            given_up_bytes={"age": 7, "forced": 0},
+            member="n0",
+            clock=broker.clock,
+        )
+        self._counted = 0
+
+    def page(self) -> MetricsPage:
+        applied = self.broker.group.applied
+        for entry in applied[self._counted :]:
+            self.traffic.on_units(entry.units)
+        self._counted = len(applied)
+        return MetricsPage.read("".join(self.metrics.pieces()))
+
+
+@pytest.fixture
+def broker(group: FakeGroup, clock: ManualClock) -> Broker:
+    return Broker(group, clock)
+
+
+@pytest.fixture
+def watched(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    monkeypatch.setattr(broker.group, "status", lambda: STATUS)
+    return Watched(broker)
+
+
+def pull(broker: Broker, topic: str, group: str, queue_id: int = 0, offset: int = 0) -> None:
+    answer = broker.call(
+        RequestCode.PULL_MESSAGE,
+        {
+            "consumerGroup": group,
+            "topic": topic,
+            "queueId": queue_id,
+            "queueOffset": offset,
+            "maxMsgNums": 32,
+            "sysFlag": 4,
+            "commitOffset": 0,
+            "suspendTimeoutMillis": 0,
+            "subscription": "*",
+            "subVersion": 0,
+        },
+    )
+    assert answer.code == 0, answer.remark
+
+
+def commit(broker: Broker, *offsets: tuple[str, str, int, int]) -> None:
+    broker.group.propose(state_batch(ConsumerOffsetsChange(offsets)), lambda _: None)
+    broker.group.settle()
+
+
+def beat(broker: Broker, client_id: str, connection: FakeConnection, **more: Any) -> None:
+    body = HeartbeatData(client_id=client_id, **more).encode()
+    broker.call(RequestCode.HEART_BEAT, {}, body, connection=connection)
+    broker.group.settle()
+
+
+def test_what_comes_in_is_counted_by_topic(watched: Watched) -> None:
+    group = watched.broker.group
+    watched.broker.make_topic("T", 2)
+    group.put("T", 0, b"x" * 100, b"y" * 100)
+    group.put("T", 1, b"z" * 100)
+    page = watched.page()
+    assert page.kinds["rocketmq_messages_in_total"] == "counter"
+    assert page.of("rocketmq_messages_in_total", "topic", "is_system")[("T", "false")] == 3
+    stored = sum(
+        int(item.units["size"].sum())
+        for entry in group.applied
+        for item in entry.units
+        if item.topic == "T"
+    )
+    assert stored > 300
+    assert page.of("rocketmq_throughput_in_total", "topic")[("T",)] == stored
+    assert page.labels("rocketmq_messages_in_total")[-1] == {
+        "cluster": CLUSTER,
+        "node_type": "broker",
+        "node_id": BROKER,
+        "topic": "T",
+        "is_system": "false",
+    }
+
+
+def test_what_a_group_is_given_is_counted_with_its_bytes(watched: Watched) -> None:
+    broker = watched.broker
+    broker.make_topic("T", 1)
+    broker.group.put("T", 0, b"x" * 100, b"y" * 100)
+    pull(broker, "T", "g")
+    pull(broker, "T", "g", offset=1)
+    page = watched.page()
+    labels = ("topic", "consumer_group", "is_retry", "is_system")
+    assert page.of("rocketmq_messages_out_total", *labels) == {("T", "g", "false", "false"): 3}
+    taken = page.of("rocketmq_throughput_in_total", "topic")[("T",)]
+    assert page.value("rocketmq_throughput_out_total") == taken * 1.5
+
+
+def test_lag_counts_what_is_kept_and_not_consumed(watched: Watched) -> None:
+    broker = watched.broker
+    broker.make_topic("T", 2)
+    broker.make_topic("%RETRY%g", 1)
+    broker.group.put("T", 0, *[b"x"] * 5)
+    broker.group.put("T", 1, *[b"x"] * 4)
+    broker.group.put("%RETRY%g", 0, b"x")
+    commit(broker, ("g", "T", 0, 2), ("g", "%RETRY%g", 0, 0), ("g", "gone", 0, 1))
+    broker.group.state.queues[("T", 1)].min_offset = 3
+    broker.processors.offsets.commit("g", "T", 0, 4)
+    labels = ("topic", "consumer_group", "is_retry")
+    assert watched.page().of("rocketmq_consumer_lag_messages", *labels) == {
+        ("T", "g", "false"): 2,
+        ("%RETRY%g", "g", "true"): 1,
+    }
+
+
+def test_group_ahead_of_a_new_topic_has_no_lag(watched: Watched) -> None:
+    watched.broker.make_topic("T", 1)
+    watched.broker.group.put("T", 0, b"x")
+    commit(watched.broker, ("g", "T", 0, 70))
+    assert watched.page().value("rocketmq_consumer_lag_messages") == 0
+
+
+def test_follower_exports_no_lag(watched: Watched) -> None:
+    watched.broker.make_topic("T", 1)
+    commit(watched.broker, ("g", "T", 0, 0))
+    assert "rocketmq_consumer_lag_messages" in watched.page().kinds
+    watched.broker.group.step_down()
+    page = watched.page()
+    assert "rocketmq_consumer_lag_messages" not in page.kinds
+    assert "dledger_peer_lag_entries" not in page.kinds
+    assert page.value("dledger_is_leader") == 0
+
+
+def test_connections_are_counted_by_kind(watched: Watched) -> None:
+    broker = watched.broker
+    one, two = FakeConnection(("10.0.0.1", 1)), FakeConnection(("10.0.0.2", 2))
+    producers = [ProducerData("p"), ProducerData("q")]
+    consumers = [
+        ConsumerData(
+            "g",
+            consume_type=ConsumeType.CONSUME_PASSIVELY,
+            subscription_data_set=[SubscriptionData("T")],
+        )
+    ]
+    beat(broker, "c1", one, producer_data_set=producers, consumer_data_set=consumers)
+    beat(broker, "c2", two, producer_data_set=producers[:1], consumer_data_set=consumers)
+    page = watched.page()
+    assert page.value("rocketmq_producer_connections") == 2
+    assert page.value("rocketmq_consumer_connections") == 2
+    (labels,) = page.labels("rocketmq_consumer_connections")
+    assert {label: labels[label] for label in labels if label not in COMMON} == {
+        "consumer_group": "g",
+        "language": "python",
+        "version": "407",
+        "protocol_type": "remoting",
+        "consume_mode": "push",
+        "is_system": "false",
+    }
+
+
+def test_raft_metrics_carry_the_members_name(watched: Watched) -> None:
+    watched.leaders.role_changed()
+    watched.broker.group.service_counts.set_aside["timer"] += 1
+    page = watched.page()
+    assert {
+        name: page.value(name)
+        for name in page.kinds
+        if name.startswith("dledger_") and len(page.labels(name)) == 1
+    } == {
+        "dledger_is_leader": 1,
+        "dledger_term": 1,
+        "dledger_last_index": 12,
+        "dledger_commit_index": 11,
+        "dledger_applied_index": 0,
+        "dledger_leader_changes_total": 1,
+        "dledger_peer_contradictions_total": 2,
+        "dledger_log_truncations_total": 1,
+        "dledger_snapshots_installed_total": 0,
+        "dledger_peer_lag_entries": 2,
+        "dledger_doubtful": 0,
+        "dledger_damaged": 1,
+        "dledger_pending_bytes": 300,
+        "dledger_event_loop_stall_seconds_max": 0,
+        "dledger_event_loop_stalls_total": 0,
+        "dledger_registrations_refused": 1,
+        "dledger_store_time_ahead_ms": -20,
+        "dledger_clock_behind_voters_ms": 3,
+        "dledger_held_pulls": 0,
+        "dledger_disk_used_ratio": 0,
+        "dledger_listener_failures_total": 0,
+        "dledger_connections": 0,
+        "dledger_connections_refused_total": 0,
+        "dledger_requests_refused_memory_total": 0,
+        "dledger_request_memory_bytes": 0,
+        "dledger_unfinished_frame_bytes": 0,
+        "dledger_access_refused_total": 0,
+    }
+    assert page.of("dledger_messages_set_aside_total", "service") == {
+        ("delay_levels",): 0,
+        ("timer",): 1,
+        ("transactions",): 0,
+        ("retries",): 0,
+    }
+    assert page.of("dledger_service_restarts_total", "service")["retention",] == 0
+    assert page.of("dledger_peer_connected", "peer", "member") == {
+        ("n1", "n0"): 1,
+        ("n2", "n0"): 0,
+    }
+    assert page.labels("dledger_peer_lag_entries")[0]["peer"] == "n1"
+    assert page.of("dledger_retention_bytes_total", "cause") == {("age",): 7, ("forced",): 0}
+
+
+def test_storage_metrics_are_size_and_age(watched: Watched) -> None:
+    broker = watched.broker
+    assert isinstance(broker.clock, ManualClock)
+    assert "rocketmq_storage_message_reserve_time" not in watched.page().kinds
+    broker.make_topic("T", 1)
+    broker.clock.now_s += 90
+    page = watched.page()
+    assert page.value("rocketmq_storage_size") == broker.group.log.end_position
+    assert page.value("rocketmq_storage_message_reserve_time") == 90_000
+    assert page.value("rocketmq_storage_dispatch_behind_bytes") == 0
+    assert page.value("rocketmq_storage_flush_behind_bytes") == broker.group.log.end_position
+
+
+def test_a_log_that_is_being_refilled_is_not_looked_at(watched: Watched) -> None:
+    watched.broker.make_topic("T", 1)
+    watched.broker.group.readable = False
+    assert "rocketmq_storage_size" not in watched.page().kinds
+
+
+def test_topics_groups_and_open_requests_are_counted(watched: Watched) -> None:
+    before = watched.page()
+    watched.broker.make_topic("T", 1)
+    watched.broker.processors.limiters["send"].try_acquire()
+    page = watched.page()
+    assert page.value("rocketmq_topic_number") == before.value("rocketmq_topic_number") + 1
+    assert page.value("rocketmq_broker_permission") == 6
+    assert page.of("rocketmq_processor_watermark", "processor") == {
+        ("send",): 1,
+        ("pull",): 0,
+        ("pop",): 0,
+        ("reply",): 0,
+        ("client",): 0,
+        ("admin",): 0,
+    }
+
+
+def test_series_beyond_the_limit_are_left_out_and_counted(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_metrics, "MAX_SERIES", 3)
+    watched.broker.make_topic("T", 1)
+    commit(watched.broker, *((f"g{number}", "T", 0, 0) for number in range(5)))
+    page = watched.page()
+    shown = page.of("rocketmq_consumer_lag_messages", "consumer_group")
+    assert sorted(shown) == [("g0",), ("g1",), ("g2",)]
+    assert page.of("dledger_metrics_left_out_series", "metric") == {
+        ("rocketmq_messages_in_total",): 0,
+        ("rocketmq_throughput_in_total",): 0,
+        ("rocketmq_messages_out_total",): 0,
+        ("rocketmq_throughput_out_total",): 0,
+        ("rocketmq_send_to_dlq_messages_total",): 0,
+        ("rocketmq_consumer_lag_messages",): 2,
+        ("rocketmq_consumer_lag_latency",): 0,
+        ("rocketmq_producer_connections",): 0,
+        ("rocketmq_consumer_connections",): 0,
+    }
+
+
+def test_lag_latency_is_the_age_of_the_first_waiting_message(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = watched.broker
+    assert isinstance(broker.clock, ManualClock)
+    broker.make_topic("T", 2)
+    for queue_id in (0, 1):
+        broker.group.put("T", queue_id, b"x")
+    commit(broker, ("g", "T", 0, 1), ("g", "T", 1, 0))
+    broker.clock.now_s += 30
+    assert watched.page().of("rocketmq_consumer_lag_latency", "consumer_group") == {("g",): 30_000}
+    # What was read is not read again.
+    monkeypatch.setattr(topic_metrics, "store_time_at", None)
+    broker.clock.now_s += 1
+    assert watched.page().value("rocketmq_consumer_lag_latency") == 31_000
+    commit(broker, ("g", "T", 1, 1))
+    assert watched.page().value("rocketmq_consumer_lag_latency") == 0
+
+
+def test_lag_latency_reads_no_more_messages_than_allowed(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_metrics, "MAX_STORE_TIMES", 2)
+    broker = watched.broker
+    broker.make_topic("T", 3)
+    for queue_id in range(3):
+        broker.group.put("T", queue_id, b"x")
+    commit(broker, *(("g", "T", queue_id, 0) for queue_id in range(3)))
+
+    def left_out() -> float:
+        page = watched.page()
+        return page.of("dledger_metrics_left_out_series", "metric")[
+            "rocketmq_consumer_lag_latency",
+        ]
+
+    assert left_out() == 1
+    assert left_out() == 0
+
+
+def test_messages_out_by_pop_are_in_flight_and_not_ready(watched: Watched) -> None:
+    broker = watched.broker
+    broker.make_topic("T", 1)
+    for _ in range(3):
+        broker.group.put("T", 0, b"x")
+    commit(broker, ("g", "T", 0, 0))
+    row = PopRow(0, 2)
+    row.put(0, Out(1, 1, 0, 60_000))
+    row.put(1, Out(1, 1, 0, 60_000))
+    broker.group.state.pops["g", "T", 0] = row
+    page = watched.page()
+    assert page.value("rocketmq_consumer_lag_messages") == 3
+    assert page.value("rocketmq_consumer_inflight_messages") == 2
+    assert page.value("rocketmq_consumer_ready_messages") == 1
+
+
+def test_dead_letters_are_counted_by_group(watched: Watched) -> None:
+    broker = watched.broker
+    broker.make_topic("%DLQ%g", 1)
+    broker.group.put("%DLQ%g", 0, b"x")
+    page = watched.page()
+    assert page.of("rocketmq_send_to_dlq_messages_total", "consumer_group") == {("g",): 1}
+
+
+def test_sizes_of_messages_are_counted_in_buckets(watched: Watched) -> None:
+    broker = watched.broker
+    broker.make_topic("T", 1)
+    before = watched.page().of("rocketmq_message_size_bucket", "le")
+    broker.group.put("T", 0, b"x" * 2_000)
+    after = watched.page().of("rocketmq_message_size_bucket", "le")
+    assert {le: after[le] - before[le] for le in after} == {
+        ("1024",): 0, ("4096",): 1, ("524288",): 1, ("1.04858e+06",): 1, ("2.09715e+06",): 1,
+        ("4.1943e+06",): 1, ("+Inf",): 1,
+    }  # fmt: skip
+
+
+def test_a_broker_is_ready_once_it_is_level_with_its_group(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, status = broker.group.state, {**STATUS, "leader": None, "commit_index": 5}
+    monkeypatch.setattr(broker.group, "status", lambda: status)
+    readiness = Readiness(broker.group)
+    state.applied_index = 4
+    assert readiness.not_ready() == [
+        "no leader is known",
+        "1 committed entries are not applied yet",
+    ]
+    status["leader"] = "n0"
+    state.applied_index = 5
+    assert readiness.not_ready() == []
+    status["commit_index"] = 5 + READY_LAG_ENTRIES
+    assert readiness.not_ready() == []
+    status["commit_index"] = 6 + READY_LAG_ENTRIES
+    assert readiness.not_ready() == ["1001 committed entries are not applied yet"]
+    status["commit_index"] = 5
+    broker.group.readable = False
+    assert readiness.not_ready() == ["a snapshot is filled in: the log is not complete"]
+
+
+def test_metrics_of_many_queues_come_in_pieces(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_metrics, "LOOKS_PER_PIECE", 8)
+    for name in ("T", "U", "V"):
+        watched.broker.make_topic(name, 8)
+    commit(watched.broker, *(("g", name, 0, 0) for name in ("T", "U", "V")))
+    text, pieces = [], 0
+    for piece in watched.metrics.pieces():
+        text.append(piece)
+        is_lag = "rocketmq_consumer_lag_messages{" in piece
+        pieces += is_lag
+        if is_lag and 'consumer_group="g"' in piece and 'topic="T"' in piece:
+            commit(watched.broker, ("h", "T", 0, 0))
+            del watched.broker.group.state.topics["V"]
+    page = MetricsPage.read("".join(text))
+    assert pieces == 2
+    assert sorted(page.of("rocketmq_consumer_lag_messages", "topic")) == [("T",), ("U",)]
+
+
+def test_what_was_deleted_is_not_shown_any_more(watched: Watched) -> None:
+    watched.broker.make_topic("T", 1)
+    watched.broker.group.put("T", 0, b"x")
+    assert ("T",) in watched.page().of("rocketmq_messages_in_total", "topic")
+    del watched.broker.group.state.topics["T"]
+    assert ("T",) not in watched.page().of("rocketmq_messages_in_total", "topic")
+
+
+def test_names_of_clients_cannot_break_the_page(watched: Watched) -> None:
+    watched.traffic.count_given("T", 'g"} 1\n', 1, 1)
+    watched.broker.make_topic("T", 1)
+    ((shown,),) = watched.page().of("rocketmq_messages_out_total", "consumer_group")
+    assert shown == r"g\"} 1\n"
+
+
+def test_guide_lists_exactly_the_metrics(watched: Watched) -> None:
+    broker = watched.broker
+    broker.make_topic("T", 1)
+    broker.make_topic("%DLQ%g", 1)
+    broker.group.put("T", 0, b"x")
+    broker.group.put("%DLQ%g", 0, b"x")
+    pull(broker, "T", "g")
+    commit(broker, ("g", "T", 0, 0))
+    consumers = [ConsumerData("g", subscription_data_set=[SubscriptionData("T")])]
+    producers = [ProducerData("p")]
+    beat(
+        broker,
+        "c",
+        broker.connection,
+        producer_data_set=producers,
+        consumer_data_set=consumers,
+    )
+    guide = (ROOT / "docs" / "operate" / "metrics.md").read_text()
+    tables = "".join(line for line in guide.splitlines() if line.startswith("| `"))
+    named = set(re.findall(r"`((?:rocketmq|dledger)_[a-z_]+)`", tables))
+    watched.port.ends.note("h:1", "idle", 0.0)
+    routes = RouteInfoManager()
+    watched.latency.answered(RequestCode.SEND_MESSAGE_V2, 0, 0.002)
+    of_broker = watched.page().kinds.keys()
+    namesrv = NamesrvMetrics(routes, ServerMetrics([watched.port], None), "ns:9876")
+    of_namesrv = MetricsPage.read("".join(namesrv.pieces())).kinds.keys()
+    assert named == of_broker | of_namesrv
+
+
+@dataclass
+class Roles:
+    """A group of which only the status is asked."""
+
+    now: dict[str, Any] = field(default_factory=dict)
+
+    def status(self) -> dict[str, Any]:
+        return self.now
+
+
+def test_a_leader_counts_once_and_again_in_another_term() -> None:
+    roles = Roles()
+    changes = LeaderChanges(cast(BrokerGroup, roles))
+    seen = []
+    for term, leader in [
+        (0, None), (1, None), (1, "n0"), (1, "n0"), (2, None), (2, "n1"), (3, "n1"), (3, None),
+        (3, "n1"),
+    ]:  # fmt: skip
+        roles.now = {"term": term, "leader": leader}
+        changes.role_changed()
+        seen.append(changes.total)
+    assert seen == [0, 0, 1, 1, 1, 2, 3, 3, 3]

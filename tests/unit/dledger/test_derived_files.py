@@ -1,0 +1,333 @@
+"""Bits that flip in queue files are found by a comparison with the log, and made good.
+
+Queue files that the disk does not give back are made again while the replica goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from commitlog.derive import SCHEDULE_TOPIC, derive_together
+from commitlog.errors import CorruptEntryError, DiskFullError
+from commitlog.queue_unit import UNIT_BYTES
+from dledger.derived_files import give_up_differing, points_to
+from dledger.group import Group
+from dledger.state.apply import read_plain
+from dledger.state.tables import StateTables
+from dledger.store import ReplicaStore
+from dledger.testing.crash_disk import CrashDisk
+from tests.harness.groups import bodies, crash_disk, running_groups
+from tests.harness.raft_cluster import batch
+from tests.harness.replica_folders import Writer, settings, usual
+from tests.unit.dledger.test_scrub import filled, follower_of, scrubbed
+from tests.unit.dledger.test_shared_queues import checkpoint, units
+
+__all__ = ["disk", "log", "store"]
+
+
+def checked(store: ReplicaStore, max_bytes: int = 0) -> int:
+    """Compare all entries, those of up to *max_bytes* at once; return how many files are lost."""
+    given_up = 0
+    index, last = store.log.first_index, store.derived_index
+    while index <= last:
+        frames, headers = read_plain(store.log, index, last, max_bytes)
+        if headers:
+            derived = derive_together(frames, headers, delay_ms=store.delays)
+            given_up += give_up_differing(store.queues, store.tables, store.log, derived)
+        index += max(len(headers), 1)
+    return given_up
+
+
+PIECES = pytest.mark.parametrize("max_bytes", [0, 700, 1 << 20])
+
+
+@PIECES
+def test_whole_files_are_left_alone(store: ReplicaStore, max_bytes: int) -> None:
+    assert checked(store, max_bytes) == 0
+    assert not store.queues.lost
+
+
+@PIECES
+@pytest.mark.parametrize("byte", [3, 7, 10, 14, 19])
+def test_each_file_with_a_flipped_bit_is_made_again(
+    store: ReplicaStore, disk: CrashDisk, byte: int, max_bytes: int
+) -> None:
+    wanted = units(store)
+    for path in queue_files(disk):
+        is_time = SCHEDULE_TOPIC in path and byte >= 12
+        disk.files[path].content[byte] ^= 1
+        assert checked(store, max_bytes) == (not is_time), path
+        if is_time:
+            disk.files[path].content[byte] ^= 1
+            continue
+        repaired(store)
+        assert units(store) == wanted, path
+        assert checked(store, max_bytes) == 0
+
+
+def test_a_unit_points_to_its_own_message_alone(store: ReplicaStore, log: Writer) -> None:
+    for (topic, queue_id), bounds in store.tables.queues.items():
+        found = store.queues.queue(topic, queue_id).read(0, bounds.max_offset)
+        for offset, unit in enumerate(found):
+            assert points_to(store.log, unit, topic, queue_id, offset)
+            assert not points_to(store.log, unit, topic, queue_id, offset + 1)
+            assert not points_to(store.log, unit, f"{topic}x", queue_id, offset)
+
+
+def test_two_flipped_files_of_a_queue_are_both_made_again(
+    store: ReplicaStore, disk: CrashDisk
+) -> None:
+    wanted, files = units(store), queue_files(disk)
+    for path in files:
+        content = disk.files[path].content
+        for begin in range(0, len(content), UNIT_BYTES):
+            if any(content[begin : begin + UNIT_BYTES]):
+                content[begin + 5] ^= 0x10
+    assert checked(store) == len(files)
+    repaired(store)
+    assert units(store) == wanted
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_the_scrub_finds_a_flipped_bit_in_a_queue_file() -> None:
+    root = Path("/memory")
+    async with running_groups(root, disks=CrashDisk) as groups:
+        follower = follower_of(groups, await filled(groups))
+        group = follower.group
+        wanted = bodies(group)
+        disk = crash_disk(groups, follower.name)
+        for _ in range(3):  # units that were shared are moved into files of their queue
+            group.store.queues.flush()
+        path = f"{root}/{follower.name}/consumequeue/T/0/{0:020d}"
+        disk.files[path].content[6] ^= 1
+        await scrubbed(follower)
+        assert group.scrub.status()["queue_files_differing"] == 1
+        with trio.fail_after(20):
+            while group.store.derived.is_behind:
+                await trio.sleep(0.01)
+        assert bodies(group) == wanted
+
+
+SETTINGS = replace(settings(Path("/n0")), queue_files_max=200)
+STEP_BYTES = 300
+
+
+@pytest.fixture
+def log() -> Writer:
+    return usual(60)
+
+
+@pytest.fixture
+def disk() -> CrashDisk:
+    return CrashDisk()
+
+
+@pytest.fixture
+def store(disk: CrashDisk, log: Writer) -> ReplicaStore:
+    """Return a replica whose queues have files, all of them durable."""
+    store = ReplicaStore(disk, SETTINGS, StateTables)
+    append(store, log)
+    for _ in range(3):
+        checkpoint(store)
+        log.no_op()
+        append(store, log)
+    assert store.queues.shared_bytes < 100
+    return store
+
+
+def append(store: ReplicaStore, log: Writer) -> None:
+    for frame in log.frames[store.log.last_index :]:
+        store.log.append(frame)
+    store.log.flush()
+    while store.derived_index < store.log.last_index:
+        store.apply(store.derived_index + 1)
+
+
+def queue_files(disk: CrashDisk) -> list[str]:
+    return sorted(path for path in disk.files if "/consumequeue/" in path)
+
+
+def lose(store: ReplicaStore, disk: CrashDisk, files: list[str]) -> None:
+    """Let files be unreadable, and be read."""
+    for path in files:
+        disk.files[path].unreadable.append((0, 1 << 20))
+        _, topic, queue_id, begin = path.rsplit("/", 3)
+        with pytest.raises(OSError, match="nput/output"):
+            store.queues.queue(topic, int(queue_id)).read(int(begin) // UNIT_BYTES, 1)
+
+
+def note(store: ReplicaStore, disk: CrashDisk) -> bool:
+    return disk.exists(store.paths.derived_lost)
+
+
+def repaired(store: ReplicaStore) -> int:
+    """Bring the repair to its end; return in how many steps."""
+    for step in range(1, 1_000):
+        if not store.put_missing_units(STEP_BYTES):
+            return step
+    raise AssertionError("no end")
+
+
+def test_each_queue_file_that_is_lost_is_made_again(
+    store: ReplicaStore, disk: CrashDisk, log: Writer
+) -> None:
+    wanted, files = units(store), queue_files(disk)
+    assert len(files) > 3
+    for path in files:
+        disk.files[path].unreadable.append((0, 512))
+        with pytest.raises(OSError, match="nput/output"):
+            units(store)
+        assert note(store, disk)
+        assert store.put_missing_units(STEP_BYTES)
+        with pytest.raises(OSError, match="put again"):
+            units(store)
+        repaired(store)
+        assert not disk.files[path].unreadable
+        assert units(store) == wanted, path
+    checkpoint(store)
+    assert not note(store, disk)
+    again = ReplicaStore(disk.power_cut(lambda: False), SETTINGS, StateTables)
+    assert again.replayed == 0
+    assert units(again) == wanted
+
+
+def test_all_queue_files_are_made_again_together(store: ReplicaStore, disk: CrashDisk) -> None:
+    wanted = units(store)
+    lose(store, disk, queue_files(disk))
+    repaired(store)
+    assert units(store) == wanted
+
+
+def test_what_is_applied_during_a_repair_is_kept(
+    store: ReplicaStore, disk: CrashDisk, log: Writer
+) -> None:
+    key = max(store.tables.queues)
+    path = [path for path in queue_files(disk) if f"/{key[0]}/{key[1]}/" in path][-1]
+    disk.files[path].unreadable.append((0, 512))
+    with pytest.raises(OSError, match="nput/output"):
+        units(store)
+    first = log.offsets[key]
+    log.messages(*key, 3)
+    append(store, log)
+    assert store.put_missing_units(1)
+    for _ in range(3):
+        log.messages(*key, 10)
+    append(store, log)
+    repaired(store)
+    whole = ReplicaStore(CrashDisk(), SETTINGS, StateTables)
+    append(whole, log)
+    assert units(store) == units(whole)
+    assert store.tables.queues[key].max_offset == first + 33
+
+
+def test_a_power_cut_during_a_repair_has_all_derived_again(
+    store: ReplicaStore, disk: CrashDisk, log: Writer
+) -> None:
+    wanted = units(store)
+    disk.files[queue_files(disk)[0]].unreadable.append((0, 512))
+    with pytest.raises(OSError, match="nput/output"):
+        units(store)
+    store.put_missing_units(1)
+    checkpoint(store)
+    assert note(store, disk), "a checkpoint in the middle ends nothing"
+    again = ReplicaStore(disk.power_cut(lambda: False), SETTINGS, StateTables)
+    assert again.replayed == len(log.frames)
+    assert units(again) == wanted
+
+
+def test_a_file_that_cannot_be_written_is_made_again(
+    store: ReplicaStore, disk: CrashDisk, log: Writer
+) -> None:
+    key = max(store.tables.queues)
+    path = [path for path in queue_files(disk) if f"/{key[0]}/{key[1]}/" in path][-1]
+
+    def fault(kind: str, at: str) -> None:
+        if kind == "write" and at == path:
+            raise OSError(errno.EIO, "the rest of a page")
+
+    disk.fault = fault
+    for _ in range(3):
+        log.messages(*key, 4)
+        append(store, log)
+        checkpoint(store)
+    assert store.derived.is_behind
+    disk.fault = lambda _kind, _path: None
+    repaired(store)
+    checkpoint(store)
+    whole = ReplicaStore(CrashDisk(), SETTINGS, StateTables)
+    append(whole, log)
+    assert units(store) == units(whole)
+
+
+def test_a_repair_waits_for_damaged_entries_and_space(store: ReplicaStore, disk: CrashDisk) -> None:
+    wanted = units(store)
+    lose(store, disk, queue_files(disk)[:3])
+    space = 1
+
+    def full(kind: str, _path: str) -> None:
+        nonlocal space
+        if kind == "create":
+            space -= 1
+            if space < 0:
+                raise DiskFullError("no space")
+
+    disk.fault = full
+    with pytest.raises(DiskFullError):
+        repaired(store)
+    disk.fault = lambda _kind, _path: None
+    store.log.repair.mark_damaged(20)
+    for _ in range(3):
+        with pytest.raises(CorruptEntryError):
+            repaired(store)
+    store.log.repair.mark_whole(20)
+    repaired(store)
+    assert units(store) == wanted
+
+
+def test_the_floor_moves_over_a_file_that_is_lost(
+    store: ReplicaStore, disk: CrashDisk, log: Writer
+) -> None:
+    for path in queue_files(disk):
+        disk.files[path].unreadable.append((0, 512))
+    floor = store.log.position_at(40)
+    kept = {}
+    whole = ReplicaStore(CrashDisk(), SETTINGS, StateTables)
+    append(whole, log)
+    for key, bounds in whole.tables.queues.items():
+        kept[key] = whole.derived.first_kept(*key, bounds, floor)
+        assert store._first_kept(*key, store.tables.queues[key], floor) == kept[key]
+    assert any(kept.values())
+
+
+async def test_a_running_replica_makes_its_queue_again(autojump_clock: MockClock) -> None:
+    async with running_groups(Path("/memory"), disks=CrashDisk) as groups:
+        leader = await groups.fill(str(number).encode() for number in range(30))
+        await trio.sleep(10)
+        disk, group = crash_disk(groups, leader.name), leader.group
+        await groups.fill([b"more"])
+        await trio.sleep(10)
+        key = next(key for key in group.state.queues if key[0] == "T")
+        wanted = all_units(group, key)
+        (path,) = (path for path in queue_files(disk) if f"/{key[0]}/{key[1]}/" in path)
+        disk.files[path].unreadable.append((0, 512))
+        with pytest.raises(OSError, match="nput/output"):
+            all_units(group, key)
+        await group.submit(batch(b"meanwhile", topic=key[0], queue_id=key[1]))
+        with trio.fail_after(60):
+            while group.store.derived.is_behind or note(group.store, disk):
+                await trio.sleep(0.1)
+        assert group.leadership is not None
+        assert all_units(group, key)[:-1] == wanted
+        assert len(all_units(group, key)) == len(wanted) + 1
+
+
+def all_units(group: Group, key: tuple[str, int]) -> list[tuple[int, int, int]]:
+    bounds = group.state.queues[key]
+    found: list[tuple[int, int, int]] = group.queues.queue(*key).read(0, bounds.max_offset).tolist()
+    return found

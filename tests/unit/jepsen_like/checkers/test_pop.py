@@ -1,0 +1,176 @@
+"""Histories of receivers: clean ones are valid, and each anomaly is found and named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jepsen_like.checkers.pop import (
+    AGAIN,
+    EARLY,
+    IN_ORDER_SUFFIX,
+    LOST,
+    MS_NS,
+    OLD_RECEIPT,
+    OTHER,
+    OUT_OF_ORDER,
+    TWICE,
+    WENT_BACK,
+    check_history,
+)
+from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from tests.oracles.pop import anomalies
+
+SPAN = 100
+"""Invisible time, ms."""
+
+
+def row(op_id: int, f: F, call: int, ret: int, off: int = 0, **more: Any) -> Operation:
+    """Return a row with stamps in milliseconds."""
+    fields: dict[str, Any] = {
+        "topic": "T",
+        "queue": 0,
+        "off": off,
+        "group": "g",
+        "cnt": 1 if f == F.RECEIVE else 0,
+        "status": SPAN if f != F.ACK else NOTHING,
+        "txn": 7,
+        "outcome": Outcome.OK,
+        **more,
+    }
+    outcome = fields.pop("outcome")
+    end = NEVER if outcome == Outcome.INFO else ret * MS_NS
+    return Operation(op_id, op_id, 1, NOTHING, f, outcome, call * MS_NS, end, **fields)
+
+
+def received(op_id: int, call: int, ret: int, off: int = 0, **more: Any) -> Operation:
+    return row(op_id, F.RECEIVE, call, ret, off, **more)
+
+
+def names(*rows: Operation, clock_error_ms: int = 0) -> set[str]:
+    verdict = check_history(rows, clock_error_ns=clock_error_ms * MS_NS)
+    return {violation.name for violation in verdict.violations}
+
+
+CLEAN = (
+    received(0, 0, 1),
+    received(1, 0, 1, 1),
+    row(2, F.ACK, 5, 6, 1),
+    received(3, 100, 101, cnt=2, txn=8),
+    row(4, F.CHANGE_TIME, 110, 111, txn=8, min_off=9, status=500),
+    row(5, F.ACK, 112, 113, txn=8, outcome=Outcome.FAIL),
+    received(6, 609, 610, cnt=3, txn=10),
+    row(7, F.ACK, 611, 612, txn=10),
+    received(8, 700, 701, NOTHING, min_off=0, max_off=2),
+)
+
+
+def test_clean_history_is_valid() -> None:
+    verdict = check_history(CLEAN)
+    assert (verdict.validity, verdict.violations) == ("valid", ())
+    assert verdict.counts == {
+        "received": 4,
+        "again": 2,
+        "acknowledged": 2,
+        "changed": 1,
+        "refused": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        ((received(9, 200, 201, cnt=2, txn=20),), TWICE),
+        ((received(9, 607, 608, cnt=4, txn=20),), WENT_BACK),
+        ((received(9, 620, 630, cnt=4, txn=20),), AGAIN),
+        ((received(9, 620, 630, cnt=4, txn=20),), EARLY),
+        ((row(9, F.ACK, 102, 103, txn=7),), OLD_RECEIPT),
+        ((row(9, F.CHANGE_TIME, 615, 616, txn=9, min_off=30),), OLD_RECEIPT),
+        ((received(9, 900, 901, NOTHING, min_off=0, max_off=3),), LOST),
+        ((received(9, 900, 901, cnt=4, txn=20, value=5),), OTHER),
+    ],
+)
+def test_planted_anomaly_is_named(rows: tuple[Operation, ...], name: str) -> None:
+    assert name in names(*CLEAN, *rows)
+
+
+def test_time_is_counted_from_the_call() -> None:
+    assert names(received(0, 0, 50), received(1, 60, 99, cnt=2, txn=8)) == {EARLY}
+    assert names(received(0, 0, 50), received(1, 60, 100, cnt=2, txn=8)) == set()
+    early = (received(0, 0, 50), received(1, 60, 95, cnt=2, txn=8))
+    assert names(*early, clock_error_ms=5) == set()
+
+
+def test_change_of_unknown_outcome_may_shorten_the_time() -> None:
+    change = row(1, F.CHANGE_TIME, 10, 0, min_off=NOTHING, status=20, outcome=Outcome.INFO)
+    rows = (received(0, 0, 1), change, received(2, 30, 31, cnt=2, txn=8))
+    assert names(*rows) == set()
+    assert names(rows[0], rows[2]) == {EARLY}
+    longer = row(1, F.CHANGE_TIME, 10, 0, min_off=NOTHING, status=900, outcome=Outcome.INFO)
+    assert names(rows[0], longer, received(2, 101, 102, cnt=2, txn=8)) == set()
+
+
+def test_order_is_that_of_first_deliveries() -> None:
+    group = "g" + IN_ORDER_SUFFIX
+    rows = (received(0, 10, 11, 0, group=group), received(1, 0, 9, 1, group=group))
+    assert names(*rows) == {OUT_OF_ORDER}
+    assert names(received(0, 10, 11, 0), received(1, 0, 9, 1)) == set()
+    together = received(1, 10, 11, 1, group=group)
+    assert names(rows[0], together) == set()
+    while_out = received(1, 12, 13, 1, group=group)
+    assert names(rows[0], while_out) == {OUT_OF_ORDER}
+    for outcome in (Outcome.OK, Outcome.INFO):
+        ack = row(3, F.ACK, 12, 14, 0, group=group, outcome=outcome)
+        assert names(rows[0], ack, while_out) == set()
+    assert names(rows[0], received(1, 110, 111, 1, group=group)) == set()
+
+
+def test_history_without_deliveries_is_unknown() -> None:
+    assert check_history([received(0, 0, 1, outcome=Outcome.INFO)]).validity == "unknown"
+
+
+MOMENTS = st.integers(0, 400)
+GROUPS = st.sampled_from(["g", "g" + IN_ORDER_SUFFIX])
+ROWS = st.lists(
+    st.builds(
+        lambda f, call, took, off, group, attempt, receipt, more, outcome: (
+            f, call, call + took, off, group, attempt, receipt, more, outcome
+        ),
+        st.sampled_from([F.RECEIVE, F.RECEIVE, F.ACK, F.CHANGE_TIME]),
+        MOMENTS,
+        st.integers(1, 60),
+        st.integers(0, 2),
+        GROUPS,
+        st.integers(1, 3),
+        st.integers(1, 6),
+        st.integers(1, 300),
+        st.sampled_from([Outcome.OK, Outcome.OK, Outcome.OK, Outcome.INFO, Outcome.FAIL]),
+    ),
+    max_size=14,
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(ROWS, st.integers(0, 20))
+def test_columns_decide_as_rows_against_rows(rows: list[Any], error_ms: int) -> None:
+    operations = []
+    seen: set[tuple[str, int, int]] = set()
+    for op_id, (f, call, ret, off, group, attempt, receipt, more, outcome) in enumerate(rows):
+        if f == F.RECEIVE and outcome == Outcome.OK:
+            if (group, off, receipt) in seen:
+                continue  # a receipt is that of one delivery
+            seen.add((group, off, receipt))
+        fields = {"group": group, "txn": receipt, "outcome": outcome, "status": more}
+        if f == F.RECEIVE:
+            fields |= {"cnt": attempt, "value": attempt % 2}
+        elif f == F.CHANGE_TIME:
+            fields |= {"min_off": 100 + op_id}
+        operations.append(row(op_id, f, call, ret, off, **fields))
+    found = {
+        (violation.name, violation.subject)
+        for violation in check_history(operations, clock_error_ns=error_ms * MS_NS).violations
+    }
+    assert found == anomalies(operations, clock_error_ns=error_ms * MS_NS)

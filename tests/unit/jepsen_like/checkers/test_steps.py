@@ -1,0 +1,127 @@
+"""Histories of exactly-once steps: clean ones are valid, and each anomaly is found and named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from jepsen_like.checkers.steps import (
+    AHEAD,
+    IN_PARTS,
+    LOST,
+    NOT_STORED,
+    OVERLAP,
+    REFUSED,
+    REPORTED_MAX,
+    STRANGER,
+    TWICE,
+    check_history,
+)
+from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+
+
+def row(op_id: int, f: F, **fields: Any) -> Operation:
+    outcome = fields.pop("outcome", Outcome.OK)
+    ret = NEVER if outcome == Outcome.INFO else op_id + 1
+    fields = {"topic": "T", "queue": 0, "group": "g", **fields}
+    return Operation(op_id, op_id, 1, NOTHING, f, outcome, op_id, ret, **fields)
+
+
+def step(op_id: int, off: int, to: int, outcome: Outcome = Outcome.OK, **more: Any) -> Operation:
+    fields = {"off": off, "min_off": off, "max_off": to, **more}
+    return row(op_id, F.STEP, outcome=outcome, **fields)
+
+
+def output(op_id: int, of: int, off: int, **more: Any) -> Operation:
+    return row(op_id, F.STEP_FOUND, txn=of, off=off, **more)
+
+
+def head(op_id: int, committed: int, *, is_whole: bool = True, **more: Any) -> Operation:
+    return row(op_id, F.STEP_FOUND, max_off=committed, cnt=int(is_whole), **more)
+
+
+CLEAN = (
+    step(0, 0, 2),
+    step(1, 0, 3, Outcome.FAIL),
+    step(2, 2, 4, Outcome.INFO),
+    step(3, 2, 3, Outcome.INFO),
+    step(4, 4, 5),
+    step(5, 0, 1, queue=1),
+    output(20, 0, 0),
+    output(21, 0, 1),
+    output(22, 2, 2),
+    output(23, 2, 3),
+    output(24, 4, 4),
+    output(25, 5, 0, queue=1),
+    head(30, 5),
+    head(31, 1, queue=1),
+)
+"""One overtaken, one whose answer was lost and that is stored, one that is not, and two queues."""
+
+
+def names(*rows: Operation) -> set[str]:
+    return {violation.name for violation in check_history(rows).violations}
+
+
+def without(*op_ids: int) -> tuple[Operation, ...]:
+    return tuple(op for op in CLEAN if op.op_id not in op_ids)
+
+
+def test_clean_history_is_valid() -> None:
+    verdict = check_history(CLEAN)
+    assert (verdict.validity, verdict.violations) == ("valid", ())
+    assert verdict.counts == {"steps": 6, "stored": 3, "overtaken": 1, "outputs": 6}
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ((*without(22, 23), head(40, 5)), {LOST}),
+        ((*CLEAN, output(40, 0, 1)), {TWICE}),
+        ((*CLEAN, step(6, 5, 6, Outcome.INFO), output(40, 6, 5)), {AHEAD}),
+        (without(21), {IN_PARTS, LOST}),
+        (without(23), {IN_PARTS, LOST}),
+        (without(24), {NOT_STORED, LOST}),
+        ((*without(24, 30), head(40, 4)), {NOT_STORED}),
+        ((*CLEAN, output(40, 1, 2)), {REFUSED, OVERLAP, TWICE}),
+        ((*without(22, 23), output(40, 3, 2), output(41, 1, 3)), {STRANGER, REFUSED, OVERLAP}),
+        ((*CLEAN, output(40, 3, 2)), {OVERLAP, TWICE}),
+        ((*CLEAN, step(6, 1, 2, Outcome.OK), output(40, 6, 1)), {OVERLAP, TWICE}),
+        ((*CLEAN, output(40, 77, 4)), {STRANGER, TWICE}),
+        ((*CLEAN, output(40, 5, 4)), {STRANGER, TWICE}),
+    ],
+)
+def test_an_anomaly_is_found(rows: tuple[Operation, ...], found: set[str]) -> None:
+    assert names(*rows) == found
+
+
+def test_steps_overlap_behind_a_longer_one() -> None:
+    rows = (step(0, 0, 9), step(1, 2, 3), step(2, 8, 10))
+    pairs = {each.operations for each in check_history(rows).violations if each.name == OVERLAP}
+    assert pairs == {(0, 1), (0, 2)}
+
+
+def test_messages_that_retention_removed_need_no_output() -> None:
+    rows = (step(0, 0, 6, min_off=4), output(10, 0, 4), output(11, 0, 5), head(20, 6))
+    assert check_history(rows).validity == "valid"
+    refused = msgspec.structs.replace(rows[0], outcome=Outcome.FAIL)
+    assert names(refused, head(20, 4)) == {LOST}
+
+
+def test_outputs_that_retention_removed_are_not_missed() -> None:
+    assert names(*without(20, 21, 30), head(40, 5, is_whole=False)) == set()
+
+
+def test_without_a_final_read_answers_are_compared() -> None:
+    assert check_history((step(0, 0, 2), step(1, 2, 4))).validity == "valid"
+    assert names(step(0, 0, 2), step(1, 1, 4)) == {OVERLAP}
+
+
+def test_a_history_without_steps_is_unknown() -> None:
+    assert check_history(()).validity == "unknown"
+
+
+def test_few_violations_of_a_kind_are_named() -> None:
+    assert len(check_history((step(0, 0, 0), head(9, 100))).violations) == REPORTED_MAX

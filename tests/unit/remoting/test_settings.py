@@ -1,0 +1,162 @@
+"""Settings read from files and options, for a daemon of two tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import pytest
+from msgspec import Struct
+
+from commitlog.errors import ConfigError
+from remoting.settings import (
+    Config,
+    ConfigFile,
+    Place,
+    Schema,
+    SettingsReader,
+    parse_addresses,
+    setting,
+    toml_lines,
+)
+
+TEXT = """alone = 1
+[server]  # of clients
+listen_port = 1
+  "quoted" = 2
+
+[ raft ]
+peers = '''
+listen_port = none of this
+'''
+self_id="n0"
+"""
+
+
+def test_toml_lines_of_tables_and_keys() -> None:
+    assert toml_lines(TEXT) == {
+        ("", "alone"): 1,
+        ("server", ""): 2,
+        ("server", "listen_port"): 3,
+        ("server", "quoted"): 4,
+        ("raft", ""): 6,
+        ("raft", "peers"): 7,
+        ("raft", "listen_port"): 8,
+        ("raft", "self_id"): 10,
+    }
+
+
+class PortTable(Struct, frozen=True, kw_only=True):
+    """``[door]``: a port."""
+
+    port: Annotated[int, setting("Port.", "doorPort", "oldDoorPort", ge=1, is_live=True)] = 1
+    names: Annotated[tuple[str, ...], setting("Addresses.", "names", parse=parse_addresses)] = (
+        "a:1",
+    )
+
+
+class FlagTable(Struct, frozen=True, kw_only=True):
+    """``[flag]``: one flag."""
+
+    on: Annotated[bool, setting("Whether it is on.")] = False
+
+
+SCHEMA = Schema({"door": PortTable, "flag": FlagTable})
+
+
+@dataclass(frozen=True, slots=True)
+class PortConfig(Config):
+    schema: ClassVar[Schema] = SCHEMA
+    door: PortTable = field(default_factory=PortTable)
+    flag: FlagTable = field(default_factory=FlagTable)
+
+
+def reader_of(*files: ConfigFile, options: Mapping[str, object] | None = None) -> SettingsReader:
+    reader = SettingsReader(SCHEMA, ignored={"threads": "there are none"})
+    reader.read_files(files)
+    reader.read_options(options or {})
+    return reader
+
+
+def test_schema_lists_settings_keys_and_limits() -> None:
+    assert list(SCHEMA.settings) == ["door.port", "door.names", "flag.on"]
+    assert SCHEMA.keys == {
+        "doorPort": "door.port",
+        "oldDoorPort": "door.port",
+        "names": "door.names",
+    }
+    port = SCHEMA.settings["door.port"]
+    assert (port.table, port.name, port.about, port.is_live) == ("door", "port", "Port.", True)
+    with pytest.raises(ValueError, match="expected a whole number >= 1"):
+        port.parse("0")
+    assert port.parse("8 KiB") == 8192
+    assert SCHEMA.show("flag.on", True) == "true"
+
+
+def test_reader_takes_toml_before_properties() -> None:
+    conf = ConfigFile("d.conf", "doorPort=3\nthreads=9\n")
+    toml = ConfigFile("d.toml", "[door]\nport = 2\nnames = 'b:2;c:3'\n")
+    reader = reader_of(conf, toml, options={"flag.on": "true"})
+    assert reader.values == {"door.port": 3, "door.names": ("b:2", "c:3"), "flag.on": True}
+    assert reader.sources == {
+        "door.port": "d.conf",
+        "door.names": "d.toml",
+        "flag.on": "command line",
+    }
+    assert reader.places["door.port"] == Place("d.conf", 1)
+    assert reader.warnings == ("d.conf: threads is accepted and changes nothing: there are none",)
+    assert reader.mistakes == []
+
+
+def test_reader_collects_every_mistake() -> None:
+    conf = ConfigFile("d.conf", "doorPort=x\n\ndorPort=1\n=2\n")
+    reader = reader_of(conf, options={"door.names": "a"})
+    assert reader.mistakes == [
+        "d.conf:1: doorPort = 'x': expected a whole number",
+        "d.conf:3: unknown setting dorPort (did you mean doorPort?)",
+        "d.conf:4: a key is needed before the value '2'",
+        "command line: door.names = 'a': 'a' is not host:port",
+    ]
+
+
+def test_reader_derives_and_expands() -> None:
+    reader = SettingsReader(SCHEMA, ignored={})
+    reader.derive("door.names", ("~/x",), "door.port")
+    assert reader.sources["door.names"] == "from door.port"
+    reader.values["door.names"] = "~/x"
+    reader.expand_home("door.names", "")
+    assert reader.values["door.names"] == "~/x"
+    reader.expand_home("door.names", "/home/mq")
+    assert reader.values["door.names"] == "/home/mq/x"
+
+
+def test_config_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "d.toml"
+    with pytest.raises(ConfigError, match=r"d\.toml: cannot be read: No such file or directory"):
+        ConfigFile.read(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"d\.toml: cannot be read: not UTF-8 text"):
+        ConfigFile.read(path)
+
+
+def path_of(key: str) -> str:
+    return SCHEMA.keys.get(key, key)
+
+
+def test_config_changes_are_the_differences() -> None:
+    config = PortConfig()
+    values = config.changes({"doorPort": "7", "flag.on": "false"}, path_of=path_of, daemon="door")
+    assert values == {"door.port": 7}
+    changed = config.with_values(values, "by hand")
+    assert changed.changed_settings() == [("door.port", "7", "by hand")]
+    assert config.door.port == 1
+    assert changed.flag is config.flag
+
+
+def test_config_refuses_a_change_that_needs_a_start() -> None:
+    with pytest.raises(ConfigError, match=r"flag\.on cannot change while the door runs"):
+        PortConfig().changes({"flag.on": "true"}, path_of=path_of, daemon="door")
+    with pytest.raises(ConfigError, match="doorPort = '0': expected a whole number >= 1"):
+        PortConfig().changes({"doorPort": "0"}, path_of=path_of, daemon="door")

@@ -1,0 +1,26 @@
+"""``dledger history bench`` measures what readers of Parquet hand over."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dledger.cli.main import main
+from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
+from spark_jobs.commands.bench import in_memory
+
+
+def test_rows_in_memory_have_every_column_of_the_kernel() -> None:
+    rows, looks = in_memory(2_000, 10)
+    assert all(set(OPS_COLUMNS) <= set(block) for block in rows)
+    assert all(set(OBS_COLUMNS) <= set(block) for block in looks)
+    assert sum(len(block["op_id"]) for block in rows) == 2_000
+
+
+def test_bench_prints_a_figure_for_each_length(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--ops", "3000,6000", "--kernel-ops", "2000", "--output", "json"]
+    assert main(["history", "bench", *arguments]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert [figure["ops"] for figure in figures] == [2_000, 2_000, 3_000, 6_000]
+    assert [figure["what"] for figure in figures[2:]] == ["Parquet to verdict, 4 queues"] * 2
