@@ -271,6 +271,8 @@ class SlotFile:
         self._broken = False
         self.is_doubled = False
         """Whether both slots held the value when it was loaded."""
+        self.is_damaged = False
+        """Whether a slot was not whole when the value was loaded: it may have been a newer one."""
 
     def load(self) -> bytes | None:
         """Return the newest whole value; None when none was ever stored.
@@ -306,6 +308,7 @@ class SlotFile:
         if whole:
             (self._sequence, self._value), self._slot = max(whole)
             self.is_doubled = [payload for (_, payload), _ in whole] == [self._value] * 2
+            self.is_damaged = len(whole) < len(slots)
         elif slots[1].strip(b"\0"):
             # Slot 1 holds something only after slot 0 was whole.
             raise CorruptStoreError(f"neither slot of {self._path} is whole")

@@ -7,7 +7,8 @@ once, when the store is opened.
 
 A file is a row of chunks, each of them one flush. When the next chunk does not fit, a new file
 begins with what counts. How far the newest file goes is kept in a slot file of its own, which is
-written after the chunk: what stands beyond that may be torn, what stands before it may not.
+written after the chunk: what stands beyond that may be torn, what stands before it may not. A whole
+chunk beyond it counts: it was flushed, and the record of it may be in the slot that is damaged.
 
 Spec: docs/reference/formats.md, section 3.
 """
@@ -149,14 +150,17 @@ class SharedUnits:
         try:
             if promised > file.size:
                 raise CorruptStoreError(f"{path} has {file.size} bytes in place of {promised}")
-            take_chunks(self.tails, file.read(0, promised), path)
+            if self._end_slots.is_damaged and self._disk.exists(self._path(self._number + 1)):
+                raise CorruptStoreError(f"it is not known whether {path} is the newest file")
+            end = whole_chunks_end(file.read, file.size, promised)
+            take_chunks(self.tails, file.read(0, end), path)
         except OSError as error:
             file.close()
             raise CorruptStoreError(f"{path} cannot be read: {error}") from error
         except CorruptStoreError:
             file.close()
             raise
-        self._file, self._end = file, promised
+        self._file, self._end = file, end
         self._remove_others(path)
 
     def _remove_others(self, kept: str | None) -> None:
@@ -245,8 +249,26 @@ def read_tails(folder: str, read: Callable[[str], bytes]) -> Tails:
             data = read(path)
         except FileNotFoundError as error:
             raise CorruptStoreError(f"{path} is missing") from error
-        take_chunks(tails, data[:promised].ljust(promised, b"\0"), path)
+        end = whole_chunks_end(lambda at, size: data[at : at + size], len(data), promised)
+        take_chunks(tails, data[:end].ljust(promised, b"\0"), path)
     return tails
+
+
+def whole_chunks_end(read: Callable[[int, int], bytes], size: int, at: int) -> int:
+    """Return where the whole chunks end that stand at *at* and behind; *at* where there are none.
+
+    Args:
+        read: Returns the bytes of a file from an offset on, as many as asked for.
+        size: How many the file has.
+    """
+    while (begin := at + _CHUNK.size) <= size:
+        magic, length, crc = _CHUNK.unpack(read(at, _CHUNK.size))
+        if magic != CHUNK_MAGIC or begin + length > size:
+            break
+        if zlib.crc32(read(begin, length)) != crc:
+            break
+        at = begin + length
+    return at
 
 
 def take_chunks(tails: Tails, data: bytes, path: str) -> None:

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitlog import consume_queue, consume_queue_store, shared_units
-from commitlog.consume_queue_store import ConsumeQueueStore, shared_folder
+from commitlog.consume_queue_store import ConsumeQueueStore, remove_all, shared_folder
 from commitlog.disk import OsDisk
 from commitlog.errors import CorruptStoreError, DiskFullError
+from commitlog.mark import SLOT_HEADER_BYTES, SLOT_STRIDE_BYTES
 from commitlog.queue_unit import UNIT_BYTES, UNIT_DTYPE, Units
 from commitlog.shared_units import Row, RowKind, SharedUnits, decode_rows, encode_rows
 from dledger.testing.crash_disk import CrashDisk, disk_full
@@ -103,11 +104,24 @@ class Model:
             if key in self.queues and self.queues[key].min_offset >= bounds.min_offset:
                 self.store.queue(*key).delete_before(bounds.min_offset)
 
+    def rot_end(self) -> None:
+        """Flip a byte of the file that tells how far the shared units go."""
+        path = f"{shared_folder(ROOT)}/end"
+        if path in self.disk.files:
+            at = self.rng.randrange(2) * SLOT_STRIDE_BYTES + self.rng.randrange(SLOT_HEADER_BYTES)
+            self.disk.files[path].content[at] ^= 1 << self.rng.randrange(8)
+
     def restart(self, *, power_cut: bool) -> None:
         self.store.close()
         if power_cut:
             self.disk = self.disk.power_cut(lambda: self.rng.random() < 0.5)
-        self.store = self.open()
+        if self.rng.random() < 0.3:
+            self.rot_end()
+        try:
+            self.store = self.open()
+        except CorruptStoreError:
+            remove_all(self.disk, ROOT)
+            self.store, self.saved, self.saved_log = self.open(), {}, 0
         for queue in self.store.queues():
             bounds = self.saved.get((queue.topic, queue.queue_id))
             queue.truncate_to(len(bounds.numbers) if bounds else 0)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from commitlog.disk import OsDisk
+from commitlog.mark import SLOT_STRIDE_BYTES
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
@@ -59,6 +60,27 @@ def test_lost_shared_units_are_derived_from_the_log(tmp_path: Path, log: Writer,
     assert store.replayed == len(log.frames)
     assert units(store) == wanted
     assert not store.damaged
+    store.close(clean=True)
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_shared_units_survive_damage_to_the_record_of_their_end(log: Writer, slot: int) -> None:
+    disk = CrashDisk()
+    kept = replace(settings(Path("/n0")), queue_files_max=1)
+    store = ReplicaStore(disk, kept, StateTables)
+    for frame in log.frames:
+        store.log.append(frame)
+    store.log.flush()
+    for index in range(1, len(log.frames) + 1):
+        store.apply(index)
+        if index % 10 == 0 or index == len(log.frames):
+            checkpoint(store)
+    wanted = units(store)
+    end = next(path for path in disk.files if path.endswith("consumequeue.shared/end"))
+    disk.files[end].content[slot * SLOT_STRIDE_BYTES] ^= 1
+    store = ReplicaStore(disk.power_cut(lambda: False), kept, StateTables)
+    assert store.replayed == 0
+    assert units(store) == wanted
     store.close(clean=True)
 
 
