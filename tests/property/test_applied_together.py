@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,6 +93,7 @@ def files_of(store: ReplicaStore) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(step, min_size=2, max_size=30), st.lists(st.integers(1, 20), min_size=1))
 def test_apply_next_equals_apply(items: list[tuple[Any, ...]], stops: list[int]) -> None:

@@ -191,6 +191,7 @@ def test_a_planted_fact_is_caught_by_its_checker_and_name(fact: str) -> None:
     pytest.fail(f"{fact} could be planted only {caught} times in {TRIES} histories")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", RIGHT)
 def test_what_a_correct_broker_may_show_raises_no_alarm(change: str) -> None:
     changed = 0

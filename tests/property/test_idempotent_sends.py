@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -201,6 +202,7 @@ def run(steps: list[tuple[str, int, int]]) -> tuple[Client, list[list[bytes]]]:
     return client, queues
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(step, max_size=40))
 def test_idempotent_send_is_stored_once_where_answered(

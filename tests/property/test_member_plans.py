@@ -184,6 +184,7 @@ def play(size: int, seed: int, plan: list[tuple[str, int]]) -> WatchedMembers:
     return watched
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(plan=PLANS, seed=st.integers(0, 2**16), size=st.sampled_from([3, 3, 5]))
 def test_member_changes_keep_what_was_committed(

@@ -176,6 +176,7 @@ def play(size: int, seed: int, plan: list[tuple[str, int]]) -> None:
     watched.heal()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(plan=PLANS, seed=st.integers(0, 2**16), size=st.sampled_from([3, 3, 5]))
 def test_any_plan_keeps_what_was_committed_and_ends_in_agreement(

@@ -232,6 +232,7 @@ def test_shared_units_without_space_are_written_later() -> None:
     assert (tail.first, tail.end) == (5, 7)
 
 
+@pytest.mark.slow
 def test_hundred_thousand_queues_take_no_file_of_their_own(tmp_path: object) -> None:
     root = f"{tmp_path}/consumequeue"
     store = ConsumeQueueStore(OsDisk(), root, 8, max_open_files=2)

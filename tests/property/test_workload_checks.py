@@ -52,6 +52,7 @@ def both(history: History, folder: Path) -> tuple[list[Verdict], list[Verdict]]:
     return expected, check_source(LocalSource(folder), settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", MAKERS)
 def test_a_workload_gets_the_same_verdicts_counts_and_witnesses(
     workload: str, tmp_path: Path
@@ -68,6 +69,7 @@ def test_a_workload_gets_the_same_verdicts_counts_and_witnesses(
     assert names.keys() >= NAMES[workload], names
 
 
+@pytest.mark.slow
 def test_what_was_given_back_is_judged_as_row_by_row() -> None:
     judged: Counter[str] = Counter()
     for seed in range(DRAWN):
@@ -98,6 +100,7 @@ def test_push_workload_names_no_more_than_the_checker() -> None:
     assert found.counts["acknowledged"] == 50
 
 
+@pytest.mark.slow
 def test_lines_of_producers_are_judged_as_row_by_row() -> None:
     judged: Counter[str] = Counter()
     for seed in range(DRAWN):

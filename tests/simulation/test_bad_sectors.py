@@ -9,6 +9,8 @@ from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from jepsen_like.simulation.play import play
 from jepsen_like.simulation.world import World
 
+pytestmark = pytest.mark.slow
+
 SECTORS_MS = range(8_000, 168_000, 32_000)
 
 

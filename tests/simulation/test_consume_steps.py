@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 
+import pytest
+
 from client.consumer.pull_consumer import PullConsumer
 from client.core.errors import ClientError, StepOvertakenError
 from client.core.message import Message
@@ -12,6 +14,8 @@ from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.world import World, run_world
+
+pytestmark = pytest.mark.slow
 
 MESSAGES = 400
 WORKERS = ("w0", "w1", "w2")

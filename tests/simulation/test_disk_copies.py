@@ -11,6 +11,8 @@ from dledger.raft.replicator import Replicator
 from jepsen_like.plans.plan import Kind, Plan, Step, Workload
 from jepsen_like.simulation.play import Played, play
 
+pytestmark = pytest.mark.slow
+
 PLAN = Plan(
     seed=6,
     duration_ms=30_000,

@@ -16,6 +16,8 @@ from jepsen_like.simulation.play import Played, play
 from namesrv.name_server import RouteCache
 from namesrv.route_table import RouteInfoManager
 
+pytestmark = pytest.mark.slow
+
 LOAD = Workload(
     interval_ms=500, delayed_per_mille=300, timer_per_mille=300, transactions_per_mille=200
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import pytest
+
 from client.consumer.pull_consumer import PullConsumer
 from client.core.errors import (
     BrokerRefusedError,
@@ -16,6 +18,8 @@ from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.world import World, run_world
+
+pytestmark = pytest.mark.slow
 
 WRITERS = ("w0", "w1", "w2")
 

@@ -11,6 +11,8 @@ from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from jepsen_like.simulation.platter import ROTTEN
 from jepsen_like.simulation.play import Played, play
 
+pytestmark = pytest.mark.slow
+
 KINDS = len(ROTTEN)
 
 

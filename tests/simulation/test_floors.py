@@ -11,6 +11,8 @@ from jepsen_like.plans.draw import draw_plan
 from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from jepsen_like.simulation.play import Played, play
 
+pytestmark = pytest.mark.slow
+
 LOAD = Workload(interval_ms=200, body_bytes=16_384, queues=2, delayed_per_mille=0)
 
 FULL = Plan(

@@ -24,6 +24,8 @@ from jepsen_like.worker import Order, plan_of
 from jepsen_like.workloads.presets import simulated_workload
 from jepsen_like.workloads.producers import HostileMessages
 
+pytestmark = pytest.mark.slow
+
 WORKLOAD = msgspec.structs.replace(simulated_workload("hostile"), interval_ms=700)
 ROLL_WINDOW_S = 60
 """The shortest there is; the default is two days."""

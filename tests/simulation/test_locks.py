@@ -10,6 +10,8 @@ from jepsen_like.history.operation import F, Outcome
 from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from jepsen_like.simulation.play import Played, play
 
+pytestmark = pytest.mark.slow
+
 PLAN = Plan(
     seed=7,
     duration_ms=60_000,

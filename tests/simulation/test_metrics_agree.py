@@ -22,6 +22,8 @@ from jepsen_like.simulation.world import World, run_world
 from jepsen_like.simulation.world_settings import WorldSettings
 from tests.harness.metrics_page import MetricsPage
 
+pytestmark = pytest.mark.slow
+
 TOPIC = "Orders"
 SETTINGS = WorldSettings(
     options={"metrics.listen_port": "5557", "store.keep_bytes": str(2 * 256 * 1024)},

@@ -14,6 +14,8 @@ from jepsen_like.simulation.play import play
 from jepsen_like.simulation.world import World
 from jepsen_like.worker import Order, plan_of
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("n0", "n1", "n2", "n3", "n4")
 WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=1500)
 AWAY = 60_000

@@ -31,6 +31,8 @@ from jepsen_like.simulation.world_settings import OWNER
 from remoting.access.accounts import Account
 from remoting.access.gate import AccessGate
 
+pytestmark = pytest.mark.slow
+
 SCENES = {"role_orders", "old_leaders", "late_promotions"}
 
 PLAN = Plan(

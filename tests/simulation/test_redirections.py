@@ -9,6 +9,8 @@ from dledger.broker_errors import NotLeaderError
 from jepsen_like.plans.plan import Kind, Plan, Step, Workload
 from jepsen_like.simulation.play import Played, play
 
+pytestmark = pytest.mark.slow
+
 PLAN = Plan(
     seed=2,
     duration_ms=110_000,

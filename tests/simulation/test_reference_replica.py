@@ -23,6 +23,8 @@ from jepsen_like.plans.plan import Kind, Plan, Step, Workload
 from jepsen_like.simulation.play import Played, play
 from jepsen_like.simulation.reference_replica import FROM_SETTINGS, digests_by_field
 
+pytestmark = pytest.mark.slow
+
 PLAN = Plan(
     seed=5,
     duration_ms=30_000,

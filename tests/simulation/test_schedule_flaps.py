@@ -40,6 +40,8 @@ from jepsen_like.simulation.play import Played, play
 from jepsen_like.simulation.world import World
 from jepsen_like.workloads.recorder import TOPIC, value_of
 
+pytestmark = pytest.mark.slow
+
 FLAPS = 100
 SECONDS_PER_FLAP = 6
 """A third more than a flap takes; the test says when they did not fit in."""
@@ -293,7 +295,6 @@ def deliveries_gone_wrong(played: Played, watch: Watch) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_a_hundred_flaps_never_let_two_deliver(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     played, watch = play_watched(seed, monkeypatch)

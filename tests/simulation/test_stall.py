@@ -14,6 +14,8 @@ from jepsen_like.simulation.liveness import STALL_S, could_acknowledge
 from jepsen_like.simulation.play import play
 from jepsen_like.simulation.world import World
 
+pytestmark = pytest.mark.slow
+
 WORKLOAD = Workload(interval_ms=1000, readers=0, delayed_per_mille=0)
 SILENT_FROM_S = 20.0
 OFF_MS = 100_000

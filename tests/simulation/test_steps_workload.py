@@ -8,6 +8,8 @@ from jepsen_like.history.operation import F, Outcome
 from jepsen_like.plans.plan import Kind, Plan, Step, Workload
 from jepsen_like.simulation.play import Played, play
 
+pytestmark = pytest.mark.slow
+
 PLAN = Plan(
     seed=11,
     duration_ms=60_000,

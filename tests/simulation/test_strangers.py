@@ -12,6 +12,8 @@ from jepsen_like.plans.plan import Kind, Plan, Step, Workload
 from jepsen_like.simulation.play import play
 from jepsen_like.simulation.world import World
 
+pytestmark = pytest.mark.slow
+
 SECRET_FILE = "/etc/secret"
 
 THIEF_MS, FOR_MS = 4_000, 30_000

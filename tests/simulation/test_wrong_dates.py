@@ -18,6 +18,8 @@ from jepsen_like.simulation.world_settings import WorldSettings
 from jepsen_like.worker import Order, plan_of
 from tests.mutants.patches import read_patches
 
+pytestmark = pytest.mark.slow
+
 YEARS_MS = 2 * 365 * 86_400_000
 WORKLOAD = Workload(
     producers=4,

@@ -53,6 +53,7 @@ def test_whole_files_are_left_alone(store: ReplicaStore, max_bytes: int) -> None
     assert not store.queues.lost
 
 
+@pytest.mark.slow
 @PIECES
 @pytest.mark.parametrize("byte", [3, 7, 10, 14, 19])
 def test_each_file_with_a_flipped_bit_is_made_again(

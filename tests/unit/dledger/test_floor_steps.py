@@ -53,6 +53,7 @@ class StoppedError(Exception):
     """The leader ends between two steps."""
 
 
+@pytest.mark.slow
 async def test_floor_steps_move_few_queues_each_and_may_end_anywhere(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def check_and_refill(left: CrashDisk, leader: Leader, what: object) -> None:
     assert (last.tables.applied_index, last.log.last_index) == (END, END)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_of", [BEHIND, CONFLICT_BELOW_THE_FLOOR])
 def test_installation_cut_at_any_step_opens_safely(
     log_of: tuple[int, int],

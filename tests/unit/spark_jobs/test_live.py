@@ -71,6 +71,7 @@ def test_a_correct_run_is_never_accused(seed: int, tmp_path: Path) -> None:
     assert reported[-1][0].operations == len(judged)
 
 
+@pytest.mark.slow
 def test_what_is_kept_does_not_grow_with_the_run(tmp_path: Path) -> None:
     history, _ = generated(Shape(30_000, CLIENTS, 1), tmp_path / "made")
     reported = [progress for progress, _ in played(history.operations, tmp_path / "run")]

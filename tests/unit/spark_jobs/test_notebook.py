@@ -44,6 +44,7 @@ def test_the_shipped_runs_are_small_one_good_and_one_broken() -> None:
     assert "inconsistent offsets" in {anomaly["name"] for anomaly in broken.anomalies}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["good", "broken"])
 def test_every_picture_can_be_drawn_of_either_run(name: str, tmp_path: Path) -> None:
     run = Looked(SHIPPED / name, tmp_path / "pictures")

@@ -343,6 +343,7 @@ def raising(_: DeliveredMessage, __: ConsumeContext) -> ConsumeStatus:
     raise ValueError("the listener's")
 
 
+@pytest.mark.slow
 async def test_hooks_run_for_a_listener_that_raises_or_times_out() -> None:
     heard, hook = Heard(), Consumptions()
     config = PushConfig(

@@ -151,6 +151,7 @@ def break_machine(groups: Groups, name: str) -> Faults:
     return faults
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "number"),
     [

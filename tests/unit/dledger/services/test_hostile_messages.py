@@ -51,6 +51,7 @@ ODD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "fill"), ODD)
 async def test_odd_properties_are_rolled_and_delivered_as_they_are(
     autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery, given: bytes, fill: bool

@@ -100,6 +100,7 @@ PATHS: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_alone", [False, True], ids=["of three", "alone"])
 @pytest.mark.parametrize(("store", "then", "rots_after_s"), PATHS)
 async def test_no_valid_checksum_covers_a_rotten_body(

@@ -58,6 +58,7 @@ def compare(seed: int, count: int, size_max: int) -> tuple[int, int]:
     return verdicts[0], verdicts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(16))
 def test_agrees_with_exhaustive_search_on_small_histories(seed: int) -> None:
     good, bad = compare(seed, FAST_BLOCK, 7)

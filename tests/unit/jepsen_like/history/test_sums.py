@@ -51,6 +51,7 @@ def test_a_sum_is_of_rows_in_any_order_and_split(name: str, tmp_path: Path) -> N
     assert sum_of_table(name, table.slice(0, 0)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_sum_is_another_if_any_one_value_changes(name: str) -> None:
     table = made(name)

@@ -70,6 +70,7 @@ def faults_of(made: Canvas) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("duration_s", "faults"), [(90, 4), (700, 14)])
 def test_texts_of_all_pictures_are_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, duration_s: int, faults: int
