@@ -373,7 +373,7 @@ class ProcessCluster:
         """Return the name of the leader as soon as there is one.
 
         Raises:
-            CliError: None in time.
+            MQError: None in time.
         """
         return await self._cluster.wait_leader(other_than=other_than)
 
@@ -426,7 +426,7 @@ async def process_cluster(
         settings: ``table.name`` to value, for every broker; see docs/reference/configuration.md.
         folder: Where data is kept, and used again; else a folder that is removed at the end.
     Raises:
-        CliError: It did not become healthy.
+        MQError: It did not become healthy.
     """
     with tempfile.TemporaryDirectory(prefix="dledger-") as scratch:
         async with local_cluster(

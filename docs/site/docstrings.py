@@ -1,4 +1,4 @@
-"""Extension of griffe: sections of docstrings as mkdocstrings expects them.
+"""Extensions of griffe: sections of docstrings as mkdocstrings expects them, public names only.
 
 In the sources a section follows the one before it without a blank line, and a section of one
 sentence stands in the line of its title.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from griffe import Extension, Object
+from griffe import Class, Expr, Extension, Object
 
 _TITLE = re.compile(
     r"^(Args|Attributes|Returns|Yields|Raises|Cancellation|Invariant|Spec):[ ]*(.*)$"
 )
 _ERROR = re.compile(r"^[A-Z]\w+(?:, [A-Z]\w+)*: ")
+_NO_BASES = ("ManagedScope",)
+_NOT_PUBLIC = re.compile(r"\._|^dledger\.cli\.")
 _KNOWN = ("Args", "Attributes", "Returns", "Yields", "Raises")
 
 
@@ -44,3 +46,23 @@ class Sections(Extension):
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = with_sections(obj.docstring.value)
+
+
+class PublicNames(Extension):
+    """Leaves out what users do not write: bases for our use, constructors with private types."""
+
+    def on_class_members(self, *, cls: Class, **_: Any) -> None:
+        cls.bases = [base for base in cls.bases if str(base) not in _NO_BASES]
+        constructor = cls.members.get("__init__")
+        if constructor is None or constructor.is_alias:
+            return
+        annotations = [parameter.annotation for parameter in constructor.parameters]
+        names = [
+            name.canonical_path
+            for annotation in annotations
+            if isinstance(annotation, Expr)
+            for name in annotation.iterate(flat=True)
+            if isinstance(name, Expr)
+        ]
+        if any(map(_NOT_PUBLIC.search, names)):
+            cls.del_member("__init__")
