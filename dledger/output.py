@@ -127,7 +127,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for place, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[place], (int, float)) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    cells = [[_cell(value) for value in row] for row in rows]
+    cells = [[cell_text(value) for value in row] for row in rows]
     for row in cells:
         table.add_row(*map(Text, row))
     console = Console()
@@ -174,7 +174,8 @@ def _as_records(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def _cell(value: object) -> str:
+def cell_text(value: object) -> str:
+    """Return what a table shows of a value: escaped, so that no name moves the cursor."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -191,11 +192,11 @@ def print_csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([_csv_cell(row.get(name)) for name in columns])
+        writer.writerow([_csvcell_text(row.get(name)) for name in columns])
     sys.stdout.flush()
 
 
-def _csv_cell(value: object) -> object:
+def _csvcell_text(value: object) -> object:
     if value is None or isinstance(value, str | int | float):
         return value
     import msgspec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -58,7 +58,7 @@ async def stats(
     async with open_client(addresses(namesrv)) as client:
         admin, done = Admin(client), 0
         while True:
-            rows = await stats_of(admin, topic)
+            rows = await stats_of(admin, None if topic is None else [topic])
             if done and output == "table" and sys.stdout.isatty():
                 sys.stdout.write(CLEAR)
             show(output, "", rows, WIDE_COLUMNS if wide else COLUMNS)
@@ -68,8 +68,21 @@ async def stats(
             await trio.sleep(every_s)
 
 
-async def stats_of(admin: Admin, topic: str | None) -> list[dict[str, Any]]:
-    """Return one row per topic and group that has an offset of it, from all brokers."""
+async def topics_by_lag(admin: Admin) -> list[str]:
+    """Return all topics that are not the brokers' own, those with the most waiting first."""
+    waiting: dict[str, int] = dict.fromkeys(await _plain_topics(admin), 0)
+    for by_topic in (await admin.lags()).values():
+        for name, lag in by_topic.items():
+            waiting[name] = waiting.get(name, 0) + lag
+    return sorted(waiting, key=lambda name: (-waiting[name], name))
+
+
+async def stats_of(admin: Admin, wanted: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Return one row per topic and group that has an offset of it, from all brokers.
+
+    Args:
+        wanted: Topics; None: all.
+    """
     import trio
 
     lags = await admin.lags()
@@ -77,7 +90,7 @@ async def stats_of(admin: Admin, topic: str | None) -> list[dict[str, Any]]:
     for group, by_topic in lags.items():
         for name, lag in by_topic.items():
             groups.setdefault(name, {})[group] = lag
-    topics = [topic] if topic is not None else sorted({*groups, *await _plain_topics(admin)})
+    topics = wanted if wanted is not None else sorted({*groups, *await _plain_topics(admin)})
     keys = [(TOPIC_PUT_NUMS, name) for name in topics]
     keys += [
         (GROUP_GET_NUMS, f"{name}@{group}") for name in topics for group in groups.get(name, ())

@@ -44,14 +44,14 @@ async def repeated(
         try:
             status = await look()
         except (MQError, ExceptionGroup) as error:
-            first = _first_of(error)
+            first = known_error(error)
             note(f"error: {first}")
             status = first.exit_code if isinstance(first, CliError) else ExitCode.FAILED
         done += 1
     return status
 
 
-def _first_of(error: MQError | ExceptionGroup) -> MQError:
+def known_error(error: Exception) -> MQError:
     """Return what a look failed with.
 
     Raises:
@@ -59,11 +59,13 @@ def _first_of(error: MQError | ExceptionGroup) -> MQError:
     """
     if isinstance(error, MQError):
         found = [error]
-    else:
+    elif isinstance(error, ExceptionGroup):
         known, others = error.split(MQError)
         if known is None or others is not None:
             raise error
         found = list(_leaves(known))
+    else:
+        raise error
     if any(isinstance(each, InvariantBroken) for each in found):
         raise error
     return found[0]

@@ -1,0 +1,88 @@
+"""One screen of ``dledger top``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dledger.cli.top_command import Sort, TopLook, page
+
+MEMBERS = [
+    {
+        "group": "broker-a",
+        "member": f"n{number}",
+        "address": f"127.0.0.1:1091{number}",
+        "role": role,
+        "term": 7,
+        "commit": 4711,
+        "lag": lag,
+    }
+    for number, (role, lag) in enumerate([("leader", 0), ("follower", 12), ("unreachable", None)])
+]
+
+
+def row(topic: str, came: float, went: float, lag: int | None) -> dict[str, Any]:
+    group = None if lag is None else "workers"
+    return {"topic": topic, "group": group, "in_per_s": came, "out_per_s": went, "lag": lag}
+
+
+TOPICS = [row("Audit", 1.0, 9.0, 5), row("Orders", 30.5, 2.0, 70), row("Quiet", 0.0, 0.0, None)]
+LOOK = TopLook(at="12:00:01", members=MEMBERS, topics=TOPICS)
+
+
+def shown(look: TopLook, *, sort: Sort = "in", height: int = 0) -> list[str]:
+    console = Console(width=80, record=True, file=None, quiet=False, force_terminal=False)
+    with console.capture() as capture:
+        console.print(page(look, sort=sort, height=height))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_top_shows_each_member_and_how_many_serve() -> None:
+    lines = shown(LOOK)
+    assert lines[0] == "2 of 3 members serve, 12:00:01"
+    (follower,) = [line.split() for line in lines if " n1 " in line]
+    assert follower == ["broker-a", "n1", "127.0.0.1:10911", "follower", "7", "4711", "12"]
+    (lost,) = [line.split() for line in lines if " n2 " in line]
+    assert lost[3:] == ["unreachable", "7", "4711", "-"]
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("in", ["Orders", "Audit", "Quiet"]),
+        ("out", ["Audit", "Orders", "Quiet"]),
+        ("lag", ["Orders", "Audit", "Quiet"]),
+    ],
+)
+def test_top_orders_topics_by_what_is_asked(sort: Sort, order: list[str]) -> None:
+    first = [line.split()[0] for line in shown(LOOK, sort=sort) if line.strip()]
+    assert [word for word in first if word in order] == order
+
+
+@pytest.mark.parametrize("height", [10, 12, 24, 50])
+def test_top_fits_the_screen(height: int) -> None:
+    many = TopLook(
+        at="12:00:01",
+        members=MEMBERS * 10,
+        topics=[row(f"t{number:03}", float(number), 0.0, number) for number in range(200)],
+        topics_left_out=3,
+        error="no NameServer answers " * 20,
+    )
+    lines = shown(many, height=height)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= 80
+    assert "t199" in "".join(lines), "the one with the most is there"
+    assert sum(" n0 " in line for line in lines) >= 1
+
+
+def test_top_keeps_the_rows_when_a_look_fails() -> None:
+    lines = shown(TopLook("12:00:03", MEMBERS, TOPICS, error="127.0.0.1:9876 does not answer"))
+    assert lines[1] == "the last look failed: 127.0.0.1:9876 does not answer"
+    assert any(line.startswith("Orders") for line in lines)
+
+
+def test_top_escapes_names() -> None:
+    lines = shown(TopLook("12:00:01", MEMBERS, [row("T\x1b[2J", 1.0, 0.0, None)]))
+    assert not any("\x1b" in line for line in lines)
