@@ -145,6 +145,33 @@ async def consume(
 
 
 @app.command
+async def pop(
+    *,
+    size: Annotated[int, Parameter(help="Bytes of a body.")] = 256,
+    messages: Annotated[int, Parameter(help="Messages to write, then consume.")] = 20_000,
+    queues: Annotated[int, Parameter(help="Queues of the topic.")] = 4,
+    receivers: Annotated[int, Parameter(help="Receives under way at the same time.")] = 64,
+    batch: Annotated[int, Parameter(help="Messages of a receive of the batches.")] = 32,
+    topic: Annotated[str, Parameter(help="Topic to create and use.")] = "bench-pop",
+    namesrv: BenchNamesrv = None,
+    folder: ClusterFolder = None,
+    set_: ClusterSettings = None,
+    output: Output = "table",
+) -> int:
+    """Write a backlog, consume it by push, then by receipts; report the rates and their ratios.
+
+    Without --namesrv a temporary cluster of three brokers is started on this machine.
+    """
+    from dledger.cli.bench_pop import PopLoad, bench_pop
+
+    _positive(size=size, messages=messages, queues=queues, receivers=receivers, batch=batch)
+    load = PopLoad(topic, size, messages, queues, receivers, batch)
+    result = await bench_pop(_target(namesrv, folder, set_), load, note)
+    print_result("", result, output)
+    return ExitCode.OK
+
+
+@app.command
 async def scale(
     *,
     topics: Annotated[int, Parameter(help="Topics to create.")] = 2_000,

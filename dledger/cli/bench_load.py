@@ -372,12 +372,13 @@ async def bench_consume(
         await create_topic(addresses, load.topic, queues=load.queues)
         async with open_client(addresses) as client:
             tell(f"writing {load.messages:,} messages of {load.size} bytes")
-            await _fill(client, load)
+            await fill(client, load)
             tell("reading them")
             return await _consume(client, load)
 
 
-async def _fill(client: ClientInstance, load: ConsumeLoad) -> None:
+async def fill(client: ClientInstance, load: ConsumeLoad) -> None:
+    """Write a backlog, in batches; returns when all of it is stored."""
     body = bytes(load.size)
     left = load.messages
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.bench_load import ProduceLoad, _produced, _Tally, percentiles_ms
+from dledger.cli.bench_pop import PopLoad, rates
 from dledger.cli.main import main
 from dledger.output import CliError
 
@@ -49,12 +50,20 @@ def test_a_bench_without_one_success_is_an_error() -> None:
         _produced(ProduceLoad("t"), tally)
 
 
+def test_rates_of_pop_are_those_of_messages_beside_push() -> None:
+    result = rates(PopLoad("t", messages=1_000), push_s=0.5, single_s=4.0, batch_s=0.625)
+    assert (result.push_per_s, result.single_per_s, result.batch_per_s) == (2_000, 250, 1_600)
+    assert (result.single_of_push, result.batch_of_push) == (0.125, 0.8)
+
+
 @pytest.mark.parametrize(
     "tokens",
     [
         ["produce", "--inflight", "0"],
         ["produce", "--duration", "-1"],
         ["consume", "--messages", "0"],
+        ["pop", "--receivers", "0"],
+        ["pop", "--batch", "-1"],
         ["store", "--size", "0"],
         ["store", "--entry", "10"],
     ],

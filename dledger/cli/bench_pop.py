@@ -1,0 +1,163 @@
+"""``dledger bench pop``: consuming by receipt beside classic push, of the same backlog."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import trio
+
+from client.consumer.config import PushConfig
+from client.consumer.listener import ConsumeContext, DeliveredMessage
+from client.consumer.offsets import FROM_FIRST
+from client.consumer.pop_calls import ReceivedMessage
+from client.consumer.push_consumer import PushConsumer
+from client.consumer.simple_consumer import SimpleConsumer
+from client.core.client_instance import ClientInstance
+from dledger.cli.ask_cluster import open_client
+from dledger.cli.bench_load import ConsumeLoad, Target, cluster_for_bench, fill
+from dledger.cli.topic_command import create_topic
+from dledger.output import CliError
+
+END_TIMEOUT_S: Final = 300.0
+"""After this long without the whole backlog a consumer is given up."""
+
+EMPTY_WAIT_S: Final = 1.0
+"""How long a receive waits when there is nothing left."""
+
+
+@dataclass(frozen=True, slots=True)
+class PopLoad:
+    """A backlog that is written once and consumed by three groups, one after another.
+
+    Args:
+        receivers: Calls of receive under way at the same time.
+        batch: Messages of one receive of the batches, acknowledged together.
+    """
+
+    topic: str
+    size: int = 256
+    messages: int = 20_000
+    queues: int = 4
+    receivers: int = 64
+    batch: int = 32
+
+
+class PopBench(msgspec.Struct, kw_only=True):
+    """Messages a second that each way consumed and acknowledged, and what part of push it is."""
+
+    messages: int
+    push_per_s: float
+    single_per_s: float
+    batch_per_s: float
+    single_of_push: float
+    batch_of_push: float
+    receivers: int
+    batch: int
+    queues: int
+    size: int
+
+
+async def bench_pop(target: Target, load: PopLoad, tell: Callable[[str], None]) -> PopBench:
+    """Write a backlog, consume it by push, one by one and in batches, and return the rates.
+
+    Raises:
+        CliError: The cluster cannot be reached, or not all messages came in time.
+    """
+    async with cluster_for_bench(target, tell) as (addresses, _):
+        await create_topic(addresses, load.topic, queues=load.queues)
+        async with open_client(addresses) as client:
+            tell(f"writing {load.messages:,} messages of {load.size} bytes")
+            await fill(client, ConsumeLoad(load.topic, load.size, load.messages, load.queues))
+            tell("consuming them by push")
+            push_s = await _pushed(client, load)
+            tell("receiving and acknowledging them one by one")
+            single_s = await _received(client, load, 1, "bench-single")
+            tell(f"receiving and acknowledging up to {load.batch} together")
+            batch_s = await _received(client, load, load.batch, "bench-batch")
+    return rates(load, push_s, single_s, batch_s)
+
+
+def rates(load: PopLoad, push_s: float, single_s: float, batch_s: float) -> PopBench:
+    """Return the result, from how long each way took. Pure."""
+    return PopBench(
+        messages=load.messages,
+        push_per_s=load.messages / push_s,
+        single_per_s=load.messages / single_s,
+        batch_per_s=load.messages / batch_s,
+        single_of_push=push_s / single_s,
+        batch_of_push=push_s / batch_s,
+        receivers=load.receivers,
+        batch=load.batch,
+        queues=load.queues,
+        size=load.size,
+    )
+
+
+class _Count:
+    """How many different messages came, and when the first and the last of them did."""
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self._seen: set[tuple[str, int, int]] = set()
+        self._began_s = time.perf_counter()
+        self._ended_s = 0.0
+        self.is_whole = trio.Event()
+
+    def add(self, messages: Sequence[DeliveredMessage | ReceivedMessage]) -> None:
+        self._seen.update((m.broker_name, m.queue_id, m.queue_offset) for m in messages)
+        if len(self._seen) >= self._wanted and not self._ended_s:
+            self._ended_s = time.perf_counter()
+            self.is_whole.set()
+
+    async def took_s(self) -> float:
+        """Return how long all of them took.
+
+        Raises:
+            CliError: Some did not come in time.
+        """
+        with trio.move_on_after(END_TIMEOUT_S):
+            await self.is_whole.wait()
+            return self._ended_s - self._began_s
+        raise CliError(f"{len(self._seen)} of {self._wanted} messages came in {END_TIMEOUT_S:g} s")
+
+
+async def _pushed(client: ClientInstance, load: PopLoad) -> float:
+    count = _Count(load.messages)
+
+    async def listen(messages: Sequence[DeliveredMessage], context: ConsumeContext) -> None:
+        count.add(messages)
+
+    config = PushConfig(consume_from=FROM_FIRST)
+    async with PushConsumer(client, "bench-push", listen, {load.topic: "*"}, config):
+        return await count.took_s()
+
+
+async def _received(client: ClientInstance, load: PopLoad, together: int, group: str) -> float:
+    async with SimpleConsumer(client, group, {load.topic: "*"}) as consumer:
+        count = _Count(load.messages)
+
+        async def receive() -> None:
+            while not count.is_whole.is_set():
+                messages = await consumer.receive(together, wait_s=EMPTY_WAIT_S)
+                if len(messages) == 1:
+                    await consumer.ack(messages[0])
+                elif messages:
+                    await consumer.ack_all(messages)
+                count.add(messages)
+
+        async with _running(load.receivers, receive):
+            return await count.took_s()
+
+
+@asynccontextmanager
+async def _running(tasks: int, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        for _ in range(tasks):
+            nursery.start_soon(work)
+        yield
+        nursery.cancel_scope.cancel()
