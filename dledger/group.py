@@ -24,7 +24,7 @@ from dledger.group_api import OnBarrier, Proposed, fenced
 from dledger.loop_stall import LoopStall
 from dledger.maintenance import Maintenance, members_of
 from dledger.proposals import APPLY_AT_ONCE_ENTRIES, Applier, GroupSettings, Leadership, Proposals
-from dledger.raft.candidate import Clocks
+from dledger.raft.clocks import Clocks
 from dledger.raft.identity import Identity
 from dledger.raft.journal import TermVote
 from dledger.raft.links import Links

@@ -1,4 +1,4 @@
-"""``dledger group``: consumer groups, their members, lag and offsets; ``dledger producer``."""
+"""``dledger group``: consumer groups, their members, lag and offsets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 app = App(
     name="group", help="Show consumer groups: members, lag, offsets; move offsets.", backend="trio"
 )
-producer_app = App(name="producer", help="Show connected producers.", backend="trio")
 
 TOPICS_SHOWN = 5
 """Topics of a group that an error names."""
@@ -52,8 +51,6 @@ ASKED_AT_ONCE = 16
 
 QUEUE_COLUMNS = ("topic", "broker", "queue", "consumed", "end", "lag")
 WIDE_QUEUE_COLUMNS = (*QUEUE_COLUMNS, "last_consumed", "member")
-PRODUCER_COLUMNS = ("group", "client_id", "address", "language")
-WIDE_PRODUCER_COLUMNS = (*PRODUCER_COLUMNS, "version", "last_heard")
 MOVE_COLUMNS = ("broker", "queue", "min_offset", "max_offset", "before", "after", "moves_by")
 
 
@@ -576,44 +573,3 @@ def clone_rows(
         for queue, said in sorted(source.items())
         if topic is None or queue.topic == topic
     ]
-
-
-@producer_app.command(name="ls")
-async def list_producers(
-    group: Annotated[str | None, Parameter(help="Producer group; all otherwise.")] = None,
-    /,
-    *,
-    wide: Wide = False,
-    watch: Watch = None,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
-    output: RowsOutput = "table",
-) -> int:
-    """List connected producers."""
-
-    async def look() -> int:
-        from client.admin.admin import Admin
-        from dledger.cli.ask_cluster import open_client
-
-        async with open_client(addresses(namesrv)) as client:
-            found = await Admin(client).producers()
-        if group is not None and group not in found:
-            raise CliError(
-                f"no producer of {group} is connected", next_step="see dledger producer ls"
-            )
-        rows = [
-            {
-                "group": name,
-                "client_id": producer.client_id,
-                "address": producer.remote_ip,
-                "language": producer.language,
-                "version": producer.version,
-                "last_heard": time_text(producer.last_update_timestamp),
-            }
-            for name, producers in found.items()
-            for producer in producers
-            if group in (None, name)
-        ]
-        show(output, "", rows, WIDE_PRODUCER_COLUMNS if wide else PRODUCER_COLUMNS)
-        return ExitCode.OK
-
-    return await repeated(look, watch)

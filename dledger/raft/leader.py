@@ -15,7 +15,8 @@ import structlog
 
 from commitlog.errors import DiskFullError, LogBusyError, RemoteProtocolError
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, ReplicationError
-from dledger.raft.candidate import Clocks, ElectionTimer, majority
+from dledger.raft.candidate import ElectionTimer, majority
+from dledger.raft.clocks import Clocks
 from dledger.raft.contacts import Contacts
 from dledger.raft.identity import Hello
 from dledger.raft.journal import ConfigProposal

@@ -26,7 +26,8 @@ from typing import Any, Final
 from commitlog.entry_log import EntryLog
 from commitlog.errors import LocalProtocolError, RemoteProtocolError
 from dledger.raft.acks import Flusher, PendingAcks
-from dledger.raft.candidate import Candidate, Clocks, ElectionTimer, VoteEligibility
+from dledger.raft.candidate import Candidate, ElectionTimer, VoteEligibility
+from dledger.raft.clocks import Clocks
 from dledger.raft.contacts import Contacts
 from dledger.raft.follower import Follower
 from dledger.raft.identity import Hello, Identity

@@ -30,7 +30,7 @@ import trio
 from commitlog.entry import KIND_CONFIG, parse_header
 from commitlog.errors import MQError
 from dledger.group import Group
-from dledger.raft.candidate import SKEW_MAX_MS
+from dledger.raft.clocks import SKEW_MAX_MS
 from dledger.services.retention import retention_ms
 from dledger.state.apply import Applied
 from dledger.state.state_record import FloorChange, QueueFloorsChange, TimersChange

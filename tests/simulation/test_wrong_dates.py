@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dledger.raft.candidate import SKEW_MAX_MS
+from dledger.raft.clocks import SKEW_MAX_MS
 from dledger.state.apply import apply_entry
 from dledger.state.tables import StateTables
 from jepsen_like.plans.plan import ASKED_FOR, Kind, Plan, Settings, Step, Workload

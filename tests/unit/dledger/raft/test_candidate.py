@@ -16,16 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.raft.candidate import (
-    AGREED_S,
-    DATE_VALID_S,
-    NO_CAMPAIGN_S,
-    SKEW_MAX_MS,
     Ballot,
-    Clocks,
     ElectionTimer,
     is_up_to_date,
     majority,
 )
+from dledger.raft.clocks import AGREED_S, DATE_VALID_S, NO_CAMPAIGN_S, SKEW_MAX_MS, Clocks
 from dledger.testing.doubles import ManualClock
 from tests.harness.groups import running_groups
 from tests.harness.raft_cluster import batch

@@ -14,7 +14,7 @@ from commitlog.entry import Run
 from commitlog.record import encode_record
 from dledger.broker_settings import delays_of_levels
 from dledger.group import Group, VotersClock
-from dledger.raft.candidate import DATE_VALID_S
+from dledger.raft.clocks import DATE_VALID_S
 from dledger.services.delayed_message import (
     TimerClaims,
     due_ms,
