@@ -255,9 +255,9 @@ class PopGrants:
                 self._count_out(),
                 self._spent_without_copy(),
             )
-            taken: list[PopAsk] = []
+            taken, refused = list[PopAsk](), list[PopAsk]()
             while self._waiting and not decision.is_full:
-                self._decide(self._waiting.popleft(), decision, taken)
+                self._decide(self._waiting.popleft(), decision, taken, refused)
             while self._woken and not decision.is_full:
                 line = next(iter(self._woken))
                 if not self._try_line(line, decision, taken):
@@ -268,6 +268,10 @@ class PopGrants:
                     self._due[pair] = min(at_ms, self._due.get(pair, at_ms))
                     self._moved.set()
             self._propose(taken, decision)
+            # Not before: a read barrier applies what is committed, which wakes held requests, and
+            # they would be decided beside this decision, on a state that it has not seen.
+            for ask in refused:
+                self._confirm(ask)
 
     def _waits(self, pair: tuple[str, str]) -> bool:
         return any(line[0] == pair[0] for line in self._lines.of_topic(pair[1]))
@@ -287,7 +291,9 @@ class PopGrants:
             self._set_aside_until = now + SET_ASIDE_S
         return self._set_aside
 
-    def _decide(self, ask: PopAsk, decision: PopDecision, taken: list[PopAsk]) -> None:
+    def _decide(
+        self, ask: PopAsk, decision: PopDecision, taken: list[PopAsk], refused: list[PopAsk]
+    ) -> None:
         if ask.modes:
             decision.modes.extend(ask.modes)
             taken.append(ask)
@@ -303,7 +309,7 @@ class PopGrants:
             elif ask.is_current:
                 ask.on_done(ask, None)
             else:
-                self._confirm(ask)
+                refused.append(ask)
         elif not self._try(ask, decision, taken):
             self._hold(ask)
 

@@ -12,6 +12,7 @@ import trio
 from commitlog.record import iter_records
 from dledger.broker_errors import TableFullError
 from dledger.filters.errors import DamagedMessageError
+from dledger.group_api import OnBarrier
 from dledger.processors.destination import Destinations
 from dledger.processors.pop_messages import PopMessages
 from dledger.services.pop_decision import Found, Receive
@@ -193,6 +194,40 @@ def test_no_other_consumer_sees_a_message_that_is_out(popping: Broker) -> None:
     assert bodies(pop(popping, maxMsgNums=2)) == [(b"c", 0)]
     assert pop(popping).code == ResponseCode.PULL_NOT_FOUND
     assert bodies(pop(popping, consumerGroup="h")) == [(b"a", 0), (b"b", 0), (b"c", 0)]
+
+
+def test_old_handle_beside_a_receive_doubles_nothing(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, barrier = broker.group, broker.group.read_barrier
+    for topic in ("T", "U"):
+        broker.make_topic(topic)
+    group.put("U", 0, b"u")
+    held = hold(broker)
+    asked = [
+        request(RequestCode.POP_MESSAGE, fields(topic="U", consumerGroup="h")),
+        request(RequestCode.POP_MESSAGE, fields()),
+        request(
+            RequestCode.ACK_MESSAGE, receipt(ReceiptHandle(0, 1, INVISIBLE_MS, 1_001, BROKER, 0, 0))
+        ),
+    ]
+
+    def barrier_that_applies(on_done: OnBarrier) -> None:
+        for listener in group.on_applied:
+            listener([("T", 0, 1)])
+        barrier(on_done)
+
+    monkeypatch.setattr(group, "read_barrier", barrier_that_applies)
+    # The last two wait for the entry of the first, and are decided together.
+    assert [broker.handle(each) for each in asked] == [DEFERRED] * 3
+    group.put("T", 0, b"a")
+    group.settle()
+    answers = [answer_of(broker, each) for each in asked]
+    assert answers[1] is not None
+    assert bodies(answers[1]) == [(b"a", 0)]
+    assert answers[2] is not None
+    assert answers[2].code == ResponseCode.NO_MESSAGE
+    assert answer_of(broker, held) is None
 
 
 def test_requests_of_one_moment_share_an_entry(popping: Broker) -> None:
