@@ -267,6 +267,7 @@ _OF: Final = {
     F.RECEIVE: "pop",
     F.ACK: "pop",
     F.CHANGE_TIME: "pop",
+    F.GIVEN_UP: "pop",
     F.STEP: "steps",
     F.STEP_FOUND: "steps",
 }

@@ -81,6 +81,7 @@ ROW_WISE: Final = tuple(
         F.CHANGE_TIME,
         F.STEP,
         F.STEP_FOUND,
+        F.GIVEN_UP,
     )
 )
 REST: Final = Want(

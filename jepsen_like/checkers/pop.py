@@ -9,7 +9,10 @@ A delivery happened between its call and its return, so it lasts until its call 
 least. A later one, known by its attempt, must not have returned before that; a change of the time
 moves that end, and one of unknown outcome perhaps. Brokers' clocks shorten it by as much as they
 may be apart. Receives of unknown outcome hand messages out that no row has: attempts may be
-missing, but never come twice, and never go back.
+missing, but never come twice, and never go back. A later attempt begins when the one before is
+over, however long its request was held before.
+
+How messages end, and which receipts count, is in `pop_ends`.
 
 Columns decide over all deliveries; the rows of wrong ones are named by number.
 """
@@ -23,6 +26,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from jepsen_like.checkers import pop_ends
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
@@ -31,7 +35,7 @@ NAME: Final = "pop"
 TWICE: Final = "message handed out twice as one attempt"
 EARLY: Final = "message handed out again before its time"
 AGAIN: Final = "acknowledged message handed out again"
-OLD_RECEIPT: Final = "old receipt accepted"
+OLD_RECEIPT: Final = pop_ends.OLD_RECEIPT
 WENT_BACK: Final = "attempts went back"
 OUT_OF_ORDER: Final = "message handed out before the one ahead of it"
 LOST: Final = "message never handed out"
@@ -41,7 +45,7 @@ IN_ORDER_SUFFIX: Final = "-in-order"
 """Ends the names of groups that receive in order."""
 REPORTED_MAX: Final = 8
 MS_NS: Final = 1_000_000
-OPERATIONS: Final = frozenset({F.RECEIVE, F.ACK, F.CHANGE_TIME})
+OPERATIONS: Final = frozenset({F.RECEIVE, F.ACK, F.CHANGE_TIME, F.GIVEN_UP})
 
 _I64 = npt.NDArray[np.int64]
 _Place = tuple[str, str, int]
@@ -132,13 +136,16 @@ def check_history(operations: Iterable[Operation], *, clock_error_ns: int = 0) -
     if len(found.key):
         acks = [op for op in rows if op.f == F.ACK and op.outcome != Outcome.FAIL]
         violations += _out_of_order(by_attempt, ends, acks, names)
-    violations += _lost(heads, names)
+    ended = pop_ends.violations(rows, clock_error_ns=clock_error_ns)
+    violations += _first_of_each(ended)
+    violations += _lost(heads, names, pop_ends.given_up_unseen(rows))
     counts = {
         "received": len(found.key),
         "again": int(np.count_nonzero(found.attempt > 1)),
         "acknowledged": len(acked.key),
         "changed": len(changes),
         "refused": sum(op.f == F.ACK and op.outcome == Outcome.FAIL for op in rows),
+        "given_up": sum(op.f == F.GIVEN_UP for op in rows),
     }
     return judge(NAME, violations, counts, looked_at=len(found.key))
 
@@ -153,10 +160,9 @@ def _violation(
 
 
 def _ends(found: _Columns, keys: _Keys, changes: list[Operation]) -> _I64:
-    """Return until when each delivery lasts at least."""
+    """Return until when each delivery lasts at least; *found* is in the order of attempts."""
     ends: _I64 = found.call_ns + found.span_ns
-    if not changes:
-        return ends
+    moves: dict[int, list[tuple[bool, int]]] = {}
     of_receipt = {
         (int(key), int(receipt)): place
         for place, (key, receipt) in enumerate(zip(found.key, found.receipt, strict=True))
@@ -165,12 +171,20 @@ def _ends(found: _Columns, keys: _Keys, changes: list[Operation]) -> _I64:
         place = of_receipt.get((keys.of(op), op.txn))
         if place is None:
             continue
-        moved = op.call_ns + op.status * MS_NS
-        if op.outcome == Outcome.OK:
-            ends[place] = moved
+        is_sure = op.outcome == Outcome.OK
+        moves.setdefault(place, []).append((is_sure, op.call_ns + op.status * MS_NS))
+        if is_sure:
             of_receipt[keys.of(op), op.min_off] = place
-        else:
-            ends[place] = min(int(ends[place]), moved)
+    follows = np.zeros(len(ends), bool)
+    follows[1:] = (found.key[1:] == found.key[:-1]) & (found.attempt[1:] > found.attempt[:-1])
+    for place in sorted({*np.flatnonzero(follows).tolist(), *moves}):
+        begin = int(found.call_ns[place])
+        if follows[place]:
+            begin = max(begin, int(ends[place - 1]))
+        end = begin + int(found.span_ns[place])
+        for is_sure, moved in moves.get(place, ()):
+            end = moved if is_sure else min(end, moved)
+        ends[place] = end
     return ends
 
 
@@ -307,7 +321,20 @@ def _out_of_order(
     return violations[:REPORTED_MAX]
 
 
-def _lost(heads: list[Operation], names: list[tuple[str, str, int, int]]) -> list[Violation]:
+def _first_of_each(found: list[Violation]) -> list[Violation]:
+    counts: dict[str, int] = {}
+    kept = []
+    for violation in found:
+        counts[violation.name] = counts.get(violation.name, 0) + 1
+        if counts[violation.name] <= REPORTED_MAX:
+            kept.append(violation)
+    return kept
+
+
+def _lost(
+    heads: list[Operation], names: list[tuple[str, str, int, int]], unseen: dict[str, int]
+) -> list[Violation]:
+    """Find messages that no consumer got; *unseen* of a group were given up and in no answer."""
     there: dict[_Place, set[int]] = {}
     for group, topic, queue, off in names:
         there.setdefault((group, topic, queue), set()).add(off)
@@ -315,6 +342,8 @@ def _lost(heads: list[Operation], names: list[tuple[str, str, int, int]]) -> lis
     for head in heads:
         received = there.get((head.group, head.topic, head.queue), set())
         missing = [off for off in range(head.min_off, head.max_off) if off not in received]
+        if len(missing) <= unseen.get(head.group, 0):
+            continue
         where = f"{head.group}@{head.topic}/{head.queue}"
         violations += [
             Violation(LOST, where, f"offset {off}", (head.op_id,)) for off in missing[:REPORTED_MAX]

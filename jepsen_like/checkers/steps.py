@@ -6,6 +6,8 @@ is read when the run is over: the output that the step of operation *txn* sent f
 *off*. One without an offset states that the group has committed *max_off* in the queue; its *cnt*
 is 1 where outputs were read from their beginning, so that a missing one is lost.
 
+A step that read several queues has a row for each, with the first of these in *txn*.
+
 Everything is exact: nothing depends on times.
 """
 
@@ -44,7 +46,7 @@ def check_history(operations: Iterable[Operation]) -> Verdict:
             looked_at += op.f == F.STEP
             slot = (op.group, op.topic, op.queue)
             slots.setdefault(slot, _Judged(slot)).take(op)
-    found: list[Violation] = []
+    found = _in_parts(list(slots.values()))
     for _, judged in sorted(slots.items()):
         found += judged.violations()
     every = [judged for _, judged in sorted(slots.items())]
@@ -55,6 +57,29 @@ def check_history(operations: Iterable[Operation]) -> Verdict:
         "outputs": sum(len(judged.outputs) for judged in every),
     }
     return judge(NAME, found, counts, looked_at=looked_at)
+
+
+def _in_parts(every: list[_Judged]) -> list[Violation]:
+    """Find steps with outputs of one queue, and none of another one's messages."""
+    if not all(judged.head is not None and judged.head.cnt for judged in every if judged.steps):
+        return []
+    there = {op.txn for judged in every for op in judged.outputs}
+    rows: dict[int, list[Operation]] = {}
+    for judged in every:
+        for op in judged.steps.values():
+            if op.txn != NOTHING and op.max_off > op.min_off:
+                rows.setdefault(op.txn, []).append(op)
+    found = []
+    for ops in rows.values():
+        stored = [op for op in ops if op.op_id in there]
+        missing = [op for op in ops if op.op_id not in there]
+        if stored and missing:
+            op = missing[0]
+            subject = f"{op.group}@{op.topic}/{op.queue}"
+            text = f"from {op.off} to {op.max_off}: there is only the output of another queue"
+            ids = (op.op_id, stored[0].op_id)
+            found.append(Violation(IN_PARTS, subject, text, ids, at_ns=op.call_ns))
+    return found[:REPORTED_MAX]
 
 
 class _Judged:

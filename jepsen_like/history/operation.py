@@ -69,6 +69,9 @@ class F(IntEnum):
     """Messages from *min_off* to *max_off*, worked off in one step that began at *off*."""
     STEP_FOUND = 20
     """What step *txn* made of the message at *off*, found at the end; see `checkers.steps`."""
+    GIVEN_UP = 21
+    """A copy found, at the end, in the dead letter topic of a group that receives by POP: *value*,
+    handed out *cnt* times."""
 
 
 @unique

@@ -98,6 +98,8 @@ class WorkloadClients(Recorder):
             await self._set_up(instance)
             if self._plan.workload.steppers:
                 await self._steps.make_topic(instance)
+            if self._plan.workload.receivers:
+                await self._receivers.make_groups(instance)
             self.ready.set()
         self._consumers.client_id = instance.client_id
         self._producers.wall_ms = instance.clock.wall_ms

@@ -1,24 +1,32 @@
 """What receivers do: receive, acknowledge, forget, ask for more time, and use receipts again.
 
 Those with an even number are of one group, the others of a group that receives in order. Their
-receipts are kept for a while: one that is used again must be refused.
+receipts are kept for a while: one that is used again must be refused. Some messages are
+acknowledged together, with others of the same answer between them that are not. A message is handed
+out a few times only: what is forgotten each time goes to the dead letters, which are read in the
+end.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from copy import copy
 from typing import Final
 
 from client.consumer.pop_calls import ReceivedMessage
 from client.consumer.pull_consumer import PullConsumer
 from client.consumer.simple_consumer import SimpleConsumer
 from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError
+from client.core.errors import ClientError, NoRouteError, ReceiptStaleError, UnknownOutcomeError
 from client.core.route import MessageQueue
+from commitlog.errors import MQError
 from jepsen_like.checkers.pop import IN_ORDER_SUFFIX
+from jepsen_like.checkers.retries import DEAD_PREFIX
 from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from jepsen_like.seeded_rng import SimRng, rng_stream
-from jepsen_like.workloads.recorder import Recorder
+from jepsen_like.workloads.recorder import Recorder, value_of
+from remoting.protocol.bodies import SubscriptionGroupConfig
+from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.receipt_handle import ReceiptHandle
 
 GROUP: Final = "receivers"
@@ -29,6 +37,15 @@ WAIT_S: Final = 2.0
 USED_RECEIPTS: Final = 16
 ACK, CHANGE, FORGET = 0.65, 0.80, 0.92
 """Where the shares of what is done with a message end; the rest uses an old receipt."""
+OLD_AGAIN, NEW_AGAIN = 0.4, 0.7
+"""Where the shares end of what is used at once when a message got a new receipt: the old one, the
+new one; the rest uses none."""
+TOGETHER: Final = 0.3
+"""Share of answers whose first, third, ... message is acknowledged with one request."""
+RETRIES: Final = 2
+"""How often a message is handed out after its first time, before it is given up."""
+SET_UP_S: Final = 5.0
+ASK_AGAIN_S: Final = 0.5
 DRAIN_S: Final = 2.0
 """Invisible time of the last receives, which acknowledge everything."""
 
@@ -39,6 +56,26 @@ class Receivers:
     def __init__(self, clients: Recorder, seed: int) -> None:
         self._clients = clients
         self._seed = seed
+
+    async def make_groups(self, instance: ClientInstance) -> None:
+        """Let the groups give messages up after a few times; return when that is stored."""
+        for group in (GROUP, GROUP + IN_ORDER_SUFFIX):
+            config = SubscriptionGroupConfig(group, retry_max_times=RETRIES)
+            while True:
+                try:
+                    answer = await instance.ask_leader(
+                        self._clients.queues[0].broker_name,
+                        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+                        {},
+                        config.encode(),
+                        topic=self._clients.topic,
+                        timeout_s=SET_UP_S,
+                    )
+                    if answer.code == ResponseCode.SUCCESS:
+                        break
+                except MQError:
+                    pass  # the cluster is still finding its leader
+                await self._clients.sleep(ASK_AGAIN_S)
 
     async def consume(self, instance: ClientInstance, index: int) -> None:
         """Be receiver *index* until it is over."""
@@ -71,12 +108,23 @@ class Receivers:
         )
         if messages is None:
             return self._clients.new_process()
+        if len(messages) > 2 and rng.random() < TOGETHER:
+            process = await self._ack_together(consumer, process, messages[::2])
+            used.extend(messages[::2])
+            messages = messages[1::2]
         for message in messages:
             chance = rng.random()
             if chance < ACK:
                 op = await self._ack(consumer, process, message)
             elif chance < CHANGE:
+                before = copy(message)
                 op = await self._change(consumer, process, message, low * (1 + rng.randrange(4)))
+                if op.outcome == Outcome.OK:
+                    chance = rng.random()
+                    used.append(before)
+                    if chance < NEW_AGAIN:
+                        again = before if chance < OLD_AGAIN else message
+                        op = await self._ack(consumer, process, again)
             elif chance >= FORGET and used:
                 op = await self._ack(consumer, process, used[rng.randrange(len(used))])
             else:
@@ -134,6 +182,26 @@ class Receivers:
             self._clients.end(op)
         return op
 
+    async def _ack_together(
+        self, consumer: SimpleConsumer, process: int, messages: list[ReceivedMessage]
+    ) -> int:
+        """Acknowledge with one request, a row for each message; return the process that goes on."""
+        ops = [self._begin(consumer, process, F.ACK, message) for message in messages]
+        try:
+            await consumer.ack_all(messages)
+        except ReceiptStaleError as error:
+            # One of them is old, and it is not known which: each may be acknowledged.
+            for op in ops:
+                self._clients.failed(op, UnknownOutcomeError(str(error)))
+        except ClientError as error:
+            for op in ops:
+                self._clients.failed(op, error)
+        else:
+            for op in ops:
+                self._clients.end(op)
+        is_known = all(op.outcome != Outcome.INFO for op in ops)
+        return process if is_known else self._clients.new_process()
+
     async def _change(
         self,
         consumer: SimpleConsumer,
@@ -183,10 +251,34 @@ class Receivers:
                     op = await self._ack(consumer, process, message)
                     if op.outcome == Outcome.INFO:
                         raise ClientError(f"an acknowledgement of the drain failed: {op.err}")
+            is_whole = await self._read_dead_letters(reader, process)
             for queue, (begin, end) in ends.items():
                 op = clients.begin(process, F.RECEIVE, queue)
                 op.group, op.min_off, op.max_off = consumer.group, begin, end
+                op.cnt = RETRIES + 1 if is_whole else 0
                 clients.end(op)
+
+    async def _read_dead_letters(self, reader: PullConsumer, process: int) -> bool:
+        """Leave a row for each message that was given up; tell whether all of them are there."""
+        is_whole = True
+        try:
+            queues = await reader.fetch_message_queues(DEAD_PREFIX + reader.group)
+        except NoRouteError:
+            return True  # nothing ever went there
+        for queue in queues:
+            offset, end = await reader.min_offset(queue), await reader.max_offset(queue)
+            is_whole = is_whole and offset == 0
+            while offset < end:
+                result = await reader.pull(queue, offset, max_messages=32, timeout_s=0)
+                if result.next_begin_offset <= offset:
+                    raise ClientError(f"{queue}: the drain stands at {offset} of {end}")
+                for message in result.messages:
+                    op = self._clients.begin(process, F.GIVEN_UP, queue)
+                    op.group, op.value = reader.group, value_of(message.body)
+                    op.cnt, op.max_off = message.reconsume_times, message.queue_offset
+                    self._clients.end(op)
+                offset = result.next_begin_offset
+        return is_whole
 
     async def _is_done(
         self, reader: PullConsumer, ends: dict[MessageQueue, tuple[int, int]]

@@ -1,8 +1,9 @@
 """What consumers by step do: read a queue, send one output for each message, commit, in one step.
 
-All are of one group and read the same queues, which no rebalance shares out: one overtakes another
-all the time. Some steps are taken twice at almost one moment, by two consumers that stand at the
-same offset: the leader has both in flight, and only one may be stored.
+Some steps read two queues, and leave a row for each. All are of one group and read the same queues,
+which no rebalance shares out: one overtakes another all the time. Some steps are taken twice at
+almost one moment, by two consumers that stand at the same offset: the leader has both in flight,
+and only one may be stored.
 """
 
 from __future__ import annotations
@@ -38,7 +39,14 @@ RACE_S: Final = 0.02
 WORKS: Final = 0.3
 """Share of steps that take time between what is read and what is stored; faults meet these."""
 WORK_S: Final = 3.0
+IN_TWO: Final = 0.4
+"""Share of steps that read two queues."""
+TO_NOWHERE: Final = 0.05
+"""Share of steps with an output for a queue that does not exist: nothing of them may be stored."""
 ASK_AGAIN_S: Final = 0.5
+
+_Span = tuple[int, int, int]
+"""Where the step begins, its first message, and its end."""
 
 
 class Steps:
@@ -65,17 +73,20 @@ class Steps:
         # Not opened: consumers of one instance are of one group, which it has once.
         consumers = [PullConsumer(instance, GROUP) for _ in range(RACERS)]
         while await clients.pause(rng):
-            queue = clients.queues[rng.randrange(len(clients.queues))]
+            first = rng.randrange(len(clients.queues))
+            queues = [clients.queues[first]]
+            if len(clients.queues) > 1 and rng.random() < IN_TWO:
+                queues.append(clients.queues[(first + 1) % len(clients.queues)])
             count = RACERS if rng.random() < RACE else 1
             work_s = WORK_S * rng.random() if rng.random() < WORKS else 0.0
             delays_s = [round(work_s + RACE_S * rng.random(), 4) for _ in range(count)]
             with clients.acting():
-                await self._round(consumers[:count], queue, delays_s, rng)
+                await self._round(consumers[:count], queues, delays_s, rng)
 
     async def _round(
         self,
         consumers: list[PullConsumer],
-        queue: MessageQueue,
+        queues: list[MessageQueue],
         delays_s: list[float],
         rng: SimRng,
     ) -> None:
@@ -84,46 +95,54 @@ class Steps:
         standing = []
         for consumer in consumers:
             try:
-                standing.append(await consumer.committed_offset(queue) or 0)
+                standing.append([await consumer.committed_offset(each) or 0 for each in queues])
             except ClientError:
                 return
-        op, then = await clients.pull(consumers[0], clients.new_process(), queue, standing[0])
-        if then <= standing[0]:
-            return
-        wanted = 1 + rng.randrange(MAX_MESSAGES)
-        if op.cnt:
-            first = standing[0]
-            then = min(then, first + wanted)
-        else:
-            first = then  # retention had removed what was before
+        spans: dict[MessageQueue, _Span] = {}
+        for queue, off in zip(queues, standing[0], strict=True):
+            op, then = await clients.pull(consumers[0], clients.new_process(), queue, off)
+            if then <= off:
+                return
+            wanted = 1 + rng.randrange(MAX_MESSAGES)
+            # Without a message retention had removed what was before.
+            spans[queue] = (off, off, min(then, off + wanted)) if op.cnt else (off, then, then)
+        is_to_nowhere = rng.random() < TO_NOWHERE
         async with trio.open_nursery() as nursery:
-            for consumer, off, delay_s in zip(consumers, standing, delays_s, strict=True):
-                if off == standing[0]:
-                    nursery.start_soon(self._step, consumer, queue, (off, first, then), delay_s)
+            for consumer, offs, delay_s in zip(consumers, standing, delays_s, strict=True):
+                if offs == standing[0]:
+                    nursery.start_soon(self._step, consumer, spans, is_to_nowhere, delay_s)
 
     async def _step(
         self,
         consumer: PullConsumer,
-        queue: MessageQueue,
-        span: tuple[int, int, int],
+        spans: dict[MessageQueue, _Span],
+        is_to_nowhere: bool,
         delay_s: float,
     ) -> None:
         clients = self._clients
         await clients.sleep(delay_s)
-        op = clients.begin(clients.new_process(), F.STEP, queue)
-        op.group, (op.off, op.min_off, op.max_off) = GROUP, span
-        op.cnt = op.max_off - op.min_off
+        process, ops = clients.new_process(), list[Operation]()
+        for queue, span in spans.items():
+            op = clients.begin(process, F.STEP, queue)
+            op.group, (op.off, op.min_off, op.max_off) = GROUP, span
+            op.cnt = op.max_off - op.min_off
+            ops.append(op)
+            op.txn = ops[0].op_id
         try:
             async with consumer.transaction(timeout_s=STEP_S) as step:
-                for off in range(op.min_off, op.max_off):
-                    body = b"%d %d %d" % (op.op_id, queue.queue_id, off)
-                    to = MessageQueue(self.output, queue.broker_name, off % OUTPUT_QUEUES)
-                    step.send(Message(self.output, body), to)
-                step.commit(queue, op.max_off)
+                for op, queue in zip(ops, spans, strict=True):
+                    for off in range(op.min_off, op.max_off):
+                        body = b"%d %d %d" % (op.op_id, queue.queue_id, off)
+                        number = off % OUTPUT_QUEUES + OUTPUT_QUEUES * is_to_nowhere
+                        to = MessageQueue(self.output, queue.broker_name, number)
+                        step.send(Message(self.output, body), to)
+                    step.commit(queue, op.max_off)
         except ClientError as error:
-            clients.failed(op, error)
+            for op in ops:
+                clients.failed(op, error)
         else:
-            clients.end(op)
+            for op in ops:
+                clients.end(op)
 
     async def drain(self, instance: ClientInstance) -> None:
         """Read all outputs and what is committed; the cluster serves, and no step begins any more.

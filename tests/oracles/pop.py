@@ -25,24 +25,38 @@ def anomalies(operations: list[Operation], *, clock_error_ns: int = 0) -> set[tu
 
     changes = [op for op in operations if op.f == F.CHANGE_TIME and op.outcome != Outcome.FAIL]
     changes.sort(key=lambda op: op.call_ns)
-    ends: dict[int, int] = {}
     attempt_of: dict[tuple[Key, int], Operation] = {}
+    changes_of: dict[int, list[Operation]] = {}
     for op in sorted(received, key=lambda op: (_key(op), op.cnt, op.call_ns)):
-        ends[op.op_id] = op.call_ns + op.status * pop.MS_NS
         attempt_of[_key(op), op.txn] = op
     for change in changes:
         delivery = attempt_of.get((_key(change), change.txn))
         if delivery is None:
             continue
-        moved = change.call_ns + change.status * pop.MS_NS
+        changes_of.setdefault(delivery.op_id, []).append(change)
         if change.outcome == Outcome.OK:
-            ends[delivery.op_id] = moved
             attempt_of[_key(change), change.min_off] = delivery
-        else:
-            ends[delivery.op_id] = min(ends[delivery.op_id], moved)
     of_message: dict[Key, list[Operation]] = {}
     for op in received:
         of_message.setdefault(_key(op), []).append(op)
+    ends: dict[int, int] = {}
+    for rows in of_message.values():
+        before: Operation | None = None
+        for op in sorted(rows, key=lambda op: (op.cnt, op.call_ns)):
+            begins = [op.call_ns]
+            if before is not None and before.cnt < op.cnt:
+                begins.append(ends[before.op_id])
+            end = max(begins) + op.status * pop.MS_NS
+            for change in changes_of.get(op.op_id, ()):
+                moved = change.call_ns + change.status * pop.MS_NS
+                end = moved if change.outcome == Outcome.OK else min(end, moved)
+            ends[op.op_id] = end
+            before = op
+    for one in changes:
+        for op in ok:
+            is_of_it = op.f in (F.ACK, F.CHANGE_TIME) and (_key(op), op.txn) == (_key(one), one.txn)
+            if one.outcome == Outcome.OK and is_of_it and one.ret_ns < op.call_ns:
+                note(pop.OLD_RECEIPT, op)
     for rows in of_message.values():
         rows.sort(key=lambda op: (op.cnt, op.call_ns))
         for one, other in pairwise(rows):

@@ -21,6 +21,15 @@ from jepsen_like.checkers.pop import (
     WENT_BACK,
     check_history,
 )
+from jepsen_like.checkers.pop_ends import (
+    GIVEN_UP_ACKED,
+    GIVEN_UP_AGAIN,
+    GIVEN_UP_AT,
+    GIVEN_UP_TWICE,
+    GOOD_RECEIPT,
+    NO_END,
+    STALE,
+)
 from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 from tests.oracles.pop import anomalies
 
@@ -77,6 +86,7 @@ def test_clean_history_is_valid() -> None:
         "acknowledged": 2,
         "changed": 1,
         "refused": 1,
+        "given_up": 0,
     }
 
 
@@ -126,6 +136,102 @@ def test_order_is_that_of_first_deliveries() -> None:
         ack = row(3, F.ACK, 12, 14, 0, group=group, outcome=outcome)
         assert names(rows[0], ack, while_out) == set()
     assert names(rows[0], received(1, 110, 111, 1, group=group)) == set()
+
+
+def test_held_receive_begins_when_the_attempt_before_is_over() -> None:
+    held = received(1, 60, 101, cnt=2, txn=8)
+    assert names(received(0, 0, 1), held, received(2, 170, 199, cnt=3, txn=9)) == {EARLY}
+    assert names(received(0, 0, 1), held, received(2, 170, 200, cnt=3, txn=9)) == set()
+    shorter = row(3, F.CHANGE_TIME, 10, 11, min_off=9, status=30)
+    rows = (received(0, 0, 1), shorter, held, received(2, 150, 160, cnt=3, txn=9))
+    assert names(*rows) == set()
+
+
+@pytest.mark.parametrize("f", [F.ACK, F.CHANGE_TIME])
+def test_receipt_that_was_replaced_is_refused(f: F) -> None:
+    change = row(1, F.CHANGE_TIME, 10, 11, min_off=9, status=900)
+    rows = (received(0, 0, 1), change)
+    assert names(*rows, row(2, f, 12, 13, txn=7, min_off=10)) == {OLD_RECEIPT}
+    assert names(*rows, row(2, f, 12, 13, txn=9, min_off=10)) == set()
+    assert names(*rows, row(2, f, 10, 13, txn=7, min_off=10)) == set()
+    refused = row(2, f, 12, 13, txn=7, err=STALE, outcome=Outcome.FAIL)
+    assert names(*rows, refused) == set()
+
+
+def refused(op_id: int, call: int, ret: int, **more: Any) -> Operation:
+    return row(op_id, F.ACK, call, ret, err=STALE, outcome=Outcome.FAIL, **more)
+
+
+def test_receipt_that_stands_is_accepted() -> None:
+    delivery = received(0, 0, 1)
+    assert names(delivery, refused(1, 50, 99)) == {GOOD_RECEIPT}
+    assert names(delivery, refused(1, 50, 100)) == set()
+    assert names(delivery, refused(1, 50, 95), clock_error_ms=5) == set()
+    assert names(delivery, refused(1, 50, 60, txn=8)) == set()
+    for outcome in (Outcome.OK, Outcome.INFO):
+        for f in (F.ACK, F.CHANGE_TIME):
+            other = row(2, f, 55, 57, outcome=outcome, min_off=9)
+            assert GOOD_RECEIPT not in names(delivery, other, refused(1, 50, 60))
+            assert GOOD_RECEIPT not in names(delivery, other, refused(1, 50, 55))
+            assert GOOD_RECEIPT in names(delivery, other, refused(1, 50, 54))
+    change = row(2, F.CHANGE_TIME, 10, 11, min_off=9, status=900)
+    assert names(delivery, change, refused(1, 50, 60, txn=9)) == {GOOD_RECEIPT}
+    busy = row(1, F.ACK, 50, 60, err="RequestFailedError", outcome=Outcome.FAIL)
+    assert names(delivery, busy) == set()
+
+
+def given_up(op_id: int, value: int, cnt: int = 2, **more: Any) -> Operation:
+    fields = {"topic": "%DLQ%g", "txn": NOTHING, **more}
+    return row(op_id, F.GIVEN_UP, 900, 901, NOTHING, value=value, cnt=cnt, max_off=0, **fields)
+
+
+ENDED = (
+    received(0, 0, 1, 0, value=5),
+    received(1, 100, 101, 0, value=5, cnt=2, txn=8),
+    received(2, 0, 1, 1, value=6),
+    row(3, F.ACK, 5, 6, 1),
+    given_up(4, 5),
+    received(5, 910, 911, NOTHING, min_off=0, max_off=2, cnt=2),
+)
+"""One message was given up at its second time, the other acknowledged."""
+
+
+def test_messages_that_have_an_end_are_valid() -> None:
+    verdict = check_history(ENDED)
+    assert (verdict.validity, verdict.violations) == ("valid", ())
+    assert verdict.counts["given_up"] == 1
+
+
+@pytest.mark.parametrize(
+    ("left_out", "rows", "found"),
+    [
+        ((4,), (), {NO_END}),
+        ((3,), (), {NO_END}),
+        ((), (given_up(9, 5),), {GIVEN_UP_TWICE}),
+        ((), (given_up(9, 6),), {GIVEN_UP_ACKED}),
+        ((4,), (given_up(9, 5, 1),), {GIVEN_UP_AT, GIVEN_UP_AGAIN}),
+        ((4,), (given_up(9, 5, 3),), {GIVEN_UP_AT}),
+        ((), (received(9, 200, 201, 0, value=5, cnt=3, txn=9),), {GIVEN_UP_AGAIN}),
+        ((0, 1, 4), (), {LOST}),
+        ((0, 1), (), set()),
+    ],
+)
+def test_wrong_end_is_named(
+    left_out: tuple[int, ...], rows: tuple[Operation, ...], found: set[str]
+) -> None:
+    assert names(*(op for op in ENDED if op.op_id not in left_out), *rows) == found
+
+
+def test_ends_are_not_judged_without_all_dead_letters() -> None:
+    head = received(5, 910, 911, NOTHING, min_off=0, max_off=2, cnt=0)
+    assert names(*ENDED[:3], head) == set()
+
+
+def test_ack_of_unknown_outcome_may_be_an_end() -> None:
+    unknown = row(3, F.ACK, 5, 6, 1, outcome=Outcome.INFO)
+    assert names(*ENDED[:3], unknown, *ENDED[4:]) == set()
+    failed = row(3, F.ACK, 5, 6, 1, outcome=Outcome.FAIL)
+    assert names(*ENDED[:3], failed, *ENDED[4:]) == {NO_END}
 
 
 def test_history_without_deliveries_is_unknown() -> None:

@@ -103,6 +103,27 @@ def test_steps_overlap_behind_a_longer_one() -> None:
     assert pairs == {(0, 1), (0, 2)}
 
 
+TWO_QUEUES = (
+    step(0, 0, 2, Outcome.INFO, txn=0),
+    step(1, 0, 1, Outcome.INFO, txn=0, queue=1),
+    output(10, 0, 0),
+    output(11, 0, 1),
+    output(12, 1, 0, queue=1),
+    head(20, 2),
+    head(21, 1, queue=1),
+)
+
+
+def test_step_over_two_queues_is_stored_in_both_or_neither() -> None:
+    assert check_history(TWO_QUEUES).validity == "valid"
+    neither = (*TWO_QUEUES[:2], head(20, 0), head(21, 0, queue=1))
+    assert check_history(neither).validity == "valid"
+    in_one = (*TWO_QUEUES[:4], head(20, 2), head(21, 0, queue=1))
+    assert names(*in_one) == {IN_PARTS}
+    unread = (*TWO_QUEUES[:4], head(20, 2, is_whole=False), head(21, 0, queue=1, is_whole=False))
+    assert names(*unread) == set()
+
+
 def test_messages_that_retention_removed_need_no_output() -> None:
     rows = (step(0, 0, 6, min_off=4), output(10, 0, 4), output(11, 0, 5), head(20, 6))
     assert check_history(rows).validity == "valid"

@@ -1,0 +1,175 @@
+"""How messages received one by one end, and which receipts count.
+
+A message is acknowledged once for all, or it is given up: then one copy is in the dead letter topic
+of its group. A `GIVEN_UP` is such a copy, *cnt* the times it was handed out. The row that states
+that a group has received everything of a queue (see `pop`) has in *cnt* how often a message is
+handed out before it is given up; 0 where the dead letters were not read from their beginning, or
+are not known to be whole.
+
+A receipt counts from its delivery, or from the change of the time that gave it, until another one
+takes its place, the message is acknowledged, or its time is over. So one that was replaced is
+refused, and one that stands is not. An acknowledgement of unknown outcome may have happened.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from jepsen_like.checkers.verdict import Violation
+from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+
+OLD_RECEIPT: Final = "old receipt accepted"
+GOOD_RECEIPT: Final = "good receipt refused"
+GIVEN_UP_TWICE: Final = "message given up twice"
+GIVEN_UP_AGAIN: Final = "message given up and handed out again"
+GIVEN_UP_ACKED: Final = "acknowledged message given up"
+GIVEN_UP_AT: Final = "message given up at another attempt than its last"
+NO_END: Final = "message neither acknowledged nor given up"
+
+STALE: Final = "ReceiptStaleError"
+"""Error of a receipt that the broker refused."""
+MS_NS: Final = 1_000_000
+
+_Message = tuple[str, str, int, int]
+
+
+def violations(rows: list[Operation], *, clock_error_ns: int = 0) -> list[Violation]:
+    """Return what is wrong with receipts and with ends.
+
+    Args:
+        rows: Those of `pop.OPERATIONS`.
+        clock_error_ns: How far clocks of brokers may be apart.
+    """
+    return [*_replaced(rows), *_refused(rows, clock_error_ns), *_given_up(rows), *_no_end(rows)]
+
+
+def given_up_unseen(rows: list[Operation]) -> dict[str, int]:
+    """Return how many messages of each group were given up that no answer had.
+
+    Receives of unknown outcome may have handed them out each time.
+    """
+    seen = {(op.group, op.value) for op in _delivered(rows)}
+    there = {(op.group, op.value) for op in rows if op.f == F.GIVEN_UP}
+    return dict(Counter(group for group, _ in there - seen))
+
+
+def _delivered(rows: list[Operation]) -> Iterable[Operation]:
+    return (
+        op for op in rows if op.f == F.RECEIVE and op.outcome == Outcome.OK and op.off != NOTHING
+    )
+
+
+def _message(op: Operation) -> _Message:
+    return op.group, op.topic, op.queue, op.off
+
+
+def _violation(name: str, message: _Message, *ops: Operation) -> Violation:
+    group, topic, queue, off = message
+    ids = tuple(op.op_id for op in ops)
+    return Violation(name, f"{group}@{topic}/{queue}", f"offset {off}", ids)
+
+
+def _replaced(rows: list[Operation]) -> list[Violation]:
+    """Find receipts that were accepted after a change of the time had given another one."""
+    first: dict[tuple[_Message, int], Operation] = {}
+    for op in rows:
+        if op.f == F.CHANGE_TIME and op.outcome == Outcome.OK:
+            before = first.setdefault((_message(op), op.txn), op)
+            if op.ret_ns < before.ret_ns:
+                first[_message(op), op.txn] = op
+    found = []
+    for op in rows:
+        if op.f in (F.ACK, F.CHANGE_TIME) and op.outcome == Outcome.OK:
+            change = first.get((_message(op), op.txn))
+            if change is not None and change.ret_ns < op.call_ns:
+                found.append(_violation(OLD_RECEIPT, _message(op), change, op))
+    return found
+
+
+def _refused(rows: list[Operation], clock_error_ns: int) -> list[Violation]:
+    """Find receipts that were refused while they stood."""
+    refused = [
+        op
+        for op in rows
+        if op.f in (F.ACK, F.CHANGE_TIME) and op.outcome == Outcome.FAIL and op.err == STALE
+    ]
+    if not refused:
+        return []
+    stands: dict[tuple[_Message, int], tuple[int, Operation]] = {}
+    used: dict[tuple[_Message, int], int] = {}
+    for op in rows:
+        end = op.call_ns + op.status * MS_NS - clock_error_ns
+        if op.f == F.RECEIVE and op.outcome == Outcome.OK and op.off != NOTHING:
+            stands[_message(op), op.txn] = (end, op)
+        elif op.f == F.CHANGE_TIME and op.outcome == Outcome.OK:
+            stands[_message(op), op.min_off] = (end, op)
+        if op.f in (F.ACK, F.CHANGE_TIME) and op.outcome != Outcome.FAIL:
+            key = (_message(op), op.txn)
+            used[key] = min(used.get(key, op.call_ns), op.call_ns)
+    found = []
+    for op in refused:
+        key = (_message(op), op.txn)
+        end, giver = stands.get(key, (0, op))
+        if giver.ret_ns < op.call_ns and op.ret_ns < min(end, used.get(key, end)):
+            found.append(_violation(GOOD_RECEIPT, _message(op), giver, op))
+    return found
+
+
+def _given_up(rows: list[Operation]) -> list[Violation]:
+    copies: dict[tuple[str, int], list[Operation]] = {}
+    for op in rows:
+        if op.f == F.GIVEN_UP:
+            copies.setdefault((op.group, op.value), []).append(op)
+    if not copies:
+        return []
+    last: dict[tuple[str, int], Operation] = {}
+    for op in _delivered(rows):
+        key = (op.group, op.value)
+        if key in copies and (key not in last or op.cnt > last[key].cnt):
+            last[key] = op
+    acked = {_message(op): op for op in rows if op.f == F.ACK and op.outcome == Outcome.OK}
+    times = {head.group: head.cnt for head in _heads(rows)}
+    found = []
+    for key, ops in copies.items():
+        copy, delivery = ops[0], last.get(key)
+        message = (copy.group, copy.topic, copy.queue, copy.max_off)
+        if delivery is not None:
+            message = _message(delivery)
+        if len(ops) > 1:
+            found.append(_violation(GIVEN_UP_TWICE, message, *ops[:2]))
+        if times.get(copy.group) and copy.cnt != times[copy.group]:
+            found.append(_violation(GIVEN_UP_AT, message, copy))
+        if delivery is not None and delivery.cnt > copy.cnt:
+            found.append(_violation(GIVEN_UP_AGAIN, message, copy, delivery))
+        if message in acked:
+            found.append(_violation(GIVEN_UP_ACKED, message, acked[message], copy))
+    return found
+
+
+def _heads(rows: list[Operation]) -> list[Operation]:
+    """Return the rows that state that everything was received and all dead letters were read."""
+    return [
+        op
+        for op in rows
+        if op.f == F.RECEIVE and op.outcome == Outcome.OK and op.off == NOTHING and op.cnt > 0
+    ]
+
+
+def _no_end(rows: list[Operation]) -> list[Violation]:
+    heads = _heads(rows)
+    if not heads:
+        return []
+    values = {_message(op): op.value for op in _delivered(rows)}
+    acked = {_message(op) for op in rows if op.f == F.ACK and op.outcome != Outcome.FAIL}
+    given_up = {(op.group, op.value) for op in rows if op.f == F.GIVEN_UP}
+    found = []
+    for head in heads:
+        for off in range(head.min_off, head.max_off):
+            message = (head.group, head.topic, head.queue, off)
+            if message not in values or message in acked:
+                continue
+            if (head.group, values[message]) not in given_up:
+                found.append(_violation(NO_END, message, head))
+    return found
