@@ -65,6 +65,12 @@ COMMANDS = (
         CHECK,
         "Check and read the data folder of a stopped broker.",
     ),
+    (
+        "backup",
+        "dledger.cli.backup_command:app",
+        LOOK,
+        "Back a broker group up while it runs, check that, restore it.",
+    ),
     ("context", "dledger.cli.context_command:app", LOOK, "Give clusters names, and choose one."),
     (
         "selftest",

@@ -323,6 +323,24 @@ class Identity:
         }
         _write(self._disk, self._path, record)
 
+    @classmethod
+    def load(cls, disk: Disk, path: str) -> Identity:
+        """Read the identity file of a member, whichever it is. Nothing is written.
+
+        Raises:
+            CorruptStoreError: The file is missing or cannot be read.
+            ForeignStoreError: A newer version wrote it.
+        """
+        record = _read(disk, path, None)
+        if record is None:
+            raise CorruptStoreError(f"{path} is missing")
+        identity = cls.__new__(cls)
+        identity._disk, identity._path = disk, path
+        identity.cluster, identity.group = record["cluster"], record["group"]
+        identity.name, identity.incarnation = record["name"], record["inc"]
+        identity.voters = record["voters"]
+        return identity
+
     @staticmethod
     def refound(disk: Disk, path: str, incarnation: str) -> None:
         """Make the member of this file the only founder of its group, under a new incarnation.
@@ -330,6 +348,13 @@ class Identity:
         Its founders of before are strangers from now on.
         """
         cluster, group, name = owner_of(disk, path)
+        Identity.found(disk, path, cluster=cluster, group=group, name=name, incarnation=incarnation)
+
+    @staticmethod
+    def found(
+        disk: Disk, path: str, *, cluster: str, group: str, name: str, incarnation: str
+    ) -> None:
+        """Write the identity file of the only founder of a group, whatever stood there."""
         record = {
             "v": FORMAT_VERSION,
             "cluster": cluster,

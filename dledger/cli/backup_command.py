@@ -1,0 +1,283 @@
+"""``dledger backup``: copy a broker group while it runs, check the copy, start a group from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import App, Parameter
+
+from dledger.output import (
+    DEFAULT_NAMESRV,
+    CliError,
+    ExitCode,
+    Namesrv,
+    Output,
+    addresses,
+    note,
+    print_json,
+    print_table,
+)
+
+if TYPE_CHECKING:
+    from dledger.backup.source import Source
+
+app = App(name="backup", help="Back a broker group up, and restore it.", backend="trio")
+
+DAMAGED: Final = ExitCode.USAGE
+"""Exit status of a backup that is damaged: 2."""
+
+LOOK_S: Final = 0.2
+CAUGHT_UP_S: Final = 60.0
+"""A member writes its commit mark every few seconds; one that is behind needs longer."""
+LEADER_S: Final = 20.0
+"""An election, and one more."""
+
+TargetFolder = Annotated[Path, Parameter(help="Folder of the backup.")]
+
+
+@app.command
+async def create(
+    target: TargetFolder,
+    /,
+    *,
+    data: Annotated[Path, Parameter(help="Data folder of a member, on this machine.")],
+    as_of_checkpoint: Annotated[
+        bool,
+        Parameter(help="Ask no leader: what the member's newest checkpoint covers is enough."),
+    ] = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
+) -> int:
+    """Back up the broker group of a data folder, while its broker runs; again: only what is new.
+
+    Everything is in the backup that was acknowledged before the command began: the leader is asked
+    how far the group has come, and the copy waits until the member in --data has that. The folder
+    of a stopped broker is copied as far as that member knew of commits.
+    """
+    import time
+
+    import msgspec
+
+    from commitlog.disk import OsDisk
+    from dledger.backup.create import create as make
+    from dledger.backup.source import Source
+    from dledger.cli.progress import progress
+
+    disk = OsDisk()
+    source = Source(disk, str(data.resolve()))
+    if not as_of_checkpoint and is_running(data):
+        await _wait_for(source, await _committed(source, addresses(namesrv)))
+    with progress(0, "bytes") as line:
+        done = make(
+            disk,
+            source,
+            str(target.resolve()),
+            made_at_ms=time.time_ns() // 1_000_000,
+            copied_to=line.to,
+        )
+    manifest = done.manifest
+    rows: dict[str, Any] = {
+        "group": manifest.group,
+        "member": manifest.member,
+        "first_index": manifest.begin.first_index,
+        "last_index": manifest.end.index,
+        "newest_store_time": when(manifest.end.store_time_ms),
+        "copied_entries": done.copied_entries,
+        "copied_bytes": done.copied_bytes,
+        "size_bytes": manifest.size_bytes,
+    }
+    if output == "json":
+        print_json({**rows, "manifest": msgspec.to_builtins(manifest)})
+    else:
+        _print(rows)
+    if done.began_over:
+        note(
+            "the group no longer keeps the entry after the one that this backup ended with: "
+            "all of it was copied again"
+        )
+    return ExitCode.OK
+
+
+@app.command
+def verify(target: TargetFolder, /, *, output: Output = "table") -> int:
+    """Check every file and every entry of a backup, and show what it holds; exit 2 if damaged."""
+    from commitlog.disk import OsDisk
+    from dledger.backup.manifest import BackupDamagedError
+    from dledger.backup.verify import verify as check
+    from dledger.cli.progress import progress
+
+    try:
+        with progress(0, "bytes") as line:
+            contents = check(OsDisk(), str(target.resolve()), checked_to=line.to)
+    except BackupDamagedError as error:
+        raise CliError(
+            str(error), next_step="make a new backup in another folder", exit_code=DAMAGED
+        ) from None
+    rows = contents.rows()
+    rows["first_message"] = when(rows.pop("first_ms"))
+    rows["last_message"] = when(rows.pop("last_ms"))
+    if output == "json":
+        print_json(rows)
+    else:
+        topics = rows.pop("topics")
+        _print({**rows, **{f"topic {name}": count for name, count in topics.items()}})
+        note("the backup is whole")
+    return ExitCode.OK
+
+
+@app.command
+def restore(
+    target: TargetFolder,
+    /,
+    *,
+    data: Annotated[Path, Parameter(help="Data folder to make; empty, or not there yet.")],
+    member: Annotated[str, Parameter(help="Name of the member: the broker's self_id.")],
+    group: Annotated[
+        str, Parameter(name=["--group", "-g"], help="Broker group; default: as in the backup.")
+    ] = "",
+    cluster: Annotated[str, Parameter(help="Cluster; default: as in the backup.")] = "",
+) -> int:
+    """Make the data folder of the first member of a new group out of a backup.
+
+    Start its broker: it leads alone, with all that the backup holds. Then start the others with
+    empty folders, and add each with dledger raft add. Members of the old group are refused.
+    """
+    from commitlog.disk import OsDisk
+    from dledger.backup.manifest import BackupDamagedError
+    from dledger.backup.restore import Owner
+    from dledger.backup.restore import restore as make
+    from dledger.backup.target import Target
+    from dledger.cli.progress import progress
+    from remoting.machine import SystemRng
+
+    disk, root = OsDisk(), str(target.resolve())
+    try:
+        manifest = Target(disk, root).need_manifest()
+        owner = Owner(cluster or manifest.cluster, group or manifest.group, member)
+        with progress(manifest.end.end_position, "bytes") as line:
+            index = make(
+                disk,
+                root,
+                str(data.resolve()),
+                owner=owner,
+                rng=SystemRng(),
+                written_to=line.to,
+            )
+    except BackupDamagedError as error:
+        raise CliError(
+            str(error), next_step="nothing was restored; take another backup", exit_code=DAMAGED
+        ) from None
+    note(f"entry {index} makes {owner.name} the only member of {owner.group} in {owner.cluster}")
+    note("start its broker; start the others with empty folders, then dledger raft add each")
+    return ExitCode.OK
+
+
+def _print(rows: dict[str, Any]) -> None:
+    print_table("", ["what", "value"], [[k.replace("_", " "), str(v)] for k, v in rows.items()])
+
+
+def when(at_ms: int) -> str | None:
+    """Return a store time as text; None when there is none. Pure."""
+    from datetime import UTC, datetime
+
+    if not at_ms:
+        return None
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a broker holds *folder*; it is not kept out by the question."""
+    from dledger.cli.log_verify import refuse_running
+
+    try:
+        refuse_running(folder)
+    except CliError:
+        return True
+    return False
+
+
+async def _committed(source: Source, namesrvs: list[str]) -> int:
+    """Return up to where the group has come, as its leader knows after a read barrier.
+
+    Raises:
+        CliError: There is no leader, or the group of that name is another one.
+    """
+    import trio
+
+    from dledger.cli.ask_cluster import NoAnswerError, groups_of
+
+    identity = source.identity
+    try:
+        groups = await groups_of(namesrvs, identity.cluster)
+        found = [data for data in groups if data.broker_name == identity.group]
+        with trio.move_on_after(LEADER_S):
+            while found:
+                for address in found[0].broker_addrs.values():
+                    index = await _asked(address, source)
+                    if index is not None:
+                        return index
+                await trio.sleep(LOOK_S)
+    except NoAnswerError as error:
+        why = str(error)
+    else:
+        why = f"no leader of {identity.group} in {identity.cluster} answers"
+    raise CliError(
+        f"{why}: what was acknowledged just now is not known, nothing was copied",
+        next_step="give --namesrv, or --as-of-checkpoint for what the folder itself knows",
+        exit_code=ExitCode.UNREACHABLE,
+    )
+
+
+async def _asked(address: str, source: Source) -> int | None:
+    """Return the commit index of the leader at *address*; None when it does not lead.
+
+    The answer with the end of a queue shows that it still led after this was asked: what was
+    acknowledged before is committed there.
+    """
+    from dledger.cli.ask_cluster import NoAnswerError, ask, raft_status
+    from dledger.state.topics import STATE_TOPIC
+    from remoting.protocol.codes import RequestCode, ResponseCode
+
+    status = await raft_status(address)
+    if status is None or status.get("role") != "leader" or not status.get("serving"):
+        return None
+    mine = source.identity.group_identity
+    if status.get("group_identity") != mine:
+        raise CliError(
+            f"the group {source.identity.group} at {address} is another one than that of "
+            f"{source.root}: its identity is {status.get('group_identity') or 'unknown'}, not "
+            f"{mine or 'unknown'}; nothing was copied",
+            next_step="give the --namesrv of the group that the folder belongs to",
+        )
+    try:
+        answer = await ask(
+            address, RequestCode.GET_MAX_OFFSET, {"topic": STATE_TOPIC, "queueId": "0"}
+        )
+    except NoAnswerError:
+        return None
+    if answer.code != ResponseCode.SUCCESS:
+        return None
+    status = await raft_status(address)
+    return None if status is None else int(status["commit_index"])
+
+
+async def _wait_for(source: Source, index: int) -> None:
+    """Wait until the member's commit mark covers entry *index*.
+
+    Raises:
+        CliError: It does not get there.
+    """
+    import trio
+
+    with trio.move_on_after(CAUGHT_UP_S):
+        while True:
+            mark = source.mark()
+            if mark is not None and mark.index >= index:
+                return
+            await trio.sleep(LOOK_S)
+    raise CliError(
+        f"{source.root} does not have entry {index} after {CAUGHT_UP_S:.0f} s: that member is "
+        "behind; nothing was copied",
+        next_step="see dledger raft status; give the folder of another member",
+    )

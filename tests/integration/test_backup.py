@@ -1,0 +1,164 @@
+"""A backup is taken under load and becomes a new group that has all that was acknowledged."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from client.connect import connect
+from client.consumer.pull_consumer import PullConsumer
+from client.core.message import Message
+from client.core.route import MessageQueue
+from client.producer.producer import Producer
+from commitlog.errors import MQError
+from dledger.cli.backup_command import create, restore, verify
+from dledger.cli.local_cluster import LocalCluster, lay_out
+from dledger.cli.log_verify import verify_store
+from dledger.cli.raft_command import add
+from dledger.cli.topic_command import create_topic
+from tests.harness.eventually import eventually
+from tests.harness.module_cluster import running
+
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
+
+SETTINGS: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 1 << 20,
+    "store.max_hash_slot_num": 100_000,
+    "store.max_index_num": 1_000_000,
+}
+SENDERS = 8
+BODY_BYTES = 512
+
+Place = tuple[int, int]
+
+
+class Load:
+    """Sends until it is stopped, and notes where each message was stored."""
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[str, Place] = {}
+        self.stop = False
+
+    async def send(self, producer: Producer, number: int) -> None:
+        sent = 0
+        while not self.stop:
+            key = f"{number}-{sent}"
+            sent += 1
+            try:
+                result = await producer.send(Message("t", key.encode().ljust(BODY_BYTES, b".")))
+            except MQError:
+                continue
+            self.acknowledged[key] = (result.message_queue.queue_id, result.queue_offset)
+
+    async def reach(self, count: int) -> None:
+        with trio.fail_after(120):
+            while len(self.acknowledged) < count:
+                await trio.sleep(0.01)
+
+
+async def stored(cluster: LocalCluster) -> dict[Place, str]:
+    found: dict[Place, str] = {}
+    async with (
+        connect([cluster.namesrv_address]) as client,
+        PullConsumer(client, "reader") as consumer,
+    ):
+        async for queue, result in consumer.drain(await consumer.fetch_message_queues("t")):
+            for message in result.messages:
+                body = bytes(message.body)
+                assert len(body) == BODY_BYTES
+                found[(queue.queue_id, message.queue_offset)] = body.rstrip(b".").decode()
+    return found
+
+
+async def committed(cluster: LocalCluster) -> dict[MessageQueue, int | None]:
+    async with (
+        connect([cluster.namesrv_address]) as client,
+        PullConsumer(client, "billing") as consumer,
+    ):
+        queues = await consumer.fetch_message_queues("t")
+        return {queue: await consumer.committed_offset(queue) for queue in queues}
+
+
+async def backed_up_under_load(cluster: LocalCluster, target: Path) -> dict[str, Place]:
+    """Return what was acknowledged before the newest `create` began."""
+    namesrvs = [cluster.namesrv_address]
+    await create_topic(namesrvs, "t", queues=4)
+    stores = [node.store_path for node in cluster.brokers.values()]
+    load = Load()
+    before: dict[str, Place] = {}
+    async with (
+        connect(namesrvs) as client,
+        Producer(client, "p") as producer,
+        trio.open_nursery() as nursery,
+    ):
+        for number in range(SENDERS):
+            nursery.start_soon(load.send, producer, number)
+        await load.reach(500)
+        async with PullConsumer(client, "billing") as consumer:
+            for queue in await consumer.fetch_message_queues("t"):
+                await consumer.commit_offset(queue, 10 + queue.queue_id)
+        for store in stores:
+            assert store is not None
+            before = dict(load.acknowledged)
+            assert await create(target, data=store, namesrv=namesrvs[0]) == 0
+            await load.reach(len(before) + 500)
+        load.stop = True
+    return before
+
+
+async def answers(cluster: LocalCluster, name: str) -> bool:
+    return name in await cluster.statuses()
+
+
+def folder_of(cluster: LocalCluster, name: str) -> Path:
+    store = cluster.brokers[name].store_path
+    assert store is not None
+    return store
+
+
+@pytest.mark.timeout(300)
+def test_backup_under_load_becomes_a_group_with_all_of_it(tmp_path: Path) -> None:
+    target = tmp_path / "saved"
+    with running(lay_out(tmp_path / "first", settings=SETTINGS)) as first:
+        before = trio.run(backed_up_under_load, first, target)
+        sent = trio.run(stored, first)
+        offsets = trio.run(committed, first)
+    assert len(before) >= 1500
+    assert verify(target) == 0
+    second = lay_out(tmp_path / "second", settings=SETTINGS)
+    new = folder_of(second, "n0")
+    assert restore(target, data=new, member="n0") == 0
+
+    async def start_and_add() -> None:
+        for name in (second.namesrv.name, "n0"):
+            await second.start(name)
+        assert await second.wait_healthy() == "n0"
+        for name in ("n1", "n2"):
+            await second.start(name)
+            await eventually(f"{name} answers", partial(answers, second, name))
+            config_path = second.brokers[name].config_path
+            assert config_path is not None
+            peers = tomllib.loads(config_path.read_text())["raft"]["peers"]
+            peer = dict(peer.split("-", 1) for peer in peers.split(";"))[name]
+            assert await add(name, peer, wait=True, namesrv=second.namesrv_address) == 0
+        await second.wait_healthy()
+
+    try:
+        trio.run(start_and_add)
+        found = trio.run(stored, second)
+        assert [key for key, place in before.items() if found.get(place) != key] == []
+        assert [key for key, times in Counter(found.values()).items() if times > 1] == []
+        assert found.items() <= sent.items()
+        assert trio.run(committed, second) == offsets
+        assert set(offsets.values()) == {10, 11, 12, 13}
+    finally:
+        trio.run(second.stop_all)
+    for name in second.brokers:
+        report = verify_store(folder_of(second, name))
+        assert report.problems == []
+        assert report.commit_index == report.last_index
