@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commitlog.errors import ConfigError, CorruptStoreError
 from commitlog.seams import Disk
@@ -117,7 +117,7 @@ def _create(
         segment_bytes=source.log_format.segment_bytes,
         index_units_per_file=source.log_format.index_units_per_file,
         begin=LogBegin.of(picture.anchor),
-        end=LogEnd.of(picture.mark, copy.store_time_ms),
+        end=LogEnd.of(replace(picture.mark, position=copy.position), copy.store_time_ms),
         tables=tables,
         parts=(*kept, *copy.parts),
     )
@@ -139,7 +139,11 @@ def _tables(target: Target, old: Manifest | None, picture: Picture) -> Tables:
 
 
 class _Copy:
-    """The entries behind *begin*, written as they are checked; one file for each segment."""
+    """The entries behind *begin*, written as they are checked; one file for each segment.
+
+    Attributes:
+        position: Begin of the newest entry.
+    """
 
     def __init__(
         self,
@@ -158,6 +162,7 @@ class _Copy:
         self._segment_bytes = source.log_format.segment_bytes
         self.parts: list[Part] = []
         self.count = 0
+        self.position = begin.position
         self.store_time_ms = begin.store_time_ms
 
     def run(self) -> None:
@@ -172,6 +177,7 @@ class _Copy:
                 assert self._writer is not None
                 self._writer.add(frame)
                 self.count += 1
+                self.position = header.position
                 self.store_time_ms = max(self.store_time_ms, header.store_time_ms)
                 if header.index == picture.applied_index and header.chain != picture.applied_chain:
                     raise EntryDamagedError(header.position, "the tables are of another log")

@@ -1,9 +1,9 @@
 """A member's data folder as a backup reads it, while its broker runs or after it has stopped.
 
 Nothing is written there, and no lock is taken. Three facts make that exact: what the commit mark
-covers is durable and is never changed again; the snapshot of the tables is written before the mark
-that covers it; the begin of the log moves only behind a snapshot that knows of it. So the snapshot
-is read first, then the mark, then the begin.
+covers is durable and is never changed again; so is what the snapshot of the tables has applied, and
+it is written before the mark that covers it; the begin of the log moves only behind a snapshot that
+knows of it. So the snapshot is read first, then the mark, then the begin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from dledger.raft.identity import Identity
 from dledger.state.snapshot import load
 
 ATTEMPTS_MAX: Final = 5
-"""A checkpoint every few seconds may come between two of the reads, not between all of them."""
+"""A checkpoint every few seconds may move the begin between two reads, not between all of them."""
+
+NOT_KNOWN: Final = -1
+"""Position of an entry that tables name: they have its end alone."""
 
 
 class NotABrokersFolderError(StoreError):
@@ -37,7 +40,7 @@ class Picture:
 
     Attributes:
         tables: The snapshot of the tables after entry *applied_index*; None: none was written.
-        mark: The newest entry that is known to be committed.
+        mark: The newest entry that is known to be committed; its begin may be `NOT_KNOWN`.
     """
 
     anchor: Anchor
@@ -102,7 +105,6 @@ class Source:
             if (
                 picture.tables is not None
                 and picture.anchor.first_index <= picture.applied_index + 1
-                and picture.applied_index <= picture.mark.index
             ):
                 return picture
         raise CorruptStoreError(
@@ -118,16 +120,25 @@ class Source:
                 "dledger raft status shows no lag, or take the folder of another member"
             )
         data = disk.read(paths.snapshot) if disk.exists(paths.snapshot) else None
+        tables = None if data is None else load(data, builtin_topics={}, builtin_groups={})
         mark = self.mark()
+        if tables is not None and (mark is None or mark.index < tables.applied_index):
+            # A checkpoint is between its two writes, or was when the broker was killed.
+            mark = Mark(
+                tables.applied_index,
+                tables.applied_term,
+                NOT_KNOWN,
+                tables.applied_chain,
+                tables.applied_end_position,
+            )
         anchor = load_anchor(disk, paths.anchor)
         if mark is None or mark.index < anchor.first_index:
             raise NotABrokersFolderError(
                 f"{self.root} knows of no committed entry yet; nothing was copied. Send a message, "
                 "wait for a checkpoint (seconds), and make the backup again"
             )
-        if data is None:
+        if tables is None:
             return Picture(anchor, mark, None, 0, 0)
-        tables = load(data, builtin_topics={}, builtin_groups={})
         return Picture(anchor, mark, data, tables.applied_index, tables.applied_chain)
 
     def at(self, position: int, size: int) -> bytes:

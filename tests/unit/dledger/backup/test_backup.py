@@ -122,6 +122,24 @@ def test_restored_folder_has_the_entries_tables_and_units(
         assert identity.is_of_another_group({"n0": "1" * 32})
 
 
+@pytest.mark.parametrize("old", [0, 20])
+def test_tables_ahead_of_the_mark_are_committed(tmp_path: Path, old: int) -> None:
+    target, mark = tmp_path / "bk", tmp_path / "n0" / "raft" / "commit_mark"
+    if old:
+        source_folder(tmp_path / "n0", old)
+        earlier = mark.read_bytes()
+        back_up(tmp_path / "n0", target)
+    whole = back_up(source_folder(tmp_path / "n0"), tmp_path / "whole").manifest
+    mark.write_bytes(earlier) if old else mark.unlink()
+    done = back_up(tmp_path / "n0", target)
+    assert done.manifest.end == whole.end
+    assert done.copied_entries == len(FRAMES) - old
+    restored(target, tmp_path / "new")
+    with opened(tmp_path / "new") as store:
+        assert store.restored_commit_index == len(FRAMES)
+        assert not store.damaged
+
+
 def test_verify_states_what_a_backup_holds(tmp_path: Path) -> None:
     back_up(source_folder(tmp_path / "n0"), tmp_path / "bk")
     contents = verify(OsDisk(), str(tmp_path / "bk"))
@@ -403,6 +421,7 @@ def test_source_that_is_no_folder_is_refused(tmp_path: Path) -> None:
         back_up(tmp_path, tmp_path / "bk")
     source = source_folder(tmp_path / "n0")
     (source / "raft" / "commit_mark").unlink()
+    (source / "raft" / "snapshot").unlink()
     with pytest.raises(NotABrokersFolderError, match="no committed entry yet"):
         back_up(source, tmp_path / "bk")
     source = source_folder(tmp_path / "n0")
