@@ -349,7 +349,9 @@ class EntryLog(LogReader):
             self._truncation_slots.store(cut.encode())
             self._cut(last)
             self._remove_behind(last.end_position, written_to)
-            self._truncation_slots.store(replace(cut, done=True).encode())
+            # Twice: with the newest slot damaged, the next open would make the cut once more, and
+            # take what was appended since.
+            self._truncation_slots.store_twice(replace(cut, done=True).encode())
         except (MQError, OSError) as error:
             self._health.failure = str(error)
             raise FlushFailedError(f"truncation at entry {index} failed: {error}") from error
@@ -472,7 +474,8 @@ class EntryLog(LogReader):
         ):
             slots = SlotFile(disk, path)
             slots.load()
-            slots.store(payload)
+            # What the older slot would hold is of the log that was removed.
+            slots.store_twice(payload)
             slots.close()
         store_anchor(disk, paths.anchor, anchor)
 

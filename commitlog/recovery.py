@@ -229,7 +229,8 @@ class Recovery:
         if not unchanged or self._extent != wanted:
             self._make_durable(start, last, wanted)
         if self._cut is not None:
-            self._truncation_slots.store(b"")
+            # Twice: from here on entries follow that a cut which is made once more would take.
+            self._truncation_slots.store_twice(b"")
         self._entry_index.load_recent(self._anchor.first_index, last.index)
         if not store_time_ms:
             store_time_ms = newest_store_time_ms(

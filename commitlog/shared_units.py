@@ -137,11 +137,16 @@ class SharedUnits:
 
     def _load(self) -> None:
         recorded = self._end_slots.load()
-        if recorded is None:
-            # The first flush never came to its end: nothing here was ever durable.
-            self._remove_others(None)
+        if recorded is not None:
+            self._number, promised = _END.unpack(recorded)
+        elif names := self._names():
+            # The first flush never came to its end, or the record is lost: of the first file its
+            # whole chunks count, and of a later one it is not known how far it went.
+            if names != [self._name(1)]:
+                raise CorruptStoreError(f"{self._folder}/{_END_NAME} is missing")
+            self._number, promised = 1, 0
+        else:
             return
-        self._number, promised = _END.unpack(recorded)
         path = self._path(self._number)
         try:
             file = self._disk.open(path)
@@ -163,10 +168,14 @@ class SharedUnits:
         self._file, self._end = file, end
         self._remove_others(path)
 
-    def _remove_others(self, kept: str | None) -> None:
-        for name in self._disk.list_dir(self._folder):
+    def _names(self) -> list[str]:
+        names = self._disk.list_dir(self._folder)
+        return [name for name in names if len(name) == _NAME_DIGITS and name.isdecimal()]
+
+    def _remove_others(self, kept: str) -> None:
+        for name in self._names():
             path = f"{self._folder}/{name}"
-            if len(name) == _NAME_DIGITS and name.isdecimal() and path != kept:
+            if path != kept:
                 self._disk.unlink(path)
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -218,8 +227,12 @@ class SharedUnits:
     def _note_end(self) -> None:
         self._end_slots.store(_END.pack(self._number, self._end))
 
+    @staticmethod
+    def _name(number: int) -> str:
+        return f"{number:0{_NAME_DIGITS}d}"
+
     def _path(self, number: int) -> str:
-        return f"{self._folder}/{number:0{_NAME_DIGITS}d}"
+        return f"{self._folder}/{self._name(number)}"
 
     def close(self) -> None:
         """Give the descriptors back."""
@@ -242,15 +255,16 @@ def read_tails(folder: str, read: Callable[[str], bytes]) -> Tails:
     except FileNotFoundError:
         recorded = None
     tails: Tails = {}
-    if recorded is not None:
-        number, promised = _END.unpack(recorded)
-        path = f"{folder}/{number:0{_NAME_DIGITS}d}"
-        try:
-            data = read(path)
-        except FileNotFoundError as error:
-            raise CorruptStoreError(f"{path} is missing") from error
-        end = whole_chunks_end(lambda at, size: data[at : at + size], len(data), promised)
-        take_chunks(tails, data[:end].ljust(promised, b"\0"), path)
+    number, promised = (1, 0) if recorded is None else _END.unpack(recorded)
+    path = f"{folder}/{number:0{_NAME_DIGITS}d}"
+    try:
+        data = read(path)
+    except FileNotFoundError as error:
+        if recorded is None:
+            return tails
+        raise CorruptStoreError(f"{path} is missing") from error
+    end = whole_chunks_end(lambda at, size: data[at : at + size], len(data), promised)
+    take_chunks(tails, data[:end].ljust(promised, b"\0"), path)
     return tails
 
 

@@ -31,6 +31,8 @@ from commitlog.store_paths import StorePaths
 from dledger.state.snapshot import Cut, Image, cut_everything, load_checked, take_cut
 from dledger.state.tables import StateTables
 
+log = structlog.get_logger(__name__)
+
 # ----------------------------------------------------------------------- checkpoint and abort files
 
 
@@ -159,7 +161,13 @@ class DoubtRecord:
             unclean: The last run did not end in order.
         """
         path = self._paths.doubt
-        noted = self._disk.read(path).split() if self._disk.exists(path) else []
+        if not self._disk.exists(path):
+            return False, False
+        noted = set(self._disk.read(path).split())
+        if not noted or noted - {DAMAGED, TORN, ASYNC}:
+            # It is there for a reason, which is not known any more: the worst one counts.
+            log.error("reason_of_doubt_damaged", path=path)
+            return True, True
         damaged = DAMAGED in noted
         return damaged, damaged or TORN in noted or (unclean and ASYNC in noted)
 
@@ -287,7 +295,9 @@ class InstallationRecord:
             FlushFailedError: Either phase may be there after a crash.
         """
         if phase is not self.phase:
-            self._slots.store(phase.value)
+            # Twice: damage to the newest slot must not bring the phase before back. After
+            # *refilling* that one would have the log emptied of what was acknowledged since.
+            self._slots.store_twice(phase.value)
             self.phase = phase
 
     def close(self) -> None:
@@ -297,8 +307,6 @@ class InstallationRecord:
 
 # ---------------------------------------------------------------------------------- checkpoints
 
-
-log = structlog.get_logger(__name__)
 
 CHECKPOINT: Final = "checkpoint"
 """Name under which the executor measures checkpoints."""
