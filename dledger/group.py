@@ -26,7 +26,7 @@ from dledger.maintenance import Maintenance, members_of
 from dledger.proposals import APPLY_AT_ONCE_ENTRIES, Applier, GroupSettings, Leadership, Proposals
 from dledger.raft.clocks import Clocks
 from dledger.raft.identity import Identity
-from dledger.raft.journal import TermVote
+from dledger.raft.journal import load_term_vote
 from dledger.raft.links import Links
 from dledger.raft.member import RaftNode, Stored
 from dledger.raft.settings import ALL_ON, Guards, RaftSettings
@@ -81,7 +81,9 @@ class Group(Proposals):
         self._role: tuple[int, str | None] = (0, None)
         stored = Stored(
             store.log,
-            TermVote(store.vote_slots),
+            load_term_vote(
+                store.vote_slots, has_taken_part=bool(identity.voters) or store.log.end_position > 0
+            ),
             identity,
             commit_index=store.restored_commit_index,
             members=members_of(store),

@@ -212,7 +212,7 @@ def recover(
 
 @app.command
 def repair_term(folder: Folder, /) -> int:
-    """Repair a stored term that is out of range, in FOLDER of a stopped broker.
+    """Repair a stored term that is out of range or missing, in FOLDER of a stopped broker.
 
     Log and members stay as they are. A term that is in range is not changed.
     """

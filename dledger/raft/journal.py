@@ -439,6 +439,27 @@ def parse_term_vote(payload: bytes) -> tuple[int, str | None]:
     return term, voted_for
 
 
+def load_term_vote(slots: SlotFile, *, has_taken_part: bool) -> TermVote:
+    """Return the stored term and vote. Blocking: a new folder gets its first record.
+
+    So a member that can have voted always has a record, and one that is gone is noticed.
+
+    Args:
+        has_taken_part: Whether this member is in a group, or has a log.
+    Raises:
+        CorruptStoreError: As `TermVote`; or the record is missing, and a vote with it.
+        DiskFullError, FlushFailedError: The first record was not written; start again.
+    """
+    if slots.load() is None:
+        if has_taken_part:
+            raise CorruptStoreError(
+                "the term and vote record is missing: a vote of this member may be forgotten."
+                " Write one again with: dledger raft repair-term DIR"
+            )
+        slots.store(cbor2.dumps([0, None]))
+    return TermVote(slots)
+
+
 class TermVote:
     """The newest term seen and the vote given in it.
 

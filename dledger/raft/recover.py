@@ -131,7 +131,7 @@ class Recovery:
         )
 
     def repair_term(self) -> tuple[str, int] | None:
-        """Write a term that this member has not voted in, if the stored one is out of range.
+        """Write a term that this member has not voted in, if none or one out of range is stored.
 
         It is so far above the log's that no election of the group can have been there; a vote that
         was forgotten with the stored term cannot be given twice.
@@ -145,8 +145,9 @@ class Recovery:
         """
         payload = self._vote_slots.load()
         try:
-            if payload is not None:
-                parse_term_vote(payload)
+            if payload is None:
+                raise CorruptStoreError("the term and vote record is missing")
+            parse_term_vote(payload)
         except CorruptStoreError as error:
             return str(error), self._write_term(self._log.last_term + REPAIRED_TERM_STEP)
         return None

@@ -151,6 +151,21 @@ async def test_impossible_term_is_found_and_repaired(tmp_path: Path) -> None:
         assert leader.group.term > REPAIRED_TERM_STEP
 
 
+async def test_a_missing_vote_is_refused_until_a_term_is_written(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        await lose_all_but_one(groups)
+        for name in groups.names:
+            Path(StorePaths(str(tmp_path / name)).vote).unlink()
+        with pytest.raises(CorruptStoreError, match="is missing: a vote"):
+            await groups.start(groups.names[0])
+        for name in groups.names[1:]:
+            assert repair_term(tmp_path / name) == 0
+            await groups.start(name)
+        leader = await groups.leader()
+        assert bodies(groups, leader.name) == [b"a", b"b"]
+        assert leader.group.term > REPAIRED_TERM_STEP
+
+
 async def test_a_replica_with_such_a_term_can_go_on_alone(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         name = await lose_all_but_one(groups)
