@@ -321,6 +321,15 @@ class SlotFile:
                 raise
             return b"\xff"  # no slot has such bytes
 
+    def store_twice(self, payload: Buffer) -> None:
+        """Make *payload* the value in both slots. Blocks for two flushes.
+
+        For a value whose predecessor must not come back: damage to the newest slot makes the other
+        one count. Raises like `store`; either value may be there after a crash.
+        """
+        self.store(payload)
+        self.store(payload)
+
     def store(self, payload: Buffer) -> None:
         """Make *payload* the value, durably. Blocks for one flush.
 
@@ -340,15 +349,6 @@ class SlotFile:
             self._file = self._make()
             self._write(self._file, data)
         self._write(self._file, data)
-
-    def store_twice(self, payload: Buffer) -> None:
-        """Make *payload* the value in both slots. Blocks for two flushes.
-
-        For a value whose predecessor must not come back: damage to the newest slot makes the other
-        one count. Raises like `store`; either value may be there after a crash.
-        """
-        self.store(payload)
-        self.store(payload)
 
     def _write(self, file: DiskFile, data: bytes) -> None:
         slot = 1 - self._slot

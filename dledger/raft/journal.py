@@ -442,7 +442,7 @@ def parse_term_vote(payload: bytes) -> tuple[int, str | None]:
 def load_term_vote(slots: SlotFile, *, has_taken_part: bool) -> TermVote:
     """Return the stored term and vote. Blocking: a new folder gets its first record.
 
-    So a member that can have voted always has a record, and one that is gone is noticed.
+    So a member that can have voted always has a record, and one that is missing is noticed.
 
     Args:
         has_taken_part: Whether this member is in a group, or has a log.
