@@ -72,6 +72,9 @@ def truth(value: object) -> bool:
     return value is True or (isinstance(value, str) and value.lower() == "true")
 
 
+_NOT_NOW: Final = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY})
+"""What a broker answers that is shutting down, or has too many requests open."""
+
 KEPT_S: Final = 150.0
 """An identity holds for so long after the NameServers have stopped to state it: after they were
 started again, a stranger may be registered under the name before the group is."""
@@ -204,8 +207,8 @@ class Links:
             group: Broker name that it is used for; empty: whatever broker is there.
 
         Raises:
-            BrokerUnreachableError: Not within *timeout_s*, or the broker there belongs to another
-                group; nothing was sent but the question.
+            BrokerUnreachableError: Not within *timeout_s*, or the broker there shuts down, is busy,
+                or belongs to another group; nothing was sent but the question.
             ClientClosedError: The instance is closed.
         """
         ready = self.ready(address, group)
@@ -247,6 +250,12 @@ class Links:
                     answer = await connection.invoke(request(RequestCode.CAPABILITIES), timeout_s)
                 except RemotingError as error:
                     raise BrokerUnreachableError(f"broker {address}: {error}") from error
+                if answer.code in _NOT_NOW:
+                    # What it understands is not known; it is asked again at the next use.
+                    raise BrokerUnreachableError(
+                        f"broker {address} takes nothing now: code {answer.code}"
+                        f" {answer.remark or ''}"
+                    )
                 ours = answer.code == ResponseCode.SUCCESS
                 link = self.opened[address] = Link(
                     address,

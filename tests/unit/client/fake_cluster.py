@@ -156,6 +156,8 @@ class Broker(Node):
         self.intercept: Callable[[RemotingCommand], Handled] | None = None
         # What it says of its group; None: nothing, as an older release.
         self.identity: str | None = None
+        # Codes with which the next questions for its capabilities are refused.
+        self.not_now: list[int] = []
         self.delay_s = 0.0
         # Called for each heartbeat.
         self.heard: Callable[[Connection, HeartbeatData], None] = lambda _, data: None
@@ -206,6 +208,8 @@ class Broker(Node):
         return response_to(asked, 0, None, dict(ext)) if self.leads else self._not_leader(asked)
 
     def _capabilities(self, asked: RemotingCommand) -> RemotingCommand:
+        if self.not_now:
+            return response_to(asked, self.not_now.pop(), "not now")
         ext = {"cbor": "true", "records": "true"}
         if self.group.idempotent:
             ext["idempotent"] = "true"

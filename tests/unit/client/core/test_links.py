@@ -11,7 +11,7 @@ from client.core.links import KEPT_S, GroupIdentities, stated_identities
 from client.core.message import Message
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
-from remoting.protocol.codes import RequestCode
+from remoting.protocol.codes import RequestCode, ResponseCode
 from tests.unit.client.fake_cluster import Group, World, open_world
 
 OURS, OTHER = "0f" * 16, "e1" * 16
@@ -104,6 +104,22 @@ async def test_links_ask_again_after_another_identity(world: World) -> None:
         await trio.sleep(0.2)
         group.brokers[0].identity = OURS
     assert group.bodies() == [b"1"]
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY])
+async def test_links_ask_a_broker_again_that_took_nothing(world: World, code: ResponseCode) -> None:
+    group = world.groups["g"]
+    broker = group.brokers[0]
+    broker.not_now = [code]
+    async with world.client() as client, Producer(client, "p") as producer:
+        await producer.send(Message("T", b"1"))
+    assert broker.not_now == []
+    assert group.bodies() == [b"1"]
+    sends = {seen.code for seen in broker.seen} & {
+        RequestCode.SEND_RECORDS,
+        RequestCode.SEND_MESSAGE_V2,
+    }
+    assert sends == {RequestCode.SEND_RECORDS}, "it is taken for a broker of RocketMQ"
 
 
 def test_identity_holds_for_a_while_after_its_last_statement() -> None:
