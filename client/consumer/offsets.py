@@ -177,11 +177,13 @@ class BrokerOffsets:
         """See `OffsetStore`. Our brokers answer when an offset is in the log."""
         saved: set[MessageQueue] = set()
         limiter = trio.CapacityLimiter(MAX_COMMITS_AT_ONCE)
+        # Now: a queue that is lost and granted again meanwhile must not get an offset of before.
+        tokens = {queue: self._token(queue) for queue in offsets}
 
         async def commit(queue: MessageQueue, offset: int) -> None:
             async with limiter:
                 try:
-                    await self._commit(queue, offset)
+                    await self._commit(queue, offset, tokens[queue])
                 except MQError as error:
                     _log.info("offset_not_committed", queue=str(queue), error=str(error))
                 else:
@@ -192,9 +194,8 @@ class BrokerOffsets:
                 nursery.start_soon(commit, queue, offset)
         return saved
 
-    async def _commit(self, queue: MessageQueue, offset: int) -> None:
+    async def _commit(self, queue: MessageQueue, offset: int, token: int | None) -> None:
         header = UpdateConsumerOffsetHeader(self._group, queue.topic, queue.queue_id, offset)
-        token = self._token(queue)
         shown = {} if token is None else {TOKEN_FIELD: str(token)}
         answer = await self._instance.ask_leader(
             queue.broker_name,

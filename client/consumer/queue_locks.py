@@ -266,11 +266,13 @@ class QueueLocks:
             return False
         for queue in queues:
             if queue in granted:
-                if not self.is_held(queue):
+                token = granted[queue]
+                # Another token is another grant, even if the one before has not expired here.
+                is_same = token is None or self.tokens.get(queue, token) == token
+                if not (is_same and self.is_held(queue)):
                     self._grant_count += 1
                     self._grants[queue] = self._grant_count
                 self._held_until[queue] = asked_at + EXPIRES_S
-                token = granted[queue]
                 if token is not None:
                     self.tokens[queue] = token
             elif self._held_until.pop(queue, None) is not None:

@@ -14,7 +14,7 @@ from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
 from dledger.testing.doubles import InlineExecutor
 from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import response_to
+from remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.consumer.consuming import QUEUE
 from tests.unit.client.fake_cluster import World
 
@@ -33,6 +33,24 @@ async def test_brokers_keep_offsets_and_say_which_are_stored(
     for broker in world.groups["g"].brokers:
         broker.answer_commit = lambda a: response_to(a, 1, "no")
     assert await store.save({QUEUE: 6}) == set()
+
+
+async def test_offsets_keep_the_lock_tokens_of_their_round(
+    world: World, client: ClientInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client.consumer.offsets.MAX_COMMITS_AT_ONCE", 1)
+    tokens = {QUEUE: 7, OTHER: 7}
+
+    def lock_again(command: RemotingCommand) -> RemotingCommand:
+        tokens.update({QUEUE: 40, OTHER: 40})
+        return response_to(command)
+
+    for broker in world.groups["g"].brokers:
+        broker.answer_commit = lock_again
+    store = BrokerOffsets(client, "c", token=tokens.get)
+    assert await store.save({QUEUE: 5, OTHER: 7}) == {QUEUE, OTHER}
+    asked = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_CONSUMER_OFFSET]
+    assert [ext["lockToken"] for ext in asked] == ["7", "7"]
 
 
 async def test_offset_without_an_answer_is_an_error_not_absent(

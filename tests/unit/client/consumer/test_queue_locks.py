@@ -34,12 +34,14 @@ async def test_tokens_follow_the_grants(world: World, client: ClientInstance) ->
         await client.route("T")
         locks = QueueLocks(client, "c", lambda: [QUEUE])
         nursery.start_soon(locks.run)
-        await locks.held(QUEUE)
+        first = await locks.held(QUEUE)
         assert locks.tokens == {QUEUE: 17}
         await trio.sleep(21)
         assert locks.tokens == {QUEUE: 17}, "a renewal keeps it"
+        assert locks.grant(QUEUE) == first
         await trio.sleep(21)
         assert locks.tokens == {QUEUE: 40}
+        assert locks.grant(QUEUE) != first, "another client may have had it in between"
         await locks.unlock([QUEUE])
         assert locks.tokens == {}
         nursery.cancel_scope.cancel()
