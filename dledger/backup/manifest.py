@@ -182,6 +182,9 @@ def decode_manifest(data: bytes, place: str) -> Manifest:
         raise BackupDamagedError(f"{place} is damaged: {error}") from error
     if not is_whole:
         raise BackupDamagedError(f"{place} is damaged: it does not fit its checksum")
+    for name in sorted(manifest.files):
+        if "\0" in name or not all(each.strip(".") for each in name.split("/")):
+            raise BackupDamagedError(f"{place} is no manifest: it names a file {name!r}")
     return manifest
 
 

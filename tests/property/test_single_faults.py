@@ -417,6 +417,7 @@ MAKERS: tuple[Callable[[], Folder], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_a_fault_in_a_small_file_loses_nothing_in_silence(make: Callable[[], Folder]) -> None:
     folder = make()

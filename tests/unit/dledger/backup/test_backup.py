@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import dledger.backup.restore as restoring
@@ -24,7 +25,7 @@ from commitlog.errors import (
 from commitlog.seams import DiskFile
 from commitlog.store_paths import StorePaths
 from dledger.backup.create import AnotherGroupError, Created, create
-from dledger.backup.manifest import BackupDamagedError
+from dledger.backup.manifest import BackupDamagedError, decode_manifest, encode_manifest
 from dledger.backup.restore import Owner, RestoreRefusedError, restore
 from dledger.backup.source import NotABrokersFolderError, SegmentGoneError, Source
 from dledger.backup.target import MANIFEST, NoBackupError, Target
@@ -451,3 +452,13 @@ def test_newer_backup_is_refused_by_its_version(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'{"format":1,', b'{"format":2,"more":[],'))
     with pytest.raises(ForeignStoreError, match="has format 2"):
         verify(OsDisk(), str(tmp_path / "bk"))
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "log/../../x", "..", "log/a\0b", ""])
+def test_manifest_names_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
+    back_up(source_folder(tmp_path / "n0"), tmp_path / "bk")
+    manifest = decode_manifest((tmp_path / "bk" / MANIFEST).read_bytes(), MANIFEST)
+    part = msgspec.structs.replace(manifest.parts[0], file=name)
+    hostile = encode_manifest(msgspec.structs.replace(manifest, parts=(part,)))
+    with pytest.raises(BackupDamagedError, match="it names a file"):
+        decode_manifest(hostile, MANIFEST)
