@@ -98,7 +98,7 @@ BAD_RECORDS = {
         "Expected `int`",
     ),
     "no such row": (cbor2.dumps([99, 1]), "Invalid value 99"),
-    "no such operation": (changed(operation(7), f=55), "f is 55, beyond 0 … 20"),
+    "no such operation": (changed(operation(7), f=55), f"f is 55, beyond 0 … {max(F)}"),
     "no such outcome": (changed(operation(7), outcome=3), "outcome is 3"),
     "a process beyond its column": (
         changed(operation(7), process=1 << 31),
