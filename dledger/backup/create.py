@@ -197,10 +197,10 @@ class _Copy:
             if self._writer is None:
                 self._writer = self._target.begin_part(end, self._part_end(end))
                 continue
-            room = self._segment_bytes - end % self._segment_bytes
-            self._writer.add(encode_blank(room))
+            free = self._segment_bytes - end % self._segment_bytes
+            self._writer.add(encode_blank(free))
             self.parts.append(self._writer.finish())
-            end += room
+            end += free
             self._writer = self._target.begin_part(end, self._part_end(end))
 
     def _part_end(self, position: int) -> int:

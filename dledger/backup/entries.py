@@ -66,13 +66,13 @@ def entries(
     position = before.end_position
     index, term, chain, newest_ms = before.index, before.term, before.chain, before_ms
     while index < last.index:
-        room = segment_bytes - position % segment_bytes
-        if bytes(window.at(position, BLANK_BYTES)) == encode_blank(room):
-            position += room
+        free = segment_bytes - position % segment_bytes
+        if bytes(window.at(position, BLANK_BYTES)) == encode_blank(free):
+            position += free
             continue
         try:
             header = parse_header(window.at(position, ENTRY_HEADER_BYTES))
-            if header.position != position or header.size + BLANK_BYTES > room:
+            if header.position != position or header.size + BLANK_BYTES > free:
                 raise EntryDamagedError(position, f"entry {header.index} does not belong there")
             frame = window.at(position, header.size)
             verify_frame(frame, header, chain)
