@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
@@ -21,6 +19,7 @@ from pathlib import Path
 
 import trio
 
+from dledger.cli.ports import free_ports, is_free
 from dledger.cli.secret_file import make_secret
 from dledger.output import CliError, ExitCode
 
@@ -37,46 +36,10 @@ DEFAULT_GROUP = "broker-a"
 SECRET_FILE = "raft.secret"
 """Shared by all members in the folder; made with it."""
 
-OWN_PORTS = range(15_000, 32_768)
-"""Below Linux' range for outgoing connections, 32768 to 60999."""
-
 GROUP_LETTERS = "abcdefgh"
 
 MAX_GROUPS = len(GROUP_LETTERS)
 """Three processes each: more would only be slow on one machine."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Return free loopback ports, none of them two below another.
-
-    Some RocketMQ clients try the port two below the one they were given. None lies where the kernel
-    takes ports for connections: one of those could take the port of a member that restarts.
-
-    Raises:
-        CliError: There are fewer.
-    """
-    ports: list[int] = []
-    for port in random.sample(OWN_PORTS, len(OWN_PORTS)):
-        if len(ports) == count:
-            break
-        if not any(abs(port - other) == 2 for other in ports) and is_free(port):
-            ports.append(port)
-    if len(ports) < count:
-        raise CliError(
-            f"fewer than {count} of the ports {OWN_PORTS[0]} to {OWN_PORTS[-1]} are free"
-        )
-    return ports
-
-
-def is_free(port: int) -> bool:
-    """Return whether a loopback port can be listened on now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 @dataclass(slots=True)

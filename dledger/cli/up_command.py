@@ -56,7 +56,8 @@ async def up(
 
     import trio
 
-    from dledger.cli.local_cluster import MAX_GROUPS, free_ports, is_free, local_cluster
+    from dledger.cli.local_cluster import MAX_GROUPS, local_cluster
+    from dledger.cli.ports import free_ports, is_free
 
     if not 1 <= brokers <= 5:
         raise CliError("--brokers: from 1 to 5", exit_code=ExitCode.USAGE)
@@ -98,7 +99,8 @@ async def up(
 
 async def _serve_console(cluster: LocalCluster) -> None:
     """Start a console beside the cluster; it ends with it."""
-    from dledger.cli.local_cluster import Node, free_ports, is_free
+    from dledger.cli.local_cluster import Node
+    from dledger.cli.ports import free_ports, is_free
 
     port = CONSOLE_PORT if is_free(CONSOLE_PORT) else free_ports(1)[0]
     arguments = ("console", "--namesrv", cluster.namesrv_address, "--port", str(port))

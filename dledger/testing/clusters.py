@@ -31,7 +31,8 @@ from client.connect import connect
 from client.core.client_instance import ClientConfig, ClientInstance
 from commitlog.disk import OsDisk
 from dledger.broker import Broker, serve_broker
-from dledger.cli.local_cluster import LocalCluster, free_ports, local_cluster
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.ports import free_ports
 from dledger.config import BrokerConfig, load_config
 from dledger.testing.doubles import PartedNetwork, Partition, VirtualClock
 from namesrv.config import load_config as load_namesrv_config

@@ -16,13 +16,8 @@ from typing import Any, Final
 
 import trio
 
-from dledger.cli.local_cluster import (
-    SECRET_FILE,
-    LocalCluster,
-    Node,
-    free_ports,
-    settings_document,
-)
+from dledger.cli.local_cluster import SECRET_FILE, LocalCluster, Node, settings_document
+from dledger.cli.ports import free_ports
 from dledger.cli.secret_file import make_secret
 from jepsen_like.chaos.broker_child import ClockFile
 from jepsen_like.chaos.namespaces import LOOPBACK, Host

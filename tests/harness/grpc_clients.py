@@ -12,7 +12,8 @@ from typing import Any
 import trio
 
 from client.core.message_ext import MessageExt
-from dledger.cli.local_cluster import LocalCluster, free_ports, local_cluster
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.ports import free_ports
 from dledger.cli.topic_command import create_topic
 from tests.harness.foreign_client import ForeignClient, Line
 from tests.harness.local_settings import SMALL_FILES

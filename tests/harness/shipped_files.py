@@ -11,13 +11,12 @@ import functools
 import os
 import re
 import shutil
-import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dledger.cli.local_cluster import free_ports
+from dledger.cli.ports import free_ports, is_free
 
 ROOT = Path(__file__).parents[2]
 NAMESRV_PORT = 9876
@@ -94,16 +93,6 @@ def _may_have_default_ports() -> bool:
 
 
 def _free(ports: list[int]) -> dict[int, int]:
-    if _may_have_default_ports() and all(map(_is_free, ports)):
+    if _may_have_default_ports() and all(map(is_free, ports)):
         return {port: port for port in ports}
     return dict(zip(ports, free_ports(len(ports)), strict=True))
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

@@ -20,7 +20,8 @@ from client.core.message import Message
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from dledger.cli.ask_cluster import ask, cluster_and_refused
-from dledger.cli.local_cluster import LocalCluster, free_ports, local_cluster
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.ports import free_ports
 from dledger.cli.topic_command import create_topic
 from jepsen_like.nemesis.strangers import FOREIGN_TOPIC, NameThief, Wanted
 from remoting.machine import TrioClock

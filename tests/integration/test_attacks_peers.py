@@ -19,7 +19,8 @@ from client.core.client_instance import ClientInstance
 from client.core.message import Message
 from client.producer.producer import Producer
 from commitlog.entry import seal_entry
-from dledger.cli.local_cluster import LocalCluster, free_ports, lay_out
+from dledger.cli.local_cluster import LocalCluster, lay_out
+from dledger.cli.ports import free_ports
 from dledger.raft.wire import FRAME_BYTES_MAX, Kind
 from remoting.tcp import TcpNetwork
 from tests.harness import stranger as a_stranger

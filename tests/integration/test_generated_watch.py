@@ -25,7 +25,8 @@ from client.consumer.pull_consumer import PullConsumer
 from client.core.message import Message
 from client.producer.producer import Producer
 from dledger.cli.ask_cluster import ask_leader, groups_of
-from dledger.cli.local_cluster import LocalCluster, free_ports, local_cluster
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.ports import free_ports
 from dledger.cli.topic_command import create_topic
 from dledger.generate.grafana import board
 from dledger.generate.prometheus import ALERTS, prometheus_files

@@ -20,8 +20,9 @@ from client.core.message import Message
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from commitlog.errors import MQError
-from dledger.cli.local_cluster import LocalCluster, Node, free_ports, lay_out, local_cluster
+from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster
 from dledger.cli.log_verify import open_segments
+from dledger.cli.ports import free_ports
 from dledger.cli.raft_command import add, remove, replace, transfer_leader
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import all_statuses, eventually

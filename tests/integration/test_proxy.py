@@ -18,7 +18,8 @@ from grpc_health.v1 import health_pb2
 from client.admin.admin import Admin
 from client.admin.groups import GroupAdmin
 from client.connect import connect
-from dledger.cli.local_cluster import LocalCluster, Node, free_ports, local_cluster
+from dledger.cli.local_cluster import LocalCluster, Node, local_cluster
+from dledger.cli.ports import free_ports
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.access import signature
 from dledger.proxy.messages import duration, timestamp

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.cli.local_cluster import free_ports
+from dledger.cli.ports import free_ports
 from tests.harness.empty_environment import make_environment
 from tests.harness.java import need_java
 from tests.harness.replica_folders import usual, write_folder

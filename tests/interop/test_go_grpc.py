@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import trustme
 
-from dledger.cli.local_cluster import LocalCluster, Node, free_ports
+from dledger.cli.local_cluster import LocalCluster, Node
+from dledger.cli.ports import free_ports
 from tests.harness.foreign_client import GRPC_GO, foreign_client, needs_grpc_go
 from tests.harness.grpc_clients import cluster_with_proxies, exchange_every_kind, lose_nothing
 

@@ -12,7 +12,8 @@ from typing import Final, Protocol
 import trio
 
 from dledger.cli.ask_cluster import namesrv_leaders
-from dledger.cli.local_cluster import LocalCluster, free_ports, is_free, local_cluster
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.ports import free_ports, is_free
 from dledger.cli.topic_command import create_topic
 from dledger.output import CliError
 from tests.peers.processes import Program, run_program

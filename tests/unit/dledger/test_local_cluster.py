@@ -6,16 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dledger.cli.local_cluster import free_ports, lay_out
+from dledger.cli.local_cluster import lay_out
 from dledger.config import load_config
 from dledger.output import CliError
 from remoting.settings import ConfigFile
-
-
-def test_free_ports_are_distinct_and_never_two_apart() -> None:
-    ports = free_ports(20)
-    assert len(set(ports)) == 20
-    assert not {port - 2 for port in ports} & set(ports)
 
 
 def test_each_broker_gets_its_file_and_folder(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.broker_command import check_ports
-from dledger.cli.local_cluster import free_ports
 from dledger.cli.main import main
+from dledger.cli.ports import free_ports
 from dledger.config import load_config
 from dledger.output import CliError
 from remoting.tcp import TcpNetwork
