@@ -105,7 +105,8 @@ def test_leader_serves_beside_ten_thousand_idle_connections(tmp_path: Path) -> N
     assert reported, event.detail
     opened, wanted, closed = map(int, reported.groups())
     assert opened == wanted >= 1_000, event.detail
-    assert 0 < opened - closed <= 4_096, "max_connections"
+    # None of them has to be left: a silent one gives way to each client that connects again.
+    assert opened - closed <= 4_096, "max_connections"
     assert sent_during(history, event) > 100
 
 
