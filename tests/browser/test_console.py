@@ -20,6 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
 WAIT_MS = 60_000
 """A limit for a hang: an election takes a second or two."""
 
+LOOKS_MAX = 5
+"""Pages that name a broker which does not answer, one after the other: each waits for it."""
+
 MORE_PAGES = (
     "/topic?name=orders",
     "/group?name=billing",
@@ -58,6 +61,16 @@ def done(page: Page) -> str:
     return page.locator("#done").inner_text()
 
 
+def look_until_healthy(page: Page) -> None:
+    """Load a page again while it names a broker that has not answered: it may have been busy."""
+    problems = page.locator("#problems")
+    for _ in range(LOOKS_MAX):
+        if problems.count() == 0:
+            return
+        page.reload()
+    assert problems.count() == 0, problems.inner_text()
+
+
 @pytest.mark.parametrize("width_px", [1280, 360])
 @pytest.mark.parametrize("path", [*(address for address, _ in PAGES), *MORE_PAGES])
 def test_every_page_fits_and_complains_of_nothing(
@@ -65,7 +78,7 @@ def test_every_page_fits_and_complains_of_nothing(
 ) -> None:
     seen = look(served.address + path, width_px)
     assert seen.page.locator("h1").inner_text()
-    assert seen.page.locator("#problems").count() == 0
+    look_until_healthy(seen.page)
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width_px
     assert seen.complaints == []
     assert all(address.startswith(served.address) for address in seen.asked_for)
