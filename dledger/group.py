@@ -189,6 +189,11 @@ class Group(Proposals):
         return self.node.term
 
     @property
+    def store_time_ms(self) -> int:
+        """The store time that an entry gets which is sealed now."""
+        return max(self.node.clocks.store_time_ms(), self.store.log.last_store_time_ms)
+
+    @property
     def store_time_ahead_ms(self) -> int:
         """How far the newest entry's store time is ahead of this replica's date.
 
@@ -414,7 +419,7 @@ class Group(Proposals):
 
 @dataclass(frozen=True, slots=True)
 class VotersClock:
-    """This member's clock with the date that entries are stamped with: see `Clocks.store_time_ms`.
+    """This member's clock with the date that most voters share: see `Clocks.date_ms`.
 
     Code that waits for a date, or compares one with a store time, uses this one.
     """
@@ -428,7 +433,7 @@ class VotersClock:
 
     def wall_ms(self) -> int:
         """Return the date in milliseconds, corrected when it is far from that of most voters."""
-        return self.clocks.store_time_ms()
+        return self.clocks.date_ms()
 
     async def sleep(self, seconds: float) -> None:
         """Wait for *seconds*."""

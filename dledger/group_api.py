@@ -226,6 +226,10 @@ class BrokerGroup(Protocol):
         """The newest term this node has seen."""
 
     @property
+    def store_time_ms(self) -> int:
+        """The store time that an entry gets which is sealed now, if this node leads."""
+
+    @property
     def log(self) -> LogReader:
         """The log. Read applied records only."""
 

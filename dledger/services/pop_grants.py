@@ -144,7 +144,7 @@ class PopGrants:
             PopAtWorkError: Messages of the queue are out for the group; nothing was stored.
         """
         entry, row = self._entry, self._group.state.pops.get(key)
-        is_out = row is not None and not row.is_idle(self._now_ms())
+        is_out = row is not None and not row.is_idle(self._group.store_time_ms)
         if is_out or (entry is not None and key in entry.keys):
             group, topic, queue_id = key
             raise PopAtWorkError(
@@ -193,7 +193,7 @@ class PopGrants:
             await wait_for(self._moved, self._clock, self._next_wait_s())
             self._leads()
             now = self._clock.monotonic()
-            now_ms = self._now_ms()
+            now_ms = self._group.store_time_ms
             fired = [pair for pair, at_ms in self._due.items() if at_ms <= now_ms]
             for pair in fired:
                 del self._due[pair]
@@ -212,11 +212,8 @@ class PopGrants:
         if deadline is not None:
             waits.append(deadline - self._clock.monotonic())
         if self._due:
-            waits.append((min(self._due.values()) - self._now_ms()) / 1000)
+            waits.append((min(self._due.values()) - self._group.store_time_ms) / 1000)
         return max(0.0, min(waits))
-
-    def _now_ms(self) -> int:
-        return max(self._clock.wall_ms(), self._group.state.last_store_time_ms)
 
     # ------------------------------------------------------------------------------ terms
 
@@ -247,7 +244,7 @@ class PopGrants:
 
     def _work(self) -> None:
         while (self._waiting or self._woken) and self._entry is None and self._leads():
-            now_ms = self._now_ms()
+            now_ms = self._group.store_time_ms
             decision = PopDecision(
                 self._group.state.pops,
                 self._reader,
@@ -372,7 +369,7 @@ class PopGrants:
         ]
         if not ends:
             return
-        now_ms = self._now_ms()
+        now_ms = self._group.store_time_ms
         # One that is over already was passed over for a reason: not at once again.
         at_ms = max(min(ends), now_ms + 1_000 * (min(ends) <= now_ms))
         if at_ms < self._due.get(pair, 1 << 62):

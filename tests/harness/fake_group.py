@@ -138,6 +138,10 @@ class FakeGroup:
         self._waiting: list[_Waiting] = []
         self._appended: list[_Appended] = []
 
+    @property
+    def store_time_ms(self) -> int:
+        return max(self.clock.wall_ms(), self.log.last_store_time_ms)
+
     def status(self) -> Mapping[str, Any]:
         return {"role": "leader" if self.leadership else "follower", "term": self.term}
 

@@ -134,7 +134,7 @@ def test_the_middle_date_decides(ahead: list[int], expected: int) -> None:
         found.record(f"n{number}", clock.wall_ms() + each)
     assert found.ahead_ms() == expected
     assert found.are_off() == (abs(expected) > SKEW_MAX_MS)
-    stamped = found.store_time_ms() - clock.wall_ms()
+    stamped = found.date_ms() - clock.wall_ms()
     assert stamped == (expected if abs(expected) > SKEW_MAX_MS else 0)
 
 
@@ -155,23 +155,23 @@ def test_of_dates_that_contradict_each_other_the_log_decides(
         agrees = 2 * number <= others
         there_ms = wrong_ms if agrees is is_own else right_ms
         found.record(f"n{number}", there_ms)
-    assert abs(found.store_time_ms() - right_ms) < SKEW_MAX_MS
+    assert abs(found.date_ms() - right_ms) < SKEW_MAX_MS
     assert found.are_off() is is_own
 
 
 def test_an_unheard_jump_is_measured_by_what_was_agreed() -> None:
     found, clock = clocks(3)
     found.record("n1", clock.wall_ms())
-    right_ms = found.store_time_ms()
+    right_ms = found.date_ms()
     clock.now_s += DATE_VALID_S + 1
     clock.skew_ms = 2 * YEAR_MS
     assert not found.are_known
-    assert found.store_time_ms() == right_ms + int(1000 * (DATE_VALID_S + 1))
+    assert found.date_ms() == right_ms + int(1000 * (DATE_VALID_S + 1))
     clock.now_s += AGREED_S
-    assert found.store_time_ms() == clock.wall_ms()
+    assert found.date_ms() == clock.wall_ms()
     clock.now_s -= AGREED_S
     found.begin_term()
-    assert found.store_time_ms() == clock.wall_ms()
+    assert found.date_ms() == clock.wall_ms()
 
 
 @pytest.mark.parametrize("is_own", [True, False])
@@ -185,10 +185,10 @@ def test_a_corrected_date_and_a_wrong_one_are_no_majority(is_own: bool) -> None:
         clock.skew_ms = 2 * YEAR_MS
     else:
         found.record("n2", wrong_ms)
-    assert abs(found.store_time_ms() - right_ms) < SKEW_MAX_MS
+    assert abs(found.date_ms() - right_ms) < SKEW_MAX_MS
     assert found.are_off() is is_own
     found.record("n1", right_ms)
-    assert abs(found.store_time_ms() - right_ms) < SKEW_MAX_MS
+    assert abs(found.date_ms() - right_ms) < SKEW_MAX_MS
     assert found.are_off() is is_own
 
 
@@ -201,10 +201,10 @@ def test_a_date_that_most_voters_keep_replaces_the_agreed_one() -> None:
     while clock.now_s < began_s + DATE_VALID_S:
         for name in ("n1", "n2"):
             found.record(name, clock.wall_ms() + YEAR_MS)
-        assert (found.store_time_ms(), found.ahead_ms()) == (clock.wall_ms(), 0)
+        assert (found.date_ms(), found.ahead_ms()) == (clock.wall_ms(), 0)
         clock.now_s += 1.0
     found.record("n1", clock.wall_ms() + YEAR_MS)
-    assert (found.store_time_ms(), found.are_off()) == (clock.wall_ms() + YEAR_MS, True)
+    assert (found.date_ms(), found.are_off()) == (clock.wall_ms() + YEAR_MS, True)
 
 
 def test_contradiction_that_ends_does_not_count_later() -> None:
@@ -219,7 +219,7 @@ def test_contradiction_that_ends_does_not_count_later() -> None:
         clock.now_s += 1.0
         right_ms = began_ms + int(1000 * (clock.now_s - began_s))
         found.record("n2", right_ms)
-        assert abs(found.store_time_ms() - right_ms) < SKEW_MAX_MS
+        assert abs(found.date_ms() - right_ms) < SKEW_MAX_MS
         assert found.are_off()
 
 
@@ -251,6 +251,34 @@ def test_one_whose_date_was_wrong_stands_aside_for_a_while() -> None:
     assert not found.may_campaign()
     clock.now_s += NO_CAMPAIGN_S
     assert found.may_campaign()
+
+
+def test_a_store_time_that_is_ahead_goes_on_at_half_speed() -> None:
+    found, clock = clocks(1)
+    began_ms, log = clock.wall_ms(), [clock.wall_ms() + 40_000]
+    found.newest_ms = lambda: log[0]
+    assert found.store_time_ms() == log[0]
+    clock.now_s += 10
+    assert found.store_time_ms() == began_ms + 45_000
+    log[0] = found.store_time_ms()
+    clock.now_s += 10
+    assert found.store_time_ms() == began_ms + 50_000
+    clock.now_s += 60
+    assert found.store_time_ms() == clock.wall_ms() == began_ms + 80_000
+
+
+def test_a_store_time_that_is_ahead_never_goes_back() -> None:
+    found, clock = clocks(1)
+    log = [clock.wall_ms() + YEAR_MS]
+    found.newest_ms = lambda: log[0]
+    for second in range(100):
+        stamped_ms = found.store_time_ms()
+        assert stamped_ms >= log[0]
+        log[0] = stamped_ms + (1_000 if second % 7 == 0 else 0)
+        clock.now_s += 1
+        if second % 20 == 0:
+            found.begin_term()
+            assert found.store_time_ms() == log[0]
 
 
 @pytest.mark.parametrize("skew_ms", [2 * YEAR_MS, -2 * YEAR_MS])
@@ -302,3 +330,6 @@ async def test_a_group_whose_store_time_is_ahead_shows_it_and_serves(tmp_path: P
         assert leader.group.leadership is not None
         ahead_ms = leader.group.status()["store_time_ahead_ms"]
         assert 2 * YEAR_MS - SKEW_MAX_MS < ahead_ms <= 2 * YEAR_MS
+        before_ms = leader.group.store_time_ms
+        await trio.sleep(30)
+        assert leader.group.store_time_ms == pytest.approx(before_ms + 15_000, abs=2)
