@@ -70,7 +70,7 @@ class Allocator:
         wanted.append(segment_base(position, self._files.segment_bytes))
         missing = [base for base in wanted if base not in self._files.segments]
         to_make = [base for base in missing if base not in self._spares]
-        if to_make or position + size > self.limit or not self._files.index.has_room(index):
+        if to_make or position + size > self.limit or not self._files.index.has_space(index):
             if not self.claim.take():
                 raise LogBusyError("space is being allocated right now; nothing was written")
             try:
@@ -135,7 +135,7 @@ class Allocator:
             not self.has_reserve
             or self.limit - end < EXTENT_WINDOW_BYTES // 2
             or self.index_stale
-            or not files.index.has_room(self._log.last_index + self._files.units_per_file // 2 + 1)
+            or not files.index.has_space(self._log.last_index + self._files.units_per_file // 2 + 1)
         )
 
     def reserve_next(self) -> None:

@@ -112,7 +112,7 @@ class EntryIndex:
     def _base(self, index: int) -> int:
         return index - index % self._units_per_file
 
-    def has_room(self, index: int) -> bool:
+    def has_space(self, index: int) -> bool:
         """Tell whether the file for *index* is allocated."""
         return self._base(index) in self._files
 

@@ -211,8 +211,8 @@ class EntryLog(LogReader):
         size = header.size
         end = self.end_position
         index = self.last_index + 1
-        room = self._segment_bytes - end % self._segment_bytes
-        position = end if size + BLANK_BYTES <= room else end + room
+        free_bytes = self._segment_bytes - end % self._segment_bytes
+        position = end if size + BLANK_BYTES <= free_bytes else end + free_bytes
         view = memoryview(frame)
         if (
             header.index != index
@@ -232,7 +232,7 @@ class EntryLog(LogReader):
         if (
             segment is None
             or position + size > self.allocator.limit
-            or not self._index.has_room(index)
+            or not self._index.has_space(index)
             or position != end
         ):
             segment = self.allocator.make_room(index, end, position, size)

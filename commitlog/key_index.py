@@ -288,10 +288,10 @@ class KeyIndex:
         else:
             done = 0
         while done < len(hashes):
-            if not self._files or self._files[-1].room <= 0:
+            if not self._files or self._files[-1].free_entries <= 0:
                 self._roll(int(store_times[done]))
             current = self._files[-1]
-            part = slice(done, done + current.room)
+            part = slice(done, done + current.free_entries)
             try:
                 current.append(hashes[part], phy_offsets[part], store_times[part])
             except OSError as error:
@@ -359,7 +359,7 @@ class KeyIndex:
 
         Without it the first `put_bulk` does.
         """
-        if self._files and self._files[-1].room > 0:
+        if self._files and self._files[-1].free_entries > 0:
             try:
                 self._files[-1].table()
             except OSError as error:

@@ -98,7 +98,7 @@ class IndexFile:
         self.slots_in_file = False
 
     @property
-    def room(self) -> int:
+    def free_entries(self) -> int:
         """How many entries it still takes."""
         return self._capacity - self.header.next_entry
 

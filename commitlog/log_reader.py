@@ -394,9 +394,9 @@ class LogReader:
             CorruptRecordError: No record starts there.
         """
         size, magic = _RECORD_BEGIN.unpack(self.read(phy_offset, _RECORD_BEGIN.size))
-        room = self._segment_bytes - phy_offset % self._segment_bytes
-        room = min(room, self.end_position - phy_offset)
-        if magic not in (MAGIC_V1, MAGIC_V2) or not MIN_RECORD_BYTES <= size <= room:
+        free_bytes = self._segment_bytes - phy_offset % self._segment_bytes
+        free_bytes = min(free_bytes, self.end_position - phy_offset)
+        if magic not in (MAGIC_V1, MAGIC_V2) or not MIN_RECORD_BYTES <= size <= free_bytes:
             raise CorruptRecordError(f"no record starts at {phy_offset}")
         return self.read(phy_offset, size)
 

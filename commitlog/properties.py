@@ -208,10 +208,10 @@ ADDED_BYTES: Final = {
 }
 """All that is ever added to one message, with the most bytes its value has."""
 
-ROOM_BYTES: Final = sum(len(name) + value + 2 for name, value in ADDED_BYTES.items())
+RESERVED_BYTES: Final = sum(len(name) + value + 2 for name, value in ADDED_BYTES.items())
 """With the two separators of each."""
 
-MAX_CLIENT_PROPERTIES_BYTES: Final = MAX_PROPERTIES_BYTES - ROOM_BYTES
+MAX_CLIENT_PROPERTIES_BYTES: Final = MAX_PROPERTIES_BYTES - RESERVED_BYTES
 """What a client may write itself."""
 
 _OWNED: Final = frozenset(name.encode() for name in OWNED_NAMES)
@@ -245,7 +245,7 @@ def without_owned(properties: bytes) -> bytes:
     return without_properties(properties, _OWNED) if has_owned(properties) else properties
 
 
-def leaves_room(properties: bytes) -> bool:
+def leaves_space(properties: bytes) -> bool:
     """Return whether a record has space for *properties* and for all that a broker adds.
 
     What has the name of something that is added counts as that: a message that is sent on has

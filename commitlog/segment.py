@@ -49,8 +49,8 @@ def segment_base(position: int, segment_bytes: int) -> int:
 
 def place(end_position: int, size: int, segment_bytes: int) -> int:
     """Return where a frame of *size* bytes starts in a log that ends at *end_position*."""
-    room = segment_bytes - end_position % segment_bytes
-    return end_position if size + BLANK_BYTES <= room else end_position + room
+    free_bytes = segment_bytes - end_position % segment_bytes
+    return end_position if size + BLANK_BYTES <= free_bytes else end_position + free_bytes
 
 
 def encode_blank(remaining: int) -> bytes:

@@ -36,12 +36,12 @@ from dledger.replica_records import CHECKPOINT
 from dledger.scrub import DerivedRepair, ScrubService
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup
-from remoting.memory_budget import FrameRoom
+from remoting.memory_budget import FrameSpace
 from remoting.seams import Clock, Executor, Network, Rng
 
 log = structlog.get_logger(__name__)
 
-FRAME_HEAD_ROOM_BYTES: Final = 4096
+FRAME_HEAD_RESERVED_BYTES: Final = 4096
 """What a frame between peers needs beside the entry in it, with much to spare."""
 
 
@@ -67,7 +67,7 @@ class Group(Proposals):
         guards: Guards = ALL_ON,
     ) -> None:
         # An entry stands in one segment and travels in one frame.
-        cap = min(store.log.max_entry_bytes, FRAME_BYTES_MAX - FRAME_HEAD_ROOM_BYTES)
+        cap = min(store.log.max_entry_bytes, FRAME_BYTES_MAX - FRAME_HEAD_RESERVED_BYTES)
         cap = min(settings.entry_bytes_max, cap)
         super().__init__(store, replace(settings, entry_bytes_max=cap), clock)
         self.on_role_change: list[Callable[[], None]] = []
@@ -156,7 +156,7 @@ class Group(Proposals):
         return not self.store.refilling
 
     @property
-    def peer_frames(self) -> FrameRoom:
+    def peer_frames(self) -> FrameSpace:
         """Memory for unfinished frames of the other members."""
         return self._links.frames
 

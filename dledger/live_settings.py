@@ -56,7 +56,7 @@ from dledger.state.topics import (
 )
 from remoting.access.account_file import parse_credentials
 from remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits
-from remoting.memory_budget import BudgetLimits, FrameRoom, MemoryBudget, budget_bytes
+from remoting.memory_budget import BudgetLimits, FrameSpace, MemoryBudget, budget_bytes
 from remoting.properties import format_properties
 from remoting.protocol.bodies import DataVersion
 from remoting.protocol.codes import BROKER_RESERVED
@@ -271,7 +271,7 @@ def server_limits(config: BrokerConfig) -> ServerLimits:
     )
 
 
-def memory_budget(config: BrokerConfig, memory_bytes: int, peer_frames: FrameRoom) -> MemoryBudget:
+def memory_budget(config: BrokerConfig, memory_bytes: int, peer_frames: FrameSpace) -> MemoryBudget:
     """Return the memory that connections may hold, those of other members included."""
     server = config.server
     return MemoryBudget(

@@ -432,8 +432,8 @@ class Connection:
         limits = self._limits
         while not self._closed:
             needed = decoder.bytes_needed
-            if needed and self._share.needs_room(needed, decoder.pending_bytes):
-                await self._wait_for_frame_room(scope, needed)
+            if needed and self._share.needs_space(needed, decoder.pending_bytes):
+                await self._wait_for_frame_space(scope, needed)
             size = RECEIVE_BYTES if needed <= RECEIVE_BYTES else min(needed, MAX_RECEIVE_BYTES)
             try:
                 data = await self._stream.receive_some(size)
@@ -484,7 +484,7 @@ class Connection:
                 self._frame_began_s = now
             if self._out.unsent_bytes > limits.write_buffer_bytes:
                 scope.deadline = math.inf
-                await self._wait_for_room()
+                await self._wait_for_space()
                 if self._frame_began_s is not None:  # we were not looking
                     self._frame_began_s = trio.current_time()
                 scope.deadline = self._silence_ends_s()
@@ -494,13 +494,13 @@ class Connection:
 
     # ------------------------------------------------------------------------------ shares
 
-    async def _wait_for_frame_room(self, scope: trio.CancelScope, needed: int) -> None:
+    async def _wait_for_frame_space(self, scope: trio.CancelScope, needed: int) -> None:
         """Read on in a large frame only when there is memory for all of it."""
-        granted = self._share.ask_for_room(needed, self._decoder.pending_bytes)
+        granted = self._share.ask_for_space(needed, self._decoder.pending_bytes)
         if granted is None:
             return
         scope.deadline = math.inf
-        await self._share.wait_for_room(granted)
+        await self._share.wait_for_space(granted)
         self._frame_began_s = trio.current_time()  # it did not read meanwhile
         scope.deadline = self._silence_ends_s()
 
@@ -535,7 +535,7 @@ class Connection:
         ends = ConnectionEnds() if self._ends is None else self._ends
         ends.note(_text(self.peer_address), reason, trio.current_time())
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_space(self) -> None:
         while self._out.unsent_bytes > self._limits.write_buffer_bytes // 2 and not self._closed:
             await self._drained.park()
 

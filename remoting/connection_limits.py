@@ -112,7 +112,7 @@ class MemoryShare:
         if self.budget is not None:
             self.budget.refused += 1
 
-    def needs_room(self, needed_bytes: int, pending_bytes: int) -> bool:
+    def needs_space(self, needed_bytes: int, pending_bytes: int) -> bool:
         """Whether a frame of which *needed_bytes* are still to come must have space first."""
         return (
             self.budget is not None
@@ -120,7 +120,7 @@ class MemoryShare:
             and needed_bytes + pending_bytes > FREE_FRAME_BYTES
         )
 
-    def ask_for_room(self, needed_bytes: int, pending_bytes: int) -> trio.Event | None:
+    def ask_for_space(self, needed_bytes: int, pending_bytes: int) -> trio.Event | None:
         """Take space for a whole frame; return what to wait for, None when there is space."""
         assert self.budget is not None
         granted = trio.Event()
@@ -130,7 +130,7 @@ class MemoryShare:
             return None
         return granted
 
-    async def wait_for_room(self, granted: trio.Event) -> None:
+    async def wait_for_space(self, granted: trio.Event) -> None:
         """Wait for the space that was asked for; frames that are late make space meanwhile.
 
         Cancellation: The space is still asked for.
@@ -324,10 +324,10 @@ class Places(Generic[PlacedT]):
             if not self._may_end(now_s):
                 self.refused += 1
                 return Admission.REFUSED
-            made_room = self._end_unproven(now_s) or (is_full and self._end_idlest(now_s))
-            if is_full and not made_room:
+            made_space = self._end_unproven(now_s) or (is_full and self._end_idlest(now_s))
+            if is_full and not made_space:
                 return self._admit_to_reserve(arrived, now_s)
-            if not made_room and self._unproven_count >= self._max_new:
+            if not made_space and self._unproven_count >= self._max_new:
                 self.refused += 1
                 return Admission.REFUSED
         address = arrived.peer_address[0]

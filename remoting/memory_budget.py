@@ -86,7 +86,7 @@ class FrameTicket:
         """Make a place that holds nothing.
 
         Args:
-            give_way: Ends the connection; called once, may call `FrameRoom.leave` at once or later.
+            give_way: Ends the connection; called once, may call `FrameSpace.leave` then or later.
         """
         self.address = address
         self.give_way = give_way
@@ -107,7 +107,7 @@ class FrameTicket:
         return age_s >= YOUNG_S and self.received_bytes < age_s * SLOW_BYTES_PER_S
 
 
-class FrameRoom:
+class FrameSpace:
     """Space for unfinished frames.
 
     Attributes:
@@ -338,11 +338,11 @@ class MemoryBudget:
     """
 
     def __init__(
-        self, limits: BudgetLimits | None = None, *, peer_frames: FrameRoom | None = None
+        self, limits: BudgetLimits | None = None, *, peer_frames: FrameSpace | None = None
     ) -> None:
         """Make a budget of which nothing is used."""
         self.limits = limits if limits is not None else BudgetLimits()
-        self.frames = FrameRoom(self.limits.unfinished_bytes, self.limits.max_frame_bytes)
+        self.frames = FrameSpace(self.limits.unfinished_bytes, self.limits.max_frame_bytes)
         self.peer_frames = peer_frames
         self.used_bytes = 0
         self.is_met = False

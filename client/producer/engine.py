@@ -137,15 +137,15 @@ class SendEngine:
             self.offer(lane, slot)
         return slot
 
-    async def wait_for_room(self, lane: Lane, longest_s: float) -> None:
+    async def wait_for_space(self, lane: Lane, longest_s: float) -> None:
         """Return when another send may be put in line.
 
         Raises:
             BackpressureError: There are still too many.
         """
         with trio.move_on_after(longest_s):
-            await lane.wait_for_room()
-        if not lane.line.has_room:
+            await lane.wait_for_space()
+        if not lane.line.has_space:
             raise BackpressureError(
                 f"{lane.line.waiting_bytes} bytes still wait for {lane.broker_name}"
             )

@@ -332,7 +332,7 @@ class Coalescer:
         return self._waiting
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether another send may be offered. One may overshoot; the next one waits."""
         return self._waiting < self._max_waiting_bytes
 
@@ -496,8 +496,8 @@ class Lane:
         "_idle",
         "_is_crowded",
         "_open_max",
-        "_room",
         "_solos",
+        "_space",
         "broker_name",
         "line",
         "open",
@@ -525,7 +525,7 @@ class Lane:
         self._solos = 0
         self._has_ended = False
         self._idle = trio.lowlevel.ParkingLot()
-        self._room = trio.lowlevel.ParkingLot()
+        self._space = trio.lowlevel.ParkingLot()
 
     @property
     def may_leave(self) -> bool:
@@ -547,10 +547,10 @@ class Lane:
             self._idle.unpark()
         return False
 
-    async def wait_for_room(self) -> None:
+    async def wait_for_space(self) -> None:
         """Return when another send may be offered."""
-        while not self.line.has_room:
-            await self._room.park()
+        while not self.line.has_space:
+            await self._space.park()
 
     async def ready(self) -> None:
         """Return when a request may leave, and senders that send again have put that in line."""
@@ -566,8 +566,8 @@ class Lane:
         """Return what leaves in the next request; None when no send waits any more."""
         much = self._open_max > 1 and self.line.waiting_bytes > PIPELINE_BYTES
         batch = self.line.take(PIPELINE_BYTES if much else None)
-        if self._room:
-            self._room.unpark_all()
+        if self._space:
+            self._space.unpark_all()
         return batch
 
     def request_ended(self, sends: int) -> None:

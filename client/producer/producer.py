@@ -254,8 +254,8 @@ class Producer(ManagedScope):
         if topic is None:
             topic, timeout_s = await self._topic(message.topic, timeout_s)
         queue, lane, pinned = self._choose(topic, queue)
-        if not lane.line.has_room:
-            await self._engine.wait_for_room(lane, timeout_s or self.config.send_timeout_s)
+        if not lane.line.has_space:
+            await self._engine.wait_for_space(lane, timeout_s or self.config.send_timeout_s)
         mode = CommunicationMode.ASYNC
         return SendFuture(self._engine.enqueue(lane, message, queue, pinned, timeout_s, mode))
 
@@ -277,7 +277,7 @@ class Producer(ManagedScope):
         if topic is None:
             raise NoRouteError(f"the route of {message.topic} is not known yet")
         queue, lane, pinned = self._choose(topic, queue)
-        if not lane.line.has_room:
+        if not lane.line.has_space:
             raise BackpressureError(f"{lane.line.waiting_bytes} bytes wait for {lane.broker_name}")
         mode = CommunicationMode.ASYNC
         return SendFuture(self._engine.enqueue(lane, message, queue, pinned, timeout_s, mode))
@@ -309,9 +309,9 @@ class Producer(ManagedScope):
         queue, lane, pinned = self._choose(topic, queue)
         as_records = lane.records is not False
         slot = self._slots.batch(messages, topic.name, queue, pinned, timeout_s, as_records)
-        if not lane.line.has_room:
+        if not lane.line.has_space:
             left_s = time_left_s(slot.deadline, self._instance.clock.monotonic())
-            await self._engine.wait_for_room(lane, left_s)
+            await self._engine.wait_for_space(lane, left_s)
         self._hooks.before(slot, CommunicationMode.SYNC)
         self._engine.offer(lane, slot)
         await self._engine.sends.wait(slot)
@@ -429,8 +429,8 @@ class Producer(ManagedScope):
             topic, timeout_s = await self._topic(message.topic, timeout_s)
         queue, lane, pinned = self._choose(topic, queue)
         engine = self._engine
-        if not lane.line.has_room:
-            await engine.wait_for_room(lane, timeout_s or self.config.send_timeout_s)
+        if not lane.line.has_space:
+            await engine.wait_for_space(lane, timeout_s or self.config.send_timeout_s)
         mode = CommunicationMode.SYNC
         slot = engine.enqueue(lane, message, queue, pinned, timeout_s, mode, expected_offset)
         await engine.sends.wait(slot)

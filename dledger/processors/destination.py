@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from commitlog.entry import RecordBatch, Run
-from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, leaves_room
+from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, leaves_space
 from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup, ExpectedOffset, OnDone, Proposed
 from dledger.processors.answers import RefusedError, check_sendable
@@ -241,7 +241,7 @@ def check_room(properties: bytes) -> None:
     Raises:
         RefusedError: They are too long; nothing was stored.
     """
-    if len(properties) > MAX_CLIENT_PROPERTIES_BYTES and not leaves_room(properties):
+    if len(properties) > MAX_CLIENT_PROPERTIES_BYTES and not leaves_space(properties):
         raise properties_too_long(len(properties))
 
 

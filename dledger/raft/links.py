@@ -7,7 +7,7 @@ connection open. A broken connection is noticed at once, so that a killed leader
 before its timeout.
 
 A member may send 32 MiB in one frame. Every member could send that much of a frame that never ends;
-one `FrameRoom` limits the sum over all connections.
+one `FrameSpace` limits the sum over all connections.
 
 What ends a connection, and what ends the node: see `Links._closing`.
 """
@@ -35,7 +35,7 @@ from dledger.raft.wire import (
     PeerFrame,
     PeerFrameDecoder,
 )
-from remoting.memory_budget import FREE_FRAME_BYTES, FrameRoom, FrameTicket
+from remoting.memory_budget import FREE_FRAME_BYTES, FrameSpace, FrameTicket
 from remoting.seams import Clock, Executor, Listener, Network, Rng, Stream
 
 log = structlog.get_logger(__name__)
@@ -104,15 +104,15 @@ class Links:
         clock: Clock,
         rng: Rng,
         executor: Executor,
-        frames: FrameRoom | None = None,
+        frames: FrameSpace | None = None,
     ) -> None:
         """Prepare the links; nothing is bound yet.
 
         Args:
-            frames: Memory for unfinished frames of peers; None: as `peer_frame_room` makes it.
+            frames: Memory for unfinished frames of peers; None: as `peer_frame_space` makes it.
         """
         self._node = node
-        self.frames = peer_frame_room() if frames is None else frames
+        self.frames = peer_frame_space() if frames is None else frames
         self._network = network
         self._clock = clock
         self._rng = rng
@@ -493,9 +493,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def peer_frame_room() -> FrameRoom:
+def peer_frame_space() -> FrameSpace:
     """Return an empty budget of memory for the frames of peers."""
-    return FrameRoom(UNFINISHED_BYTES, FRAME_BYTES_MAX + PREFIX_BYTES)
+    return FrameSpace(UNFINISHED_BYTES, FRAME_BYTES_MAX + PREFIX_BYTES)
 
 
 class FrameMemory:
@@ -505,15 +505,15 @@ class FrameMemory:
     Small frames (votes, heartbeats) take none, so they never wait behind large ones.
 
     Args:
-        room: Of all connections.
+        space: Of all connections.
         address: The host of its peer.
         end: Ends the connection; called once when its frame gives way to another one.
     """
 
     def __init__(
-        self, room: FrameRoom, address: str, end: Callable[[], None], *, clock: Clock
+        self, space: FrameSpace, address: str, end: Callable[[], None], *, clock: Clock
     ) -> None:
-        self._room = room
+        self._space = space
         self._end = end
         self._clock = clock
         self._ticket = FrameTicket(address, self._give_way)
@@ -531,9 +531,9 @@ class FrameMemory:
         now_s = self._clock.monotonic()
         if self._ticket.held_bytes:
             if whole_frames:
-                self._room.leave(self._ticket, now_s)
+                self._space.leave(self._ticket, now_s)
             else:
-                self._room.progress(self._ticket, size, now_s)
+                self._space.progress(self._ticket, size, now_s)
         wanted = decoder.unfinished_bytes
         if wanted > FREE_FRAME_BYTES and not self._ticket.held_bytes:
             await self._acquire(wanted, decoder.pending_bytes, now_s)
@@ -541,16 +541,16 @@ class FrameMemory:
     async def _acquire(self, wanted: int, pending: int, now_s: float) -> None:
         granted = trio.Event()
         self._ticket.granted = granted.set
-        if self._room.take(self._ticket, wanted, pending, now_s):
+        if self._space.take(self._ticket, wanted, pending, now_s):
             return
         while not granted.is_set():
-            with self._clock.time_out(self._room.look_every_s):
+            with self._clock.time_out(self._space.look_every_s):
                 await granted.wait()
-            self._room.relieve(self._clock.monotonic())
+            self._space.relieve(self._clock.monotonic())
 
     def release(self) -> None:
         """Give back what the connection holds; it has ended. Idempotent."""
-        self._room.leave(self._ticket, self._clock.monotonic())
+        self._space.leave(self._ticket, self._clock.monotonic())
         self._ticket.give_way = self._ticket.granted = _nothing
 
     def check(self) -> None:

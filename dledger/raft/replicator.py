@@ -167,8 +167,8 @@ class Replicator:
             return None
         prev = progress.next_index - 1
         last = self._last_for(progress)
-        room = self._room(progress) if progress.next_index <= last else 0
-        has_entries = room > 0
+        free_bytes = self._free_bytes(progress) if progress.next_index <= last else 0
+        has_entries = free_bytes > 0
         if not (has_entries or progress.probing):
             return None
         progress.probe_out = progress.probing
@@ -178,7 +178,7 @@ class Replicator:
             commit_index=commit_index,
             first=progress.next_index,
             last=last,
-            max_bytes=min(room, self.append_bytes) if has_entries else 0,
+            max_bytes=min(free_bytes, self.append_bytes) if has_entries else 0,
         )
 
     def has_work(self, peer: str) -> bool:
@@ -190,7 +190,7 @@ class Replicator:
             return self.may_offer_snapshot(peer)
         if progress.probing:
             return True
-        return progress.next_index <= self._last_for(progress) and self._room(progress) > 0
+        return progress.next_index <= self._last_for(progress) and self._free_bytes(progress) > 0
 
     def hold_back(self, peer: str, index: int | None) -> None:
         """Send *peer* no entry from *index* on until the next call; None: send all."""
@@ -208,7 +208,7 @@ class Replicator:
         progress.next_index = max(progress.next_index, last + 1)
         progress.bytes_sent += size_bytes
 
-    def _room(self, progress: Progress) -> int:
+    def _free_bytes(self, progress: Progress) -> int:
         if progress.probing or progress.match_index == 0:
             return self.append_bytes
         # The window is what is on its way: bytes after the follower's match, before its next.

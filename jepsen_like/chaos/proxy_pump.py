@@ -237,9 +237,9 @@ class Carrier:
             if self._link.is_cut:
                 await self._parked.park()
                 continue
-            room_before = len(rest)
+            size_before = len(rest)
             rest = self._send_now(rest)
-            if len(rest) == room_before:
+            if len(rest) == size_before:
                 await trio.lowlevel.wait_writable(self._sink)
 
     def _shut_down(self) -> None:

@@ -202,11 +202,11 @@ class SimStream:
         self._unread += len(sent)
         network.send(self, sent)
         if self._unread > WINDOW_BYTES:
-            await self._wait_for_room()
+            await self._wait_for_space()
         elif network.random() < YIELD_CHANCE:
             await trio.lowlevel.checkpoint()
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_space(self) -> None:
         while self._unread > WINDOW_BYTES and not (self._is_closed or self._is_reset):
             self._blocked = trio.lowlevel.current_task()
 

@@ -67,8 +67,8 @@ class Writer:
 
     def place(self, size: int) -> int:
         """Return where the next frame begins."""
-        room = SEGMENT_BYTES - self.end % SEGMENT_BYTES
-        return self.end if size + 8 <= room else self.end + room
+        free_bytes = SEGMENT_BYTES - self.end % SEGMENT_BYTES
+        return self.end if size + 8 <= free_bytes else self.end + free_bytes
 
     def _keep(self, frame: bytes) -> None:
         header = parse_header(frame)

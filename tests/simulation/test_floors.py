@@ -37,7 +37,7 @@ def test_full_disks_refuse_sends_and_give_up_nothing() -> None:
     assert {read.min_off for read in played.history.replica_reads} == {0}
     healed_ns = next(event.at_ns for event in played.history.events if event.kind == "healed")
     begun = [op.call_ns for op in played.history.operations if op.f == 0 and op.outcome == 0]
-    assert begun, "sends are taken when there is room"
+    assert begun, "sends are taken when there is space"
     assert max(begun) > 46e9
     assert healed_ns > 46e9
 

@@ -22,7 +22,7 @@ BODY_BYTES = 60_000
 
 
 class SmallDisk(OsDisk):
-    """A disk that has room for no new file while it is full."""
+    """A disk that has space for no new file while it is full."""
 
     full = False
 
@@ -127,7 +127,7 @@ async def test_sends_are_refused_while_a_majority_has_no_space(
 
 
 class NoQueuesDisk(OsDisk):
-    """A disk that has room for the log but, while it is full, for no consume queue."""
+    """A disk that has space for the log but, while it is full, for no consume queue."""
 
     full = False
 

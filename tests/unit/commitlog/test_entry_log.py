@@ -248,9 +248,9 @@ def test_full_segment_leaves_space_for_the_blank() -> None:
 def test_entry_one_byte_too_long_begins_a_segment() -> None:
     log = open_log(CrashDisk())
     fill(log, 1)
-    room = SEGMENT - log.end_position - BLANK_BYTES
-    assert log.place(room) == log.end_position
-    assert log.place(room + 1) == SEGMENT
+    free_bytes = SEGMENT - log.end_position - BLANK_BYTES
+    assert log.place(free_bytes) == log.end_position
+    assert log.place(free_bytes + 1) == SEGMENT
 
 
 def test_blank_of_a_roll_is_deterministic() -> None:

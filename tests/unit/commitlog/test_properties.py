@@ -1,4 +1,4 @@
-"""What brokers write is theirs, and has room beside what clients write."""
+"""What brokers write is theirs, and has space beside what clients write."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from commitlog.properties import (
     MAX_CLIENT_PROPERTIES_BYTES,
     MAX_PROPERTIES_BYTES,
     OWNED_NAMES,
-    ROOM_BYTES,
+    RESERVED_BYTES,
     decode_properties,
     encode_properties,
     get_property,
     has_owned,
-    leaves_room,
+    leaves_space,
     may_have_owned,
     with_properties,
     without_owned,
@@ -100,17 +100,17 @@ def test_what_clients_may_write_stays_byte_by_byte(properties: bytes) -> None:
 
 def test_reserve_is_the_space_of_all_additions() -> None:
     everything = {name: "v" * size for name, size in ADDED_BYTES.items()}
-    assert len(with_properties(b"", everything)) == ROOM_BYTES
-    assert MAX_CLIENT_PROPERTIES_BYTES + ROOM_BYTES == MAX_PROPERTIES_BYTES
+    assert len(with_properties(b"", everything)) == RESERVED_BYTES
+    assert MAX_CLIENT_PROPERTIES_BYTES + RESERVED_BYTES == MAX_PROPERTIES_BYTES
     assert set(OWNED_NAMES) - set(ADDED_BYTES) == {"POP_CK"}, "which is never added here"
 
 
 def test_present_additions_need_no_more_space() -> None:
     mine = b"F\x01%b\x02" % (b"x" * (MAX_CLIENT_PROPERTIES_BYTES - 3))
-    assert leaves_room(mine)
-    assert not leaves_room(mine + b"G\x01h\x02")
-    assert leaves_room(mine + b"RETRY_TOPIC\x01T\x02")
-    assert not leaves_room(mine + b"RETRY_TOPIC\x01%b\x02" % (b"x" * ROOM_BYTES))
+    assert leaves_space(mine)
+    assert not leaves_space(mine + b"G\x01h\x02")
+    assert leaves_space(mine + b"RETRY_TOPIC\x01T\x02")
+    assert not leaves_space(mine + b"RETRY_TOPIC\x01%b\x02" % (b"x" * RESERVED_BYTES))
 
 
 @pytest.mark.parametrize(

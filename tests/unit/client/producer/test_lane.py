@@ -154,12 +154,12 @@ def test_one_large_batch_goes_alone() -> None:
 def test_lane_counts_waiting_bytes_with_overhead() -> None:
     coalescer = Coalescer(max_waiting_bytes=1000)
     coalescer.offer(_slot(0, 300))
-    assert coalescer.has_room
+    assert coalescer.has_space
     coalescer.offer(_slot(0, 300))
-    assert not coalescer.has_room
+    assert not coalescer.has_space
     assert coalescer.waiting_bytes == 2 * (300 + OVERHEAD_BYTES)
     coalescer.take()
-    assert coalescer.has_room
+    assert coalescer.has_space
 
 
 def test_lane_drops_abandoned_sends_and_frees_their_bytes() -> None:

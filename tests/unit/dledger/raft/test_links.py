@@ -16,7 +16,7 @@ import trio
 
 from commitlog.errors import RemoteProtocolError
 from dledger.processors.raft import MembershipChanges
-from dledger.raft.links import UNFINISHED_BYTES, FrameMemory, Links, local_fault, peer_frame_room
+from dledger.raft.links import UNFINISHED_BYTES, FrameMemory, Links, local_fault, peer_frame_space
 from dledger.raft.settings import Guards
 from dledger.raft.wire import (
     FRAME_BYTES_MAX,
@@ -29,7 +29,7 @@ from dledger.raft.wire import (
 )
 from dledger.testing.doubles import InlineExecutor, MemoryNetwork
 from remoting.machine import TrioClock
-from remoting.memory_budget import STALLED_S, BudgetLimits, FrameRoom, MemoryBudget
+from remoting.memory_budget import STALLED_S, BudgetLimits, FrameSpace, MemoryBudget
 from remoting.seams import Network, Stream
 from tests.harness.groups import Groups, running_groups
 from tests.harness.guard_proofs import proves
@@ -253,10 +253,10 @@ HEARTBEAT = encode_frame(encode_head(Kind.HEARTBEAT, 1, 1, 1, (1, 1)))
 class Caller:
     """A connection on which a member sends, as `Links` reads it."""
 
-    def __init__(self, room: FrameRoom, address: str) -> None:
+    def __init__(self, space: FrameSpace, address: str) -> None:
         self.decoder = PeerFrameDecoder()
         self.scope = trio.CancelScope()
-        self.memory = FrameMemory(room, address, self.scope.cancel, clock=TrioClock())
+        self.memory = FrameMemory(space, address, self.scope.cancel, clock=TrioClock())
         self.frames = 0
         self.gave_way = False
 
@@ -283,51 +283,51 @@ class Caller:
 
 
 async def test_half_frames_of_all_members_stay_within_the_limit(nursery: trio.Nursery) -> None:
-    room = peer_frame_room()
-    callers = [Caller(room, f"10.0.0.{number}") for number in range(6)]
+    space = peer_frame_space()
+    callers = [Caller(space, f"10.0.0.{number}") for number in range(6)]
     for caller in callers:
         nursery.start_soon(caller.send_and_stall, FRAME_BYTES_MAX - CHUNK)
     most = 0
     for _ in range(200):
         await trio.sleep(0.01)
         held = sum(caller.decoder.pending_bytes for caller in callers)
-        assert held <= room.used_bytes + room.waiting_bytes <= UNFINISHED_BYTES + 6 * CHUNK
+        assert held <= space.used_bytes + space.waiting_bytes <= UNFINISHED_BYTES + 6 * CHUNK
         most = max(most, held)
     assert most > FRAME_BYTES_MAX // 2
     # One that stalls gives way to one that waits: so in the end all but the last have.
     await trio.sleep(20 * STALLED_S)
     assert sum(caller.gave_way for caller in callers) == 5
-    assert room.given_way == 5
+    assert space.given_way == 5
 
 
 async def test_small_frames_never_wait_behind_large_ones() -> None:
-    room = peer_frame_room()
-    large, small = Caller(room, "a"), Caller(room, "b")
+    space = peer_frame_space()
+    large, small = Caller(space, "a"), Caller(space, "b")
     await large.read(LARGE)
     with trio.fail_after(0.001):
         await small.read(HEARTBEAT[:9])
         await small.read(HEARTBEAT[9:])
     assert small.frames == 1
-    assert room.used_bytes == FRAME_BYTES_MAX + PREFIX_BYTES
+    assert space.used_bytes == FRAME_BYTES_MAX + PREFIX_BYTES
 
 
 async def test_frame_memory_is_returned_with_a_whole_frame(nursery: trio.Nursery) -> None:
-    room = peer_frame_room()
-    first, second = Caller(room, "a"), Caller(room, "b")
+    space = peer_frame_space()
+    first, second = Caller(space, "a"), Caller(space, "b")
     payload = memoryview(bytes(20 << 20))
     frame = encode_frame(encode_head(Kind.HEARTBEAT, 1, 1, 1, (1, 1)), [payload])
     await first.read(frame[:CHUNK])
-    assert room.used_bytes == len(frame)
+    assert space.used_bytes == len(frame)
     nursery.start_soon(second.read, frame[:CHUNK])
     await trio.sleep(STALLED_S / 2)
-    assert room.is_wanted
+    assert space.is_wanted
     await first.read(frame[CHUNK:])
     assert first.frames == 1
     await trio.testing.wait_all_tasks_blocked()
-    assert not room.is_wanted
-    assert room.used_bytes == len(frame)
+    assert not space.is_wanted
+    assert space.used_bytes == len(frame)
     second.memory.release()
-    assert (room.used_bytes, room.given_way) == (0, 0)
+    assert (space.used_bytes, space.given_way) == (0, 0)
 
 
 async def test_frames_of_members_count_against_the_budget() -> None:
@@ -343,11 +343,11 @@ async def test_frames_of_members_count_against_the_budget() -> None:
         def give_way(self, reason: str) -> None:
             raise AssertionError(reason)
 
-    room, member, client = peer_frame_room(), None, Peer()
-    budget = MemoryBudget(BudgetLimits(total_bytes=FRAME_BYTES_MAX + CHUNK), peer_frames=room)
+    space, member, client = peer_frame_space(), None, Peer()
+    budget = MemoryBudget(BudgetLimits(total_bytes=FRAME_BYTES_MAX + CHUNK), peer_frames=space)
     budget.count(client, 0, CHUNK - PREFIX_BYTES, 0.0)
     assert not budget.is_met
-    member = Caller(room, "a")
+    member = Caller(space, "a")
     await member.read(LARGE)
     budget.count(client, CHUNK - PREFIX_BYTES, CHUNK - PREFIX_BYTES, 0.0)
     assert budget.is_met

@@ -1,4 +1,4 @@
-"""A full disk: sends are refused with a clear code, and taken again when there is room."""
+"""A full disk: sends are refused with a clear code, and taken again when there is space."""
 
 from __future__ import annotations
 

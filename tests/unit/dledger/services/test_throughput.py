@@ -63,7 +63,7 @@ def test_deleted_keys_free_their_place() -> None:
     traffic = Traffic(lambda: True)
     traffic.count_given("T", "unknown", 1, 1)
     traffic.keep(lambda _: True, lambda group: group != "unknown")
-    assert list(traffic.given.counts) == [("T", "unknown")], "there is room"
+    assert list(traffic.given.counts) == [("T", "unknown")], "there is space"
     for number in range(MAX_COUNTERS - 1):
         traffic.count_given(f"T{number}", "g", 1, 1)
     traffic.count_given("T", "g", 1, 1)
