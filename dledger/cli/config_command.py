@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from client.admin.daemons import OWN_KEYS
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -39,25 +40,6 @@ NameServers = Annotated[
 
 GET = {False: RequestCode.GET_BROKER_CONFIG, True: RequestCode.GET_NAMESRV_CONFIG}
 UPDATE = {False: RequestCode.UPDATE_BROKER_CONFIG, True: RequestCode.UPDATE_NAMESRV_CONFIG}
-
-OWN_KEYS = frozenset(
-    {
-        "brokerIP1",
-        "listenPort",
-        "bindAddress",
-        "fastListenPort",
-        "storePathRootDir",
-        "dLegerSelfId",
-        "brokerId",
-        "broker.advertised_port",
-        "raft.listen_port",
-        "raft.tls_cert_file",
-        "raft.tls_key_file",
-        "client.credentials_file",
-        "server.acl_file",
-    }
-)
-"""Keys whose values are meant to differ between the brokers of a group."""
 
 
 @app.command

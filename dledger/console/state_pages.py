@@ -10,6 +10,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from client.admin.daemons import OWN_KEYS
 from client.core.route import MessageQueue
 from dledger.console.cluster_look import ClusterLook
 from dledger.console.console import Console
@@ -22,25 +23,6 @@ DELAY_FIGURE: Final = "scheduleMessageOffset_"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 DECIDED_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-
-MEANT_TO_DIFFER: Final = frozenset(
-    {
-        "brokerIP1",
-        "listenPort",
-        "bindAddress",
-        "fastListenPort",
-        "storePathRootDir",
-        "dLegerSelfId",
-        "brokerId",
-        "broker.advertised_port",
-        "raft.listen_port",
-        "raft.tls_cert_file",
-        "raft.tls_key_file",
-        "client.credentials_file",
-        "server.acl_file",
-    }
-)
-"""Settings that are each daemon's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +123,7 @@ def setting_rows(settings: Mapping[str, Mapping[str, str]]) -> list[SettingRow]:
         SettingRow(
             key,
             {daemon: values.get(key) for daemon, values in settings.items()},
-            key in MEANT_TO_DIFFER,
+            key in OWN_KEYS,
         )
         for key in keys
     ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import trio
@@ -18,9 +16,9 @@ from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.console.command import serve
 from dledger.console.console import ConsoleSettings
 from tests.harness.console_content import SETTINGS, filled
+from tests.harness.loop_thread import opened_in_a_thread
 
 T = TypeVar("T")
-JOIN_S = 60.0
 
 
 @dataclass
@@ -36,44 +34,27 @@ class ConsoleCluster:
         return trio.from_thread.run(work, *args, trio_token=self.token)
 
 
+@asynccontextmanager
+async def console_beside_cluster(
+    folder: Path, runs: Path | None
+) -> AsyncIterator[tuple[LocalCluster, str]]:
+    config = Config()
+    config.bind = ["127.0.0.1:0"]
+    config.errorlog = None
+    config.graceful_timeout = 0.5
+    settings = ConsoleSettings(allow_changes=True, runs=runs)
+    async with (
+        local_cluster(folder, settings=SETTINGS) as cluster,
+        filled(cluster.namesrv_address),
+        trio.open_nursery() as nursery,
+    ):
+        address = await nursery.start(partial(serve, cluster.namesrv_address, settings, config, ()))
+        yield cluster, address
+        nursery.cancel_scope.cancel()
+
+
 @contextmanager
 def console_cluster(folder: Path, runs: Path | None = None) -> Iterator[ConsoleCluster]:
     """Run three brokers, their clients, and a console that allows changes."""
-    started: SimpleQueue[ConsoleCluster | BaseException] = SimpleQueue()
-    stop = trio.Event()
-
-    async def main() -> None:
-        config = Config()
-        config.bind = ["127.0.0.1:0"]
-        config.errorlog = None
-        config.graceful_timeout = 0.5
-        settings = ConsoleSettings(allow_changes=True, runs=runs)
-        async with (
-            local_cluster(folder, settings=SETTINGS) as cluster,
-            filled(cluster.namesrv_address),
-            trio.open_nursery() as nursery,
-        ):
-            address = await nursery.start(
-                partial(serve, cluster.namesrv_address, settings, config, ())
-            )
-            started.put(ConsoleCluster(cluster, address, trio.lowlevel.current_trio_token()))
-            await stop.wait()
-            nursery.cancel_scope.cancel()
-
-    def run() -> None:
-        try:
-            trio.run(main)
-        except BaseException as error:  # noqa: BLE001  # handed to the thread that waits
-            started.put(error)
-
-    thread = threading.Thread(target=run, name="console cluster")
-    thread.start()
-    found = started.get()
-    if isinstance(found, BaseException):
-        thread.join()
-        raise found
-    try:
-        yield found
-    finally:
-        trio.from_thread.run_sync(stop.set, trio_token=found.token)
-        thread.join(JOIN_S)
+    with opened_in_a_thread(console_beside_cluster(folder, runs)) as ((cluster, address), token):
+        yield ConsoleCluster(cluster, address, token)

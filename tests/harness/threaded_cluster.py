@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import trio
 
 from dledger.cli.local_cluster import LocalCluster, local_cluster
+from tests.harness.loop_thread import opened_in_a_thread
 
 T = TypeVar("T")
-JOIN_S = 60.0
 
 
 class ThreadedCluster:
@@ -46,28 +44,5 @@ class ThreadedCluster:
 @contextmanager
 def threaded_cluster(folder: Path, settings: Mapping[str, object]) -> Iterator[ThreadedCluster]:
     """Run three brokers while the block runs."""
-    started: SimpleQueue[ThreadedCluster | BaseException] = SimpleQueue()
-    stop = trio.Event()
-
-    async def main() -> None:
-        async with local_cluster(folder, settings=settings) as cluster:
-            started.put(ThreadedCluster(cluster, trio.lowlevel.current_trio_token()))
-            await stop.wait()
-
-    def run() -> None:
-        try:
-            trio.run(main)
-        except BaseException as error:  # noqa: BLE001  # handed to the thread that waits
-            started.put(error)
-
-    thread = threading.Thread(target=run, name="cluster")
-    thread.start()
-    found = started.get()
-    if isinstance(found, BaseException):
-        thread.join()
-        raise found
-    try:
-        yield found
-    finally:
-        trio.from_thread.run_sync(stop.set, trio_token=found._token)
-        thread.join(JOIN_S)
+    with opened_in_a_thread(local_cluster(folder, settings=settings)) as (cluster, token):
+        yield ThreadedCluster(cluster, token)

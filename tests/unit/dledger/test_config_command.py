@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from client.admin.daemons import OWN_KEYS
 from dledger.cli import ask_cluster
 from dledger.cli.ask_cluster import rows_of
-from dledger.cli.config_command import OWN_KEYS, differing
+from dledger.cli.config_command import differing
 from dledger.cli.main import main
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
 from remoting.properties import read_properties
