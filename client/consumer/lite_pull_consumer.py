@@ -79,6 +79,7 @@ class LitePullConsumer(ManagedScope):
         self._auto_commit_period_s = auto_commit_period_s if auto_commit else None
         self._subscriptions = Subscriptions(instance.clock)
         self._assigned: frozenset[MessageQueue] | None = None
+        self._nursery: trio.Nursery | None = None
         self._is_open = False
         self._polled: list[tuple[Batch, Handed | None]] = []
         hooks = list(consume_message_hooks)
@@ -124,6 +125,7 @@ class LitePullConsumer(ManagedScope):
         try:
             await instance.heartbeats.send()
             async with self.trace or nullcontext(), trio.open_nursery() as nursery:
+                self._nursery = nursery
                 self._owned.start(nursery)
                 nursery.start_soon(self._rebalance.run)
                 nursery.start_soon(LeaderWatch(instance, self._owned).run)
@@ -141,6 +143,7 @@ class LitePullConsumer(ManagedScope):
             await instance.heartbeats.remove_consumer(self.group)
 
     async def _stop(self) -> None:
+        self._is_open = False
         self._rebalance.stop()
         leaving = self._owned.drop_all()
         if self._auto_commit_period_s is not None:
@@ -155,11 +158,12 @@ class LitePullConsumer(ManagedScope):
     async def _own(self, owned: OwnedQueue) -> None:
         if owned.queue in self._paused:
             owned.gate.close()
+        self._offsets.forget(owned.queue)
         sought = self._sought.pop(owned.queue, None)
-        if sought is None:
-            await self._offsets.begin(owned)
-        else:
+        if sought is not None:
             owned.begin(sought)
+        elif owned.messages is None:
+            await self._offsets.begin(owned)
         await self._reading.read(owned)
 
     async def _hand_over(self, owned: OwnedQueue) -> None:
@@ -205,7 +209,11 @@ class LitePullConsumer(ManagedScope):
             await self._owned.apply(topic, own)
 
     def _queue_freed(self) -> None:
-        self._rebalance.wake()
+        if self._assigned is None:
+            self._rebalance.wake()
+        elif self._is_open and self._nursery is not None:
+            # It may have been assigned again while it was let go.
+            self._nursery.start_soon(self._own_assigned)
 
     def _announce(self) -> None:
         if self._is_open:
@@ -240,35 +248,46 @@ class LitePullConsumer(ManagedScope):
         Cancellation: Nothing was taken.
         """
         self._acknowledge()
-        with trio.move_on_after(timeout_s):
-            batch = await self._ready.take(max_messages, wanted=self._is_wanted)
-            handed = None
-            if self._hooks:
-                handed = self._hooks.before(batch.messages, batch.owned.queue)
-            self._polled.append((batch, handed))
-            return batch.messages
-        return []
+        await trio.lowlevel.checkpoint()
+        # Without time to wait there may still be something that was read ahead.
+        batch = self._ready.take_nowait(max_messages, self._is_wanted)
+        if batch is None:
+            with trio.move_on_after(timeout_s):
+                batch = await self._ready.take(max_messages, wanted=self._is_wanted)
+        if batch is None:
+            return []
+        handed = None
+        if self._hooks:
+            handed = self._hooks.before(batch.messages, batch.owned.queue)
+        self._polled.append((batch, handed))
+        return batch.messages
 
     def _is_wanted(self, owned: OwnedQueue) -> bool:
         return owned.queue not in self._paused
 
-    def _acknowledge(self) -> None:
+    def _acknowledge(self, queue: MessageQueue | None = None) -> None:
+        """What was polled of *queue* is dealt with; None: of all."""
+        others = []
         for batch, handed in self._polled:
+            if queue is not None and batch.owned.queue != queue:
+                others.append((batch, handed))
+                continue
             batch.acknowledge()
             if handed is not None:
                 self._hooks.after(handed, ConsumeReturnType.SUCCESS)
-        self._polled.clear()
+        self._polled = others
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at *offset*; messages read ahead are forgotten, those polled count as they are.
+        """Go on at *offset*; messages of *queue* read ahead are forgotten.
 
-        A queue that is not this consumer's yet begins there when it is.
+        What was polled of *queue* counts no more; of other queues it is dealt with at the next
+        poll, as without a seek. A queue that is not this consumer's yet begins there when it is.
         """
         owned = self._owned.get(queue)
-        if owned is None or owned.messages is None:
+        if owned is None:
             self._sought[queue] = offset
         else:
-            self._acknowledge()
+            self._acknowledge(queue)
             owned.begin(offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:

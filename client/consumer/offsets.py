@@ -329,9 +329,10 @@ class QueueOffsets:
     async def begin(self, owned: OwnedQueue) -> None:
         """Let *owned* begin where it was left, or where a group begins that was never here.
 
-        Asks until a broker answers.
+        Asks until a broker answers, or until *owned* was made to begin elsewhere meanwhile.
         """
-        queue = owned.queue
+        queue, before = owned.queue, owned.messages
+        self.forget(queue)
         while not owned.is_dropped and queue not in self._asked:
             try:
                 stored = await self._store.load(queue)
@@ -342,25 +343,30 @@ class QueueOffsets:
             except ClientError as error:
                 _log.info("no_offset_yet", queue=str(queue), error=str(error))
                 await self._clock.sleep(ASK_AGAIN_S)
+                if owned.messages is not before:
+                    return
                 continue
-            if queue in self._asked:
-                break
-            if stored is None:
-                self._stored.pop(queue, None)
-            else:
+            if owned.messages is not before:
+                return  # this answer is older than a reset or a seek
+            if stored is not None:
                 self._stored[queue] = stored
             owned.begin(at)
             return
         if not owned.is_dropped:
             owned.begin(self._asked[queue])
 
+    def forget(self, queue: MessageQueue) -> None:
+        """It is not known any more what is stored of *queue*: another client may have had it."""
+        self._stored.pop(queue, None)
+
     async def reset(self, wanted: Iterable[tuple[OwnedQueue, int]]) -> None:
         """Make queues go on at given offsets, whatever is stored of them, and store those.
 
         What cannot be stored now, also for want of a lock, is stored as soon as it can be.
         """
-        wanted = list(wanted)
         async with self._saving:
+            # One that was given up meanwhile is its next owner's to reset.
+            wanted = [(owned, offset) for owned, offset in wanted if not owned.is_given_up]
             for owned, offset in wanted:
                 self._asked[owned.queue] = offset
                 owned.begin(offset)
@@ -383,6 +389,7 @@ class QueueOffsets:
             for item in owned:
                 messages = item.messages
                 if is_last:
+                    item.is_given_up = True
                     self._asked.pop(item.queue, None)
                 if messages is None or (item.is_dropped and not is_last):
                     continue

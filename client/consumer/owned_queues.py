@@ -69,6 +69,7 @@ class OwnedQueue:
         queue: Which.
         messages: What was pulled; None before it is known where to begin.
         is_dropped: Another client owns it, or will: nothing of it is handed out any more.
+        is_given_up: Its offset was stored for the last time.
         scope: Ends its reader, and whatever works on it in order.
         gate: Closed while this queue alone is not to be read.
         grant: The grant of the lock under which it is consumed in order, see `QueueLocks`.
@@ -79,6 +80,7 @@ class OwnedQueue:
         self.queue = queue
         self.messages: ProcessQueue[DeliveredMessage] | None = None
         self.is_dropped = False
+        self.is_given_up = False
         self.scope = trio.CancelScope()
         self.gate = Gate()
         self.grant: int | None = None

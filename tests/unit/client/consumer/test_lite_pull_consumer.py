@@ -12,6 +12,8 @@ from client.core.client_instance import ClientInstance
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from commitlog.errors import ConfigError
+from remoting.protocol.codes import ResponseCode
+from remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, send
 from tests.unit.client.fake_cluster import World
 
@@ -143,3 +145,72 @@ async def test_subscribing_first_forbids_to_assign(client: ClientInstance) -> No
     consumer.subscribe("T")
     with pytest.raises(ConfigError, match="one or the other"):
         await consumer.assign([QUEUE])
+
+
+async def test_seek_counts_while_it_is_asked_where_to_begin(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    await send(producer, 3, queues=1)
+    asked = trio.Event()
+
+    async def late(command: RemotingCommand) -> RemotingCommand:
+        asked.set()
+        await trio.sleep(1)
+        return response_to(command, ResponseCode.QUERY_NOT_FOUND, "not found")
+
+    for broker in world.groups["g"].brokers:
+        broker.answer_query = late
+    async with LitePullConsumer(client, "c") as consumer:
+        await consumer.assign([QUEUE])
+        await asked.wait()
+        await consumer.seek_to_begin(QUEUE)
+        assert await poll(consumer, 3) == [b"0", b"1", b"2"]
+        await consumer.poll(1)
+        await consumer.assign([])
+        await trio.sleep(5)
+        await consumer.assign([QUEUE])
+        await trio.sleep(5)
+        assert await consumer.poll(1) == []  # the seek of before has been carried out
+
+
+async def test_queue_that_is_assigned_again_at_once_is_read_again(
+    client: ClientInstance, producer: Producer
+) -> None:
+    async with LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer:
+        await consumer.assign([QUEUE, OTHER])
+        await send(producer, 2, queues=2)
+        assert sorted(await poll(consumer, 2)) == [b"0", b"1"]
+        assert await consumer.poll(1) == []
+        await consumer.assign([QUEUE])
+        await consumer.assign([QUEUE, OTHER])
+        await trio.sleep(5)
+        assert consumer.queues == {QUEUE, OTHER}
+        await send(producer, 2, queues=2, first=2)
+        assert sorted(await poll(consumer, 2)) == [b"2", b"3"]
+
+
+async def test_poll_without_time_returns_what_was_read_ahead(
+    client: ClientInstance, producer: Producer
+) -> None:
+    await send(producer, 2, queues=1)
+    async with LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer:
+        consumer.subscribe("T")
+        await trio.sleep(5)
+        polled = await consumer.poll(0)
+        assert [message.body_bytes for message in polled] == [b"0", b"1"]
+        assert await consumer.poll(0) == []
+
+
+async def test_seek_leaves_what_was_polled_of_other_queues(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    async with LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer:
+        await consumer.assign([QUEUE, OTHER])
+        await send(producer, 1, queues=1)
+        assert await poll(consumer, 1) == [b"0"]
+        consumer.seek(OTHER, 0)
+        await trio.sleep(6)  # offsets are committed meanwhile
+        assert committed(world.groups["g"]).get(0, 0) == 0
+        await consumer.poll(0)
+        await trio.sleep(6)
+        assert committed(world.groups["g"])[0] == 1

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import MockClock
 
-from client.consumer.offsets import BrokerOffsets, LocalOffsets, UnkeptOffsets, offsets_path
+from client.consumer.offsets import (
+    FROM_FIRST,
+    BrokerOffsets,
+    LocalOffsets,
+    QueueOffsets,
+    UnkeptOffsets,
+    offsets_path,
+)
+from client.consumer.owned_queues import OwnedQueue
+from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
 from client.core.errors import RequestFailedError
 from client.core.route import MessageQueue
@@ -95,3 +107,76 @@ async def test_unkept_offsets_are_forgotten() -> None:
     store = UnkeptOffsets()
     assert await store.save({QUEUE: 3}) == {QUEUE}
     assert await store.load(QUEUE) is None
+
+
+class SlowStore:
+    """An `OffsetStore` that answers each question after a second, as of when it was asked."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[MessageQueue, int] = {}
+        self.saved: list[int] = []
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        found = self.offsets.get(queue)
+        await trio.sleep(1)
+        return found
+
+    async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
+        await trio.sleep(0.1)
+        self.offsets.update(offsets)
+        self.saved += offsets.values()
+        return set(offsets)
+
+
+@pytest.fixture
+def slow(autojump_clock: MockClock) -> SlowStore:
+    return SlowStore()
+
+
+def offsets_in(store: SlowStore, client: ClientInstance) -> QueueOffsets:
+    return QueueOffsets(store, PullConsumer(client, "c"), FROM_FIRST, client.clock)
+
+
+async def test_older_answer_does_not_undo_a_reset_that_is_stored(
+    slow: SlowStore, client: ClientInstance
+) -> None:
+    slow.offsets[QUEUE] = 50
+    offsets, owned = offsets_in(slow, client), OwnedQueue(QUEUE)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offsets.begin, owned)
+        await trio.sleep(0.5)
+        await offsets.reset([(owned, 7)])
+    assert owned.messages is not None
+    assert (slow.offsets[QUEUE], owned.messages.next_offset) == (7, 7)
+
+
+async def test_reset_of_a_queue_that_is_given_up_is_forgotten(
+    slow: SlowStore, client: ClientInstance
+) -> None:
+    offsets, owned = offsets_in(slow, client), OwnedQueue(QUEUE)
+    await offsets.begin(owned)
+    owned.begin(90)
+    owned.drop()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: offsets.save([owned], is_last=True))
+        await trio.sleep(0.05)  # the last offset is on its way
+        nursery.start_soon(offsets.reset, [(owned, 7)])
+    slow.offsets[QUEUE] = 500  # the next owner went on
+    again = OwnedQueue(QUEUE)
+    await offsets.begin(again)
+    assert again.messages is not None
+    assert (slow.saved, again.messages.next_offset) == ([90], 500)
+
+
+async def test_reset_to_the_offset_stored_earlier_is_stored_again(
+    slow: SlowStore, client: ClientInstance
+) -> None:
+    offsets, owned = offsets_in(slow, client), OwnedQueue(QUEUE)
+    slow.offsets[QUEUE] = 90
+    await offsets.begin(owned)
+    slow.offsets[QUEUE] = 500  # another client had the queue meanwhile
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offsets.begin, owned)
+        await trio.sleep(0.5)
+        await offsets.reset([(owned, 90)])
+    assert slow.offsets[QUEUE] == 90
