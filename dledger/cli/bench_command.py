@@ -120,6 +120,33 @@ async def produce(
 
 
 @app.command
+async def latency(
+    *,
+    rate: Annotated[float, Parameter(help="Messages a second, whatever the answers do.")] = 1_000.0,
+    duration: Annotated[float, Parameter(help="Seconds, after one second of warming up.")] = 10.0,
+    size: Annotated[int, Parameter(help="Bytes of a body.")] = 256,
+    queues: Annotated[int, Parameter(help="Queues of the topic.")] = 4,
+    topic: Annotated[str, Parameter(help="Topic to create and use.")] = "bench-latency",
+    namesrv: BenchNamesrv = None,
+    folder: ClusterFolder = None,
+    set_: ClusterSettings = None,
+    output: Output = "table",
+) -> int:
+    """Send at a fixed rate; report latencies from the intended times, and the achieved rate.
+
+    The rate does not fall while the cluster is slow: what waits then is in the percentiles.
+    Without --namesrv a temporary cluster of three brokers is started on this machine.
+    """
+    from dledger.cli.bench_latency import LatencyLoad, bench_latency
+
+    _positive(rate=rate, duration=duration, size=size, queues=queues)
+    load = LatencyLoad(topic, rate, duration, size, queues)
+    result = await bench_latency(_target(namesrv, folder, set_), load, note)
+    print_result("", result, output)
+    return ExitCode.OK
+
+
+@app.command
 async def consume(
     *,
     size: Annotated[int, Parameter(help="Bytes of a body.")] = 256,

@@ -1,0 +1,220 @@
+"""``dledger bench latency``: how long sends take at a rate that the answers do not set.
+
+The load is open: each message has an intended time, fixed before the first one leaves, and its
+latency counts from that time. A closed loop, as `bench produce` is, sends less while the cluster
+is slow, and so leaves out the sends that would have waited (coordinated omission).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+import trio
+
+from client.core.message import Message
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
+from commitlog.errors import MQError
+from dledger.cli.ask_cluster import open_client
+from dledger.cli.bench_load import WARM_UP_S, Target, cluster_for_bench
+from dledger.cli.topic_command import create_topic
+from dledger.output import CliError
+
+MAX_OUTSTANDING: Final = 10_000
+"""Sends under way at the same time; beyond it one waits, and the wait is part of its latency."""
+
+SEND_TIMEOUT_S: Final = 30.0
+"""More than a producer's 10 s: a late acknowledgement is a latency, a failed send is none."""
+
+PERCENTILES: Final = (50, 90, 99, 99.9, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyLoad:
+    """What is sent.
+
+    Args:
+        rate_per_s: Messages that are meant to leave in each second.
+        duration_s: Seconds that are measured, after `WARM_UP_S` at the same rate.
+        size: Bytes of a body.
+    """
+
+    topic: str
+    rate_per_s: float = 1_000.0
+    duration_s: float = 10.0
+    size: int = 256
+    queues: int = 4
+
+
+class LatencyBench(msgspec.Struct, kw_only=True):
+    """What was measured.
+
+    Times count from the intended time of a message to its acknowledgement. Failed sends are in
+    none of them: with any, the percentiles are those of a part of the messages. *late* is by how
+    much this program began its sends after their time; it is part of the latencies.
+    """
+
+    intended: int
+    acknowledged: int
+    not_stored: int
+    unknown: int
+    rate_per_s: float
+    achieved_per_s: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    p999_ms: float
+    max_ms: float
+    late_p50_ms: float
+    late_p99_ms: float
+    late_max_ms: float
+    seconds: float
+    size: int
+    queues: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The intended time of every message, in seconds of trio's clock; answers change none."""
+
+    begin_s: float
+    rate_per_s: float
+    duration_s: float
+    warm_up_s: float = WARM_UP_S
+
+    @property
+    def messages(self) -> int:
+        """How many there are, those of the warm-up included."""
+        return round((self.warm_up_s + self.duration_s) * self.rate_per_s)
+
+    @property
+    def measured_from_s(self) -> float:
+        """When the warm-up ends."""
+        return self.begin_s + self.warm_up_s
+
+    def intended_s(self, number: int) -> float:
+        """Return when message *number*, from 0 on, is meant to leave."""
+        return self.begin_s + number / self.rate_per_s
+
+    def is_measured(self, number: int) -> bool:
+        """Return whether message *number* is none of the warm-up."""
+        return number >= round(self.warm_up_s * self.rate_per_s)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the measured messages."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)
+    failures: dict[str, int] = field(default_factory=dict)
+    ended_s: float = 0.0
+    """The last acknowledgement, in seconds of the schedule's clock."""
+
+
+async def bench_latency(
+    target: Target, load: LatencyLoad, tell: Callable[[str], None]
+) -> LatencyBench:
+    """Send at a fixed rate and return the latencies.
+
+    Raises:
+        CliError: The cluster cannot be reached, or not one send succeeded.
+    """
+    async with cluster_for_bench(target, tell) as (addresses, _):
+        await create_topic(addresses, load.topic, queues=load.queues)
+        config = ProducerConfig(send_timeout_s=SEND_TIMEOUT_S)
+        async with open_client(addresses) as client, Producer(client, "bench", config) as producer:
+            body = bytes(load.size)
+
+            async def send() -> None:
+                await producer.send(Message(load.topic, body))
+
+            await send()  # the route, the connection: once, before the first intended time
+            tell(f"{load.rate_per_s:,g} sends/s of {load.size} bytes for {load.duration_s:g} s")
+            schedule = Schedule(trio.current_time(), load.rate_per_s, load.duration_s)
+            tally = await send_on_schedule(send, schedule)
+    return summary(load, schedule, tally)
+
+
+async def send_on_schedule(
+    send: Callable[[], Awaitable[None]], schedule: Schedule, outstanding: int = MAX_OUTSTANDING
+) -> Tally:
+    """Begin a send at each intended time, however many are under way; return when all ended.
+
+    Args:
+        send: Sends one message and returns when it is acknowledged; raises `MQError` otherwise.
+        outstanding: Most sends under way. Beyond it the next one begins late, and as its latency
+            counts from its intended time, nothing is left out.
+    """
+    tally = Tally()
+    slots = trio.Semaphore(outstanding)
+
+    async def one(number: int) -> None:
+        intended_s = schedule.intended_s(number)
+        late_s = trio.current_time() - intended_s
+        try:
+            await send()
+        except MQError as error:
+            if schedule.is_measured(number):
+                tally.failures[error.outcome] = tally.failures.get(error.outcome, 0) + 1
+        else:
+            if schedule.is_measured(number):
+                tally.ended_s = trio.current_time()
+                tally.latencies_s.append(tally.ended_s - intended_s)
+                tally.late_s.append(late_s)
+        finally:
+            slots.release()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(schedule.messages):
+            if trio.current_time() < schedule.intended_s(number):
+                await trio.sleep_until(schedule.intended_s(number))
+            await slots.acquire()
+            nursery.start_soon(one, number)
+    return tally
+
+
+def summary(load: LatencyLoad, schedule: Schedule, tally: Tally) -> LatencyBench:
+    """Return the result. Pure.
+
+    The achieved rate is that of acknowledgements until the last of them: less than the intended
+    one where messages failed or the last ones were acknowledged long after their time.
+
+    Raises:
+        CliError: Not one send succeeded.
+    """
+    if not tally.latencies_s:
+        raise CliError(
+            f"no send succeeded; failed: {tally.failures}", next_step="see dledger cluster health"
+        )
+    took_s = max(load.duration_s, tally.ended_s - schedule.measured_from_s)
+    p50, p90, p99, p999, worst = _percentiles_ms(tally.latencies_s)
+    late_p50, _, late_p99, _, late_worst = _percentiles_ms(tally.late_s)
+    return LatencyBench(
+        intended=sum(map(schedule.is_measured, range(schedule.messages))),
+        acknowledged=len(tally.latencies_s),
+        not_stored=tally.failures.get("not_stored", 0),
+        unknown=tally.failures.get("unknown", 0),
+        rate_per_s=load.rate_per_s,
+        achieved_per_s=round(len(tally.latencies_s) / took_s, 3),
+        p50_ms=p50,
+        p90_ms=p90,
+        p99_ms=p99,
+        p999_ms=p999,
+        max_ms=worst,
+        late_p50_ms=late_p50,
+        late_p99_ms=late_p99,
+        late_max_ms=late_worst,
+        seconds=load.duration_s,
+        size=load.size,
+        queues=load.queues,
+    )
+
+
+def _percentiles_ms(values_s: list[float]) -> list[float]:
+    values_ms = np.percentile(np.array(values_s), PERCENTILES) * 1_000
+    return [round(value, 3) for value in values_ms.tolist()]
