@@ -15,9 +15,17 @@ from typing import Final, TypeVar
 from commitlog.errors import StoreError
 from dledger.group_api import BrokerGroup
 from dledger.processors.offsets import store_time_at
+from dledger.processors.topics import TYPE_ATTRIBUTE
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.throughput import MAX_COUNTERS, Traffic
-from dledger.state.topics import DLQ_PREFIX, RETRY_PREFIX
+from dledger.state.topics import (
+    DLQ_PREFIX,
+    HALF_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TopicConfig,
+)
 from remoting.metrics import Family, Sample
 from remoting.seams import Clock
 
@@ -31,6 +39,18 @@ LOOKS_PER_PIECE: Final = 5_000
 MAX_STORE_TIMES: Final = 500
 """Messages whose store time is read for one page, two small reads each; those of the page before
 are known, so that a page after the next has those that were left out."""
+
+NORMAL: Final = "normal"
+
+TYPES_WHERE_THEY_WAIT: Final = {
+    SCHEDULE_TOPIC: "delay",
+    TIMER_TOPIC: "delay",
+    HALF_TOPIC: "transaction",
+}
+"""Type of the messages in topics of the broker's own."""
+
+DECLARED_TYPES: Final = {"FIFO": "fifo", "DELAY": "delay", "TRANSACTION": "transaction"}
+"""Values of `TYPE_ATTRIBUTE` that say of which type all messages of a topic are."""
 
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
@@ -67,7 +87,7 @@ class TopicMetrics:
             yield (
                 Family(name, "counter", about),
                 [
-                    (self._topic_labels(topic), count.size_bytes if is_bytes else count.messages)
+                    (self._taken_labels(topic), count.size_bytes if is_bytes else count.messages)
                     for topic, count in taken.counts.items()
                 ],
             )
@@ -201,8 +221,12 @@ class TopicMetrics:
         except StoreError:
             return self._clock.wall_ms()
 
-    def _topic_labels(self, topic: str) -> dict[str, str]:
-        return {"topic": topic, "is_system": bool_text(self._is_system_topic(topic))}
+    def _taken_labels(self, topic: str) -> dict[str, str]:
+        return {
+            "topic": topic,
+            "message_type": message_type(topic, self._group.state.topic_config(topic)),
+            "is_system": bool_text(self._is_system_topic(topic)),
+        }
 
     def _pair_labels(self, topic: str, group: str) -> dict[str, str]:
         is_system = self._is_system_topic(topic) or self.is_system_group(group)
@@ -221,6 +245,18 @@ class TopicMetrics:
     def is_system_group(self, group: str) -> bool:
         """Return whether a consumer group is one of the broker's own."""
         return group in self._group.state.builtin_groups or group.startswith(SYSTEM_GROUP_PREFIX)
+
+
+def message_type(topic: str, config: TopicConfig | None) -> str:
+    """Return the type of the messages that a topic takes, as RocketMQ's label has it. Pure.
+
+    By the topic, so that no message is looked at and a topic has one series: messages that wait for
+    their time or their decision have topics of their own, and of others the attribute declares it.
+    """
+    if topic in TYPES_WHERE_THEY_WAIT:
+        return TYPES_WHERE_THEY_WAIT[topic]
+    declared = "" if config is None else config.attributes.get(TYPE_ATTRIBUTE, "")
+    return DECLARED_TYPES.get(declared, NORMAL)
 
 
 def first_of(keys: Collection[T], left_out: dict[str, int], name: str) -> list[T]:

@@ -11,10 +11,13 @@ import pytest
 from dledger import topic_metrics
 from dledger.broker_metrics import READY_LAG_ENTRIES, BrokerMetrics, LeaderChanges, Readiness
 from dledger.group_api import BrokerGroup
+from dledger.processors.topics import MESSAGE_TYPES, TYPE_ATTRIBUTE
 from dledger.services.throughput import Traffic
 from dledger.state.pop import Out, PopRow
-from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.state.state_record import ConsumerOffsetsChange, TopicsChange, state_batch
+from dledger.state.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, TopicConfig
 from dledger.testing.doubles import ManualClock
+from dledger.topic_metrics import message_type
 from namesrv.route_table import RouteInfoManager
 from namesrv.server import NamesrvMetrics
 from remoting.access.gate import LocalAdmin
@@ -131,6 +134,12 @@ def beat(broker: Broker, client_id: str, connection: FakeConnection, **more: Any
     broker.group.settle()
 
 
+def declare_type(broker: Broker, topic: str, declared: str) -> None:
+    config = TopicConfig(topic, 1, 1, attributes={TYPE_ATTRIBUTE: declared} if declared else {})
+    broker.group.propose(state_batch(TopicsChange((config,))), lambda _: None)
+    broker.group.settle()
+
+
 def test_what_comes_in_is_counted_by_topic(watched: Watched) -> None:
     group = watched.broker.group
     watched.broker.make_topic("T", 2)
@@ -152,8 +161,53 @@ def test_what_comes_in_is_counted_by_topic(watched: Watched) -> None:
         "node_type": "broker",
         "node_id": BROKER,
         "topic": "T",
+        "message_type": "normal",
         "is_system": "false",
     }
+
+
+def test_message_type_is_that_of_the_topic(watched: Watched) -> None:
+    for topic, declared in {"N": "", "F": "FIFO", "M": "MIXED"}.items():
+        declare_type(watched.broker, topic, declared)
+    for topic in ("N", "F", "M", SCHEDULE_TOPIC, HALF_TOPIC):
+        watched.broker.group.put(topic, 0, b"x", b"y")
+    page = watched.page()
+    for metric in ("rocketmq_messages_in_total", "rocketmq_throughput_in_total"):
+        assert page.of(metric, "topic", "message_type", "is_system").keys() >= {
+            ("N", "normal", "false"),
+            ("F", "fifo", "false"),
+            ("M", "normal", "false"),
+            (SCHEDULE_TOPIC, "delay", "true"),
+            (HALF_TOPIC, "transaction", "true"),
+        }
+
+
+def test_another_message_type_of_a_topic_keeps_its_count(watched: Watched) -> None:
+    watched.broker.make_topic("T", 1)
+    watched.broker.group.put("T", 0, b"x", b"y")
+    labels = ("topic", "message_type")
+    assert watched.page().of("rocketmq_messages_in_total", *labels)[("T", "normal")] == 2
+    declare_type(watched.broker, "T", "FIFO")
+    watched.broker.group.put("T", 0, b"z")
+    counted = watched.page().of("rocketmq_messages_in_total", *labels)
+    assert {kind: n for (topic, kind), n in counted.items() if topic == "T"} == {"fifo": 3}
+
+
+def test_message_types_are_the_four_of_rocketmq() -> None:
+    declared = {
+        value: message_type("T", TopicConfig("T", attributes={TYPE_ATTRIBUTE: value}))
+        for value in (*MESSAGE_TYPES, "SOMETHING_NEW")
+    }
+    assert declared == {
+        "UNSPECIFIED": "normal",
+        "NORMAL": "normal",
+        "FIFO": "fifo",
+        "DELAY": "delay",
+        "TRANSACTION": "transaction",
+        "MIXED": "normal",
+        "SOMETHING_NEW": "normal",
+    }
+    assert (message_type("T", None), message_type(TIMER_TOPIC, None)) == ("normal", "delay")
 
 
 def test_what_a_group_is_given_is_counted_with_its_bytes(watched: Watched) -> None:
