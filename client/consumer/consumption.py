@@ -390,10 +390,17 @@ class OrderlyConsumption:
             await begin(owned)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(read, owned)
+                nursery.start_soon(self._end_with_lock, owned, nursery.cancel_scope)
                 await self._consume(owned)
                 nursery.cancel_scope.cancel()
             if not owned.is_dropped:
                 self.counts["lost"] += 1
+
+    async def _end_with_lock(self, owned: OwnedQueue, scope: trio.CancelScope) -> None:
+        """Cancel *scope*, an async listener in it included, when *owned* is not held any more."""
+        if self._locks is not None and owned.grant is not None:
+            await self._locks.ended(owned.queue, owned.grant)
+            scope.cancel()
 
     def holds(self, owned: OwnedQueue) -> bool:
         """Return whether *owned* is still held, and was by no other consumer meanwhile."""
@@ -411,10 +418,13 @@ class OrderlyConsumption:
             if not messages.waiting:
                 await self._wait_for_messages(owned)
                 continue
+            pause_s = 0.0
             async with self._limiter:
                 # All of it may have changed while waiting for a place.
                 if self._may_consume(owned) and owned.messages is messages:
-                    await self._consume_next(owned, messages)
+                    pause_s = await self._consume_next(owned, messages)
+            # Without a place: other queues are consumed meanwhile.
+            await self._rest(owned, pause_s)
 
     async def _wait_for_messages(self, owned: OwnedQueue) -> None:
         left_s = float("inf") if self._locks is None else self._locks.left_s(owned.queue)
@@ -423,7 +433,8 @@ class OrderlyConsumption:
 
     async def _consume_next(
         self, owned: OwnedQueue, messages: ProcessQueue[DeliveredMessage]
-    ) -> None:
+    ) -> float:
+        """Consume one batch; return for how long the queue is to rest."""
         batch = Batch(owned, messages, messages.take(self._config.consume_message_batch_max_size))
         token = None if self._locks is None else self._locks.tokens.get(owned.queue)
         context = ConsumeContext(owned.queue, lock_token=token)
@@ -432,30 +443,37 @@ class OrderlyConsumption:
             status = await self._listener(batch.messages, context, owned.queue)
         except Exception as error:  # noqa: BLE001  # the listener's own; the messages come again
             _log.warning("listener_failed", queue=str(owned.queue), exc_info=error)
+        except BaseException:
+            batch.put_back(batch.messages)
+            raise
         if not self.holds(owned):
             batch.put_back(batch.messages)  # the holder of the lock consumes them
         elif status is ConsumeStatus.SUCCESS:
             self.counts["consumed"] += len(batch.messages)
             batch.acknowledge()
         else:
-            await self._failed(batch, context)
+            return await self._failed(batch, context)
+        return 0.0
 
-    async def _failed(self, batch: Batch, context: ConsumeContext) -> None:
+    async def _failed(self, batch: Batch, context: ConsumeContext) -> float:
+        """Put messages back, or give them up; return for how long the queue is to rest."""
         self.counts["failed"] += len(batch.messages)
-        again: list[DeliveredMessage] = []
-        for message in batch.messages:
-            if message.reconsume_times >= self._max_tries and await self._give_up(message):
-                batch.acknowledge([message])
-            else:
-                message.tried_in_place()
-                again.append(message)
+        again = dict.fromkeys(batch.messages)
+        try:
+            for message in batch.messages:
+                if message.reconsume_times >= self._max_tries and await self._give_up(message):
+                    batch.acknowledge([message])
+                    del again[message]
+                else:
+                    message.tried_in_place()
+        finally:
+            batch.put_back(list(again))
         if not again:
-            return
-        batch.put_back(again)
+            return 0.0
         pause_ms = context.suspend_ms
         if pause_ms is None:
             pause_ms = self._config.suspend_current_queue_ms
-        await self._rest(batch.owned, pause_ms / 1000)
+        return pause_ms / 1000
 
     async def _rest(self, owned: OwnedQueue, pause_s: float) -> None:
         """Let *owned* rest, but not longer than it is this consumer's."""

@@ -23,7 +23,7 @@ import trio
 
 from client.consumer.listener import RETRY_PREFIX
 from client.consumer.owned_queues import OwnedQueue, OwnedQueues
-from client.consumer.pull_consumer import PullConsumer
+from client.consumer.pull_consumer import PullConsumer, offset_in
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError, RequestFailedError, RequestTimedOutError
 from client.core.route import MessageQueue
@@ -34,7 +34,6 @@ from remoting.protocol import bodies
 from remoting.protocol.bodies import ConsumeFromWhere
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.headers import (
-    OffsetResponseHeader,
     QueryConsumerOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
@@ -171,7 +170,7 @@ class BrokerOffsets:
                 code=answer.code,
                 remark=answer.remark or "",
             )
-        return OffsetResponseHeader.decode(answer.ext).offset
+        return offset_in(answer, queue)
 
     async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
         """See `OffsetStore`. Our brokers answer when an offset is in the log."""

@@ -203,7 +203,12 @@ class Reading:
                 next_begin_offset=error.next_begin_offset,
             )
             owned.count("offset_moved")
-            if owned.messages is messages:
+            if owned.messages is not messages:
+                return
+            if error.next_begin_offset > messages.next_offset:
+                # Retention has overtaken this reader; what it has pulled is still to be consumed.
+                messages.put((), error.next_begin_offset)
+            else:
                 owned.begin(error.next_begin_offset)
             return
         except (ClientError, MQError) as error:
@@ -269,8 +274,9 @@ class OwnedQueues:
         return frozenset(self._owned)
 
     def held(self) -> list[MessageQueue]:
-        """Return the queues no other client may have: owned ones, and those not let go yet."""
-        return [*self._owned, *self._leaving]
+        """Return the queues no other client may have: owned ones, and those not given up yet."""
+        leaving = [queue for queue, owned in self._leaving.items() if not owned.is_given_up]
+        return [*self._owned, *leaving]
 
     def start(self, nursery: trio.Nursery) -> None:
         """Run tasks in *nursery* from now on."""

@@ -63,7 +63,12 @@ class MemberReads:
         self._suggested: dict[MessageQueue, int] = {}
 
     async def pull(
-        self, queue: MessageQueue, header: PullMessageHeader, *, bulk: bool
+        self,
+        queue: MessageQueue,
+        header: PullMessageHeader,
+        *,
+        bulk: bool,
+        more: Mapping[str, str],
     ) -> RemotingCommand | None:
         """Return the answer of the first member that has messages; None when none has any.
 
@@ -71,14 +76,16 @@ class MemberReads:
 
         Args:
             bulk: Ask with our larger limits where a member knows them.
+            more: Header fields of ours.
         Cancellation: Nothing is lost.
         """
         at_once = replace(
             header, sys_flag=header.sys_flag & ~_FLAG_SUSPEND, suspend_timeout_millis=0
         )
+        fields = {**at_once.encode(), **more}
         leader = self._instance.leaders.address(queue.broker_name)
         for address in self._in_order(queue, leader):
-            answer = await self._ask(queue, address, at_once, bulk)
+            answer = await self._ask(queue, address, fields, bulk)
             if answer is not None and answer.code == ResponseCode.SUCCESS:
                 self._note(queue, answer)
                 return answer
@@ -103,7 +110,7 @@ class MemberReads:
         return list(order)
 
     async def _ask(
-        self, queue: MessageQueue, address: str, header: PullMessageHeader, bulk: bool
+        self, queue: MessageQueue, address: str, fields: Mapping[str, str], bulk: bool
     ) -> RemotingCommand | None:
         instance = self._instance
         try:
@@ -112,7 +119,7 @@ class MemberReads:
             return await instance.ask(
                 address,
                 code,
-                dict(header.encode()),
+                dict(fields),
                 timeout_s=MEMBER_TIMEOUT_S,
                 group=queue.broker_name,
             )
@@ -244,9 +251,15 @@ class PullConsumer(ManagedScope):
         used: list[Link] = []
         anywhere = self._anywhere
         if anywhere is not None:
-            found = await anywhere.pull(queue, header, bulk=max_messages > ROCKETMQ_PULL_MESSAGES)
+            found = await anywhere.pull(
+                queue,
+                header,
+                bulk=max_messages > ROCKETMQ_PULL_MESSAGES,
+                more=_shown(lock_token),
+            )
             if found is not None:
-                return _pull_result(queue, offset, found)
+                result = _pull_result(queue, offset, found)
+                return _admitted(queue, result, wanted) if wanted.tags else result
 
         def code_for(link: Link) -> int:
             used[:] = [link]
@@ -489,8 +502,21 @@ class PullConsumer(ManagedScope):
         *,
         more: Mapping[str, str] | None = None,
     ) -> int:
-        answer = await self._ask(queue, code, header, more=more)
+        return offset_in(await self._ask(queue, code, header, more=more), queue)
+
+
+def offset_in(answer: RemotingCommand, queue: MessageQueue) -> int:
+    """Return the offset of *queue* that a broker has answered.
+
+    Raises:
+        RequestFailedError: There is none in *answer*.
+    """
+    try:
         return OffsetResponseHeader.decode(answer.ext).offset
+    except BadRequestError as error:
+        raise RequestFailedError(
+            f"{queue}: the broker's answer has no offset: {error}", code=answer.code
+        ) from error
 
 
 def _admitted(

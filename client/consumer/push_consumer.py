@@ -20,7 +20,7 @@ Spec: docs/internals/protocol/remoting.md, sections 5.1 and 11.
 from __future__ import annotations
 
 import traceback
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
@@ -184,6 +184,7 @@ class PushConsumer(ManagedScope):
             self._clock,
             may_store=self._ordered.holds,
         )
+        self._in_hand: list[MessageQueue] = []
         self._is_suspended = False
         self._resets = OffsetReset(
             self._owned, self._offsets, suspend=self._gate.close, resume=self._reset_done
@@ -307,6 +308,10 @@ class PushConsumer(ManagedScope):
                     nursery.cancel_scope.cancel()
         finally:
             self._is_open = False
+            if self._locks is not None and not instance.is_closed:
+                # Only now have plain functions ended that could not be cancelled.
+                with trio.move_on_after(LAST_OFFSETS_S, shield=True):
+                    await self._locks.unlock(self._in_hand)
             instance.consumer_calls.remove(self.group)
             await instance.heartbeats.remove_consumer(self.group)
 
@@ -380,12 +385,16 @@ class PushConsumer(ManagedScope):
         with trio.move_on_after(self.config.stop_timeout_s):
             for owned in leaving:
                 await owned.empty_handed()
+        for owned in leaving:
+            # As in `_hand_over`: the next owner's listener must not begin beside one of ours.
+            owned.scope.cancel()
         with trio.move_on_after(LAST_OFFSETS_S):
             await self._offsets.save(leaving, is_last=True)
         self._owned.clear()
         if self._locks is not None:
             with trio.move_on_after(LAST_OFFSETS_S):
-                await self._locks.unlock([owned.queue for owned in leaving])
+                await self._locks.unlock(_not_in_hand(leaving))
+            self._in_hand = [o.queue for o in leaving if o.messages and o.messages.in_hand]
 
     # ------------------------------------------------------------------------------ queues
 
@@ -414,7 +423,18 @@ class PushConsumer(ManagedScope):
         owned.scope.cancel()
         await self._offsets.save([owned], is_last=True)
         if self._locks is not None:
-            await self._locks.unlock([owned.queue])
+            await self._locks.unlock(_not_in_hand([owned]))
+
+
+def _not_in_hand(leaving: Iterable[OwnedQueue]) -> list[MessageQueue]:
+    """Return the queues whose listeners have ended.
+
+    A plain function cannot be cancelled: its queue stays locked until the lock expires, or the
+    consumer has ended.
+    """
+    return [
+        owned.queue for owned in leaving if owned.messages is None or not owned.messages.in_hand
+    ]
 
 
 DIRECT_WORKER: Final = "direct"

@@ -186,7 +186,7 @@ class QueueLocks:
         self._wanted = wanted
         self._held_until: dict[MessageQueue, float] = {}
         self._asked = trio.Event()
-        self._granted = trio.Event()
+        self._changed = trio.Event()
         # A queue that was lost in between may have been consumed by another client: a new number.
         self._grants: dict[MessageQueue, int] = {}
         self._grant_count = 0
@@ -213,8 +213,14 @@ class QueueLocks:
     async def held(self, queue: MessageQueue) -> int:
         """Wait until *queue* is held and return the number of that grant, see `grant`."""
         while (grant := self.grant(queue)) is None:
-            await self._granted.wait()
+            await self._changed.wait()
         return grant
+
+    async def ended(self, queue: MessageQueue, grant: int) -> None:
+        """Wait until *queue* is not held under the number *grant* any more."""
+        while self.grant(queue) == grant:
+            with trio.move_on_after(self.left_s(queue)):
+                await self._changed.wait()
 
     async def run(self) -> None:
         """Ask for locks and renew them until cancelled.
@@ -278,9 +284,13 @@ class QueueLocks:
             elif self._held_until.pop(queue, None) is not None:
                 self.tokens.pop(queue, None)
                 _log.warning("queue_lock_lost", queue=str(queue))
-        event, self._granted = self._granted, trio.Event()
-        event.set()
+        self._wake()
         return True
+
+    def _wake(self) -> None:
+        """Let all look that wait for a grant, or for the end of one."""
+        event, self._changed = self._changed, trio.Event()
+        event.set()
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Give locks back, so that others need not wait for them to expire.
@@ -308,6 +318,7 @@ class QueueLocks:
         if self._held_until.pop(queue, None) is not None:
             _log.warning("queue_lock_lost", queue=str(queue))
         self.tokens.pop(queue, None)
+        self._wake()
         self.lock_now()
 
 

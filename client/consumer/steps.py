@@ -113,7 +113,7 @@ class StepSender:
 
         Raises:
             MessageIllegalError: It commits nothing, in several broker groups, or from an offset
-                that the consumer does not know; not stored.
+                that the consumer does not know, or has messages and moves no offset; not stored.
             StepOvertakenError: The group stands elsewhere; not stored.
             RequestFailedError, BrokerUnreachableError, NoRouteError: Not stored.
             UnknownOutcomeError: It may be stored: read what is committed and go on from there.
@@ -164,6 +164,9 @@ class StepSender:
         back = [str(queue) for queue, to in step.commits.items() if to < self.committed[queue]]
         if back:
             raise MessageIllegalError(f"a step does not go back: {', '.join(back)}")
+        if step.messages and all(to == self.committed[q] for q, to in step.commits.items()):
+            # Its repetition would find the group where it began, and be stored once more.
+            raise MessageIllegalError("a step with messages that moves no offset is none")
         return {queue: self.committed[queue] for queue in step.commits}
 
     async def _queue_for(

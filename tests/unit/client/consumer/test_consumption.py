@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import trio
 
@@ -15,7 +17,7 @@ from client.producer.producer import Producer
 from commitlog.record import decode_record
 from remoting.protocol import bodies
 from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import response_to
+from remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, owned, send, settled
 from tests.unit.client.fake_cluster import Group, World
 
@@ -221,3 +223,137 @@ async def test_stop_gives_locks_back_at_once(world: World) -> None:
             await heard.wait_for(16, within_s=3)
             assert trio.current_time() - began < 3
         assert sorted(heard.bodies, key=int) == [b"%d" % i for i in range(16)]
+
+
+async def test_queue_that_rests_leaves_its_place_to_others(
+    client: ClientInstance, producer: Producer
+) -> None:
+    heard = Heard()
+
+    def answer(message: DeliveredMessage, context: ConsumeContext) -> ConsumeStatus | None:
+        context.suspend_ms = 30_000
+        return ConsumeStatus.RECONSUME_LATER if message.queue_id == 0 else None
+
+    heard.answer = answer
+    config = PushConfig(consume_from=FROM_FIRST, consume_tasks=1)
+    await send(producer, 12, queues=4)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, config, orderly=True):
+        await heard.wait_for(10, within_s=5)
+        assert sorted(heard.bodies, key=int) == [b"%d" % i for i in range(12) if i % 4 or not i]
+        assert heard.most_running == 1
+
+
+async def test_listener_ends_when_the_lock_of_its_queue_is_lost(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    heard = Heard()
+    heard.delay_s = 1e6
+    group = world.groups["g"]
+    await send(producer, 2, queues=1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
+        await heard.wait_for(1)
+        began = trio.current_time()
+        group.locks["c", WIRE_QUEUE] = ("somebody else", began)
+        with trio.fail_after(22):  # the renewal is refused
+            while heard.running:
+                await trio.sleep(0.1)
+        assert consumer.counts["lost"] == 1
+        heard.delay_s = 0
+        del group.locks["c", WIRE_QUEUE]
+        await heard.wait_for(3, within_s=3)
+        assert heard.bodies == [b"0", b"0", b"1"]
+
+
+async def test_listener_ends_when_its_lock_is_not_renewed_in_time(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    heard = Heard()
+    heard.delay_s = 1e6
+    await send(producer, 1, queues=1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
+        await heard.wait_for(1)
+        for broker in world.groups["g"].brokers:
+            broker.lock_hook = lambda a: response_to(a, ResponseCode.SYSTEM_ERROR, "no")
+        await trio.sleep(28)
+        assert heard.running == 1
+        await trio.sleep(3)
+        assert heard.running == 0
+
+
+def note_unlocks(world: World, note: Callable[[], object]) -> None:
+    """Call *note* whenever locks are given back."""
+    for broker in world.groups["g"].brokers:
+        usual = broker._unlock
+
+        def unlock(asked: RemotingCommand, usual=usual):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
+            note()
+            return usual(asked)
+
+        broker.processors._processors.pop(RequestCode.UNLOCK_BATCH_MQ)
+        broker.on(RequestCode.UNLOCK_BATCH_MQ, unlock)
+
+
+async def test_stop_ends_a_listener_before_its_lock_is_given_back(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    heard = Heard()
+    heard.delay_s = 1e6
+    running: list[int] = []
+    note_unlocks(world, lambda: running.append(heard.running))
+    await send(producer, 1, queues=1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
+        await heard.wait_for(1)
+    assert set(running) == {0}
+    assert holders(world.groups["g"]) == {}
+
+
+class Slow:
+    """An executor whose works take fifty seconds, and cannot be cancelled."""
+
+    def __init__(self) -> None:
+        self.running = 0
+
+    def runs_inline(self, kind: str) -> bool:
+        return False
+
+    def run_inline(self, work, *, kind: str):  # type: ignore[no-untyped-def]  # any work, any result
+        return work()
+
+    async def run(self, work, *, kind: str):  # type: ignore[no-untyped-def]  # any work, any result
+        self.running += 1
+        with trio.CancelScope(shield=True):
+            await trio.sleep(50)
+        self.running -= 1
+        return work()
+
+
+async def test_plain_function_that_runs_on_keeps_its_queue_locked(world: World) -> None:
+    slow, heard = Slow(), Heard()
+    beside: list[int] = []
+    heard.answer = lambda *_: beside.append(slow.running)
+    async with world.client() as one, world.client() as two, Producer(two, "p") as producer:
+        one.executor = slow
+        await send(producer, 4)
+        async with (
+            PushConsumer(one, "c", lambda *_: None, {"T": "*"}, FIRST, orderly=True) as first,
+            PushConsumer(two, "c", heard, {"T": "*"}, FIRST, orderly=True) as second,
+        ):
+            await trio.sleep(40)
+            assert (owned(first, second), slow.running) == ([[0, 1], [2, 3]], 4)
+            await heard.wait_for(2)
+    assert beside == [0, 0]
+
+
+async def test_stop_unlocks_when_a_plain_function_has_ended(world: World) -> None:
+    slow, kept = Slow(), list[tuple[int, set[int]]]()
+    note_unlocks(world, lambda: kept.append((slow.running, set(holders(world.groups["g"])))))
+    async with world.client() as client, Producer(client, "p") as producer:
+        client.executor = slow
+        await send(producer, 2, queues=2)
+        async with PushConsumer(
+            client, "c", lambda *_: None, {"T": "*"}, FIRST, orderly=True
+        ) as consumer:
+            await settled(consumer)
+            await trio.sleep(1)
+    assert kept == [(2, {0, 1, 2, 3}), (0, {0, 1})]
+    assert holders(world.groups["g"]) == {}

@@ -13,6 +13,8 @@ from client.consumer.owned_queues import OwnedQueue, OwnedQueues
 from client.consumer.push_consumer import PushConsumer
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand
 from tests.unit.client.consumer.consuming import Heard, send, settled
 from tests.unit.client.fake_cluster import World
 
@@ -80,3 +82,29 @@ async def test_no_queue_has_two_at_work_however_it_is_assigned(autojump_clock: o
         nursery.cancel_scope.cancel()
     assert given_back_early > 50
     assert min(taken[queue] for queue in queues) > 50
+
+
+async def test_given_up_queue_is_not_locked_again_beside_its_unlock(world: World) -> None:
+    """A question for locks that waits for the unlock comes before the queue has left."""
+    async with world.client() as one, world.client() as two:
+        for broker in world.groups["g"].brokers:
+
+            async def unlock(asked: RemotingCommand, usual=broker._unlock):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
+                assert first._locks is not None
+                first._locks.lock_now()
+                await trio.sleep(0.5)
+                return usual(asked)
+
+            broker.processors._processors.pop(RequestCode.UNLOCK_BATCH_MQ)
+            broker.on(RequestCode.UNLOCK_BATCH_MQ, unlock)
+        first = PushConsumer(one, "c", Heard(), {"T": "*"}, orderly=True)
+        async with first:
+            await settled(first)
+            for _ in range(8):  # which of the two goes on first is drawn by lot
+                async with PushConsumer(two, "c", Heard(), {"T": "*"}, orderly=True) as second:
+                    await settled(first, second)
+                    await trio.sleep(5)
+                    assert second._locks is not None
+                    held = [q.queue_id for q in second.queues if second._locks.is_held(q)]
+                    assert sorted(held) == [2, 3]
+                await settled(first)

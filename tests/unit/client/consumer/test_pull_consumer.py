@@ -440,3 +440,41 @@ async def test_pull_of_an_empty_queue_is_answered_by_the_leader(world: World) ->
         with pytest.raises(OffsetIllegalError):
             await consumer.pull(QUEUE, 5, timeout_s=0)
     assert [pulls(broker) > 0 for broker in world.groups["g"].brokers] == [True, False, False]
+
+
+async def test_tags_are_compared_again_in_what_any_member_answers(world: World) -> None:
+    async with world.client() as client, Producer(client, "p") as producer:
+        for tag in ("Aa", "BB"):  # their hashes are the same
+            await producer.send_to(QUEUE, Message("T", tag.encode(), tags=tag))
+    let_followers_serve(world)
+    async with (
+        world.client() as client,
+        PullConsumer(client, "c", follower_reads=True) as consumer,
+    ):
+        result = await consumer.pull(QUEUE, 0, tags="Aa")
+        assert [m.body_bytes for m in result.messages] == [b"Aa"]
+        assert result.next_begin_offset == 2
+
+
+async def test_lock_token_is_shown_to_any_member(world: World) -> None:
+    await put(world, b"0", b"1")
+    let_followers_serve(world, suggested=2)
+    async with (
+        world.client() as client,
+        PullConsumer(client, "c", follower_reads=True) as consumer,
+    ):
+        await consumer.pull(QUEUE, 0, max_messages=1, lock_token=7)
+        await consumer.pull(QUEUE, 1, max_messages=1, lock_token=7)
+    asked = [s for s in world.seen if s.code in PULLS]
+    assert len({s.node for s in asked}) == 2
+    assert [s.command.ext.get("lockToken") for s in asked] == ["7", "7"]
+
+
+async def test_answer_without_an_offset_is_an_error_of_requests(
+    world: World, client: ClientInstance
+) -> None:
+    for broker in world.groups["g"].brokers:
+        broker.answer_query = response_to
+    async with PullConsumer(client, "c") as consumer:
+        with pytest.raises(RequestFailedError, match="no offset"):
+            await consumer.committed_offset(QUEUE)

@@ -549,3 +549,49 @@ class Slow:
             with trio.CancelScope(shield=True):
                 await trio.sleep(120)
         return work()
+
+
+async def test_what_was_pulled_stays_when_the_queue_now_begins_later(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    """Retention overtakes a slow consumer: it misses what it has not pulled, and no more."""
+    heard = Heard()
+    heard.delay_s = 10
+    for broker in world.groups["g"].brokers:
+        usual = broker._pull
+
+        def pull(asked: RemotingCommand, usual=usual):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
+            is_ours = asked.ext["topic"] == "T" and asked.ext["queueId"] == "0"
+            if is_ours and 4 <= int(asked.ext["queueOffset"]) < 8:
+                found = {"nextBeginOffset": "8", "minOffset": "8", "maxOffset": "10"}
+                return response_to(
+                    asked,
+                    ResponseCode.PULL_OFFSET_MOVED,
+                    None,
+                    {**found, "suggestWhichBrokerId": "0"},
+                )
+            return usual(asked)
+
+        broker.pull_hook = pull
+    await send(producer, 10, queues=1)
+    config = PushConfig(consume_from=FROM_FIRST, consume_tasks=1, pull_batch_size=4)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, config):
+        await heard.wait_for(1)
+        await trio.sleep(7)
+        assert committed(world.groups["g"]).get(0, 0) == 0  # the listener has it still
+        await heard.wait_for(6)
+        assert heard.bodies == [b"0", b"1", b"2", b"3", b"8", b"9"]
+
+
+async def test_an_answer_without_an_offset_is_asked_for_again(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    heard = Heard()
+    for broker in world.groups["g"].brokers:
+        broker.answer_query = response_to
+    await send(producer, 1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
+        await trio.sleep(10)
+        for broker in world.groups["g"].brokers:
+            broker.answer_query = None
+        await heard.wait_for(1, within_s=3)

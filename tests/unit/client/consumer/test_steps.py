@@ -207,3 +207,20 @@ async def test_what_is_no_step_is_refused_before_it_travels(
         with pytest.raises(MessageIllegalError, match="does not go back"):
             await take(consumer, 3)
     assert len(steps.seen) == 1
+
+
+async def test_step_with_messages_that_moves_no_offset_is_refused(
+    world: World, client: ClientInstance
+) -> None:
+    """Nothing would tell its repetition from the step: it would be stored twice."""
+    steps = Steps(world)
+    async with PullConsumer(client, "c") as consumer:
+        await consumer.committed_offset(QUEUE)
+        await take(consumer, 4)
+        steps.answers = [silent]
+        with pytest.raises(MessageIllegalError, match="moves no offset"):
+            await take(consumer, 4, Message("T", b"a"))
+        steps.answers = []
+        await take(consumer, 4)  # without messages it only compares
+        await take(consumer, 5, Message("T", b"a"))
+    assert len(steps.seen) == 3
