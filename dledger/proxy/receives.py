@@ -309,7 +309,7 @@ class Receives:
         When the block ends without an error the message is renewed no more.
 
         Raises:
-            RefusedError: It is no receipt, or names no broker group.
+            RefusedError: It is no receipt, is of another topic, or names no broker group.
         """
         renewal = self._renewals.get(group, shown)
         if renewal is None:
@@ -317,6 +317,11 @@ class Receives:
             await self._configs.find_broker(topic, receipt.broker_name, pb.INVALID_RECEIPT_HANDLE)
             yield MessageQueue(topic, receipt.broker_name, receipt.queue_id), receipt
             return
+        if renewal.queue.topic != topic:
+            # The account of the call was checked for the topic that the call names.
+            raise RefusedError(
+                pb.INVALID_RECEIPT_HANDLE, f"the receipt is of no message of {topic}"
+            )
         async with renewal.lock:
             yield renewal.queue, renewal.receipt
             self._renewals.remove(group, shown)
@@ -341,6 +346,10 @@ class Receives:
             newest = await calls.change_invisible(
                 queue, receipt, INVISIBLE_MS / 1000, timeout_s=caller.timeout_s()
             )
+            renewal = self._renewals.get(group, request.receipt_handle)
+            if renewal is not None:
+                # Should a later step fail, the client tries again with the receipt it has.
+                renewal.receipt = newest
             await self._store_dead_letter(request, caller, queue, newest)
             await calls.ack(queue, newest, timeout_s=caller.timeout_s())
         return pb.ForwardMessageToDeadLetterQueueResponse(status=OK)

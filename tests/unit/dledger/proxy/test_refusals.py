@@ -12,6 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
+from client.core.route import MessageQueue
 from commitlog.errors import MQError
 from commitlog.record import decode_record, encode_record, pack_host
 from dledger.proxy import messaging_pb2 as pb
@@ -23,6 +24,7 @@ from dledger.proxy.status import status_of
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import RecallHandle
+from remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
 from remoting.protocol.receipt_handle import ReceiptHandle
 from tests.unit.client.fake_cluster import World, open_world
 
@@ -267,6 +269,65 @@ async def test_old_receipt_stores_no_dead_letter(
     assert code == pb.INVALID_RECEIPT_HANDLE
     assert world.count(RequestCode.CONSUMER_SEND_MSG_BACK) == 0
     assert world.groups["g"].bodies("%DLQ%clerks") == []
+
+
+def renewed(service: MessagingService, topic: str) -> str:
+    """Return the receipt of a message that is renewed."""
+    receipt = ReceiptHandle(0, 1, 60_000, 1_005, "g", 0, 0)
+    renewals = service._renewals.table
+    renewals.add("client-1", "clerks", MessageQueue(topic, "g", 0), receipt, trio.current_time())
+    return receipt.encode()
+
+
+async def test_renewed_receipt_of_another_topic_is_refused(
+    world: World, service: MessagingService
+) -> None:
+    # The account of the call was checked for the topic that the call names.
+    for broker in world.groups["g"].brokers:
+        broker.on(RequestCode.ACK_MESSAGE, response_to)
+    shown = renewed(service, "Other")
+    asked = pb.AckMessageRequest(
+        group=GROUP, topic=TOPIC, entries=[pb.AckMessageEntry(receipt_handle=shown)]
+    )
+    assert await code_of(service, "AckMessage", asked) == pb.INVALID_RECEIPT_HANDLE
+    assert world.count(RequestCode.ACK_MESSAGE) == 0
+    assert service._renewals.table.get("clerks", shown) is not None
+
+
+async def test_failed_dead_letter_is_tried_again(world: World, service: MessagingService) -> None:
+    """The client goes on to show the receipt it got first."""
+    newest = 1_005
+    busy = True
+
+    def change(asked: RemotingCommand) -> RemotingCommand:
+        nonlocal newest
+        shown = ReceiptHandle.decode(str(asked.ext["extraInfo"]))
+        if shown.revive_queue_id != newest:
+            return response_to(asked, ResponseCode.NO_MESSAGE, "another receipt stands")
+        newest += 1
+        fields = ChangeInvisibleTimeResponseHeader(2_000, 60_000, newest)
+        return response_to(asked, 0, None, dict(fields.encode()))
+
+    def send_back(asked: RemotingCommand) -> RemotingCommand:
+        if busy:
+            return response_to(asked, ResponseCode.NO_PERMISSION, "not now")
+        return response_to(asked)
+
+    group = world.groups["g"]
+    for broker in group.brokers:
+        broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+        broker.on(RequestCode.ACK_MESSAGE, response_to)
+        broker.answer_send_back = send_back
+    group.store("T", 0, RECORD)
+    shown = renewed(service, "T")
+    asked = pb.ForwardMessageToDeadLetterQueueRequest(
+        group=GROUP, topic=TOPIC, receipt_handle=shown, max_delivery_attempts=3
+    )
+    name = "ForwardMessageToDeadLetterQueue"
+    assert await code_of(service, name, asked) == pb.FORBIDDEN
+    busy = False
+    assert await code_of(service, name, asked) == pb.OK
+    assert service._renewals.table.get("clerks", shown) is None
 
 
 async def test_call_ends_before_its_client_gives_up(
