@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,7 +27,13 @@ from dledger.proxy import settings
 from dledger.proxy.access import Access
 from dledger.proxy.caller import Caller
 from dledger.proxy.clients import ClientTable, Push, Stream
-from dledger.proxy.messages import full_name, group_of, received_message, topic_of
+from dledger.proxy.messages import (
+    GROUP_CHARS_MAX,
+    full_name,
+    group_of,
+    received_message,
+    topic_of,
+)
 from dledger.proxy.offsets import Offsets
 from dledger.proxy.operators import Operators
 from dledger.proxy.receives import Receives
@@ -44,6 +50,10 @@ states more."""
 
 EXPIRE_PERIOD_S: Final = 10.0
 """How often silent clients are looked for."""
+
+ANNOUNCED_MAX: Final = 1_000
+"""Topics and groups of clients that brokers get to know, together: they refuse a heartbeat of more
+than 1,024 as a whole, and would ask no client back then. Clients of others are served, too."""
 
 _log = get_logger(__name__)
 
@@ -69,6 +79,11 @@ class Received:
     error: Exception | None = None
     is_over: trio.Event = field(default_factory=trio.Event)
     is_abandoned: bool = False
+
+
+def first_kept(wanted: Iterable[str], before: set[str], most: int) -> set[str]:
+    """Return at most *most* names of *wanted*, those that were in *before* first. Pure."""
+    return set(sorted(wanted, key=lambda name: name not in before)[:most])
 
 
 class MessagingService:
@@ -218,7 +233,9 @@ class MessagingService:
             raise RefusedError(pb.UNSUPPORTED, "lite topics are not supported")
         if request.client_type not in (pb.PRODUCER, *settings.CONSUMERS):
             raise RefusedError(pb.UNRECOGNIZED_CLIENT_TYPE, "neither a producer nor a consumer")
-        self.clients.heard(caller.name, self._now_s(), group=full_name(request.group))
+        is_consumer = request.client_type in settings.CONSUMERS
+        group = group_of(request.group) if is_consumer and request.HasField("group") else ""
+        self.clients.heard(caller.name, self._now_s(), group=group)
         return pb.HeartbeatResponse(status=OK)
 
     async def notify_client_termination(
@@ -260,6 +277,8 @@ class MessagingService:
     async def _settings(self, asked: pb.Settings) -> pb.Settings:
         if asked.HasField("publishing"):
             await trio.lowlevel.checkpoint()
+            for topic in asked.publishing.topics:
+                topic_of(topic)
             return settings.for_producer(asked)
         if asked.client_type in settings.LITE_CONSUMERS:
             raise RefusedError(pb.UNSUPPORTED, "lite topics are not supported")
@@ -289,7 +308,7 @@ class MessagingService:
         """Send; see `Sends.send`."""
         for message in request.messages:
             if message.system_properties.message_type == pb.TRANSACTION:
-                self.clients.produces(caller.name, full_name(message.topic), self._now_s())
+                self.clients.produces(caller.name, topic_of(message.topic), self._now_s())
         return await self._sends.send(request, caller)
 
     async def receive_message(
@@ -362,7 +381,12 @@ class MessagingService:
         instance = self._instance
         while True:
             self._due = trio.Event()
-            topics, groups = set(self.clients.topics), set(self.clients.groups)
+            # The topic of a transaction is its group, and names of groups are shorter.
+            named = [topic for topic in self.clients.topics if len(topic) <= GROUP_CHARS_MAX]
+            topics = first_kept(named, self._announced_topics, ANNOUNCED_MAX)
+            groups = first_kept(
+                self.clients.groups, self._announced_groups, ANNOUNCED_MAX - len(topics)
+            )
             for topic in topics - self._announced_topics:
                 instance.check_backs.add(topic, self._ask_back)
                 instance.heartbeats.add_producer(topic)

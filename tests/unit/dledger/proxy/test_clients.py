@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+import trio
+import trio.testing
 from trio.testing import MockClock
 
 from dledger.proxy import clients as module
 from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy import service as service_module
 from dledger.proxy.caller import Caller
 from dledger.proxy.clients import EXPIRY_S, SILENCE_S_MAX, TOPICS_MAX, ClientTable
 from dledger.proxy.service import MessagingService
-from tests.unit.client.fake_cluster import open_world
+from dledger.proxy.status import RefusedError
+from dledger.services.limits import GROUPS_PER_HEARTBEAT
+from remoting.connection import Connection
+from remoting.protocol.bodies import HeartbeatData
+from tests.unit.client.fake_cluster import World, open_world
 
 
 def producer(*topics: str) -> pb.Settings:
@@ -166,3 +173,84 @@ async def test_client_is_one_of_its_account(service: MessagingService) -> None:
 )
 def test_client_is_named_with_its_account(known: Caller, name: str) -> None:
     assert known.name == name
+
+
+# ---------------------------------------------------------------------------- what brokers know
+
+
+@pytest.fixture
+async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
+    async with open_world() as world:
+        yield world
+
+
+async def announced(world: World, service: MessagingService) -> set[str]:
+    """Return what the next heartbeats of the proxy name."""
+    names: set[str] = set()
+
+    def heard(_connection: Connection, data: HeartbeatData) -> None:
+        names.update(each.group_name for each in data.producer_data_set)
+        names.update(each.group_name for each in data.consumer_data_set)
+
+    for broker in world.groups["g"].brokers:
+        broker.heard = heard
+    await trio.sleep(60)
+    return names
+
+
+ILLEGAL = ["", "a b", "a/b", "\n", "x" * 300]
+
+
+@pytest.mark.parametrize("name", ILLEGAL, ids=["none", "blank", "slash", "line", "long"])
+async def test_illegal_names_are_in_no_heartbeat(world: World, name: str) -> None:
+    # A broker refuses such a heartbeat whole: it would ask no client of the proxy back.
+    service = MessagingService(world.client(), ("127.0.0.1", 8081))
+    message = pb.Message(topic=pb.Resource(name=name), body=b"x")
+    message.system_properties.message_type = pb.TRANSACTION
+    beat = pb.HeartbeatRequest(client_type=pb.PUSH_CONSUMER, group=pb.Resource(name=name))
+    async with service.open():
+        await service.telemetry(pb.TelemetryCommand(settings=producer("T")), Caller("good"))
+        with pytest.raises(RefusedError) as caught:
+            await service.heartbeat(beat, Caller("a"))
+        assert caught.value.code == pb.ILLEGAL_CONSUMER_GROUP
+        with pytest.raises(RefusedError) as caught:
+            await service.send_message(pb.SendMessageRequest(messages=[message]), Caller("b"))
+        assert caught.value.code == pb.ILLEGAL_TOPIC
+        answer = await service.telemetry(
+            pb.TelemetryCommand(settings=producer("T", name)), Caller("c")
+        )
+        assert answer is not None
+        assert answer.status.code == pb.ILLEGAL_TOPIC
+        beat.client_type = pb.PRODUCER
+        await service.heartbeat(beat, Caller("d"))
+        assert await announced(world, service) == {"T", "DLEDGER_PROXY"}
+
+
+async def test_topic_too_long_for_a_group_is_not_announced(world: World) -> None:
+    service = MessagingService(world.client(), ("127.0.0.1", 8081))
+    async with service.open():
+        settings = producer("T", "%RETRY%" + "x" * 248)
+        await service.telemetry(pb.TelemetryCommand(settings=settings), Caller("a"))
+        assert await announced(world, service) == {"T", "DLEDGER_PROXY"}
+
+
+async def test_heartbeats_name_no_more_than_brokers_take(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "ANNOUNCED_MAX", 3)
+    service = MessagingService(world.client(), ("127.0.0.1", 8081))
+    async with service.open():
+        now_s = trio.current_time() + 600
+        service.clients.take_settings("p", producer("T"), now_s)
+        for number in range(5):
+            service.clients.take_settings(f"c{number}", consumer(f"group-{number}"), now_s)
+            await trio.testing.wait_all_tasks_blocked()
+        assert await announced(world, service) == {"T", "DLEDGER_PROXY", "group-0", "group-1"}
+        service.clients.take_settings("q", producer("Bills"), now_s)
+        service.clients.end("c0")
+        await trio.testing.wait_all_tasks_blocked()
+        assert await announced(world, service) == {"T", "Bills", "DLEDGER_PROXY", "group-1"}
+
+
+def test_announced_names_fit_into_a_heartbeat() -> None:
+    assert service_module.ANNOUNCED_MAX < GROUPS_PER_HEARTBEAT
