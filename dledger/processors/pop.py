@@ -146,7 +146,8 @@ class PopProcessor:
             return response_to(command, int(code), "no new message", empty.encode())
         by_queue: dict[int, list[int]] = {}
         messages, body = self._messages.read(
-            sorted(ask.messages, key=lambda each: (each.key[2], each.offset))
+            sorted(ask.messages, key=lambda each: (each.key[2], each.offset)),
+            in_order=receive.is_fifo,
         )
         for (_, _, queue_id), offset, _ in messages:
             by_queue.setdefault(queue_id, []).append(offset)

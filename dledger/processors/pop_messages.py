@@ -87,8 +87,20 @@ class PopMessages:
             and not self._topics.pending_groups.removes(key[0])
             and not self._locks.is_held(key)
             and not self._offsets.is_on_its_way(key)
+            and not self._is_overtaken(key)
             and not self._pulls.holds(*key)
         )
+
+    def _is_overtaken(self, key: PopKey) -> bool:
+        """Return whether a taken offset has to be applied first: a grant cannot take it over.
+
+        It ends the grants of before, or goes back behind the committed offset.
+        """
+        if not self._offsets.waits(key):
+            return False
+        start, committed = self.start(key), self.committed(key)
+        goes_back = start is not None and committed is not None and start < committed
+        return goes_back or key in self._group.state.pops
 
     def start(self, key: PopKey) -> int | None:
         """Return the newest committed offset, one that is not proposed yet included."""
@@ -173,23 +185,32 @@ class PopMessages:
             return None
         return DeadLetter(copy, run, create)
 
-    def read(self, messages: Iterable[HandedOut]) -> tuple[list[HandedOut], bytes]:
+    def read(
+        self, messages: Iterable[HandedOut], *, in_order: bool = False
+    ) -> tuple[list[HandedOut], bytes]:
         """Return those of *messages* that can be read, and their records back to back.
 
         One that is not kept any more, or is damaged, is left out: it is handed out again when its
         time is over.
 
+        Args:
+            in_order: Those behind it in its queue are left out, too.
         Raises:
             CorruptRecordError, CorruptEntryError, OffsetOutOfRangeError: None can be read.
         """
         there: list[HandedOut] = []
         parts: list[bytes | memoryview] = []
         failure: MQError | None = None
+        cut = set[PopKey]()
         for message in messages:
+            if message.key in cut:
+                continue
             try:
                 record = self._record(message)
             except (CorruptRecordError, CorruptEntryError, OffsetOutOfRangeError) as error:
                 failure = error
+                if in_order:
+                    cut.add(message.key)
                 continue
             times = message.out.attempts - 1
             parts.append(_counted(record, times) if times else record)

@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from commitlog.entry import RecordBatch
-from commitlog.errors import DiskFullError
+from commitlog.errors import DiskFullError, MQError
 from dledger.broker_errors import NotLeaderError, PendingFullError
 from dledger.group_api import BrokerGroup, OffsetCommit, OnDone, Proposed
 from dledger.services.limits import AccountShares, Made, TableLimits
@@ -91,6 +91,10 @@ class OffsetCommits:
         """Return whether an offset of that queue is proposed and not applied."""
         self.offset(*slot)  # forgets one that is applied
         return slot in self._in_flight
+
+    def waits(self, slot: OffsetSlot) -> bool:
+        """Return whether an offset of that queue is taken and not proposed yet."""
+        return self._leads() and slot in self._dirty
 
     def drop(self, slot: OffsetSlot) -> None:
         """Forget an offset that is not proposed yet."""
@@ -196,8 +200,7 @@ class OffsetCommits:
         """Propose everything that waits. What cannot be taken now stays for the next time."""
         if not self._leads() or not self._dirty:
             return
-        state = self._group.state
-        items = [item for item in self._dirty.items() if state.topic_config(item[0][1]) is not None]
+        items = [item for item in self._dirty.items() if self._passes(item[0])]
         self._dirty = dict(items)
         for start in range(0, len(items), MAX_OFFSETS_PER_RECORD):
             chunk = items[start : start + MAX_OFFSETS_PER_RECORD]
@@ -225,11 +228,10 @@ class OffsetCommits:
 
     async def _flush_some(self) -> bool:
         """Propose some of what waits and see it answered; tell whether it was stored."""
-        state = self._group.state
         if not self._leads():
             return False
         taken = list(islice(self._dirty.items(), OFFSETS_PER_TURN))
-        items = [item for item in taken if state.topic_config(item[0][1]) is not None]
+        items = [item for item in taken if self._passes(item[0])]
         done = trio.Event()
         answers: list[Proposed] = []
 
@@ -251,6 +253,14 @@ class OffsetCommits:
         self._group.kick()
         await done.wait()
         return answers[0].outcome == "stored"
+
+    def _passes(self, slot: OffsetSlot) -> bool:
+        """Return whether an offset that was taken still counts: its queue is there, and free."""
+        try:
+            self.check_slot(slot)
+        except MQError:
+            return False
+        return self._group.state.topic_config(slot[1]) is not None
 
     def _leads(self) -> bool:
         """Tell whether this node leads, and forget what an earlier leadership of it left."""

@@ -436,7 +436,11 @@ class PopDecision:
         self.messages += 1
 
     def has_messages(self, receive: Receive) -> bool:
-        """Return whether `receive` would hand anything out or give anything up; plans nothing."""
+        """Return whether `receive` would hand anything out or give anything up; plans nothing.
+
+        Also where nothing that it reads matches, and more stands behind: only a receive passes
+        over that.
+        """
         keys = [(receive.group, receive.topic, queue_id) for queue_id in receive.queue_ids]
         planned = {
             key: Planned(item.next_offset, set(item.touched), item.granted)
@@ -453,7 +457,12 @@ class PopDecision:
             planned,
             overdue=overdue,
         )
-        return bool(look.receive(receive)) or bool(look.dead)
+        granted = look.receive(receive)
+        self.passed_over |= look.passed_over
+        return bool(granted or look.dead) or any(
+            grant.until < self.reader.bounds(receive.topic, grant.key[2])[1]
+            for grant in look.grants
+        )
 
 
 def _granted(planned: Planned | None) -> int:

@@ -48,7 +48,8 @@ PASSED_OVER_MS: Final = 200
 commit of the group was at work there."""
 
 COUNT_S: Final = 1.0
-"""How old the number of messages that are out may be; it is compared with a limit alone."""
+"""How often messages that are out are counted; in between those handed out are added, and none is
+taken off. The number is compared with a limit alone."""
 
 SET_ASIDE_S: Final = 10.0
 """After so long a copy for a dead letter topic is tried again that could not be made."""
@@ -265,6 +266,7 @@ class PopGrants:
                     self._due[pair] = min(at_ms, self._due.get(pair, at_ms))
                     self._moved.set()
             self._propose(taken, decision)
+            self._out = (decision.out, self._out[1])
             # Not before: a read barrier applies what is committed, which wakes held requests, and
             # they would be decided beside this decision, on a state that it has not seen.
             for ask in refused:

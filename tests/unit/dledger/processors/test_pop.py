@@ -14,6 +14,7 @@ from dledger.broker_errors import TableFullError
 from dledger.filters.errors import DamagedMessageError
 from dledger.group_api import OnBarrier
 from dledger.processors.destination import Destinations
+from dledger.processors.get_message import MIN_SCAN_UNITS
 from dledger.processors.pop_messages import PopMessages
 from dledger.services.pop_decision import Found, Receive
 from dledger.services.pop_grants import PASSED_OVER_MS, SET_ASIDE_S
@@ -515,6 +516,22 @@ def test_notification_answers_and_takes_no_message(broker: Broker) -> None:
     assert broker.call(RequestCode.NOTIFICATION, fields()).ext["hasMsg"] == "false"
 
 
+def test_notification_sees_behind_many_other_tags(broker: Broker) -> None:
+    """A receive looks at some hundred messages at a time, and passes over what does not match."""
+    broker.make_topic("T", queues=1)
+    for _ in range(2 * MIN_SCAN_UNITS // 100):
+        broker.group.put("T", 0, *[b"x"] * 100)
+    broker.group.put("T", 0, b"y", properties=b"TAGS\x01B\x02")
+    asked = fields(expType="TAG", exp="B")
+    answers = list[RemotingCommand]()
+    while not answers or answers[-1].code != 0:
+        assert broker.call(RequestCode.NOTIFICATION, asked).ext["hasMsg"] == "true"
+        answers.append(pop(broker, expType="TAG", exp="B"))
+    assert bodies(answers[-1]) == [(b"y", 0)]
+    assert len(answers) <= 4
+    assert broker.call(RequestCode.NOTIFICATION, asked).ext["hasMsg"] == "false"
+
+
 def test_damage_fails_one_notification_alone(
     popping: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -556,6 +573,9 @@ def test_damaged_message_is_left_out_of_an_answer(
         return memoryview(bytes(record))
 
     monkeypatch.setattr(log, "read", broken)
+    other = pop(popping, consumerGroup="h", order="true")
+    assert bodies(other) == [(b"a", 0)], "in order, those behind it wait for it"
+    popping.group.damage_reports.clear()
     response = pop(popping)
     assert bodies(response) == [(b"a", 0), (b"c", 0)]
     assert response.ext["msgOffsetInfo"] == "0 0 0,2"
@@ -563,6 +583,8 @@ def test_damaged_message_is_left_out_of_an_answer(
     monkeypatch.undo()
     pass_ms(popping, INVISIBLE_MS)
     assert bodies(pop(popping)) == [(b"a", 1), (b"b", 1), (b"c", 1)]
+    assert ack(popping, handles(other)[0], consumerGroup="h").code == 0
+    assert bodies(pop(popping, consumerGroup="h", order="true")) == [(b"b", 1), (b"c", 1)]
 
 
 async def test_held_pop_ends_and_wakes_by_time(
@@ -704,6 +726,51 @@ def test_messages_that_are_over_keep_no_pull_back(popping: Broker) -> None:
     assert popping.call(RequestCode.PULL_MESSAGE, pull).code == 0
     assert popping.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit).code == 0
     assert popping.group.state.pops == {}
+    assert bodies(pop(popping)) == [(b"b", 0), (b"c", 0)]
+
+
+def taken_commit(broker: Broker, offset: int) -> None:
+    """Commit as a pulling consumer of RocketMQ does: for the next flush, within a second."""
+    commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": str(offset)}
+    assert broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit).code == 0
+    assert not broker.group.waiting
+
+
+def test_commit_taken_before_a_grant_does_not_end_it(popping: Broker) -> None:
+    pop(popping, maxMsgNums=2)
+    pass_ms(popping, INVISIBLE_MS)
+    taken_commit(popping, 1)
+    assert pop(popping).code == ResponseCode.PULL_NOT_FOUND, "the commit is on its way"
+    popping.processors.offsets.flush()
+    popping.group.settle()
+    given = pop(popping)
+    assert bodies(given) == [(b"b", 0), (b"c", 0)]
+    popping.processors.offsets.flush()
+    popping.group.settle()
+    assert pop(popping).code == ResponseCode.PULL_NOT_FOUND
+    assert [ack(popping, handle).code for handle in handles(given)] == [0, 0]
+
+
+def test_taken_commit_gives_way_to_a_changed_time(popping: Broker) -> None:
+    old = handles(pop(popping, maxMsgNums=1))[0]
+    pass_ms(popping, INVISIBLE_MS)
+    taken_commit(popping, 3)
+    kept = changed(old, change(popping, old, 60_000))
+    popping.processors.offsets.flush()
+    popping.group.settle()
+    assert (offset_of(popping), set(popping.group.state.pops["g", "T", 0].out)) == (0, {0})
+    assert bodies(pop(popping)) == [(b"b", 0), (b"c", 0)]
+    assert ack(popping, kept).code == 0
+
+
+def test_commit_that_goes_back_is_not_lost_to_a_pop(popping: Broker) -> None:
+    popping.make_group("g")
+    commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "2"}
+    assert popping.call(RequestCode.UPDATE_CONSUMER_OFFSET, {**commit, "sync": "true"}).code == 0
+    taken_commit(popping, 1)
+    assert pop(popping).code == ResponseCode.PULL_NOT_FOUND
+    popping.processors.offsets.flush()
+    popping.group.settle()
     assert bodies(pop(popping)) == [(b"b", 0), (b"c", 0)]
 
 
@@ -1023,6 +1090,19 @@ def test_full_queue_hands_out_no_new_messages(
     assert pop(popping).code == ResponseCode.PULL_NOT_FOUND
     assert ack(popping, handles(first)[0]).code == 0
     assert bodies(pop(popping)) == [(b"c", 0)]
+
+
+def test_number_of_messages_that_are_out_is_bounded(
+    popping: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dledger.services.pop_decision.MAX_OUT", 3)
+    popping.group.put("T", 1, b"d", b"e", b"f")
+    given = [handle for _ in range(3) for handle in handles(pop(popping, maxMsgNums=1))]
+    assert len(given) == 3
+    assert pop(popping).code == ResponseCode.PULL_NOT_FOUND, "all came within a second"
+    assert ack(popping, given[0]).code == 0
+    pass_ms(popping, 1_000)
+    assert len(handles(pop(popping))) == 1
 
 
 def test_unknown_outcome_refuses_until_it_is_known(popping: Broker) -> None:

@@ -28,6 +28,7 @@ class Reader:
 
     removed: frozenset[int] = frozenset()
     copies: bool = True
+    is_busy: bool = False
     sizes: list[int] = field(default_factory=list)
     letters: list[int] = field(default_factory=list)
 
@@ -50,7 +51,7 @@ class Reader:
         return 0
 
     def may_pop(self, key: PopKey) -> bool:
-        return True
+        return not self.is_busy
 
     def dead_letter(self, key: PopKey, offset: int, attempts: int) -> DeadLetter | None:
         self.letters.append(offset)
@@ -170,3 +171,9 @@ def test_spent_without_a_copy_stops_a_queue_in_order() -> None:
     decision = PopDecision(rows, reader, 1001, 3, aside)
     assert offsets(decision, asked(is_fifo=True)) == [1, 2]
     assert [mark.offset for mark in decision.dead] == [0]
+
+
+def test_notice_of_a_queue_that_pulls_have_is_tried_again() -> None:
+    decision = PopDecision(rows_of(1), Reader(is_busy=True), 1000, 1)
+    assert not decision.has_messages(asked(1))
+    assert decision.passed_over == {("g", "T")}
