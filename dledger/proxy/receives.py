@@ -177,8 +177,10 @@ class Receives:
         config = await self._configs.group(group, topic)
         broker_name = request.message_queue.broker.name
         if not broker_name:
-            route = await self._configs.route(topic)
-            broker_name = route.subscribe_queues[0].broker_name
+            queues = (await self._configs.route(topic)).subscribe_queues
+            if not queues:
+                raise RefusedError(pb.FORBIDDEN, f"no queue of {topic} is readable")
+            broker_name = queues[0].broker_name
         else:
             await self._configs.find_broker(topic, broker_name, pb.BAD_REQUEST)
         found = await PopCalls(self._instance, group).pop(

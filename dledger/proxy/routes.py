@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from client.core.client_instance import ClientInstance
-from client.core.errors import NoRouteError
+from client.core.errors import NoRouteError, RequestFailedError
 from client.core.route import LEADER_ID, MessageQueue, TopicRoute
 from commitlog.errors import MQError
 from dledger.proxy import messaging_pb2 as pb
@@ -32,6 +32,15 @@ TOPIC_TYPE_ATTRIBUTE: Final = "message.type"
 
 ANY_QUEUE: Final = -1
 """Id of the one queue of a broker group that stands for all: POP knows no owner of a queue."""
+
+_HAS_NONE: Final = frozenset(
+    {
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+    }
+)
+"""Answers of a broker that has no such configuration."""
 
 _EVERY_TYPE: Final = (pb.NORMAL, pb.FIFO, pb.DELAY, pb.TRANSACTION)
 
@@ -165,7 +174,10 @@ class BrokerConfigs:
         found = self._types.get(topic)
         if found is not None and now_s < found[0]:
             return found[1]
-        body = await self._ask(topic, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+        try:
+            body = await self._ask(topic, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+        except MQError:
+            body = None
         if body is None:
             return found[1] if found is not None else _EVERY_TYPE
         types = accepted_types(_plain(TopicConfig.decode(body).attributes))
@@ -179,12 +191,22 @@ class BrokerConfigs:
 
         Args:
             topic: One that the group consumes: its brokers are asked.
+        Raises:
+            MQError: No broker states it in time. The default would let a group that consumes in
+                order do so in any order.
         """
         now_s = self._instance.clock.monotonic()
         found = self._groups.get(group)
         if found is not None and now_s < found[0]:
             return found[1]
-        body = await self._ask(topic, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": group})
+        code, body = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, None
+        try:
+            body = await self._ask(topic, code, {"group": group})
+        except NoRouteError:
+            pass  # nothing can be received from it
+        except MQError:
+            if found is None:
+                raise
         if body is None:
             return found[1] if found is not None else SubscriptionGroupConfig(group_name=group)
         config = SubscriptionGroupConfig.decode(body)
@@ -194,16 +216,29 @@ class BrokerConfigs:
         return config
 
     async def _ask(self, topic: str, code: RequestCode, ext: dict[str, str]) -> bytes | None:
-        try:
-            route = await self._instance.route(topic)
-            for name in route.broker_names():
+        """Return what a broker group of *topic* states; None: each states that it has none.
+
+        Raises:
+            MQError: None states it, and one of them did not answer, or refused.
+        """
+        failure: MQError | None = None
+        for name in (await self._instance.route(topic)).broker_names():
+            try:
                 answer = await self._instance.ask_leader(
                     name, code, dict(ext), topic=topic, timeout_s=CONFIG_TIMEOUT_S
                 )
-                if answer.code == ResponseCode.SUCCESS:
-                    return bytes(answer.body)
-        except MQError:
-            return None
+            except MQError as error:
+                failure = error
+                continue
+            if answer.code == ResponseCode.SUCCESS:
+                return bytes(answer.body)
+            if answer.code not in _HAS_NONE:
+                remark = answer.remark or ""
+                failure = RequestFailedError(
+                    f"{name}: code {answer.code} {remark}", code=answer.code, remark=remark
+                )
+        if failure is not None:
+            raise failure
         return None
 
 

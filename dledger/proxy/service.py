@@ -285,11 +285,11 @@ class MessagingService:
         if not asked.HasField("subscription"):
             raise RefusedError(pb.UNRECOGNIZED_CLIENT_TYPE, "neither a producer nor a consumer")
         group_of(asked.subscription.group)
-        entries = asked.subscription.subscriptions
-        for entry in entries:
+        topic = ""
+        for entry in asked.subscription.subscriptions:
             with suppress(MQError):
                 await self._instance.route(full_name(entry.topic))  # makes its brokers known
-        topic = full_name(entries[0].topic) if entries else ""
+                topic = topic or full_name(entry.topic)
         group = await self._configs.group(settings.group_of(asked), topic)
         return settings.for_consumer(asked, group)
 
