@@ -25,7 +25,8 @@ EXPIRY_S: Final = 60.0
 10 s."""
 
 SILENCE_S_MAX: Final = 25.0
-"""Without a stream it is taken for ended after it has missed two heartbeats."""
+"""Without a stream it is taken for ended after it has missed two heartbeats; with one after
+`EXPIRY_S`: the end of a host that lost power, or its network, ends no stream."""
 
 Push = Callable[[pb.TelemetryCommand], None]
 """Puts a command on the way to a client; returns at once and never raises."""
@@ -147,11 +148,14 @@ class ClientTable:
         return silent
 
     def is_alive(self, client_id: str, now_s: float) -> bool:
-        """Return whether a client is there: it has a stream, or has called a moment ago."""
+        """Return whether a client is there: it has called a moment ago.
+
+        One that has a stream may be silent for longer.
+        """
         client = self._clients.get(client_id)
-        return client is not None and (
-            bool(client.streams) or now_s - client.heard_s < SILENCE_S_MAX
-        )
+        if client is None:
+            return False
+        return now_s - client.heard_s < (EXPIRY_S if client.streams else SILENCE_S_MAX)
 
     def producer_stream(self, topic: str) -> Stream | None:
         """Return the newest stream of a producer of *topic*; None: no such client is here."""

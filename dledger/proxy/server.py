@@ -43,12 +43,23 @@ COMMANDS_MAX: Final = 1_024
 GRACE_S: Final = 5.0
 """How long calls may go on when the proxy stops; clients go to another one meanwhile."""
 
+KEEPALIVE_MS: Final = 20_000
+"""After so long without a word of a client its connection is tried: without that the streams of a
+host that lost power, or its network, stay open for two hours."""
+
+KEEPALIVE_ANSWER_MS: Final = 10_000
+"""Then a connection without an answer ends."""
+
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_MS),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_ANSWER_MS),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 _log = get_logger(__name__)

@@ -126,7 +126,10 @@ def test_client_is_alive_by_its_stream_or_its_calls() -> None:
     assert not table.is_alive("c", SILENCE_S_MAX)
     stream = table.open_stream("c", lambda _: None, 0)
     assert stream is not None
-    assert table.is_alive("c", 1_000)
+    assert table.is_alive("c", EXPIRY_S - 1)
+    assert not table.is_alive("c", EXPIRY_S), "its host may have lost power"
+    table.heard("c", 1_000)
+    assert table.is_alive("c", 1_000 + EXPIRY_S - 1)
     table.close_stream("c", stream, 1_000)
     assert table.is_alive("c", 1_000 + SILENCE_S_MAX - 1)
     table.end("c")
