@@ -68,6 +68,9 @@ class Processors(Protocol):
 OnAnswer: TypeAlias = Callable[[int, int, float], None]
 """Gets request code, response code and seconds."""
 
+OnResponse: TypeAlias = Callable[[RemotingCommand], None]
+"""Gets the answer to one request."""
+
 
 class Connection:
     """A connection that is served by `run`.
@@ -124,6 +127,7 @@ class Connection:
         self._ends = ends
         self._turn = turn
         self._on_answer = on_answer
+        self._when_answered: dict[int, tuple[RemotingCommand, OnResponse]] = {}
         self._share = MemoryShare(budget, limits, stream.peer_address[0], self._give_way_to_a_frame)
         self._heartbeat_until_s = -math.inf
         self._nursery: trio.Nursery | None = None
@@ -297,6 +301,14 @@ class Connection:
 
     # ------------------------------------------------------------------------------ answering
 
+    def when_answered(self, asked: RemotingCommand, on_response: OnResponse) -> None:
+        """Call *on_response* with the answer that the handler of *asked* gives, once.
+
+        Also where the connection has ended meanwhile, or the request was one-way. Not at all where
+        the handler never answers.
+        """
+        self._when_answered[id(asked)] = (asked, on_response)
+
     def reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
         """Answer a request whose handler returned DEFERRED. Never blocks.
 
@@ -307,6 +319,8 @@ class Connection:
             False when it will not be read: the connection has ended, the request was one-way, or
             has been answered already.
         """
+        if self._when_answered and (noted := self._when_answered.pop(id(asked), None)):
+            noted[1](response)
         if self._on_answer is not None and (entry := self._in_flight.get(id(asked))) is not None:
             self._on_answer(asked.code, response.code, trio.current_time() - entry[3])
         if not self._finish_request(asked) or asked.flag & FLAG_ONEWAY:

@@ -68,13 +68,19 @@ class BrokerConfigProcessor:
     def __init__(self, live: LiveSettings) -> None:
         self._live = live
 
-    @handles(RequestCode.GET_BROKER_CONFIG, limit=Limit.SETTINGS, rule=ADMIN)
+    @handles(RequestCode.GET_BROKER_CONFIG, limit=Limit.SETTINGS, rule=ADMIN, shows=True)
     def get(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Return all settings, and in ``version`` how new they are."""
         version = self._live.version.encode().decode()
         return response_to(command, 0, None, {"version": version}, self._live.text().encode())
 
-    @handles(RequestCode.UPDATE_BROKER_CONFIG, limit=Limit.SETTINGS, rule=ADMIN, local=True)
+    @handles(
+        RequestCode.UPDATE_BROKER_CONFIG,
+        limit=Limit.SETTINGS,
+        rule=ADMIN,
+        local=True,
+        subject=lambda command: {"settings": ",".join(_changes(command))},
+    )
     def update(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Change settings until this broker stops; all of them or none.
 
@@ -199,7 +205,7 @@ class SlaveSyncProcessor:
     def __init__(self, group: BrokerGroup) -> None:
         self._group = group
 
-    @handles(RequestCode.GET_ALL_CONSUMER_OFFSET, limit=Limit.ADMIN, rule=ADMIN)
+    @handles(RequestCode.GET_ALL_CONSUMER_OFFSET, limit=Limit.ADMIN, rule=ADMIN, shows=True)
     def consumer_offsets(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 43."""
         state = self._group.state
@@ -212,7 +218,7 @@ class SlaveSyncProcessor:
         )
         return response_to(command, 0, None, None, body.encode())
 
-    @handles(RequestCode.GET_ALL_DELAY_OFFSET, limit=Limit.ADMIN, rule=ADMIN)
+    @handles(RequestCode.GET_ALL_DELAY_OFFSET, limit=Limit.ADMIN, rule=ADMIN, shows=True)
     def delay_offsets(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 45."""
         body = DelayOffsetSerializeWrapper(

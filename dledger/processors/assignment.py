@@ -63,6 +63,11 @@ def averagely(queues: Sequence[int], clients: Sequence[str], client_id: str) -> 
     return list(queues[first : first + share + (place < more)])
 
 
+def _subject_of_mode(command: RemotingCommand) -> dict[str, str]:
+    asked = SetMessageRequestModeRequestBody.decode(command.body)
+    return {"topic": asked.topic, "group": asked.consumer_group}
+
+
 class AssignmentProcessor:
     """Assigns queues, and keeps which groups consume which topics by POP."""
 
@@ -120,7 +125,12 @@ class AssignmentProcessor:
             return []
         return sorted({client.client_id for client in consumers.clients.values()})
 
-    @handles(RequestCode.SET_MESSAGE_REQUEST_MODE, limit=Limit.ADMIN, rule=ADMIN)
+    @handles(
+        RequestCode.SET_MESSAGE_REQUEST_MODE,
+        limit=Limit.ADMIN,
+        rule=ADMIN,
+        subject=_subject_of_mode,
+    )
     def set_mode(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 401 when the mode is in the log."""
         asked = SetMessageRequestModeRequestBody.decode(command.body)
@@ -150,7 +160,7 @@ class AssignmentProcessor:
         self._pops.ask(PopAsk(on_done=done, modes=(mode,)))
         return DEFERRED
 
-    @handles(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, limit=Limit.ADMIN, rule=ADMIN)
+    @handles(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, limit=Limit.ADMIN, rule=ADMIN, shows=True)
     def modes(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 402: every mode that was set."""
         table = {

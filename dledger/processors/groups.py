@@ -117,6 +117,11 @@ def group_of(body: bodies.SubscriptionGroupConfig) -> SubscriptionGroupConfig:
     )
 
 
+def _names(command: RemotingCommand) -> list[str]:
+    groups = bodies.SubscriptionGroupConfigList.decode(command.body).group_config_list
+    return [group.group_name for group in groups]
+
+
 class SubscriptionGroupsProcessor:
     """Answers administration of subscription groups; changes go through the log."""
 
@@ -125,7 +130,14 @@ class SubscriptionGroupsProcessor:
         self._topics = topics
         self._offsets = offsets
 
-    @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, limit=Limit.ADMIN, rule=ADMIN)
+    @handles(
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        limit=Limit.ADMIN,
+        rule=ADMIN,
+        subject=lambda command: {
+            "group": bodies.SubscriptionGroupConfig.decode(command.body).group_name
+        },
+    )
     def update_and_create(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 200 when the group is as asked for."""
         return self._put(
@@ -134,7 +146,12 @@ class SubscriptionGroupsProcessor:
             lambda: [bodies.SubscriptionGroupConfig.decode(command.body)],
         )
 
-    @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, limit=Limit.ADMIN, rule=ADMIN)
+    @handles(
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        limit=Limit.ADMIN,
+        rule=ADMIN,
+        subject=lambda command: {"groups": ",".join(_names(command))},
+    )
     def update_and_create_list(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 225 when all the groups are as asked for; they change together."""
         return self._put(

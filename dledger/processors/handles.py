@@ -7,8 +7,9 @@ to have copied into a retry topic, what another rule forbids.
 
 A handler is a method of a processor; `handles` notes the declaration on it and leaves it as it is,
 so a request costs nothing more. From the declarations come the switchboard, the table of access
-rules, the codes for the broker's own machine, and which handlers wait for queues and log to be as
-the tables are. A code without a declaration has no handler: it is answered "not supported".
+rules, the codes for the broker's own machine, which requests get an audit line, and which handlers
+wait for queues and log to be as the tables are. A code without a declaration has no handler: it is
+answered "not supported".
 
 A handler raises what refuses a request: the connection answers with the error.
 
@@ -32,7 +33,8 @@ from dledger.state.topics import (
     SCHEDULE_TOPIC,
     TRACE_TOPIC,
 )
-from remoting.access.accounts import Permission, Right, Rule, group_right, topic_right
+from remoting.access.accounts import ADMIN, Permission, Right, Rule, group_right, topic_right
+from remoting.access.audit import SubjectOf, audited, fields_of
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.processor import Handled, Limiter
@@ -269,6 +271,9 @@ class Declaration:
             access control it comes from the broker's own machine, unless `server.open_admin` is on.
         appends: It is decided on what is applied and what is in flight, and reads no message. All
             others see what was committed before they came.
+        shows: It is for administrators and changes nothing.
+        administers: It is an administrative act although its rule is not that of administrators.
+        subject: Names in a request what it is about, for the audit line.
     """
 
     codes: tuple[RequestCode, ...]
@@ -277,6 +282,14 @@ class Declaration:
     reads: bool
     local: bool
     appends: bool
+    shows: bool
+    administers: bool
+    subject: SubjectOf
+
+    @property
+    def is_administrative(self) -> bool:
+        """Whether each request gets an audit line: what is for administrators, unless it shows."""
+        return self.administers or (self.rule is ADMIN and not self.shows)
 
 
 def handles(
@@ -286,9 +299,14 @@ def handles(
     reads: bool = False,
     local: bool = False,
     appends: bool = False,
+    shows: bool = False,
+    administers: bool = False,
+    subject: SubjectOf = fields_of,
 ) -> Callable[[HandlerT], HandlerT]:
     """Declare that a method answers requests with *codes*; `Declaration` explains the rest."""
-    declaration = Declaration(codes, limit, rule, reads, local, appends)
+    declaration = Declaration(
+        codes, limit, rule, reads, local, appends, shows, administers, subject
+    )
 
     def declare(method: HandlerT) -> HandlerT:
         setattr(method, _DECLARATION, declaration)
@@ -332,6 +350,16 @@ def local_codes(processors: Iterable[type]) -> frozenset[RequestCode]:
     )
 
 
+def administrative_codes(processors: Iterable[type]) -> frozenset[RequestCode]:
+    """Return the codes of requests that get an audit line."""
+    return frozenset(
+        code
+        for _, declaration in declared(processors)
+        if declaration.is_administrative
+        for code in declaration.codes
+    )
+
+
 def handlers_of(
     processors: Iterable[object], limiters: Mapping[Limit, Limiter], group: BrokerGroup
 ) -> dict[RequestCode, tuple[Handler, Limiter]]:
@@ -351,7 +379,11 @@ def handlers_of(
             for code in declaration.codes:
                 if code in handlers:
                     raise ConfigError(f"request code {code} has a handler already")
-                handlers[code] = (handler, limiters[declaration.limit])
+                limiter = limiters[declaration.limit]
+                if declaration.is_administrative:
+                    handlers[code] = (audited(code, handler, declaration.subject), limiter)
+                else:
+                    handlers[code] = (handler, limiter)
     return handlers
 
 

@@ -308,6 +308,7 @@ class ResetOffsetsProcessor:
         limit=Limit.ADMIN,
         rule=needs(SUB, topic="topic", group="group"),
         reads=True,
+        administers=True,
     )
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Compute the offsets behind the read barrier, since the ends of queues are among them."""

@@ -52,6 +52,11 @@ MESSAGE_TYPES: Final = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION",
 """RocketMQ 5's; a proxy lets a topic of one type have messages of that type alone."""
 
 
+def _names(command: RemotingCommand) -> list[str]:
+    topics = bodies.TopicConfigList.decode(command.body).topic_config_list
+    return [topic.topic_name for topic in topics]
+
+
 class TopicsProcessor:
     """Answers topic administration."""
 
@@ -86,7 +91,12 @@ class TopicsProcessor:
         )
         return DEFERRED
 
-    @handles(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, limit=Limit.ADMIN, rule=ADMIN)
+    @handles(
+        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+        limit=Limit.ADMIN,
+        rule=ADMIN,
+        subject=lambda command: {"topics": ",".join(_names(command))},
+    )
     def update_and_create_list(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 18: all topics of the list in one entry, or none of them."""
         require_leader(self._group)

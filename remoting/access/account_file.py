@@ -44,6 +44,7 @@ from remoting.access.accounts import (
     Permission,
     WhiteAddresses,
     parse_permission,
+    table_changes,
 )
 from remoting.log import get_logger
 from remoting.protocol.signature import Credentials
@@ -464,8 +465,14 @@ class AccountStore:
     def take(self, changed: tuple[bytes, AccountTable] | None) -> None:
         """Let the accounts just read count from now on."""
         if changed is not None:
+            before = self.table
             self._content, self.table = changed
-            _log.info("accounts_read", path=self._path, accounts=len(self.table))
+            _log.info(
+                "accounts_read",
+                path=self._path,
+                accounts=len(self.table),
+                **table_changes(before, self.table),
+            )
         elif self._complaint:
             _log.info("accounts_as_before", path=self._path, accounts=len(self.table))
         self._complaint = ""

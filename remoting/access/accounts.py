@@ -264,6 +264,31 @@ class AccountTable:
         return len(self.accounts)
 
 
+def table_changes(before: AccountTable, after: AccountTable) -> dict[str, list[str]]:
+    """Return the names of accounts that were added, changed and removed; pure, no secret in it."""
+    old, new = before.accounts, after.accounts
+    names = {
+        "added": new.keys() - old.keys(),
+        "changed": {
+            name for name in new.keys() & old.keys() if _facts(old[name]) != _facts(new[name])
+        },
+        "removed": old.keys() - new.keys(),
+    }
+    return {kind: sorted(some) for kind, some in names.items() if some}
+
+
+def _facts(account: Account) -> tuple[object, ...]:
+    return (
+        account.secret_key,
+        account.is_admin,
+        account.white.text,
+        account.default_topic,
+        account.default_group,
+        account.topics,
+        account.groups,
+    )
+
+
 Rights: TypeAlias = Callable[[RemotingCommand], Iterable[Right]]
 
 

@@ -29,12 +29,17 @@ LEVELS_MS = tuple(
 T = TypeVar("T", bound=Struct)
 
 
-async def later(command: RemotingCommand, handling: Awaitable[Answered]) -> Answered:
+async def later(
+    connection: FakeConnection, command: RemotingCommand, handling: Awaitable[Answered]
+) -> Answered:
     """Return what a handler with a task of its own answers."""
     try:
-        return await handling
+        handled = await handling
     except MQError as error:
-        return refusal(command, error)
+        handled = refusal(command, error)
+    if isinstance(handled, RemotingCommand):
+        connection.answered(command, handled)
+    return handled
 
 
 def _table(kind: type[T], defaults: dict[str, Any], settings: dict[str, Any]) -> T:
@@ -73,11 +78,14 @@ class Broker:
     def handle(self, command: RemotingCommand, connection: FakeConnection | None = None) -> Any:
         """Return what the handler returned: an answer, DEFERRED, None or an awaitable."""
         handler, _ = self.processors.handlers[command.code]  # type: ignore[index]  # keyed by RequestCode, an int
+        connection = connection or self.connection
         try:
-            handled = handler(connection or self.connection, command)  # type: ignore[arg-type]  # a fake with what handlers use
+            handled = handler(connection, command)  # type: ignore[arg-type]  # a fake with what handlers use
         except MQError as error:
-            return refusal(command, error)
-        return later(command, handled) if isinstance(handled, Awaitable) else handled
+            handled = refusal(command, error)
+        if isinstance(handled, RemotingCommand):
+            connection.answered(command, handled)
+        return later(connection, command, handled) if isinstance(handled, Awaitable) else handled
 
     def make_group(self, name: str) -> None:
         """Have a consumer group and its retry topic, as its first pull makes them."""

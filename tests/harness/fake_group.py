@@ -355,11 +355,25 @@ class FakeConnection:
     asked: list[RemotingCommand] = field(default_factory=list)
     closed: str = ""
     heartbeats: int = 0
+    when_answered_: dict[int, tuple[RemotingCommand, Callable[[RemotingCommand], None]]] = field(
+        default_factory=dict
+    )
 
     def note_heartbeat(self) -> None:
         self.heartbeats += 1
 
+    def when_answered(
+        self, asked: RemotingCommand, on_response: Callable[[RemotingCommand], None]
+    ) -> None:
+        self.when_answered_[id(asked)] = (asked, on_response)
+
+    def answered(self, asked: RemotingCommand, response: RemotingCommand) -> None:
+        """Let those know that wait for the answer."""
+        if noted := self.when_answered_.pop(id(asked), None):
+            noted[1](response)
+
     def reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
+        self.answered(asked, response)
         self.replies.append((asked, response))
         return True
 

@@ -90,6 +90,59 @@ async def test_both_sides_ask_over_one_connection(linked: Linked) -> None:
     assert answer.body == b"hello!"
 
 
+def failing(_: Connection, asked: RemotingCommand) -> RemotingCommand:
+    raise DiskFullError("full")
+
+
+async def echo_later(connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+    await trio.sleep(1)
+    return echo(connection, asked)
+
+
+def echo_deferred(connection: Connection, asked: RemotingCommand) -> Any:
+    connection.reply(asked, echo(connection, asked))
+    return DEFERRED
+
+
+@pytest.mark.parametrize("handler", [echo, failing, echo_later, echo_deferred])
+@pytest.mark.parametrize("is_oneway", [False, True])
+async def test_an_answer_is_noted_however_it_is_given(
+    linked: Linked, handler: Any, is_oneway: bool
+) -> None:
+    noted: list[int] = []
+
+    def watched(connection: Connection, asked: RemotingCommand) -> Any:
+        connection.when_answered(asked, lambda response: noted.append(response.code))
+        return handler(connection, asked)
+
+    near, _ = linked(None, table(watched))
+    if is_oneway:
+        near.invoke_oneway(request(ECHO))
+        await trio.sleep(2)
+    else:
+        await near.invoke(request(ECHO), 5)
+    assert len(noted) == 1
+    assert (noted[0] == 0) == (handler is not failing)
+
+
+async def test_an_answer_is_noted_after_the_connection_ended(linked: Linked) -> None:
+    held: list[RemotingCommand] = []
+    noted: list[int] = []
+
+    def watched(connection: Connection, asked: RemotingCommand) -> Any:
+        connection.when_answered(asked, lambda response: noted.append(response.code))
+        return hold_in(held)(connection, asked)
+
+    near, far = linked(None, table(watched))
+    near.invoke_oneway(request(ECHO))
+    await trio.testing.wait_all_tasks_blocked()
+    far.close("the peer has gone")
+    await trio.testing.wait_all_tasks_blocked()
+    for _ in range(2):
+        assert not far.reply(held[0], response_to(held[0]))
+    assert noted == [0]
+
+
 async def test_answers_may_come_in_any_order(linked: Linked, nursery: trio.Nursery) -> None:
     open_requests: list[RemotingCommand] = []
     near, far = linked(None, table(hold_in(open_requests)))

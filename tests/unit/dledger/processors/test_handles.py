@@ -29,7 +29,7 @@ from remoting.processor import Handled, Limiter
 from remoting.processor_table import ProcessorTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request, response_to
-from tests.harness.fake_group import FakeGroup
+from tests.harness.fake_group import FakeConnection, FakeGroup
 
 CODE = RequestCode
 LIMITERS = {limit: Limiter(limit.value, 1) for limit in Limit}
@@ -111,7 +111,7 @@ def test_handlers_of_applies_before_all_but_sends(
     handlers = handlers_of([Example()], LIMITERS, group)
     caught_up: list[int] = []
     monkeypatch.setattr(group, "catch_up", lambda: caught_up.append(1))
-    connection: Any = None
+    connection: Any = FakeConnection()
     handlers[CODE.SEND_MESSAGE][0](connection, request(CODE.SEND_MESSAGE))
     assert caught_up == []
     for code in (CODE.PULL_MESSAGE, CODE.VIEW_MESSAGE_BY_ID, CODE.DELETE_TOPIC_IN_BROKER):

@@ -17,6 +17,7 @@ from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import later
+from tests.harness.fake_group import FakeConnection
 
 
 class Changes:
@@ -47,7 +48,7 @@ class Changes:
 async def ask(changes: Changes, **ext: str) -> RemotingCommand:
     processor = RaftChangeProcessor(cast("MembershipChanges", changes))
     command = request(RequestCode.RAFT_CHANGE, dict(ext))
-    answered = await later(command, processor.handle(cast("Any", None), command))
+    answered = await later(FakeConnection(), command, processor.handle(cast("Any", None), command))
     assert isinstance(answered, RemotingCommand)
     return answered
 

@@ -1,0 +1,120 @@
+"""The audit line: one for each administrative act, with account, request and outcome.
+
+Which requests are administrative follows from what their handlers declare; here is what
+stands in a line: names only. Bodies, values of settings and texts of answers are never in it, so no
+secret can be.
+
+Spec: docs/operate/access.md, "Audit log".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeAlias
+
+import trio
+
+from commitlog.errors import MQError
+from remoting.access.gate import admitted_account
+from remoting.connection import Connection
+from remoting.log import get_logger
+from remoting.processor import Answered, Handled
+from remoting.processor_table import Handler
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand
+from remoting.protocol.outcome import outcome_of
+
+ANONYMOUS: Final = "anonymous"
+"""Stands for the account where there is no access control, or the request named none."""
+
+DONE: Final = "done"
+
+SUBJECT_FIELDS: Final = (
+    "topic",
+    "group",
+    "groupName",
+    "consumerGroup",
+    "srcGroup",
+    "destGroup",
+    "clientId",
+    "msgId",
+    "op",
+    "name",
+    "address",
+    "username",
+)
+"""Fields of a request that may stand in a line: names of what it is about, nothing else."""
+
+MAX_SUBJECT_CHARACTERS: Final = 500
+"""A list of a thousand topics is cut, so that a line stays one that can be read."""
+
+Subject: TypeAlias = Mapping[str, str]
+"""What a request is about: names by their kind."""
+
+SubjectOf: TypeAlias = Callable[[RemotingCommand], Subject]
+
+_log = get_logger(__name__)
+
+
+def fields_of(command: RemotingCommand) -> Subject:
+    """Return the names that stand in the fields of a request. Pure."""
+    found = {name: command.ext.get(name) for name in SUBJECT_FIELDS}
+    return {name: value for name, value in found.items() if isinstance(value, str) and value}
+
+
+def subject_text(subject: Subject) -> str:
+    """Return *subject* on one line, not longer than `MAX_SUBJECT_CHARACTERS`. Pure."""
+    text = " ".join(f"{kind}={name}" for kind, name in subject.items())
+    if len(text) <= MAX_SUBJECT_CHARACTERS:
+        return text
+    return text[: MAX_SUBJECT_CHARACTERS - 1] + "…"
+
+
+def audited(code: RequestCode, handler: Handler, subject_of: SubjectOf = fields_of) -> Handler:
+    """Return *handler* with an audit line written when its request is answered.
+
+    Put it behind the gate: the account is the admitted one, so a name that was not proved is in no
+    line.
+
+    Args:
+        subject_of: Names what the request is about; may raise `MQError` where it cannot be read.
+    """
+
+    def handle(connection: Connection, command: RemotingCommand) -> Handled:
+        line = {
+            "account": admitted_account(connection) or ANONYMOUS,
+            "address": "{}:{}".format(*connection.peer_address),
+            "request": code.name,
+            "subject": _subject(command, subject_of),
+        }
+
+        def told(response: RemotingCommand) -> None:
+            _log.info("audit", **line, outcome=_outcome(response), code=response.code)
+
+        connection.when_answered(command, told)
+        handled = handler(connection, command)
+        if isinstance(handled, Awaitable):
+            return _unless_cancelled(handled, line)
+        return handled
+
+    return handle
+
+
+async def _unless_cancelled(handling: Awaitable[Answered], line: Mapping[str, str]) -> Answered:
+    """Wait for the answer; without one, because the connection ended, the outcome is unknown."""
+    try:
+        return await handling
+    except trio.Cancelled:
+        _log.info("audit", **line, outcome="unknown", code=None)
+        raise
+
+
+def _subject(command: RemotingCommand, subject_of: SubjectOf) -> str:
+    try:
+        return subject_text(subject_of(command))
+    except MQError:
+        return ""  # the handler refuses it, with the reason
+
+
+def _outcome(response: RemotingCommand) -> str:
+    return DONE if response.code == 0 else outcome_of(response)

@@ -1,0 +1,386 @@
+"""Each administrative act has one audit line with account, subject and outcome; never a secret."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+
+from commitlog.disk import OsDisk
+from commitlog.errors import MQError
+from dledger.broker_errors import ChangeRefusedError
+from dledger.live_settings import LiveSettings
+from dledger.processors.admin import AuthProcessor, BrokerConfigProcessor
+from dledger.processors.answers import refusal
+from dledger.processors.handles import (
+    Limit,
+    administrative_codes,
+    declared,
+    handlers_of,
+)
+from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
+from dledger.processors.wiring import LOCAL_ADMIN, PROCESSORS
+from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.testing.doubles import ManualClock
+from remoting.access.account_file import AccountStore
+from remoting.access.accounts import ADMIN
+from remoting.access.audit import MAX_SUBJECT_CHARACTERS, subject_text
+from remoting.access.gate import AccessGate
+from remoting.connection import Connection
+from remoting.processor import Limiter
+from remoting.processor_table import Handler
+from remoting.protocol.bodies import ConsumerData, DataVersion, HeartbeatData, SubscriptionData
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.signature import ACCESS_KEY
+from tests.harness.broker import Broker, later
+from tests.harness.fake_group import FakeConnection, FakeGroup
+
+CODE = RequestCode
+SECRET = "hunter2-hunter2"
+PAGE = (Path(__file__).parents[4] / "docs" / "operate" / "access.md").read_text()
+LIMITERS = {limit: Limiter(limit.value, 10) for limit in Limit}
+
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture
+def live() -> LiveSettings:
+    """Takes every setting."""
+    taken = SimpleNamespace(update=lambda *_, **__: [], version=DataVersion())
+    return cast("LiveSettings", taken)
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    with structlog.testing.capture_logs() as logged:
+        yield cast("Lines", logged)
+
+
+def audits(lines: Lines) -> Lines:
+    return [line for line in lines if line["event"] == "audit"]
+
+
+def acts(lines: Lines) -> list[tuple[str, str, str]]:
+    return [(line["request"], line["subject"], line["outcome"]) for line in audits(lines)]
+
+
+TOPIC = {
+    "topic": "orders",
+    "defaultTopic": "TBW102",
+    "readQueueNums": "2",
+    "writeQueueNums": "2",
+    "perm": "6",
+    "topicFilterType": "SINGLE_TAG",
+    "topicSysFlag": "0",
+    "order": "false",
+}
+
+
+def as_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+MODE = {"topic": "T", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 0}
+
+ACTS: list[tuple[RequestCode, dict[str, str], bytes, str]] = [
+    (CODE.UPDATE_AND_CREATE_TOPIC, TOPIC, b"", "topic=orders"),
+    (
+        CODE.UPDATE_AND_CREATE_TOPIC_LIST,
+        {},
+        as_json({"topicConfigList": [{"topicName": "A"}, {"topicName": "B"}]}),
+        "topics=A,B",
+    ),
+    (CODE.DELETE_TOPIC_IN_BROKER, {"topic": "T"}, b"", "topic=T"),
+    (
+        CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        {},
+        as_json({"groupName": "billing"}),
+        "group=billing",
+    ),
+    (
+        CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        {},
+        as_json({"groupConfigList": [{"groupName": "a"}, {"groupName": "b"}]}),
+        "groups=a,b",
+    ),
+    (CODE.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "cleanOffset": "true"}, b"", "groupName=g"),
+    (
+        CODE.CLONE_GROUP_OFFSET,
+        {"srcGroup": "g", "destGroup": "h", "topic": "T"},
+        b"",
+        "topic=T srcGroup=g destGroup=h",
+    ),
+    (CODE.SET_MESSAGE_REQUEST_MODE, {}, as_json(MODE), "topic=T group=g"),
+    (CODE.DELETE_EXPIRED_COMMITLOG, {}, b"", ""),
+    (CODE.CLEAN_UNUSED_TOPIC, {}, b"", ""),
+    (CODE.CLEAN_EXPIRED_CONSUMEQUEUE, {}, b"", ""),
+]
+
+
+@pytest.mark.parametrize(("code", "ext", "body", "subject"), ACTS, ids=lambda v: str(v)[:40])
+def test_an_act_has_one_line_when_it_is_done(
+    broker: Broker, lines: Lines, code: RequestCode, ext: dict[str, str], body: bytes, subject: str
+) -> None:
+    broker.make_topic("T", 1)
+    broker.make_group("g")
+    assert broker.call(code, ext, body).code == 0
+    assert audits(lines) == [
+        {
+            "event": "audit",
+            "log_level": "info",
+            "account": "anonymous",
+            "address": "10.1.2.3:4567",
+            "request": code.name,
+            "subject": subject,
+            "outcome": "done",
+            "code": 0,
+        }
+    ]
+
+
+def test_a_reset_has_a_line_with_consumers_and_without(broker: Broker, lines: Lines) -> None:
+    broker.make_topic("T", 1)
+    offsets = ConsumerOffsetsChange((("g", "T", 0, 0),))
+    broker.group.propose(state_batch(offsets), lambda _: None)
+    broker.group.settle()
+    reset = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}
+    assert broker.call(CODE.INVOKE_BROKER_TO_RESET_OFFSET, reset).code == 206
+    consumer = ConsumerData("g", subscription_data_set=[SubscriptionData(topic="T")])
+    body = HeartbeatData(client_id="c", consumer_data_set=[consumer]).encode()
+    assert broker.call(CODE.HEART_BEAT, {}, body).code == 0
+    broker.group.settle()
+    assert broker.call(CODE.INVOKE_BROKER_TO_RESET_OFFSET, reset).code == 0
+    assert acts(lines) == [
+        ("INVOKE_BROKER_TO_RESET_OFFSET", "topic=T group=g", "not_stored"),
+        ("INVOKE_BROKER_TO_RESET_OFFSET", "topic=T group=g", "done"),
+    ]
+
+
+def test_a_refused_act_has_a_line_with_its_outcome(broker: Broker, lines: Lines) -> None:
+    assert broker.call(CODE.DELETE_TOPIC_IN_BROKER, {"topic": " "}).code != 0
+    assert broker.call(CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, b"no json").code != 0
+    assert acts(lines) == [
+        ("DELETE_TOPIC_IN_BROKER", "topic= ", "not_stored"),
+        ("UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", "", "not_stored"),
+    ]
+
+
+def test_what_shows_or_sends_has_no_audit_line(broker: Broker, lines: Lines) -> None:
+    broker.make_topic("T", 1)
+    for code in (
+        CODE.GET_ALL_TOPIC_CONFIG,
+        CODE.GET_ALL_CONSUMER_OFFSET,
+        CODE.GET_ALL_MESSAGE_REQUEST_MODE,
+        CODE.GET_BROKER_RUNTIME_INFO,
+    ):
+        assert broker.call(code).code == 0
+    send = {
+        "producerGroup": "p",
+        "topic": "T",
+        "queueId": "0",
+        "sysFlag": "0",
+        "bornTimestamp": "0",
+    }
+    more = {"defaultTopic": "TBW102", "defaultTopicQueueNums": "4", "flag": "0", "properties": ""}
+    assert broker.call(CODE.SEND_MESSAGE, {**send, **more}, b"x").code == 0
+    assert audits(lines) == []
+
+
+# ------------------------------------------------------------------------------ who, and secrets
+
+
+ACCOUNTS = f"""\
+[accounts.operator]
+secret_key = "{SECRET}"
+admin = true
+white_address = "10.1.2.3"
+[accounts.producer]
+secret_key = "{SECRET}"
+white_address = "10.1.2.3"
+"""
+
+
+@pytest.fixture
+def accounts(tmp_path: Path) -> AccountStore:
+    path = tmp_path / "accounts.toml"
+    path.write_text(ACCOUNTS)
+    return AccountStore(OsDisk(), str(path))
+
+
+def through(gate: AccessGate, broker: Broker, code: RequestCode, ext: dict[str, str]) -> None:
+    handler, _ = broker.processors.handlers[code]
+    connection = cast("Connection", broker.connection)
+    gate.guard(code, handler)(connection, request(code, ext))
+    broker.group.settle()
+
+
+def test_the_account_of_a_line_is_the_admitted_one(
+    broker: Broker, accounts: AccountStore, clock: ManualClock, lines: Lines
+) -> None:
+    gate = AccessGate(accounts, {}, clock, cast("Any", None))
+    broker.make_topic("T", 1)
+    through(gate, broker, CODE.DELETE_TOPIC_IN_BROKER, {"topic": "T", ACCESS_KEY: "operator"})
+    assert [(line["account"], line["subject"]) for line in audits(lines)] == [
+        ("operator", "topic=T")
+    ]
+
+
+def test_a_request_kept_out_is_no_act(
+    broker: Broker, accounts: AccountStore, clock: ManualClock, lines: Lines
+) -> None:
+    gate = AccessGate(accounts, {}, clock, cast("Any", None))
+    with pytest.raises(Exception, match="Need admin permission"):
+        through(gate, broker, CODE.DELETE_TOPIC_IN_BROKER, {"topic": "T", ACCESS_KEY: "producer"})
+    assert audits(lines) == []
+    assert [line["event"] for line in lines if line["event"] == "access_refused"] != []
+
+
+def test_a_name_that_nothing_proved_is_in_no_line(broker: Broker, lines: Lines) -> None:
+    broker.make_topic("T", 1)
+    broker.call(CODE.DELETE_TOPIC_IN_BROKER, {"topic": "T", ACCESS_KEY: "operator"})
+    assert [line["account"] for line in audits(lines)] == ["anonymous"]
+
+
+def test_changed_accounts_are_named_without_secrets(
+    accounts: AccountStore, tmp_path: Path, lines: Lines
+) -> None:
+    path = tmp_path / "accounts.toml"
+    text = ACCOUNTS.replace("[accounts.producer]", "[accounts.newcomer]")
+    path.write_text(text.replace(SECRET, SECRET + SECRET, 1))
+    accounts.take(accounts._changed())
+    (line,) = (line for line in lines if line["event"] == "accounts_read")
+    assert (line["added"], line["changed"], line["removed"]) == (
+        ["newcomer"],
+        ["operator"],
+        ["producer"],
+    )
+    assert SECRET not in str(lines)
+
+
+async def call(
+    handlers: dict[RequestCode, tuple[Handler, Limiter]],
+    code: RequestCode,
+    ext: dict[str, str],
+    body: bytes,
+) -> None:
+    connection, command = FakeConnection(), request(code, ext, body)
+    try:
+        handled = handlers[code][0](cast("Connection", connection), command)
+    except MQError as error:
+        handled = refusal(command, error)
+    if isinstance(handled, RemotingCommand):
+        connection.answered(command, handled)
+    elif isinstance(handled, Awaitable):
+        await later(connection, command, handled)
+
+
+async def test_a_secret_is_in_no_audit_line(
+    broker: Broker, live: LiveSettings, lines: Lines
+) -> None:
+    """In the signature, in unknown fields, in the body, in the value of a setting."""
+    others = [BrokerConfigProcessor(live), AuthProcessor(), raft(Changes())]
+    handlers = broker.processors.handlers | handlers_of(others, LIMITERS, broker.group)
+    fields = {"Signature": SECRET, "SecurityToken": SECRET, "password": SECRET, "secretKey": SECRET}
+    user = {"username": "u", "password": SECRET, "groupName": "g"}
+    codes = administrative_codes(PROCESSORS)
+    for code in codes:
+        for body in (as_json(user), f"brokerName={SECRET}\nmessageDelayLevel={SECRET}\n".encode()):
+            await call(handlers, code, {**fields, "topic": "T"}, body)
+    broker.group.settle()
+    assert {line["request"] for line in audits(lines)} == {code.name for code in codes}
+    assert SECRET not in str(audits(lines))
+
+
+async def test_live_settings_are_named_without_their_values(
+    broker: Broker, live: LiveSettings, lines: Lines
+) -> None:
+    handlers = handlers_of([BrokerConfigProcessor(live)], LIMITERS, broker.group)
+    await call(
+        handlers, CODE.UPDATE_BROKER_CONFIG, {}, b"fileReservedTime=96\nbrokerPermission=4\n"
+    )
+    assert acts(lines) == [
+        ("UPDATE_BROKER_CONFIG", "settings=fileReservedTime,brokerPermission", "done")
+    ]
+
+
+# ------------------------------------------------------------------------------ members
+
+
+class Changes:
+    """Carries out what it is asked for, when *let* is set; fails with *error* if there is one."""
+
+    def __init__(self, error: Exception | None = None, let: trio.Event | None = None) -> None:
+        self.error = error
+        self.let = let
+
+    async def _do(self, *_: Any) -> None:
+        if self.let is not None:
+            await self.let.wait()
+        if self.error is not None:
+            raise self.error
+
+    add = replace = remove = transfer = _do
+
+
+def raft(changes: Changes) -> RaftChangeProcessor:
+    return RaftChangeProcessor(cast("MembershipChanges", changes))
+
+
+async def change(group: FakeGroup, changes: Changes, **ext: str) -> None:
+    handler, _ = handlers_of([raft(changes)], LIMITERS, group)[CODE.RAFT_CHANGE]
+    connection, command = FakeConnection(), request(CODE.RAFT_CHANGE, dict(ext))
+    await later(connection, command, cast("Any", handler(cast("Connection", connection), command)))
+
+
+async def test_a_change_of_members_names_member_and_address(group: FakeGroup, lines: Lines) -> None:
+    await change(group, Changes(), op="add", name="n3", address="h:1")
+    await change(group, Changes(), op="transfer", name="n1")
+    await change(group, Changes(ChangeRefusedError("no")), op="remove", name="n2")
+    assert acts(lines) == [
+        ("RAFT_CHANGE", "op=add name=n3 address=h:1", "done"),
+        ("RAFT_CHANGE", "op=transfer name=n1", "done"),
+        ("RAFT_CHANGE", "op=remove name=n2", "not_stored"),
+    ]
+
+
+async def test_a_change_nothing_waits_for_is_unknown(group: FakeGroup, lines: Lines) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: change(group, Changes(let=trio.Event()), op="remove", name="n2"))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert acts(lines) == [("RAFT_CHANGE", "op=remove name=n2", "unknown")]
+
+
+# ------------------------------------------------------------------------------ what is an act
+
+
+def test_acts_follow_from_what_handlers_declare() -> None:
+    codes = administrative_codes(PROCESSORS)
+    assert codes >= LOCAL_ADMIN, "what a stranger may not do is an act"
+    shows = {
+        code.name
+        for _, found in declared(PROCESSORS)
+        if found.rule is ADMIN and not found.is_administrative
+        for code in found.codes
+    }
+    assert [name for name in shows if not name.startswith("GET_")] == []
+
+
+def test_the_access_page_names_every_act() -> None:
+    section = PAGE.split("## Audit log\n")[1].split("\n## ")[0]
+    named = set(re.findall(r"`([A-Z][A-Z_]{4,})`", section))
+    assert named == {code.name for code in administrative_codes(PROCESSORS)}
+
+
+def test_a_long_subject_is_cut() -> None:
+    text = subject_text({"topics": ",".join(f"topic-{number}" for number in range(1_000))})
+    assert (len(text), text[:14], text[-1]) == (MAX_SUBJECT_CHARACTERS, "topics=topic-0", "…")
