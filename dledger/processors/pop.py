@@ -31,6 +31,7 @@ from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import PullMessageHeader
 from remoting.protocol.outcome import Condition, answer
+from remoting.protocol.own_fields import STALE_FIELD, encode_stale
 from remoting.protocol.pop_requests import (
     INIT_MAX,
     MAX_REQUEST_BITS,
@@ -228,7 +229,7 @@ class PopProcessor:
     def acknowledge_batch(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 200151: success when all of them never come again.
 
-        Those whose handle is right are acknowledged beside others that are not.
+        Those whose handle is right are acknowledged beside others that are not, which are named.
         """
         require_leader(self._group)
         receipts: list[Receipt] = []
@@ -247,7 +248,9 @@ class PopProcessor:
         def respond(ask: PopAsk) -> RemotingCommand:
             if all(ask.accepted):
                 return response_to(command)
-            return _stale(command, "the batch", ask)
+            response = _stale(command, "the batch", ask)
+            response.ext[STALE_FIELD] = encode_stale(ask.accepted)
+            return response
 
         return self._ask(connection, command, respond, receipts=tuple(receipts))
 

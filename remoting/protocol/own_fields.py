@@ -11,6 +11,8 @@ A step of a consumer names in `COMMITS_FIELD` the offsets that it moves, and fro
 
 A send with `EXPECTED_FIELD` is stored only where the queue's next offset is that one.
 
+A batch of acknowledgements that is refused in part names in `STALE_FIELD` those that are stale.
+
 An idempotent producer stamps a send, so that the broker stores it once. In SEND_RECORDS the stamp
 is one CBOR field, ``producer`` = [id, epoch, sequence, first open]; in 10, 310 and 320 four text
 fields, the id in hexadecimal. No other client sends any of them.
@@ -54,6 +56,42 @@ def expected_offset_of(ext: ExtFields) -> int | None:
     if not 0 <= offset < 1 << 63:
         raise BadRequestError(f"{EXPECTED_FIELD} is no queue offset: {str(text)[:32]!r}")
     return offset
+
+
+# ---------------------------------------------------------------------------------- stale receipts
+
+
+NAMES_STALE_FIELD: Final = "staleReceipts"
+"""Of the answer to CAPABILITIES: `true`, a batch of acknowledgements that is refused in part names
+those that are stale."""
+
+STALE_FIELD: Final = "staleReceipts"
+"""Of the answer 208 to BATCH_ACK_MESSAGE: the places of stale messages, with commas."""
+
+
+def encode_stale(accepted: Iterable[bool]) -> str:
+    """Return which messages of a batch are stale, as one ext field.
+
+    Args:
+        accepted: For each message whether it is acknowledged: the items in the order of the
+            request, in each the lowest offset first.
+    """
+    return ",".join(str(place) for place, is_done in enumerate(accepted) if not is_done)
+
+
+def decode_stale(text: object, count: int) -> frozenset[int]:
+    """Return the places of stale messages in a batch of *count*.
+
+    Raises:
+        BadRequestError: Not a list of places in the batch, or of none.
+    """
+    try:
+        places = frozenset(int(part) for part in str(text).split(","))
+    except ValueError:
+        places = frozenset()
+    if not places or min(places) < 0 or max(places) >= count:
+        raise BadRequestError(f"{STALE_FIELD} names no places of {count}: {str(text)[:32]!r}")
+    return places
 
 
 # ----------------------------------------------------------------------------------- consumer steps

@@ -25,11 +25,13 @@ from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import POP_QUEUE, STATE_TOPIC, SubscriptionGroupConfig, TopicConfig
 from dledger.testing.doubles import ManualClock, VirtualClock
 from remoting.access.accounts import INNER_TOPICS
+from remoting.errors import BadRequestError
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import LockBatchRequestBody, MessageQueue, ResetOffsetBody
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.headers import PullMessageHeader
+from remoting.protocol.own_fields import STALE_FIELD, decode_stale
 from remoting.protocol.pop_requests import (
     MAX_READ_BITS,
     MAX_REQUEST_BITS,
@@ -976,7 +978,35 @@ def test_half_right_batch_acknowledges_the_right_half(popping: Broker) -> None:
     body = BatchAckMessageRequestBody(broker_name=BROKER, acks=[item])
     answer = popping.call(RequestCode.BATCH_ACK_MESSAGE, {}, body.encode())
     assert answer.code == ResponseCode.NO_MESSAGE
+    assert answer.ext[STALE_FIELD] == "0"
     assert set(popping.group.state.pops["g", "T", 0].out) == {2}
+
+
+def test_refused_batch_names_stale_receipts_of_items(popping: Broker) -> None:
+    """Their places go through all items: here one by one, the last of them twice."""
+    given = handles(pop(popping))
+    assert ack(popping, given[1]).code == 0
+    rq, pt = given[0].revive_queue_id, given[0].pop_time_ms
+    acks = [
+        BatchAck(
+            c="g", t="T", q=0, so=offset, rq=rq, pt=pt, b=BatchAck.encode_offsets(offset, [offset])
+        )
+        for offset in (0, 1, 2, 2)
+    ]
+    body = BatchAckMessageRequestBody(broker_name=BROKER, acks=acks).encode()
+    answer = popping.call(RequestCode.BATCH_ACK_MESSAGE, {}, body)
+    assert answer.code == ResponseCode.NO_MESSAGE
+    assert answer.ext[STALE_FIELD] == "1,3"
+    assert decode_stale(answer.ext[STALE_FIELD], 4) == {1, 3}
+    assert popping.group.state.pops == {}
+    all_stale = popping.call(RequestCode.BATCH_ACK_MESSAGE, {}, body)
+    assert (all_stale.code, all_stale.ext[STALE_FIELD]) == (ResponseCode.NO_MESSAGE, "0,1,2,3")
+
+
+@pytest.mark.parametrize("text", ["", "x", "1,", "-1", "4", "0,4"])
+def test_places_outside_the_batch_are_refused(text: str) -> None:
+    with pytest.raises(BadRequestError):
+        decode_stale(text, 4)
 
 
 def batch_of(given: list[ReceiptHandle], *offsets: int) -> RemotingCommand:
