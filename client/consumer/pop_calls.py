@@ -7,10 +7,13 @@ Spec: docs/internals/protocol/remoting.md, section 14.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+import trio
+
+from client.consumer.ack_batches import AckRequest, Received, ack_requests
 from client.consumer.pull_consumer import SUSPEND_MARGIN_S
 from client.consumer.subscriptions import SubscriptionExpression
 from client.core.client_instance import ClientInstance
@@ -29,13 +32,11 @@ from commitlog.record import decode_record
 from remoting.errors import BadRequestError
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
+from remoting.protocol.own_fields import STALE_FIELD, decode_stale
 from remoting.protocol.pop_requests import (
     INIT_MAX,
     INIT_MIN,
-    MAX_BITS,
-    MAX_REQUEST_BITS,
     AckMessageHeader,
-    BatchAck,
     BatchAckMessageRequestBody,
     ChangeInvisibleTimeHeader,
     ChangeInvisibleTimeResponseHeader,
@@ -48,12 +49,18 @@ from remoting.protocol.receipt_handle import NORMAL_TOPIC, ReceiptHandle
 
 ANY_QUEUE: Final = -1
 
-ACK_MESSAGES_MAX: Final = 4_096
-"""Messages that one request acknowledges: brokers refuse more."""
-
 _NOTHING: Final = frozenset(
     {ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_FULL, ResponseCode.POLLING_TIMEOUT}
 )
+
+
+class _NamesNoneError(Exception):
+    """The broker does not name the stale receipts of a batch."""
+
+    def __init__(self, attempts: int) -> None:
+        """Note how often another broker was asked before."""
+        super().__init__()
+        self.attempts = attempts
 
 
 class ReceivedMessage(MessageExt):
@@ -199,16 +206,96 @@ class PopCalls:
         """
         stale: ReceiptStaleError | None = None
         for broker_name in {message.broker_name: None for message in messages}:
-            mine = [message for message in messages if message.broker_name == broker_name]
-            for acks in _ack_requests(self._group, mine):
-                body = BatchAckMessageRequestBody(broker_name=broker_name, acks=acks).encode()
-                queue = mine[0].message_queue
+            mine = [
+                (message.message_queue, message.receipt)
+                for message in messages
+                if message.broker_name == broker_name
+            ]
+            for request in ack_requests(self._group, mine):
+                body = _body_of(request, broker_name)
+                queue = mine[0][0]
                 try:
                     await self._settle(RequestCode.BATCH_ACK_MESSAGE, {}, queue, timeout_s, body)
                 except ReceiptStaleError as error:
                     stale = stale or error
         if stale is not None:
             raise stale
+
+    async def ack_each(
+        self, receipts: Sequence[Received], *, timeout_s: float = 10.0
+    ) -> list[MQError | None]:
+        """Acknowledge messages of one broker group; return the error of each, None: it is done.
+
+        One request does for all of them, where the broker names those that are stale in its answer;
+        to another broker each goes by itself.
+
+        Args:
+            receipts: Each of them once.
+        Raises:
+            RequestTimedOutError, RequestFailedError: As `ack`, for all of them.
+        """
+        if len(receipts) == 1:
+            return await self._ack_singly(receipts, [0], timeout_s)
+        deadline = self._instance.clock.monotonic() + timeout_s
+        errors: list[MQError | None] = [None] * len(receipts)
+        for request in ack_requests(self._group, receipts):
+            left_s = max(0.001, deadline - self._instance.clock.monotonic())
+            found = await self._ack_request(receipts, request, left_s)
+            for place, error in zip(request.places, found, strict=True):
+                errors[place] = error
+        return errors
+
+    async def _ack_request(
+        self, receipts: Sequence[Received], request: AckRequest, timeout_s: float
+    ) -> list[MQError | None]:
+        """Return what went wrong with each message of *request*, in its order."""
+        queue, _ = receipts[request.places[0]]
+        deadline = self._instance.clock.monotonic() + timeout_s
+        body = _body_of(request, queue.broker_name)
+        try:
+            answer, attempts = await self._asked_to_settle(
+                RequestCode.BATCH_ACK_MESSAGE, {}, queue, timeout_s, body, by_name=True
+            )
+        except _NamesNoneError as unable:
+            left_s = max(0.001, deadline - self._instance.clock.monotonic())
+            return await self._ack_singly(receipts, request.places, left_s, unable.attempts)
+        if answer.code != ResponseCode.NO_MESSAGE:
+            _successful(answer)
+            return [None] * len(request.places)
+        try:
+            stale = decode_stale(answer.ext.get(STALE_FIELD), len(request.places))
+        except BadRequestError as error:
+            raise RequestTimedOutError(
+                f"an answer that cannot be read; each of them may be acknowledged: {error}",
+                code=answer.code,
+                remark=answer.remark or "",
+            ) from error
+        return [
+            _not_out(attempts) if number in stale else None for number in range(len(request.places))
+        ]
+
+    async def _ack_singly(
+        self,
+        receipts: Sequence[Received],
+        places: Sequence[int],
+        timeout_s: float,
+        attempts_before: int = 0,
+    ) -> list[MQError | None]:
+        errors: list[MQError | None] = [None] * len(places)
+
+        async def acknowledge(number: int) -> None:
+            queue, receipt = receipts[places[number]]
+            try:
+                await self.ack(queue, receipt, timeout_s=timeout_s)
+            except ReceiptStaleError as error:
+                errors[number] = _not_out(1 + attempts_before, error.remark)
+            except MQError as error:
+                errors[number] = error
+
+        async with trio.open_nursery() as nursery:
+            for number in range(len(places)):
+                nursery.start_soon(acknowledge, number)
+        return errors
 
     async def change_invisible(
         self,
@@ -249,10 +336,34 @@ class PopCalls:
         timeout_s: float,
         body: bytes = b"",
     ) -> RemotingCommand:
+        answer, attempts = await self._asked_to_settle(code, ext, queue, timeout_s, body)
+        if answer.code == ResponseCode.NO_MESSAGE:
+            raise _not_out(attempts, answer.remark or "")
+        return _successful(answer)
+
+    async def _asked_to_settle(
+        self,
+        code: RequestCode,
+        ext: dict[str, str],
+        queue: MessageQueue,
+        timeout_s: float,
+        body: bytes = b"",
+        *,
+        by_name: bool = False,
+    ) -> tuple[RemotingCommand, int]:
+        """Return the answer, and how often was asked for it.
+
+        Args:
+            by_name: Ask only a broker that names stale receipts.
+        Raises:
+            _NamesNoneError: It does not.
+        """
         attempts = 0
 
-        def count(_link: Link) -> int:
+        def count(link: Link) -> int:
             nonlocal attempts
+            if by_name and not link.names_stale:
+                raise _NamesNoneError(attempts)
             attempts += 1
             return code
 
@@ -265,16 +376,7 @@ class PopCalls:
             timeout_s=timeout_s,
             adapt=count,
         )
-        if answer.code == ResponseCode.NO_MESSAGE:
-            remark = answer.remark or ""
-            if attempts > 1:
-                raise RequestTimedOutError(
-                    f"an attempt before, whose answer is lost, may have done it: {remark}",
-                    code=answer.code,
-                    remark=remark,
-                )
-            raise ReceiptStaleError(remark or "the receipt is old", code=answer.code, remark=remark)
-        return _successful(answer)
+        return answer, attempts
 
     async def _ask(
         self, code: RequestCode, ext: dict[str, str], topic: str, broker_name: str, hold_s: float
@@ -291,6 +393,28 @@ class PopCalls:
 
 def _ms(seconds: float) -> int:
     return max(0, round(seconds * 1000))
+
+
+_STALE: Final = (
+    "the message is not out under this receipt: it was acknowledged, handed out again, or its"
+    " receipt was changed"
+)
+
+
+def _body_of(request: AckRequest, broker_name: str) -> bytes:
+    return BatchAckMessageRequestBody(broker_name=broker_name, acks=request.items).encode()
+
+
+def _not_out(attempts: int, remark: str = "") -> RequestFailedError:
+    """Return the error of a receipt that a broker calls stale at one attempt of several."""
+    code = ResponseCode.NO_MESSAGE
+    if attempts > 1:
+        return RequestTimedOutError(
+            f"an attempt before, whose answer is lost, may have done it: {remark or _STALE}",
+            code=code,
+            remark=remark,
+        )
+    return ReceiptStaleError(remark or _STALE, code=code, remark=remark)
 
 
 def _successful(answer: RemotingCommand) -> RemotingCommand:
@@ -332,44 +456,3 @@ def _messages(answer: RemotingCommand, topic: str, broker_name: str) -> list[Rec
     except (CorruptRecordError, BadRequestError) as error:
         raise DamagedAnswerError(f"messages of {topic} from {broker_name}: {error}") from error
     return messages
-
-
-def _ack_requests(group: str, messages: Sequence[ReceivedMessage]) -> Iterator[list[BatchAck]]:
-    """Yield the items of one request after the other. Pure."""
-    for first in range(0, len(messages), ACK_MESSAGES_MAX):
-        request, bits = list[BatchAck](), 0
-        for item in _batches(group, messages[first : first + ACK_MESSAGES_MAX]):
-            if request and bits + item.bits > MAX_REQUEST_BITS:
-                yield request
-                request, bits = [], 0
-            request.append(item)
-            bits += item.bits
-        yield request
-
-
-def _batches(group: str, messages: Sequence[ReceivedMessage]) -> list[BatchAck]:
-    grants: dict[tuple[str, int, int, int, int], list[int]] = {}
-    for message in messages:
-        receipt = message.receipt
-        # With a filter the messages of one grant may stand far apart: one item spans few of them.
-        distance = receipt.offset - receipt.start_offset
-        key = (
-            message.message_queue.topic,
-            receipt.queue_id,
-            receipt.revive_queue_id,
-            receipt.pop_time_ms,
-            receipt.start_offset + distance - distance % MAX_BITS,
-        )
-        grants.setdefault(key, []).append(receipt.offset)
-    return [
-        BatchAck(
-            c=group,
-            t=topic,
-            so=start,
-            q=queue_id,
-            rq=revive,
-            pt=popped,
-            b=BatchAck.encode_offsets(start, offsets),
-        )
-        for (topic, queue_id, revive, popped, start), offsets in grants.items()
-    ]

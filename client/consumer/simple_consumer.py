@@ -15,6 +15,7 @@ from typing import Final
 
 import trio
 
+from client.consumer.ack_lines import AckLines
 from client.consumer.pop_calls import PopCalls, ReceivedMessage
 from client.consumer.subscriptions import SUB_ALL, SubscriptionExpression
 from client.core.client_instance import ClientInstance
@@ -69,6 +70,7 @@ class SimpleConsumer(ManagedScope):
         self._turn = 0
         self._down_until: dict[str, float] = {}
         self._calls = PopCalls(instance, group)
+        self._acks = AckLines(instance, self._calls)
         for topic, expression in (subscriptions or {}).items():
             self.subscribe(topic, expression)
 
@@ -205,13 +207,17 @@ class SimpleConsumer(ManagedScope):
     async def ack(self, message: ReceivedMessage, *, timeout_s: float = 10.0) -> None:
         """Tell the broker that *message* is dealt with; returns when that is stored.
 
+        Those that are asked for while a request is under way share the next one.
+
         Raises:
             ReceiptStaleError: It is not this consumer's any more; another one may have it, and it
                 may have been acknowledged.
             RequestTimedOutError: It may be acknowledged or not, and comes again if not.
             RequestFailedError: Refused; not acknowledged.
+            BrokerUnreachableError, ClientClosedError: Not sent, not acknowledged.
+        Cancellation: As a time-out.
         """
-        await self._calls.ack(message.message_queue, message.receipt, timeout_s=timeout_s)
+        await self._acks.ack(message.message_queue, message.receipt, timeout_s=timeout_s)
 
     async def ack_all(
         self, messages: Sequence[ReceivedMessage], *, timeout_s: float = 10.0

@@ -234,3 +234,10 @@ class RequestTimedOutError(RequestFailedError):
     retriable = True
     refresh_route = True
     outcome = "unknown"
+
+
+def same_again(error: MQError) -> MQError:
+    """Return an equal error, for another task to raise: one that two raise has mixed traces."""
+    other = type(error).__new__(type(error), *error.args)
+    other.__dict__.update(error.__dict__)
+    return other

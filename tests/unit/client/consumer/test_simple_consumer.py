@@ -7,8 +7,10 @@ from collections.abc import Collection
 from types import SimpleNamespace
 
 import pytest
+import trio
 
-from client.consumer.pop_calls import ACK_MESSAGES_MAX, ReceivedMessage, _batches, _messages
+from client.consumer.ack_batches import ACK_MESSAGES_MAX, ack_requests
+from client.consumer.pop_calls import ReceivedMessage, _messages
 from client.consumer.simple_consumer import DOWN_S, SimpleConsumer
 from client.core.errors import BrokerUnreachableError, DamagedAnswerError, ReceiptStaleError
 from client.core.route import MessageQueue
@@ -50,6 +52,11 @@ def received() -> list[ReceivedMessage]:
     return _messages(answer((0, 5), (0, 7), (1, 2)), "T", "b")
 
 
+def items(messages: list[ReceivedMessage]) -> list[BatchAck]:
+    (only,) = ack_requests("g", [(each.message_queue, each.receipt) for each in messages])
+    return only.items
+
+
 def test_each_message_has_the_receipt_a_java_client_makes() -> None:
     assert [message.receipt.encode() for message in received()] == [
         "5 1000 30000 1007 0 b 0 5",
@@ -61,7 +68,7 @@ def test_each_message_has_the_receipt_a_java_client_makes() -> None:
 
 
 def test_batch_names_messages_by_their_distance() -> None:
-    batches = _batches("g", received())
+    batches = items(received())
     assert [(item.c, item.t, item.q, item.so, item.rq, item.pt) for item in batches] == [
         ("g", "T", 0, 5, 1_007, 1_000),
         ("g", "T", 1, 2, 1_007, 1_000),
@@ -81,7 +88,8 @@ def test_damaged_answer_is_kept_back() -> None:
 class Instance:
     """Answers every POP with two messages whose tags have one hash, and takes batches."""
 
-    def __init__(self, stale: Collection[int] = ()) -> None:
+    def __init__(self, nursery: trio.Nursery, stale: Collection[int] = ()) -> None:
+        self.nursery = nursery
         self.clock = ManualClock()
         self.acked: list[list[int]] = []
         self.bits: list[int] = []
@@ -110,16 +118,23 @@ class Instance:
         return found
 
 
-async def test_message_of_another_tag_is_acknowledged_unseen() -> None:
-    instance = Instance()
+async def test_message_of_another_tag_is_acknowledged_unseen(nursery: trio.Nursery) -> None:
+    instance = Instance(nursery)
     consumer = SimpleConsumer(instance, "g", {"T": "Aa"})  # type: ignore[arg-type]  # a double
     assert [message.tags for message in await consumer.receive(wait_s=0)] == ["Aa"]
     assert instance.acked == [[6]]
 
 
-async def test_acks_of_many_messages_are_several_requests() -> None:
+def test_places_of_a_request_are_those_a_broker_counts() -> None:
+    given = [(each.message_queue, each.receipt) for each in received()]
+    (only,) = ack_requests("g", [given[2], given[1], given[0]])
+    assert [item.offsets for item in only.items] == [[2], [5, 7]]
+    assert only.places == [0, 2, 1]
+
+
+async def test_acks_of_many_messages_are_several_requests(nursery: trio.Nursery) -> None:
     """As many as a broker takes in one, by their number and by the bits between them."""
-    instance = Instance()
+    instance = Instance(nursery)
     consumer = SimpleConsumer(instance, "g", {"T": "*"})  # type: ignore[arg-type]  # a double
     near = range(ACK_MESSAGES_MAX + 5)
     await consumer.ack_all(_messages(answer(*((0, offset) for offset in near)), "T", "b"))
@@ -133,8 +148,8 @@ async def test_acks_of_many_messages_are_several_requests() -> None:
     assert max(instance.bits) == MAX_REQUEST_BITS
 
 
-async def test_stale_receipts_keep_no_other_request_back() -> None:
-    instance = Instance(stale={5})
+async def test_stale_receipts_keep_no_other_request_back(nursery: trio.Nursery) -> None:
+    instance = Instance(nursery, stale={5})
     consumer = SimpleConsumer(instance, "g", {"T": "*"})  # type: ignore[arg-type]  # a double
     many = _messages(answer(*((0, offset) for offset in range(ACK_MESSAGES_MAX + 5))), "T", "b")
     with pytest.raises(ReceiptStaleError):
@@ -179,7 +194,7 @@ def test_bits_of_a_batch_are_bounded() -> None:
 
 def test_far_apart_messages_are_acknowledged_in_items() -> None:
     messages = _messages(answer((0, 5), (0, 5 + MAX_BITS - 1), (0, 9 + 3 * MAX_BITS)), "T", "b")
-    batches = _batches("g", messages)
+    batches = items(messages)
     assert [item.offsets for item in batches] == [[5, 5 + MAX_BITS - 1], [9 + 3 * MAX_BITS]]
     assert all(len(item.b) <= MAX_BITS // 6 + 4 for item in batches)
     one = BatchAck(so=5, b=BatchAck.encode_offsets(5, [5, 9 + 3 * MAX_BITS]))
@@ -189,8 +204,8 @@ def test_far_apart_messages_are_acknowledged_in_items() -> None:
 class TwoGroups(Instance):
     """Two broker groups have queues of the topic; those in *down* refuse every connection."""
 
-    def __init__(self, *down: str) -> None:
-        super().__init__()
+    def __init__(self, nursery: trio.Nursery, *down: str) -> None:
+        super().__init__(nursery)
         self.down = down
         self.refused = 0
 
@@ -209,8 +224,8 @@ class TwoGroups(Instance):
 
 
 @pytest.mark.parametrize("down", ["a", "b"])
-async def test_broker_group_that_is_down_hides_no_other(down: str) -> None:
-    instance = TwoGroups(down)
+async def test_broker_group_that_is_down_hides_no_other(nursery: trio.Nursery, down: str) -> None:
+    instance = TwoGroups(nursery, down)
     consumer = SimpleConsumer(instance, "g", {"T": "*"})  # type: ignore[arg-type]  # a double
     for _ in range(4):
         found = await consumer.receive(wait_s=0)
@@ -222,7 +237,7 @@ async def test_broker_group_that_is_down_hides_no_other(down: str) -> None:
     assert names == {"a", "b"}
 
 
-async def test_receive_fails_when_all_groups_are_down() -> None:
-    consumer = SimpleConsumer(TwoGroups("a", "b"), "g", {"T": "*"})  # type: ignore[arg-type]  # a double
+async def test_receive_fails_when_all_groups_are_down(nursery: trio.Nursery) -> None:
+    consumer = SimpleConsumer(TwoGroups(nursery, "a", "b"), "g", {"T": "*"})  # type: ignore[arg-type]  # a double
     with pytest.raises(BrokerUnreachableError):
         await consumer.receive(wait_s=0)

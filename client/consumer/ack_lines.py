@@ -1,0 +1,157 @@
+"""Acknowledgements of one consumer: what is asked while a request is under way shares the next one.
+
+::
+
+    ack ─► line of a broker group and topic ─► request ─► each caller's own result
+                     ▲                            │
+                     └── those that came since ◄──┘
+
+No acknowledgement waits for others to come: where none is under way it leaves at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import trio
+
+from client.consumer.ack_batches import ACK_MESSAGES_MAX, Received
+from client.consumer.pop_calls import PopCalls
+from client.core.client_instance import ClientInstance
+from client.core.errors import (
+    BrokerUnreachableError,
+    ClientClosedError,
+    RequestTimedOutError,
+    same_again,
+)
+from client.core.route import MessageQueue
+from commitlog.errors import MQError
+from remoting.protocol.receipt_handle import ReceiptHandle
+
+
+@dataclass(slots=True, eq=False)
+class _Ack:
+    """One that its caller waits for."""
+
+    receipt: Received
+    deadline_s: float
+    is_sent: bool = False
+    error: MQError | None = None
+    ended: trio.Event = field(default_factory=trio.Event)
+
+    def end(self, error: MQError | None) -> None:
+        """Let its caller go on; None: it is acknowledged."""
+        self.error = error
+        self.ended.set()
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Those of one broker group and topic: one refusal of rights is that of all of them.
+
+    Attributes:
+        waiting: As many as there are tasks that wait, and no more.
+        is_running: A task sends them.
+    """
+
+    waiting: deque[_Ack] = field(default_factory=deque)
+    is_running: bool = False
+
+    def take(self) -> list[_Ack]:
+        """Take the next request's worth: a receipt that is in it already waits for the answer."""
+        batch: dict[Received, _Ack] = {}
+        again: list[_Ack] = []
+        while self.waiting and len(batch) < ACK_MESSAGES_MAX:
+            ack = self.waiting.popleft()
+            if batch.setdefault(ack.receipt, ack) is not ack:
+                again.append(ack)
+        self.waiting.extendleft(reversed(again))
+        for ack in batch.values():
+            ack.is_sent = True
+        return list(batch.values())
+
+
+class AckLines:
+    """The acknowledgements of one consumer that are under way."""
+
+    def __init__(self, instance: ClientInstance, calls: PopCalls) -> None:
+        """Send by *calls*, in tasks of *instance*."""
+        self._instance = instance
+        self._calls = calls
+        self._lines: dict[tuple[str, str], _Line] = {}
+
+    async def ack(self, queue: MessageQueue, receipt: ReceiptHandle, *, timeout_s: float) -> None:
+        """Acknowledge one message; returns when that is stored.
+
+        Raises:
+            ReceiptStaleError: It is not this consumer's any more; another one may have it, and it
+                may have been acknowledged.
+            RequestTimedOutError: It may be acknowledged or not, and comes again if not.
+            RequestFailedError, BrokerUnreachableError, ClientClosedError: Not acknowledged.
+        Cancellation: As a time-out.
+        """
+        line = self._lines.setdefault((queue.broker_name, queue.topic), _Line())
+        if not line.is_running:
+            # One tick later: those that are asked for in this one go together.
+            self._instance.nursery.start_soon(self._run, line)
+            line.is_running = True
+        ack = _Ack((queue, receipt), self._instance.clock.monotonic() + timeout_s)
+        line.waiting.append(ack)
+        try:
+            with trio.move_on_after(timeout_s):
+                await ack.ended.wait()
+        finally:
+            if not ack.is_sent and not ack.ended.is_set():
+                line.waiting.remove(ack)
+        if not ack.ended.is_set():
+            raise _late(ack, timeout_s)
+        if ack.error is not None:
+            raise same_again(ack.error) from ack.error
+
+    async def _run(self, line: _Line) -> None:
+        """Send what waits, one request after the other.
+
+        Cancellation: The client closes; callers get errors.
+        """
+        batch: list[_Ack] = []
+        try:
+            while batch := line.take():
+                await self._send(batch)
+        finally:
+            line.is_running = False
+            for ack in (*batch, *line.waiting):
+                ack.end(_closed(ack))
+            line.waiting.clear()
+
+    async def _send(self, batch: list[_Ack]) -> None:
+        left_s = max(ack.deadline_s for ack in batch) - self._instance.clock.monotonic()
+        errors: list[MQError | None]
+        try:
+            errors = await self._calls.ack_each(
+                [ack.receipt for ack in batch], timeout_s=max(0.001, left_s)
+            )
+        except MQError as error:
+            errors = [error] * len(batch)
+        for ack, result in zip(batch, errors, strict=True):
+            ack.end(result)
+
+
+def _late(ack: _Ack, timeout_s: float) -> MQError:
+    if ack.is_sent:
+        return RequestTimedOutError(
+            f"no answer within {timeout_s:g} s; it may be acknowledged, and comes again if not"
+        )
+    return BrokerUnreachableError(
+        f"acknowledgements before it got no answer within {timeout_s:g} s; it was not sent, and the"
+        " message comes again"
+    )
+
+
+def _closed(ack: _Ack) -> MQError:
+    if ack.is_sent:
+        return RequestTimedOutError(
+            "the client was closed before the answer came; it may be acknowledged, and comes again"
+            " if not"
+        )
+    return ClientClosedError("the client was closed; it was not sent, and the message comes again")
