@@ -17,6 +17,7 @@ import trio
 
 from client.consumer.ack_lines import AckLines
 from client.consumer.pop_calls import PopCalls, ReceivedMessage
+from client.consumer.receive_rounds import ReceiveRounds
 from client.consumer.subscriptions import SUB_ALL, SubscriptionExpression
 from client.core.client_instance import ClientInstance
 from client.core.client_state import ManagedScope
@@ -67,10 +68,12 @@ class SimpleConsumer(ManagedScope):
         self._from_end = from_end
         self._in_order = in_order
         self._subscriptions: dict[str, SubscriptionExpression] = {}
+        self._subscription_changes = 0
         self._turn = 0
         self._down_until: dict[str, float] = {}
         self._calls = PopCalls(instance, group)
         self._acks = AckLines(instance, self._calls)
+        self._receives = ReceiveRounds(instance, self._find, self.change_invisible)
         for topic, expression in (subscriptions or {}).items():
             self.subscribe(topic, expression)
 
@@ -92,10 +95,12 @@ class SimpleConsumer(ManagedScope):
         if isinstance(expression, str):
             expression = SubscriptionExpression.by_tag(expression)
         self._subscriptions[topic] = expression
+        self._subscription_changes += 1
 
     def unsubscribe(self, topic: str) -> None:
         """Receive nothing more of *topic*; what was received is acknowledged all the same."""
         self._subscriptions.pop(topic, None)
+        self._subscription_changes += 1
 
     # ------------------------------------------------------------------------------ receive
 
@@ -106,6 +111,9 @@ class SimpleConsumer(ManagedScope):
         wait_s: float = RECEIVE_WAIT_S,
     ) -> list[ReceivedMessage]:
         """Return messages of one topic and broker group, an empty list after *wait_s*.
+
+        Calls that wait at the same time share requests, and what comes goes to the first first; not
+        with ``in_order``.
 
         Args:
             max_messages: At most this many.
@@ -118,11 +126,24 @@ class SimpleConsumer(ManagedScope):
             RequestTimedOutError, BrokerUnreachableError: No broker answered in time. Messages may
                 be out and in no hands: they come again when their time is over. A failure of one
                 broker group is raised only when all others fail, too.
-        Cancellation: As a time-out.
+        Cancellation: What comes for this call goes to another one of this consumer, or back: it is
+            handed out again at once, with this attempt counted. With ``in_order`` as a time-out.
         """
         if not self._subscriptions:
             raise ConfigError("nothing is subscribed: call subscribe first")
         deadline = self._instance.clock.monotonic() + wait_s
+        invisible_s = self._invisible_s if invisible_s is None else invisible_s
+        if self._in_order:
+            # Messages of one queue are not to be out to two calls.
+            return await self._find(max_messages, invisible_s, deadline)
+        return await self._receives.receive(
+            max_messages, deadline, (invisible_s, self._subscription_changes)
+        )
+
+    async def _find(
+        self, max_messages: int, invisible_s: float, deadline: float
+    ) -> list[ReceivedMessage]:
+        """Return messages of the first place that has some, an empty list at *deadline*."""
         while True:
             every = await self._places()
             now = self._instance.clock.monotonic()
@@ -165,7 +186,7 @@ class SimpleConsumer(ManagedScope):
         topic: str,
         broker_name: str,
         max_messages: int,
-        invisible_s: float | None,
+        invisible_s: float,
         hold_s: float,
     ) -> list[ReceivedMessage]:
         expression = self._subscriptions.get(topic)
@@ -176,7 +197,7 @@ class SimpleConsumer(ManagedScope):
             broker_name,
             expression,
             max_messages=max_messages,
-            invisible_s=self._invisible_s if invisible_s is None else invisible_s,
+            invisible_s=invisible_s,
             hold_s=hold_s,
             from_end=self._from_end,
             in_order=self._in_order,
