@@ -33,10 +33,10 @@ GRACE_S: Final = 0.05
 """A call whose time is over so soon ends with those whose time is over now."""
 
 GIVE_BACK_S: Final = 0.001
-"""Invisible time of a message that nobody waits for any more: the shortest there is."""
+"""Invisible time of a message that no call waits for any more: the shortest there is."""
 
 Find = Callable[[int, float, float], Awaitable[list[ReceivedMessage]]]
-"""Receives at most so many messages, for so many seconds, until a deadline."""
+"""Receives at most that many messages, for that many seconds, until a deadline."""
 
 Line = tuple[float, int]
 """Invisible time in seconds, and which subscriptions: only such calls share a request."""
@@ -236,7 +236,7 @@ class ReceiveRounds:
             self._go_on(key, line)
 
     def _return(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Let the broker hand out again what nobody waits for."""
+        """Let the broker hand out again what no call waits for."""
         with suppress(ClientClosedError):  # it comes again when its time is over
             for message in messages:
                 self._instance.nursery.start_soon(self._return_one, message)

@@ -1,4 +1,4 @@
-"""Receives and acknowledgements that share requests, in arbitrary schedules: nobody notices.
+"""Receives and acknowledgements that share requests, in arbitrary schedules: as if alone.
 
 What a caller gets is what it would get alone: messages that no other has under that receipt, no
 more than it asked for, nothing before its time is over, and the result of its own acknowledgement.
@@ -105,7 +105,7 @@ async def acknowledge(
     st.booleans(),
     st.lists(st.booleans(), max_size=8),
 )
-def test_shared_requests_keep_what_single_ones_promise(
+def test_shared_requests_keep_all_promises(
     tasks: list[Receiver],
     sends: list[tuple[float, int]],
     delay_s: float,
@@ -145,7 +145,7 @@ def judge(broker: PopBroker, seen: Seen, *, lost: bool) -> None:
         if "stale" in results:
             assert len(results) > 1, "the only acknowledgement of a message that is out"
     acknowledged = {offset for (offset, _), results in seen.results.items() if results}
-    assert broker.acked <= acknowledged, "acknowledged by nobody"
+    assert broker.acked <= acknowledged, "acknowledged by no caller"
     if not lost:
         now_s = trio.current_time()
         kept = {offset for offset, out in broker.out.items() if out.ends_s > now_s}
