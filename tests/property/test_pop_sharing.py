@@ -105,7 +105,7 @@ async def acknowledge(
     st.booleans(),
     st.lists(st.booleans(), max_size=8),
 )
-def test_shared_requests_keep_all_promises(
+def test_shared_requests_act_like_single_ones(
     tasks: list[Receiver],
     sends: list[tuple[float, int]],
     delay_s: float,
