@@ -7,7 +7,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -400,6 +400,18 @@ class Routes:
         for name in route.addresses:
             self._leaders.take_route(name, route.leader_address(name))
         return route
+
+    def forget_unknown(self, kept: Container[str]) -> None:
+        """Ask no more for topics that no NameServer knows, but for *kept*.
+
+        For an instance that others name topics to: every name would be asked for until its end.
+        """
+        for topic in list(self._topics_in_use):
+            lock = self._fetching.get(topic)
+            is_known = self.table.get(topic) is not None or topic in self._borrowed
+            if not is_known and topic not in kept and not (lock is not None and lock.locked()):
+                del self._topics_in_use[topic]
+                self._fetching.pop(topic, None)
 
     def add_members(self, broker_name: str, addresses: dict[int, str]) -> None:
         """Take in the members of a group as a NameServer lists them, without a topic's route."""

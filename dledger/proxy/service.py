@@ -414,6 +414,7 @@ class MessagingService:
             await self._instance.clock.sleep(EXPIRE_PERIOD_S)
             for client_id in self.clients.expire(self._now_s()):
                 _log.info("client_silent", client_id=client_id)
+            self._instance.routes.forget_unknown(self._announced_topics)
 
     def _ask_back(self, question: Question) -> None:
         """Hand a broker's question about a transaction to a producer of its topic."""
