@@ -152,8 +152,10 @@ def sent_message(message: pb.Message) -> Message:
         check_topic(topic)
     except MessageIllegalError as error:
         raise RefusedError(pb.ILLEGAL_TOPIC, str(error)) from error
-    if not system.message_id:
-        raise RefusedError(pb.ILLEGAL_MESSAGE_ID, "the message has no id")
+    if not system.message_id or _holds(system.message_id, "\x01\x02"):
+        raise RefusedError(
+            pb.ILLEGAL_MESSAGE_ID, r"the message has no id, or one that holds \x01 or \x02"
+        )
     if system.HasField("tag") and (not system.tag.strip() or _holds(system.tag, "|\x01\x02")):
         raise RefusedError(
             pb.ILLEGAL_MESSAGE_TAG, r"a tag is not blank and holds none of | \x01 \x02"
@@ -170,6 +172,11 @@ def sent_message(message: pb.Message) -> Message:
     if taken:
         raise RefusedError(
             pb.ILLEGAL_MESSAGE_PROPERTY_KEY, f"properties {sorted(taken)} have a meaning already"
+        )
+    if any(not name or _holds(name + value, "\x01\x02") for name, value in user.items()):
+        raise RefusedError(
+            pb.ILLEGAL_MESSAGE_PROPERTY_KEY,
+            r"a property has a name, and neither that nor its value holds \x01 or \x02",
         )
     properties = dict(user)
     if system.HasField("message_group"):
@@ -217,8 +224,11 @@ def _check_kind(system: pb.SystemProperties) -> None:
     """Refuse a message whose properties are those of another type than it claims."""
     kind = system.message_type
     has_group, is_delayed = system.HasField("message_group"), system.HasField("delivery_timestamp")
-    if has_group and not system.message_group.strip():
-        raise RefusedError(pb.ILLEGAL_MESSAGE_GROUP, "the message group is blank")
+    group = system.message_group
+    if has_group and (not group.strip() or _holds(group, "\x01\x02")):
+        raise RefusedError(
+            pb.ILLEGAL_MESSAGE_GROUP, r"the message group is blank, or holds \x01 or \x02"
+        )
     if kind == pb.PRIORITY:
         raise RefusedError(pb.UNSUPPORTED, "priorities are not supported")
     fits = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from google.protobuf.duration_pb2 import Duration
+
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
 from client.core.route import MessageQueue
@@ -11,7 +13,7 @@ from commitlog.errors import CorruptRecordError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import group_of, milliseconds, received_message, topic_of
-from dledger.proxy.receives import batch_size_of, wanted_by
+from dledger.proxy.receives import LONG_POLLING_MS_MAX, batch_size_of, wanted_by
 from dledger.proxy.routes import BrokerConfigs
 from dledger.proxy.sends import PRODUCER_GROUP
 from dledger.proxy.status import OK, RefusedError
@@ -32,6 +34,11 @@ def queue_of(queue: pb.MessageQueue) -> MessageQueue:
     if not queue.topic.name or not queue.broker.name or queue.id < 0:
         raise RefusedError(pb.BAD_REQUEST, "the queue has no topic, broker or id")
     return MessageQueue(topic_of(queue.topic), queue.broker.name, queue.id)
+
+
+def hold_s_of(length: Duration) -> float:
+    """Return how long a pull waits for messages that asks for *length*."""
+    return max(0, min(milliseconds(length), LONG_POLLING_MS_MAX)) / 1000
 
 
 class Offsets:
@@ -56,6 +63,8 @@ class Offsets:
         queue, group = queue_of(request.message_queue), group_of(request.group)
         batch_size = batch_size_of(request.batch_size, PULL_MESSAGES, PULL_MESSAGES_MAX)
         tags = wanted_by(request.filter_expression)
+        if request.offset < 0:
+            raise RefusedError(pb.ILLEGAL_OFFSET, f"an offset of {request.offset}")
         await self._configs.find_broker(queue.topic, queue.broker_name, pb.BAD_REQUEST)
         reader = PullConsumer(self._instance, group)
         found = await reader.pull(
@@ -63,7 +72,7 @@ class Offsets:
             request.offset,
             max_messages=batch_size,
             tags=tags,
-            timeout_s=caller.timeout_s(milliseconds(request.long_polling_timeout) / 1000),
+            timeout_s=caller.timeout_s(hold_s_of(request.long_polling_timeout)),
         )
         status = (
             OK if found.messages else pb.Status(code=pb.MESSAGE_NOT_FOUND, message="no message")

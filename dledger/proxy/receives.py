@@ -236,7 +236,7 @@ class Receives:
     def _hold_s(request: pb.ReceiveMessageRequest, caller: Caller) -> float:
         asked_ms = LONG_POLLING_MS
         if request.HasField("long_polling_timeout"):
-            asked_ms = min(milliseconds(request.long_polling_timeout), LONG_POLLING_MS_MAX)
+            asked_ms = max(0, min(milliseconds(request.long_polling_timeout), LONG_POLLING_MS_MAX))
         return caller.timeout_s(asked_ms / 1000)
 
     async def give_back(self, group: str, messages: list[ReceivedMessage]) -> None:

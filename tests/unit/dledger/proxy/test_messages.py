@@ -196,3 +196,18 @@ def test_delay_that_is_too_long_is_a_delivery_time() -> None:
     assert is_too_far(BrokerRefusedError("", code=ResponseCode.MESSAGE_ILLEGAL, remark=remark))
     assert not is_too_far(BrokerRefusedError("", code=ResponseCode.SYSTEM_BUSY, remark=remark))
     assert not is_too_far(BrokerRefusedError("", code=ResponseCode.MESSAGE_ILLEGAL, remark="size"))
+
+
+@pytest.mark.parametrize("bad", ["\x01", "a\x02"])
+def test_separators_of_properties_are_refused(bad: str) -> None:
+    refused = [
+        (message(message_id=bad), pb.ILLEGAL_MESSAGE_ID),
+        (message(user={bad: "v"}), pb.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        (message(user={"k": bad}), pb.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        (message(user={"": "v"}), pb.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        (message(message_type=pb.FIFO, message_group=bad), pb.ILLEGAL_MESSAGE_GROUP),
+    ]
+    for asked, code in refused:
+        with pytest.raises(RefusedError) as caught:
+            sent_message(asked)
+        assert caught.value.code == code

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from structlog.testing import capture_logs
 from trio.testing import MockClock
@@ -20,7 +21,7 @@ from dledger.proxy.caller import Caller
 from dledger.proxy.messages import duration
 from dledger.proxy.routes import CONFIG_LIFETIME_S, BrokerConfigs
 from dledger.proxy.server import _status
-from dledger.proxy.service import MessagingService
+from dledger.proxy.service import EXPIRE_PERIOD_S, MessagingService
 from dledger.proxy.status import RefusedError, status_of
 from remoting.protocol.bodies import SubscriptionGroupConfig
 from remoting.protocol.codes import RequestCode, ResponseCode
@@ -116,6 +117,11 @@ REFUSALS: list[tuple[str, Any, int]] = [
         "PullMessage",
         pb.PullMessageRequest(group=GROUP, message_queue=queue(), batch_size=-1),
         pb.BAD_REQUEST,
+    ),
+    (
+        "PullMessage",
+        pb.PullMessageRequest(group=GROUP, message_queue=queue(), offset=-1),
+        pb.ILLEGAL_OFFSET,
     ),
     (
         "AckMessage",
@@ -440,6 +446,52 @@ async def test_topic_without_readable_queues_is_refused(
     with pytest.raises(RefusedError) as caught:
         await service.receive_message(asked, CALLER)
     assert caught.value.code == pb.FORBIDDEN
+
+
+async def test_receive_for_less_than_no_time_waits_for_none(
+    world: World, service: MessagingService
+) -> None:
+    take_orders(world.groups["g"])
+    asked = pb.ReceiveMessageRequest(
+        group=GROUP, message_queue=queue(), long_polling_timeout=Duration(seconds=-3_600)
+    )
+    received = await service.receive_message(asked, Caller("client-1"))
+    assert received.answers[0].status.code == pb.MESSAGE_NOT_FOUND
+
+
+async def test_pull_waits_no_longer_than_brokers_hold_it(
+    world: World, service: MessagingService
+) -> None:
+    world.groups["g"].store("T", 0, RECORD)
+    for seconds in (-3_600, 1 << 40):
+        asked = pb.PullMessageRequest(
+            group=GROUP,
+            message_queue=queue(),
+            offset=1,
+            long_polling_timeout=Duration(seconds=seconds),
+        )
+        began_s = trio.current_time()
+        answers = await service.pull_message(asked, Caller("client-1"))
+        assert answers[0].status.code == pb.MESSAGE_NOT_FOUND
+        assert trio.current_time() - began_s <= 61
+
+
+async def test_unknown_topics_are_not_asked_for_again(
+    world: World, service: MessagingService
+) -> None:
+    """Anybody may name a topic; each was asked for every half minute from then on."""
+    await service.query_route(pb.QueryRouteRequest(topic=TOPIC), CALLER)
+    for number in range(20):
+        topic = pb.Resource(name=f"typo-{number}")
+        with pytest.raises(MQError):
+            await service.query_route(pb.QueryRouteRequest(topic=topic), CALLER)
+    await trio.sleep(EXPIRE_PERIOD_S + 1)
+    before = world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+    await trio.sleep(60)
+    assert world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) - before <= 3
+    world.groups["g"].topics["typo-0"] = 1
+    asked = pb.QueryRouteRequest(topic=pb.Resource(name="typo-0"))
+    assert len((await service.query_route(asked, CALLER)).message_queues) == 1
 
 
 # ---------------------------------------------------------------------------- time
