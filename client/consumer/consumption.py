@@ -278,11 +278,11 @@ class ConcurrentConsumption:
             ack_index = context.ack_index
             done = len(messages) if ack_index is None else max(0, min(ack_index + 1, len(messages)))
         self.counts["consumed"] += done
+        batch.acknowledge(messages[:done])  # at once: sending back the others may take long
         failed = messages[done:]
         if failed:
             self.counts["failed"] += len(failed)
             await self._give_back(batch, failed, context.delay_level_when_next_consume)
-        batch.acknowledge(messages[:done])
 
     async def _give_back(
         self, batch: Batch, messages: list[DeliveredMessage], delay_level: int

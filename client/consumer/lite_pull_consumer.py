@@ -99,7 +99,7 @@ class LitePullConsumer(ManagedScope):
         self._reading = Reading(
             self._reader,
             instance.clock,
-            self._subscriptions.get,
+            self._wanted_of,
             flow_limits,
             gate,
             self._ready.offer,
@@ -261,6 +261,11 @@ class LitePullConsumer(ManagedScope):
             handed = self._hooks.before(batch.messages, batch.owned.queue)
         self._polled.append((batch, handed))
         return batch.messages
+
+    def _wanted_of(self, topic: str) -> SubscriptionExpression | None:
+        if self._assigned is not None:
+            return SubscriptionExpression()  # of queues that are assigned all is read
+        return self._subscriptions.get(topic)
 
     def _is_wanted(self, owned: OwnedQueue) -> bool:
         return owned.queue not in self._paused

@@ -17,7 +17,7 @@ import trio
 from client.consumer.listener import DeliveredMessage
 from client.consumer.process_queue import ConsumeMeter, FlowLimits, ProcessQueue
 from client.consumer.pull_consumer import ROCKETMQ_PULL_MESSAGES, PullConsumer
-from client.consumer.subscriptions import SUB_ALL, SubscriptionExpression
+from client.consumer.subscriptions import SubscriptionExpression
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError, LockLostError, OffsetIllegalError
 from client.core.message_ext import PullResult
@@ -34,6 +34,9 @@ AGAIN_AFTER_ERROR_S: Final = 3.0
 """RocketMQ's pause after a pull that was refused."""
 AGAIN_AFTER_LOCK_S: Final = 0.1
 """After one that was refused for its lock; the consumer of the queue ends this reader by then."""
+
+UNWANTED_S: Final = 0.1
+"""Before a topic that is not subscribed any more is checked again: it is given up soon."""
 
 
 class Gate:
@@ -172,11 +175,19 @@ class Reading:
                 owned.count(held_back)
                 await owned.change()
                 continue
-            await self._pull(owned, messages)
+            wanted = self.wanted(owned.queue.topic)
+            if wanted is None:
+                await self.clock.sleep(UNWANTED_S)
+            else:
+                await self._pull(owned, messages, wanted)
 
-    async def _pull(self, owned: OwnedQueue, messages: ProcessQueue[DeliveredMessage]) -> None:
+    async def _pull(
+        self,
+        owned: OwnedQueue,
+        messages: ProcessQueue[DeliveredMessage],
+        wanted: SubscriptionExpression,
+    ) -> None:
         queue = owned.queue
-        wanted = self.wanted(queue.topic)
         result: PullResult | None = None
         began_s = 0.0 if self.meter is None else self.meter.pulling(queue)
         try:
@@ -185,7 +196,7 @@ class Reading:
                     queue,
                     messages.next_offset,
                     max_messages=self.batch_messages,
-                    tags=SUB_ALL if wanted is None else wanted,
+                    tags=wanted,
                     timeout_s=SUSPEND_S,
                     lock_token=self.token(queue),
                 )

@@ -595,3 +595,62 @@ async def test_an_answer_without_an_offset_is_asked_for_again(
         for broker in world.groups["g"].brokers:
             broker.answer_query = None
         await heard.wait_for(1, within_s=3)
+
+
+async def test_unsubscribed_topic_is_not_read_without_its_tags(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    heard = Heard()
+    for number in range(60):
+        await producer.send_to(QUEUE, Message("T", b"%d" % number, tags="AB"[number % 2]))
+    config = PushConfig(consume_from=FROM_FIRST, pull_batch_size=2)
+    for broker in world.groups["g"].brokers:
+
+        async def slow(asked: RemotingCommand, usual=broker._consumer_list):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
+            await trio.sleep(0.5)
+            return usual(asked)
+
+        broker.processors._processors.pop(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+        broker.on(RequestCode.GET_CONSUMER_LIST_BY_GROUP, slow)
+        usual_pull = broker._pull
+
+        async def pull(asked: RemotingCommand, usual=usual_pull):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
+            await trio.sleep(0.1)
+            answer = usual(asked)
+            return answer if isinstance(answer, RemotingCommand) else await answer
+
+        broker.pull_hook = pull
+    async with PushConsumer(client, "c", heard, {"T": "A"}, config) as consumer:
+        await heard.wait_for(7)
+        consumer.subscribe("other")  # a rebalance is under way
+        await trio.sleep(0.1)
+        consumer.unsubscribe("T")
+        await trio.sleep(3)
+        assert owned(consumer) == [[]]
+        assert {m.tags for m in heard.messages} == {"A"}
+        consumer.subscribe("T", "B")
+        await heard.wait_for(len(heard.bodies) + 20)
+        assert heard.messages[-1].tags == "B"
+
+
+async def test_part_that_succeeded_is_committed_while_others_go_back(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    heard = Heard()
+
+    def answer(_: DeliveredMessage, context: ConsumeContext) -> None:
+        context.ack_index = 1
+
+    async def slow(asked: RemotingCommand) -> RemotingCommand:
+        await trio.sleep(4)
+        return response_to(asked)
+
+    heard.answer = answer
+    for broker in world.groups["g"].brokers:
+        broker.answer_send_back = slow
+    config = PushConfig(consume_from=FROM_FIRST, consume_message_batch_max_size=8)
+    await send(producer, 8, queues=1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, config):
+        await heard.wait_for(8)
+        await trio.sleep(6)
+        assert 2 <= committed(world.groups["g"])[0] < 8  # others are to be sent back still
