@@ -166,6 +166,8 @@ class _Handlers:
         stream = self._service.open_stream(caller, push)
         if stream is None:
             status = pb.Status(code=pb.CLIENT_ID_REQUIRED, message="the stream names no client")
+            if caller.client_id:
+                status = pb.Status(code=pb.TOO_MANY_REQUESTS, message="too many clients are here")
             await context.write(pb.TelemetryCommand(status=status))
             return
         writing = asyncio.create_task(write())

@@ -191,6 +191,24 @@ def test_answers_not_all_written_come_again(
     assert [function.__name__ for function, _ in guest.started] == ["abandon"] * comes_again
 
 
+class FullService(OneReceive):
+    """A service that takes no more streams."""
+
+    def open_stream(self, _caller: Caller, _push: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("client_id", "code"), [("c", pb.TOO_MANY_REQUESTS), ("", pb.CLIENT_ID_REQUIRED)]
+)
+def test_refused_stream_states_why(client_id: str, code: int) -> None:
+    context = Context(ends_at=9)
+    context.invocation_metadata = lambda: (("x-mq-client-id", client_id),)  # type: ignore[method-assign]
+    handlers = _Handlers(cast(MessagingService, FullService()), cast(Guest, Carrier()))
+    asyncio.run(handlers._telemetry(None, context))
+    assert [each.status.code for each in context.written] == [code]
+
+
 async def test_abandoned_messages_are_given_back_once(
     world: World, service: MessagingService
 ) -> None:
