@@ -7,7 +7,7 @@ Spec: docs/internals/protocol/remoting.md, section 14.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -48,6 +48,9 @@ from remoting.protocol.pop_requests import (
 from remoting.protocol.receipt_handle import NORMAL_TOPIC, ReceiptHandle
 
 ANY_QUEUE: Final = -1
+
+ROCKETMQ_MESSAGES_MAX: Final = 32
+"""Messages of one receive: RocketMQ's brokers refuse a request for more, ours give up to 1,024."""
 
 _NOTHING: Final = frozenset(
     {ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_FULL, ResponseCode.POLLING_TIMEOUT}
@@ -130,8 +133,15 @@ class PopCalls:
             in_order,
             attempt_id,
         )
+        fields = dict(header.encode())
+
+        def bounded(link: Link) -> int:
+            most = max_messages if link.cbor else min(max_messages, ROCKETMQ_MESSAGES_MAX)
+            fields["maxMsgNums"] = str(most)
+            return RequestCode.POP_MESSAGE
+
         answer = await self._ask(
-            RequestCode.POP_MESSAGE, dict(header.encode()), topic, broker_name, hold_s
+            RequestCode.POP_MESSAGE, fields, topic, broker_name, hold_s, adapt=bounded
         )
         if answer.code in _NOTHING:
             return []
@@ -379,15 +389,23 @@ class PopCalls:
         return answer, attempts
 
     async def _ask(
-        self, code: RequestCode, ext: dict[str, str], topic: str, broker_name: str, hold_s: float
+        self,
+        code: RequestCode,
+        ext: dict[str, str],
+        topic: str,
+        broker_name: str,
+        hold_s: float,
+        *,
+        adapt: Callable[[Link], int] | None = None,
     ) -> RemotingCommand:
         return await self._instance.ask_leader(
             broker_name,
             code,
-            dict(ext),
+            ext,
             topic=topic,
             timeout_s=hold_s + SUSPEND_MARGIN_S,
             attempt_timeout_s=hold_s + SUSPEND_MARGIN_S,
+            adapt=adapt,
         )
 
 

@@ -7,8 +7,10 @@
                 └──── those that got nothing and have time ◄──┘
 
 A round leaves at once where none is under way, or when a whole round's worth waits; else those that
-come wait for one that ends in their time. A message that came for a call that is cancelled goes to
-the next one, or back: the broker hands it out again at once, with this attempt counted.
+come wait for one that ends in their time. A call for many messages is worth its own request.
+
+A message that came for a call that is cancelled goes to the next one, or back: the broker hands it
+out again at once, with this attempt counted.
 """
 
 from __future__ import annotations
@@ -26,8 +28,11 @@ from client.core.client_instance import ClientInstance
 from client.core.errors import ClientClosedError, RequestTimedOutError, same_again
 from commitlog.errors import MQError
 
-ROUND_MESSAGES_MAX: Final = 32
-"""Messages that calls ask for together, as RocketMQ's brokers refuse more; one alone may ask so."""
+ROUND_MESSAGES_MAX: Final = 256
+"""Messages that calls ask for together."""
+
+ALONE_MESSAGES_MIN: Final = 32
+"""A call for that many messages shares no request."""
 
 GRACE_S: Final = 0.05
 """A call whose time is over so soon ends with those whose time is over now."""
@@ -97,6 +102,12 @@ class _Line:
         first_s = min(call.deadline_s for call in self.waiting)
         return not ends_s or min(ends_s) > first_s + GRACE_S
 
+    def begin(self, calls: list[_Call]) -> _Round:
+        """Return a round for *calls*, which do not wait here."""
+        begun = _Round(calls, min(call.deadline_s for call in calls))
+        self.rounds[begun] = None
+        return begun
+
     def take(self) -> _Round | None:
         """Take the next round's worth of calls; None: none waits."""
         calls: list[_Call] = []
@@ -104,11 +115,7 @@ class _Line:
         while self.waiting and (not calls or wanted + self.waiting[0].wanted <= ROUND_MESSAGES_MAX):
             calls.append(self.waiting.popleft())
             wanted += calls[-1].wanted
-        if not calls:
-            return None
-        taken = _Round(calls, min(call.deadline_s for call in calls))
-        self.rounds[taken] = None
-        return taken
+        return self.begin(calls) if calls else None
 
     def deal(
         self, calls: Iterable[_Call], messages: Sequence[ReceivedMessage]
@@ -161,13 +168,15 @@ class ReceiveRounds:
             ClientClosedError: The client is closed.
         Cancellation: What comes for this call goes to another one, or back to the broker.
         """
-        line = self._lines.get(key) or _Line()
+        line = self._lines.setdefault(key, _Line())
         call = _Call(wanted, deadline_s)
-        line.waiting.append(call)
         try:
-            self._lines[key] = line
-            if line.is_due:
-                self._leave(key, line)
+            if wanted >= ALONE_MESSAGES_MIN:
+                self._instance.nursery.start_soon(self._make, key, line, line.begin([call]))
+            else:
+                line.waiting.append(call)
+                if line.is_due:
+                    self._leave(key, line)
             await call.ended.wait()
         except BaseException:
             self._gone(key, line, call)
@@ -234,6 +243,7 @@ class ReceiveRounds:
             self._return(left)
         if line.waiting and not line.is_leaving:
             self._go_on(key, line)
+        self._forget(key, line)
 
     def _return(self, messages: Sequence[ReceivedMessage]) -> None:
         """Let the broker hand out again what no call waits for."""

@@ -293,7 +293,7 @@ class LeaderCalls:
             topic: Whose route is refreshed when the leader is lost.
             timeout_s: Budget over all attempts.
             attempt_timeout_s: One attempt; default: the configured RPC time-out.
-            adapt: Chooses the code by what the broker understands.
+            adapt: Chooses the code by what the broker understands; it may change *ext*, too.
         Returns:
             The answer of a node that did not say "not leader" or "busy".
         Raises:

@@ -222,7 +222,8 @@ class _Instance:
     ) -> RemotingCommand:
         if adapt is not None:
             for _ in range(self._broker.attempts):
-                adapt(cast("Link", SimpleNamespace(names_stale=self._broker.names_stale)))
+                is_ours = self._broker.names_stale
+                adapt(cast("Link", SimpleNamespace(names_stale=is_ours, cbor=is_ours)))
         with trio.move_on_after(timeout_s):
             return await self._broker.answer(code, ext, body)
         raise RequestTimedOutError("no answer in time")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from client.consumer.receive_rounds import ROUND_MESSAGES_MAX
+from client.consumer.pop_calls import ROCKETMQ_MESSAGES_MAX
+from client.consumer.receive_rounds import ALONE_MESSAGES_MIN, ROUND_MESSAGES_MAX
 from client.consumer.simple_consumer import SimpleConsumer
 from client.core.errors import ClientClosedError, RequestTimedOutError
 from commitlog.errors import MQError
@@ -113,6 +114,25 @@ async def test_full_round_waits_for_none(broker: PopBroker, calls: Calls) -> Non
     assert max(calls.ended_s.values()) - began_s < 2 * broker.delay_s
     got = [offset for offsets in calls.got.values() for offset in offsets]
     assert sorted(got) == list(range(1 + 2 * ROUND_MESSAGES_MAX + 100))
+
+
+async def test_rocketmq_broker_is_asked_for_what_it_gives(broker: PopBroker, calls: Calls) -> None:
+    broker.send(50)
+    broker.names_stale = False
+    for number in range(40):
+        calls.begin(f"{number}")
+    await trio.sleep(1)
+    assert pops(broker) == [ROCKETMQ_MESSAGES_MAX, 40 - ROCKETMQ_MESSAGES_MAX]
+    assert sorted(offset for got in calls.got.values() for offset in got) == list(range(40))
+
+
+async def test_call_for_many_shares_no_request(broker: PopBroker, calls: Calls) -> None:
+    broker.send(100)
+    for name, count in (("a", 1), ("b", ALONE_MESSAGES_MIN), ("c", 1)):
+        calls.begin(name, count)
+    await trio.sleep(1)
+    assert sorted(pops(broker)) == [2, ALONE_MESSAGES_MIN]
+    assert {name: len(got) for name, got in calls.got.items()} == {"a": 1, "b": 32, "c": 1}
 
 
 async def test_first_call_gets_the_first_message(broker: PopBroker, calls: Calls) -> None:
