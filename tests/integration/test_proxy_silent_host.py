@@ -38,10 +38,14 @@ class Cable:
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        await asyncio.gather(
-            self._pump(reader, far_writer, asyncio.Event()),
-            self._pump(far_reader, writer, self.ended),
-        )
+        try:
+            await asyncio.gather(
+                self._pump(reader, far_writer, asyncio.Event()),
+                self._pump(far_reader, writer, self.ended),
+            )
+        finally:
+            for end in (far_writer, writer):
+                end.close()
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ended: asyncio.Event
