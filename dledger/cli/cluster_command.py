@@ -82,10 +82,10 @@ def with_absent(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         by_broker.setdefault(row["broker"], []).append(dict(row))
     for group in by_broker.values():
-        says = max(group, key=lambda row: int(row.get("term") or 0))
+        newest = max(group, key=lambda row: int(row.get("term") or 0))
         silent = {row["address"]: row for row in group if "self" not in row}
         here = {row.get("self") for row in group}
-        for member in says.get("members") or ():
+        for member in newest.get("members") or ():
             if member["name"] in here:
                 continue
             address = member.get("client_address") or member.get("address")
@@ -94,8 +94,8 @@ def with_absent(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 continue
             group.append(
                 {
-                    "cluster": says.get("cluster"),
-                    "broker": says["broker"],
+                    "cluster": newest.get("cluster"),
+                    "broker": newest["broker"],
                     "id": None,
                     "address": address,
                     "reachable": False,

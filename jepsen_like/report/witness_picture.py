@@ -44,7 +44,7 @@ ORDER_QUEUES_MAX: Final = 4
 """Queues that get a picture of their own; one bug shows in many, and is the same in each."""
 
 
-class Says(StrEnum):
+class Statement(StrEnum):
     """What an operation states of its offsets."""
 
     SENT = "send acknowledged at"
@@ -58,14 +58,14 @@ class Mark:
 
     Attributes:
         op: The operation.
-        says: What it states of its offsets.
+        statement: What it states of its offsets.
         low: First offset it speaks of.
         high: Last one.
         is_witness: It is one of those that prove the violation.
     """
 
     op: Operation
-    says: Says
+    statement: Statement
     low: int
     high: int
     is_witness: bool
@@ -141,15 +141,15 @@ def ends_of(op: Operation) -> tuple[int, int]:
     return op.call_ns, op.call_ns if op.ret_ns == NEVER else op.ret_ns
 
 
-def _statement(op: Operation) -> tuple[Says, int, int] | None:
+def _statement(op: Operation) -> tuple[Statement, int, int] | None:
     """Return what *op* states and of which offsets; None: nothing that can be drawn."""
     if op.outcome != Outcome.OK:
         return None
     if op.f == F.SEND:
-        return None if op.off == NOTHING else (Says.SENT, op.off, op.off)
+        return None if op.off == NOTHING else (Statement.SENT, op.off, op.off)
     if op.f == F.PULL and op.values:
-        return (Says.FOUND, op.off, op.off + len(op.values) - 1)
-    return None if op.max_off == NOTHING else (Says.END, op.max_off, op.max_off)
+        return (Statement.FOUND, op.off, op.off + len(op.values) - 1)
+    return None if op.max_off == NOTHING else (Statement.END, op.max_off, op.max_off)
 
 
 # ---------------------------------------------------------------------------------- its picture
@@ -175,12 +175,12 @@ AROUND_LEAST_S: Final = 0.15
 OFFSETS_BELOW, OFFSETS_ABOVE = 8.0, 18.0
 """Offsets shown below the lowest witness and above the highest, at least."""
 
-COLOURS: Final = {Says.SENT: GOOD, Says.FOUND: "#7d8fa3", Says.END: "#aa4499"}
+COLOURS: Final = {Statement.SENT: GOOD, Statement.FOUND: "#7d8fa3", Statement.END: "#aa4499"}
 UNANSWERED: Final = "#b8a25a"
 _TEXTS: Final = {
-    Says.SENT: "send",
-    Says.FOUND: "read found",
-    Says.END: "read saw the end",
+    Statement.SENT: "send",
+    Statement.FOUND: "read found",
+    Statement.END: "read saw the end",
 }
 
 Spell = tuple[float, float]
@@ -253,9 +253,9 @@ def draw_witnesses(
             letter = drawing.letters[mark.op.op_id]
             offsets = str(mark.low) + (f" to {mark.high}" if mark.high > mark.low else "")
             handle = Line2D([], [], ls="", marker=f"${letter}$", color=BAD, markersize=7)
-            text = f"{mark.says}\n{offsets} by p{mark.op.process} (op {mark.op.op_id})"
+            text = f"{mark.statement}\n{offsets} by p{mark.op.process} (op {mark.op.op_id})"
             made.entries.append((handle, text))
-    made.entries += [(Patch(color=COLOURS[says]), text) for says, text in _TEXTS.items()]
+    made.entries += [(Patch(color=COLOURS[statement]), text) for statement, text in _TEXTS.items()]
     made.entries.append((Patch(color=BAD), "witness"))
     if has_unanswered:
         made.entries.append((Patch(color=UNANSWERED, alpha=0.5), "send without answer"))
@@ -348,7 +348,7 @@ def _draw_clients(axes: Axes, drawing: _Drawing, clients: Sequence[int]) -> None
         if mark.op.process not in lanes:
             continue
         lane, spell = lanes[mark.op.process], drawing.spell(mark.op)
-        _bar(axes, lane, spell, BAD if mark.is_witness else COLOURS[mark.says], 0.9)
+        _bar(axes, lane, spell, BAD if mark.is_witness else COLOURS[mark.statement], 0.9)
         if mark.op.op_id in drawing.letters:
             _letter(axes, drawing.letters[mark.op.op_id], ((spell[0] + spell[1]) / 2, lane), 0)
     axes.set_ylim(max(len(clients), 3) - 0.5, -0.5)
@@ -369,19 +369,19 @@ def _bar(axes: Axes, lane: int, spell: Spell, colour: str, alpha: float) -> None
 
 def _draw_offsets(axes: Axes, drawing: _Drawing) -> None:
     witnesses = [mark for mark in drawing.order.marks if mark.is_witness]
-    spoken = [m for m in witnesses if m.says is Says.SENT] or witnesses
+    spoken = [m for m in witnesses if m.statement is Statement.SENT] or witnesses
     low = min(mark.low for mark in spoken) - OFFSETS_BELOW
     high = max(mark.high for mark in spoken) + OFFSETS_ABOVE
     tall = (high - low) / 50
     for mark in drawing.order.marks:
         begin_s, end_s = drawing.spell(mark.op)
-        height = tall / 2 if mark.says is Says.END else mark.high - mark.low + tall
+        height = tall / 2 if mark.statement is Statement.END else mark.high - mark.low + tall
         middle = (mark.low + mark.high) / 2
         axes.add_patch(
             Rectangle(
                 (begin_s, middle - height / 2), end_s - begin_s, height,
-                facecolor=BAD if mark.is_witness else COLOURS[mark.says],
-                alpha=0.3 if mark.says is Says.FOUND and not mark.is_witness else 0.9,
+                facecolor=BAD if mark.is_witness else COLOURS[mark.statement],
+                alpha=0.3 if mark.statement is Statement.FOUND and not mark.is_witness else 0.9,
                 lw=0, zorder=4 if mark.is_witness else 2,
             )
         )  # fmt: skip
@@ -408,4 +408,4 @@ def _letter(axes: Axes, letter: str, at: tuple[float, float], above_points: floa
 def mark_text(mark: Mark) -> str:
     """Return what an operation states, for a reader without the picture."""
     until = f" to {mark.high}" if mark.high > mark.low else ""
-    return f"operation {mark.op.op_id}: {mark.says} {mark.low}{until}"
+    return f"operation {mark.op.op_id}: {mark.statement} {mark.low}{until}"

@@ -88,10 +88,10 @@ def audited(code: RequestCode, handler: Handler, subject_of: SubjectOf = fields_
             "subject": _subject(command, subject_of),
         }
 
-        def told(response: RemotingCommand) -> None:
+        def write(response: RemotingCommand) -> None:
             _log.info("audit", **line, outcome=_outcome(response), code=response.code)
 
-        connection.when_answered(command, told)
+        connection.when_answered(command, write)
         handled = handler(connection, command)
         if isinstance(handled, Awaitable):
             return _unless_cancelled(handled, line)

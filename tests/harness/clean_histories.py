@@ -163,7 +163,7 @@ class World:
         return self.rng.choices(OUTCOMES, (7, 2, 1))[0]
 
     def effect(self, outcome: Outcome, act: Callable[[], None]) -> None:
-        """Let it happen now when it went well; now, later or never when nobody knows."""
+        """Let it happen now when it went well; now, later or never when the outcome is unknown."""
         chance = self.rng.random()
         if outcome is Outcome.OK or (outcome is Outcome.INFO and chance < 0.4):
             act()

@@ -125,7 +125,7 @@ class FakeGroup:
         self.commit_latency_s = 0.001
         # As with ASYNC_MASTER: answers come when appended, applying is left to the test.
         self.answers_early = False
-        # No majority answers: what is appended stays unapplied until the test says.
+        # No majority answers: what is appended stays unapplied until the test lets it apply.
         self.stalled = False
         self.kicks = 0
         self.damage_reports: list[tuple[int, int]] = []
@@ -147,7 +147,7 @@ class FakeGroup:
 
     @property
     def waiting(self) -> int:
-        """How many proposals nobody has appended yet."""
+        """How many proposals are not appended yet."""
         return len(self._waiting)
 
     def catch_up(self) -> None:

@@ -24,7 +24,7 @@ ANSWER_TIMEOUT_S = 60.0
 """A client tries a send four times, three seconds each; a start takes one or two."""
 
 END_TIMEOUT_S = 40.0
-"""A client that goes away writes its offsets and says goodbye to every broker."""
+"""A client that goes away writes its offsets and unregisters at every broker."""
 
 HOW = "run `make interop`, which prepares them"
 

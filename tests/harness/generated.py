@@ -10,7 +10,7 @@ from jepsen_like.history.parquet import read_history
 from spark_jobs.generate.history import Generated, Shape, generate
 
 WRONG = 1 << 61
-"""A value nobody sent."""
+"""A value that was never sent."""
 
 
 def generated(shape: Shape, folder: Path) -> tuple[History, Generated]:

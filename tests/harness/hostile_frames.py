@@ -128,7 +128,7 @@ class Hostile:
         return len(encoded).to_bytes(2, "big") + encoded
 
     def hello(self, honest: Hello) -> dict[str, Any]:
-        """Return what somebody says of itself, a few fields of it not what they should be."""
+        """Return the fields of a peer, a few of them not what they should be."""
         said = honest.encode()
         said["members"] = [1, [["n1", "ab"]]]
         for _ in range(self.rng.randrange(1, 3)):

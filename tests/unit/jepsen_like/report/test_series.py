@@ -34,7 +34,7 @@ from jepsen_like.report.series import (
     skipped_of,
     span_of,
 )
-from jepsen_like.report.witness_picture import ORDER_OPERATIONS_MAX, Says, orders_of
+from jepsen_like.report.witness_picture import ORDER_OPERATIONS_MAX, Statement, orders_of
 
 MS = 1_000_000
 BEGIN = 5 * NS
@@ -278,9 +278,9 @@ def test_order_picture_has_witnesses_and_neighbours() -> None:
     assert (order.queue, order.violation) == ("t/0", violation)
     assert len(order.marks) == ORDER_OPERATIONS_MAX
     witnesses = [mark for mark in order.marks if mark.is_witness]
-    assert [(m.op.op_id, m.says, m.low, m.high) for m in witnesses] == [
-        (10, Says.SENT, 10, 10),
-        (500, Says.END, 250, 250),
+    assert [(m.op.op_id, m.statement, m.low, m.high) for m in witnesses] == [
+        (10, Statement.SENT, 10, 10),
+        (500, Statement.END, 250, 250),
     ]
     rest = {mark.op.op_id for mark in order.marks if not mark.is_witness}
     assert {9, 11, 300, 301} <= rest
