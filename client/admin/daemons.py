@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import trio
 
 from client.admin.groups import checked
@@ -16,25 +14,6 @@ from remoting.properties import read_properties
 from remoting.protocol.bodies import ClusterInfo, KVTable
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import request
-
-OWN_KEYS: Final = frozenset(
-    {
-        "brokerIP1",
-        "listenPort",
-        "bindAddress",
-        "fastListenPort",
-        "storePathRootDir",
-        "dLegerSelfId",
-        "brokerId",
-        "broker.advertised_port",
-        "raft.listen_port",
-        "raft.tls_cert_file",
-        "raft.tls_key_file",
-        "client.credentials_file",
-        "server.acl_file",
-    }
-)
-"""Keys whose values are meant to differ between the brokers of a group."""
 
 
 class DaemonQueries:

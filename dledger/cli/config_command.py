@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from client.admin.daemons import OWN_KEYS
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -22,6 +21,7 @@ from dledger.output import (
     print_table,
     show,
 )
+from dledger.own_keys import OWN_KEYS
 from remoting.protocol.codes import RequestCode
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from client.admin.daemons import OWN_KEYS
 from dledger.cli import ask_cluster
 from dledger.cli.ask_cluster import rows_of
 from dledger.cli.config_command import differing
 from dledger.cli.main import main
+from dledger.own_keys import OWN_KEYS
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
 from remoting.properties import read_properties
 from remoting.protocol.command import RemotingCommand, request, response_to
