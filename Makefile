@@ -7,6 +7,7 @@ SOAK_MINUTES ?= 10
 SOAK_AT_LEAST ?= 40
 DETERMINISM_SEEDS ?= 200
 TEST_JOBS ?= auto
+TEST_EXTENT ?= 5
 PEER_FUZZ_FRAMES ?= 1000000
 SMALL_HISTORIES ?= 10000000
 CLEAN_HISTORIES ?= 100000
@@ -28,7 +29,7 @@ TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
 TWO_AT_A_TIME := -n 2 --dist loadgroup
 ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
 
-.PHONY: setup docs console-pictures proto matrix peer-fuzz small-histories clean-histories check lint types imports unit unit-together unit-alone test slow-together slow-alone chromium java spark bench-spark notebook demo bench bench-peers leader-kills determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
+.PHONY: setup docs console-pictures proto matrix peer-fuzz small-histories clean-histories check lint types imports unit unit-together unit-alone test test-long slow-together slow-alone chromium java spark bench-spark notebook demo bench bench-peers leader-kills determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
 
 setup: $(STAMP)
 
@@ -72,6 +73,11 @@ slow-together: setup
 slow-alone: setup
 	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -m "slow and side_by_side and not planted" --timeout 600 --durations=25 $(ALONE) $(TWO_AT_A_TIME)
 	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -m "slow and not side_by_side and not planted" --timeout 600 --durations=25 $(ALONE)
+
+# The tests that draw seeds, plans and histories draw $(TEST_EXTENT) times as many: half an hour.
+test-long: setup
+	DLEDGER_TEST_EXTENT=$(TEST_EXTENT) $(PYTEST) -m slow --timeout 3600 --durations=25 $(TOGETHER)
+	DLEDGER_TEST_EXTENT=$(TEST_EXTENT) $(PYTEST) --timeout 3600 tests/integration/test_long_log.py
 
 # The browser tests drive Debian's chromium; without one they are skipped and say so.
 chromium:
@@ -175,10 +181,11 @@ mutants-unseen: setup
 peer-fuzz: setup
 	DLEDGER_PEER_FUZZ_FRAMES=$(PEER_FUZZ_FRAMES) $(PYTEST) --timeout 3600 tests/property/test_peer_port_fuzz.py
 
-# Ten million small histories of a queue: the checker agrees with exhaustive search on each.
+# A hundred thousand clean histories: no checker raises an alarm.
 clean-histories: setup
 	DLEDGER_CLEAN_HISTORIES=$(CLEAN_HISTORIES) $(PYTEST) -m slow -n $(TEST_JOBS) tests/property/test_checker_mutations.py -k clean_histories
 
+# Ten million small histories of a queue: the checker agrees with exhaustive search on each.
 small-histories: setup
 	DLEDGER_SMALL_HISTORIES=$(SMALL_HISTORIES) $(PYTEST) -m slow --timeout 3600 -n $(TEST_JOBS) tests/property/test_small_histories.py
 

@@ -35,7 +35,7 @@ SETTINGS: dict[str, object] = {
     "store.max_hash_slot_num": 100_000,
     "store.max_index_num": 1_000_000,
 }
-KILLS, KILLS_BY_HINTS = int(os.environ.get("LEADER_KILLS", "20")), 10
+KILLS, KILLS_BY_HINTS = int(os.environ.get("LEADER_KILLS", "10")), 5
 """`make leader-kills` sets more."""
 SENDERS = 48 if KILLS <= 20 else 64
 DELAY_S = {1: 1.0, 2: 5.0}
@@ -115,7 +115,7 @@ class Kills:
 
     Attributes:
         record: Of the senders and of the delayer.
-        by_hints: Of a producer with a client of its own, over the first ten kills.
+        by_hints: Of a producer with a client of its own, over the first kills.
         hints: How often that client was led to another broker, or went to look for one.
         sent, hinted, delayed: What is in their topics at the end.
         rate: Acknowledged sends per second.
@@ -205,7 +205,7 @@ def test_kills_of_the_leader_lose_and_double_nothing(kills: Kills) -> None:
     deliveries = Counter(key_of(message) for message in delayed.values())
     assert [key for key in record.delayed if deliveries[key] != 1] == []
     assert [key for key in record.delayed_unknown if deliveries[key] > 1] == []
-    assert len(record.delayed) > 200
+    assert len(record.delayed) > 10 * KILLS
     early = [
         key_of(message)
         for message in delayed.values()
@@ -220,7 +220,7 @@ def test_kills_of_the_leader_lose_and_double_nothing(kills: Kills) -> None:
     )
 
 
-def test_one_producer_survives_ten_leader_changes_by_hints(kills: Kills) -> None:
+def test_one_producer_survives_leader_changes_by_hints(kills: Kills) -> None:
     """Given NameServer addresses only; routes are polled once an hour: no gap can wait for that."""
     record, hinted = kills.by_hints, kills.hinted
     assert len(record.kills) == KILLS_BY_HINTS

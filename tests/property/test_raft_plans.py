@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from commitlog.errors import DiskFullError
 from dledger.testing.crash_disk import CrashDisk
+from tests.harness.extent import EXTENT
 from tests.harness.only_new_garbage import only_new_garbage
 from tests.harness.raft_cluster import Cluster, Letter
 
@@ -31,6 +32,8 @@ KINDS = (
     + ["stand", "stand", "power cut", "kill", "blackout"]
 )
 STEPS = st.sampled_from(KINDS)
+SEEDS = 8 * EXTENT
+"""Of long plans, in each block."""
 PLANS = st.lists(st.tuples(STEPS, st.integers(0, 255)), min_size=20, max_size=160)
 
 
@@ -205,7 +208,7 @@ def test_plans_are_worth_playing() -> None:
 def test_long_random_plans(block: int) -> None:
     """Plans too long for drawing one by one; a failure names its seed."""
     with only_new_garbage():
-        for seed in range(block * 40, block * 40 + 40):
+        for seed in range(block * SEEDS, (block + 1) * SEEDS):
             rng = random.Random(seed)
             plan = [(rng.choice(KINDS), rng.randrange(256)) for _ in range(1200)]
             try:

@@ -12,6 +12,7 @@ from jepsen_like.history.operation import Event, F, Outcome
 from jepsen_like.plans.draw import draw_plan
 from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from jepsen_like.simulation.play import Played, play
+from tests.harness.extent import EXTENT
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +109,7 @@ def test_what_needs_real_processes_is_left_out_with_a_reason() -> None:
     assert details == {"skipped: descriptors are those of real processes"}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2 * EXTENT))
 def test_drawn_plans_with_everything_at_once_are_valid(seed: int) -> None:
     kinds = CHOSEN | {Kind.KILL, Kind.ISOLATE, Kind.POWER_CUT, Kind.CLIENT_KILL}
     ran = play(draw_plan(seed, 300.0, kinds=kinds, even=True, fault_interval_s=8.0))

@@ -15,6 +15,7 @@ from jepsen_like.plans.draw import draw_plan
 from jepsen_like.plans.plan import Kind, Plan, Step, Workload, encode_plan
 from jepsen_like.simulation.diagram import as_svg, as_text
 from jepsen_like.simulation.play import Played, play
+from tests.harness.extent import EXTENT
 
 SHORT = Plan(
     seed=5,
@@ -135,7 +136,7 @@ def test_what_is_no_plan_is_a_usage_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(1, 9))
+@pytest.mark.parametrize("seed", range(1, 1 + 2 * EXTENT))
 def test_drawn_plans_break_nothing(seed: int) -> None:
     result = play(draw_plan(seed, 300))
     assert result.violations == ()

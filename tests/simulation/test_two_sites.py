@@ -39,6 +39,7 @@ from jepsen_like.simulation.world_settings import WorldSettings
 from remoting.protocol.bodies import ClusterInfo
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import request
+from tests.harness.extent import EXTENT
 
 pytestmark = pytest.mark.slow
 
@@ -456,7 +457,7 @@ SITES: Final = [
     for right in ("leader", "follower", "none")
     for breaks, short in ((False, False), (True, False), (True, True))
 ]
-SEEDS: Final = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 7))]
+SEEDS: Final = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 2 + EXTENT))]
 
 
 @pytest.mark.parametrize("sites", SITES, ids=str)

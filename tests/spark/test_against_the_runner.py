@@ -35,7 +35,6 @@ LATE = "delivered late"
 REMOVED = [kind for kind in PLANTERS if kind[0] == retention.NAME]
 """Judged only where a plan gives what is kept."""
 KINDS = [kind for kind in PLANTERS if kind[1] != LATE and kind not in REMOVED]
-OF_QUEUES = [kind for kind in KINDS if kind[0] == queue_log.NAME]
 PER_KIND = -(-200 // len(KINDS)) + 1
 TRIES = 300
 RANDOM = 1_000
@@ -152,16 +151,3 @@ def test_random_histories_same_verdict_as_runner_and_search(
         found = next(v for v in check_source(source) if v.checker == queue_log.NAME)
         assert named([found]) == named([expected]), type(source)
         assert found.counts == expected.counts
-
-
-@pytest.mark.parametrize("kind", OF_QUEUES, ids=": ".join)
-def test_spark_names_the_witnesses_that_were_planted(
-    spark: SparkSession, kind: tuple[str, str], tmp_path: Path
-) -> None:
-    from spark_jobs.engines.spark import SparkSource
-
-    ((seed, history, reported),) = planted(kind, 1)
-    obs = write_history(tmp_path, history, "r")
-    write_summary(tmp_path, Ingested(ops=len(history.operations), obs=obs))
-    verdicts = check_source(SparkSource(spark, str(tmp_path)))
-    assert any(set(reported.witnesses) <= proof for proof in proofs(verdicts, kind)), seed
