@@ -91,8 +91,9 @@ console-pictures: setup chromium
 java:
 	@java -version 2>&1 | grep -qE '"(1[7-9]|[2-9][0-9])' || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openjdk-17-jre-headless >/dev/null; } || echo "No Java 17, so no Spark: install a JRE 17 or later, as root: apt-get install openjdk-17-jre-headless"
 
+# Two sessions: one of them plans or waits while the other computes.
 spark: setup java
-	$(PYTEST) tests/spark --timeout 580
+	$(PYTEST) tests/spark --timeout 580 --durations=10 -n 2 --dist worksteal
 
 # Clients that were not written here, unchanged, from the registries this machine is set to. The
 # C++ client is there for x86-64 only; the JavaScript one needs node. Tests of one that is missing
