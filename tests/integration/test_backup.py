@@ -126,7 +126,7 @@ async def applied_by_all(cluster: LocalCluster) -> int:
     for name in cluster.brokers:
         await cluster.wait_caught_up(name)
     statuses = await all_statuses(cluster)
-    return min(status["applied_index"] for status in statuses.values())
+    return min(int(status["applied_index"]) for status in statuses.values())
 
 
 @pytest.mark.timeout(300)
