@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 NAMESRV_PORT = 9876
 DATA_FOLDERS = ("/tmp/dledger-three-nodes", "/tmp/dledger-two-groups", "/tmp/rmqstore")
 _PORT = re.compile(r"(?:(?<=[:=])|(?<== ))(\d{4,5})\b")
+_NUMBER = re.compile(r"\b[1-9]\d{3,4}\b")
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,11 @@ class Shipped:
         """Return *text* with the data folders and ports of this layout."""
         for folder in DATA_FOLDERS:
             text = text.replace(folder, str(self.root / "data" / Path(folder).name))
-        for port, other in self.ports.items():
-            text = re.sub(rf"\b{port}\b", str(other), text)
-        return text
+        return _NUMBER.sub(self._adapt_port, text)
+
+    def _adapt_port(self, number: re.Match[str]) -> str:
+        """Return the port that stands for *number*: that one may be a port of the files as well."""
+        return str(self.ports.get(int(number[0]), number[0]))
 
 
 def lay_out_examples(root: Path) -> Shipped:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.page_runs import blocks, run_page
-from tests.harness.shipped_files import ROOT
+from tests.harness.shipped_files import ROOT, Shipped
 
 PAGES = [
     "README.md",
@@ -65,6 +65,12 @@ def test_tutorial_prints_what_it_explains(tmp_path: Path) -> None:
 def test_what_other_pages_tell_to_type_works(page: str, tmp_path: Path) -> None:
     if any(language in ("sh", "python") for language, _ in blocks(page)):
         run_page(page, tmp_path)
+
+
+def test_a_port_is_replaced_once(tmp_path: Path) -> None:
+    shipped = Shipped(tmp_path, {9876: 20912, 20912: 20928})
+    adapted = shipped.adapt("--port 9876 :20912;9877 98760 09876")
+    assert adapted == "--port 20912 :20928;9877 98760 09876"
 
 
 @pytest.mark.parametrize("page", PAGES)
