@@ -50,7 +50,7 @@ def _items(
     group: str, receipts: Sequence[Received], first: int
 ) -> Iterator[tuple[BatchAck, list[int]]]:
     """Yield the items of the receipts from the *first* on, each with their places."""
-    grants: dict[tuple[str, int, int, int, int], dict[int, int]] = {}
+    grants: dict[tuple[str, int, int, int, int, int], dict[int, int]] = {}
     for place, (queue, receipt) in enumerate(receipts[first : first + ACK_MESSAGES_MAX], first):
         # With a filter the messages of one grant may stand far apart: one item spans few of them.
         distance = receipt.offset - receipt.start_offset
@@ -59,10 +59,12 @@ def _items(
             receipt.queue_id,
             receipt.revive_queue_id,
             receipt.pop_time_ms,
+            # An item does not name it: receipts that differ in it alone are items of their own.
+            receipt.invisible_ms,
             receipt.start_offset + distance - distance % MAX_BITS,
         )
         grants.setdefault(key, {})[receipt.offset] = place
-    for (topic, queue_id, revive, popped, start), offsets in grants.items():
+    for (topic, queue_id, revive, popped, _, start), offsets in grants.items():
         item = BatchAck(
             c=group,
             t=topic,

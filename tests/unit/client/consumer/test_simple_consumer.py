@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Collection
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -130,6 +131,14 @@ def test_places_of_a_request_are_those_a_broker_counts() -> None:
     (only,) = ack_requests("g", [given[2], given[1], given[0]])
     assert [item.offsets for item in only.items] == [[2], [5, 7]]
     assert only.places == [0, 2, 1]
+
+
+def test_receipts_of_one_message_have_a_place_each() -> None:
+    queue, receipt = received()[0].message_queue, received()[0].receipt
+    longer = replace(receipt, invisible_ms=2 * receipt.invisible_ms)
+    (only,) = ack_requests("g", [(queue, receipt), (queue, longer)])
+    assert [item.offsets for item in only.items] == [[5], [5]]
+    assert only.places == [0, 1]
 
 
 async def test_acks_of_many_messages_are_several_requests(nursery: trio.Nursery) -> None:
