@@ -97,7 +97,7 @@ spark: setup java
 
 # Clients that were not written here, unchanged, from the registries this machine is set to. The
 # C++ client is there for x86-64 only; the JavaScript one needs node. Tests of one that is missing
-# are skipped and say so.
+# are skipped and say so. Two tests at a time: clients wait for timers of their own.
 INTEROP := $(VENV)/interop
 CPP_CLIENT := rocketmq==0.4.4
 JS_CLIENT := ali-ons@3.12.0 urllib@2
@@ -113,7 +113,7 @@ interop: setup
 	! command -v npm >/dev/null || test -d $(INTEROP)/node_modules/rocketmq-client-nodejs || npm install --silent --no-audit --no-fund --no-package-lock --no-save --prefix $(INTEROP) $(JS_CLIENT) $(GRPC_NODE_CLIENT)
 	! command -v go >/dev/null || { mkdir -p $(INTEROP)/go && cp tests/interop/grpc_go/* $(INTEROP)/go && cd $(INTEROP)/go && go mod tidy -e 2>/dev/null && go build -o ../grpc_go .; }
 	! command -v mvn >/dev/null || test -f $(INTEROP)/java/complete || { mvn -q -B -f tests/peers/load/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(abspath $(INTEROP))/java && touch $(INTEROP)/java/complete; }
-	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -rs --durations=10 tests/interop
+	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -rs --durations=10 -n 2 --dist worksteal tests/interop
 
 # The code of the gRPC protocol, from its interface file; a test compares what is stored.
 proto: setup
