@@ -43,7 +43,7 @@ GIVE_BACK_S: Final = 0.001
 Find = Callable[[int, float, float], Awaitable[list[ReceivedMessage]]]
 """Receives at most that many messages, for that many seconds, until a deadline."""
 
-Line = tuple[float, int]
+LineKey = tuple[float, int]
 """Invisible time in seconds, and which subscriptions: only such calls share a request."""
 
 
@@ -158,9 +158,9 @@ class ReceiveRounds:
         self._instance = instance
         self._find = find
         self._give_back = give_back
-        self._lines: dict[Line, _Line] = {}
+        self._lines: dict[LineKey, _Line] = {}
 
-    async def receive(self, wanted: int, deadline_s: float, key: Line) -> list[ReceivedMessage]:
+    async def receive(self, wanted: int, deadline_s: float, key: LineKey) -> list[ReceivedMessage]:
         """Return messages, an empty list when there are none until *deadline_s*.
 
         Raises:
@@ -185,12 +185,12 @@ class ReceiveRounds:
             raise same_again(call.error) from call.error
         return call.messages
 
-    def _leave(self, key: Line, line: _Line) -> None:
+    def _leave(self, key: LineKey, line: _Line) -> None:
         """Begin a round one tick later: those that call in this one go together."""
         self._instance.nursery.start_soon(self._run, key, line)
         line.is_leaving = True
 
-    def _go_on(self, key: Line, line: _Line) -> None:
+    def _go_on(self, key: LineKey, line: _Line) -> None:
         """As `_leave`; where the client is closed, those that wait get that error."""
         try:
             self._leave(key, line)
@@ -198,7 +198,7 @@ class ReceiveRounds:
             _fail(line.waiting, error)
             line.waiting.clear()
 
-    def _gone(self, key: Line, line: _Line, call: _Call) -> None:
+    def _gone(self, key: LineKey, line: _Line, call: _Call) -> None:
         call.is_gone = True
         if call in line.waiting:
             line.waiting.remove(call)
@@ -206,11 +206,11 @@ class ReceiveRounds:
             self._return(line.deal((), call.messages))
         self._forget(key, line)
 
-    def _forget(self, key: Line, line: _Line) -> None:
+    def _forget(self, key: LineKey, line: _Line) -> None:
         if line.is_idle and self._lines.get(key) is line:
             del self._lines[key]
 
-    async def _run(self, key: Line, line: _Line) -> None:
+    async def _run(self, key: LineKey, line: _Line) -> None:
         """Make one round, and begin the next for those that wait by then.
 
         Cancellation: The client closes; callers get errors.
@@ -223,7 +223,7 @@ class ReceiveRounds:
             await self._make(key, line, taken)
         self._forget(key, line)
 
-    async def _make(self, key: Line, line: _Line, taken: _Round) -> None:
+    async def _make(self, key: LineKey, line: _Line, taken: _Round) -> None:
         wanted = sum(call.wanted for call in taken.calls)
         try:
             found = await self._find(wanted, key[0], taken.deadline_s)
