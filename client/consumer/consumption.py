@@ -59,6 +59,7 @@ FIRST_RETRY_LEVEL: Final = 3
 """Delay level of the first retry; each later one takes the next."""
 SEND_BACK_TIMEOUT_S: Final = 5.0
 """For each of the two ways."""
+_MOST_TRIES: Final = 0x7FFFFFFF  # what the field holds
 INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 """RocketMQ's name for the producer inside a consumer."""
 
@@ -165,7 +166,7 @@ class SendBack:
             born_timestamp=record.born_timestamp_ms,
             flag=record.flag,
             properties=encode_properties(self._properties(message, delay_level)).decode(),
-            reconsume_times=self._max_reconsume_times if delay_level < 0 else times + 1,
+            reconsume_times=_times_sent(times, delay_level, self._max_reconsume_times),
             unit_mode=False,
             max_reconsume_times=self._max_reconsume_times,
         )
@@ -195,6 +196,11 @@ class SendBack:
         level = delay_level if delay_level > 0 else FIRST_RETRY_LEVEL + message.reconsume_times
         properties[PROPERTY_DELAY] = str(level)
         return properties
+
+
+def _times_sent(times: int, delay_level: int, most: int) -> int:
+    """Return the number of tries that a broker reads: more than *most* is a dead letter."""
+    return min((most if delay_level < 0 else times) + 1, _MOST_TRIES)
 
 
 AGAIN_HERE_S: Final = 5.0

@@ -75,6 +75,7 @@ from dledger.services.delayed_message import (
     without_timer,
 )
 from dledger.services.half_message import HALF_RUN, delay_of, half_properties, is_half
+from dledger.services.queue_locks import QueueLocks
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, state_record
 from dledger.state.topics import (
@@ -129,6 +130,7 @@ class SendProcessor:
         destinations: Destinations,
         sends: ProducerSends,
         timers: TimerSends,
+        locks: QueueLocks,
         uniq_keys: UniqKeyFactory,
         clock: Clock,
     ) -> None:
@@ -137,6 +139,7 @@ class SendProcessor:
         self._destinations = destinations
         self._sends = sends
         self._timers = timers
+        self._locks = locks
         self._uniq_keys = uniq_keys
         self._clock = clock
         self._cluster_property = encode_properties({PROPERTY_CLUSTER: settings.broker.cluster_name})
@@ -235,11 +238,16 @@ class SendProcessor:
     def _dead_letter(
         self, header: SendMessageHeader, command: RemotingCommand
     ) -> _Destination | None:
-        """Return the dead letter queue when a message was consumed too often."""
+        """Return the dead letter queue when a message was consumed too often.
+
+        A concurrent consumer counts the try to come, and has that one. A consumer in order counts
+        the tries there were: its group holds locks.
+        """
         name = header.topic[len(RETRY_PREFIX) :]
         config = self._destinations.consumer_group(name)
         most = retries_allowed(config, command.version, header.max_reconsume_times)
-        if (header.reconsume_times or 0) < most:
+        times = header.reconsume_times or 0
+        if times < most or (times == most and not self._locks.holds_any(name)):
             return None
         topic, create = self._destinations.dead_letter_topic(name)
         return _Destination(topic, 0, create, clear_delay=True)

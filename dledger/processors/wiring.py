@@ -338,7 +338,7 @@ def _senders(shared: _Shared) -> tuple[object, ...]:
     sends = ProducerSends(group)
     records = SendRecordsProcessor(group, topics, settings, destinations, sends)
     return (
-        SendProcessor(group, settings, destinations, sends, timers, uniq_keys, clock),
+        SendProcessor(group, settings, destinations, sends, timers, shared.locks, uniq_keys, clock),
         records,
         ConsumeStepProcessor(group, topics, shared.offsets, records),
         ReplyProcessor(group, shared.clients, settings, destinations, clock),

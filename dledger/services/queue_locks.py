@@ -323,6 +323,19 @@ class QueueLocks:
         now_s = self._clock.monotonic()
         return key in self._group.state.queue_locks and not self._leases.is_over(key, now_s)
 
+    def holds_any(self, group: str) -> bool:
+        """Return whether a client of *group* has a queue, or is being given one.
+
+        Exact on the leader alone. It looks at all locks: for what is rare.
+        """
+        self._leads()
+        changing = frozenset() if self._entry is None else self._entry.changing
+        return any(
+            self.is_held(key)
+            for key in (*self._group.state.queue_locks, *changing)
+            if key[0] == group
+        )
+
     def on_applied(self, _touched: Sequence[QueueTouched]) -> None:
         """See whether what is in flight has arrived; to be put into the group's `on_applied`."""
         entry = self._entry

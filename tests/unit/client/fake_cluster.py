@@ -316,7 +316,7 @@ class Broker(Node):
             ids.append(encode_offset_message_id(pack_host(host, int(port)), group.end_position))
             topic = header.topic
             times, most = header.reconsume_times or 0, header.max_reconsume_times
-            if topic.startswith("%RETRY%") and most is not None and times >= most:
+            if topic.startswith("%RETRY%") and most is not None and times > most:
                 topic = topic.replace("%RETRY%", "%DLQ%")
             group.store(topic, max(0, header.queue_id), record, reconsume_times=times)
         return self._later(

@@ -245,6 +245,29 @@ async def test_tries_are_limited_and_the_delay_is_the_listeners(
     assert len(heard.bodies) == 3
 
 
+@pytest.mark.parametrize(("delay_level", "tries"), [(0, 3), (-1, 1)])
+async def test_send_to_retry_topic_has_tries_of_send_back(
+    world: World, client: ClientInstance, producer: Producer, delay_level: int, tries: int
+) -> None:
+    heard = Heard()
+
+    def answer(_: DeliveredMessage, context: ConsumeContext) -> ConsumeStatus:
+        context.delay_level_when_next_consume = delay_level
+        return ConsumeStatus.RECONSUME_LATER
+
+    heard.answer = answer
+    group = world.groups["g"]
+    for broker in group.brokers:
+        broker.answer_send_back = lambda a: response_to(a, 1, "look message by offset failed")
+    config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=2)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, config):
+        await producer.send_to(QUEUE, Message("T", b"hard"))
+        await heard.wait_for(tries)
+        await trio.sleep(60)
+    assert [m.reconsume_times for m in heard.messages] == list(range(tries))
+    assert group.bodies("%DLQ%c") == [b"hard"]
+
+
 async def test_part_of_a_batch_may_be_acknowledged(
     client: ClientInstance, producer: Producer
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from typing import Any
 
@@ -17,7 +18,7 @@ from dledger.testing.doubles import EPOCH_MS, ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
-from tests.harness.broker import Broker
+from tests.harness.broker import BROKER, Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 
 V2 = {
@@ -312,10 +313,10 @@ def test_transaction_bits_are_not_the_clients_to_set(broker: Broker) -> None:
 @pytest.mark.parametrize(
     ("times", "own_limit", "version", "topic"),
     [
-        ("15", None, 407, "%RETRY%g"),
-        ("16", None, 407, "%DLQ%g"),
-        ("3", "3", 407, "%DLQ%g"),
-        ("2", "3", 407, "%RETRY%g"),
+        ("16", None, 407, "%RETRY%g"),
+        ("17", None, 407, "%DLQ%g"),
+        ("4", "3", 407, "%DLQ%g"),
+        ("3", "3", 407, "%RETRY%g"),
         ("3", "3", 120, "%RETRY%g"),
     ],
 )
@@ -341,6 +342,27 @@ def test_message_retried_too_often_is_a_dead_letter(
     assert record.reconsume_times == int(times)
     assert "DELAY" not in record.property_map
     assert broker.group.state.topic_config(topic) is not None
+
+
+@pytest.mark.parametrize(
+    ("holder", "times", "topic"),
+    [("g", "15", "%RETRY%g"), ("g", "16", "%DLQ%g"), ("other", "16", "%RETRY%g")],
+)
+def test_send_to_retry_topic_counts_tries_of_lock_holders(
+    broker: Broker, holder: str, times: str, topic: str
+) -> None:
+    broker.make_topic()
+    body = {
+        "consumerGroup": holder,
+        "clientId": "c",
+        "mqSet": [{"topic": "T", "brokerName": BROKER, "queueId": 1}],
+    }
+    assert broker.call(RequestCode.LOCK_BATCH_MQ, {}, json.dumps(body).encode()).code == 0
+    assert [key[0] for key in broker.group.state.queue_locks] == [holder]
+    broker.make_topic("%RETRY%g", 1)
+    asked = ext(topic="%RETRY%g", queue_id="0", reconsume_times=times)
+    assert broker.call(310, asked, b"x").code == 0
+    assert stored(broker.group, topic, 0).reconsume_times == int(times)
 
 
 @pytest.mark.parametrize(
