@@ -125,7 +125,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
     table = Table()
     for place, name in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[place], (int, float)) for row in rows)
+        numeric = _is_numeric([row[place] for row in rows])
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     cells = [[cell_text(value) for value in row] for row in rows]
     for row in cells:
@@ -141,6 +141,12 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         if _least_chars(columns, cells) > console.width:
             table = _as_records(columns, cells)
     console.print(table)
+
+
+def _is_numeric(values: Sequence[object]) -> bool:
+    """Return whether a column has numbers, and at most gaps beside them. Pure."""
+    known = [value for value in values if value is not None]
+    return bool(known) and all(type(value) in (int, float) for value in known)
 
 
 RECORD_COLUMNS = 2

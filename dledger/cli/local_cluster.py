@@ -69,6 +69,14 @@ class Node:
         """Process id, also of one that has ended."""
         return self.process.pid if self.process is not None else None
 
+    @property
+    def ending(self) -> str:
+        """How the process ended: the signal, or its status and the end of its log."""
+        status = None if self.process is None else self.process.poll()
+        if status is not None and status < 0:
+            return f"by {signal.Signals(-status).name}"
+        return f"with status {status}: {self.last_log_lines(1)}"
+
     def last_log_lines(self, count: int = 5) -> str:
         """Return the end of what it logged, for an error message."""
         if not self.log_path.exists():

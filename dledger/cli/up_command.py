@@ -141,7 +141,7 @@ async def _announce(cluster: LocalCluster, output: str) -> None:
 
 
 async def _watch(cluster: LocalCluster) -> None:
-    """Say it once when a node ends by itself."""
+    """Print it once when a node ends by itself."""
     import trio
 
     reported: set[str] = set()
@@ -150,4 +150,4 @@ async def _watch(cluster: LocalCluster) -> None:
         for node in cluster.nodes:
             if not node.running and node.name not in reported:
                 reported.add(node.name)
-                note(f"{node.name} has ended: {node.last_log_lines(1)}")
+                note(f"{node.name} has ended {node.ending}")

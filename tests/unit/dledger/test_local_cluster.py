@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from dledger.cli.local_cluster import lay_out
+from dledger.cli.local_cluster import Node, lay_out
 from dledger.config import load_config
 from dledger.output import CliError
 from remoting.settings import ConfigFile
@@ -40,3 +43,15 @@ def test_a_folder_used_again_keeps_its_ports(tmp_path: Path) -> None:
     second = lay_out(tmp_path, brokers=3)
     assert [node.address for node in second.nodes] == [node.address for node in first.nodes]
     assert (tmp_path / "n1.toml").read_text().count(first.brokers["n1"].address[10:]) == 1
+
+
+def test_node_ending_names_signal_or_status(tmp_path: Path) -> None:
+    node = Node("n0", "127.0.0.1:1", (), tmp_path / "n0.log")
+    node.log_path.write_text("starts\nno space left\n")
+    node.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    node.process.wait()
+    assert node.ending == "with status 3: no space left"
+    node.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    node.process.send_signal(signal.SIGKILL)
+    node.process.communicate()
+    assert node.ending == "by SIGKILL"
