@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from commitlog.errors import ConfigError, CorruptStoreError
-from commitlog.seams import Disk
 from commitlog.segment import encode_blank
 from dledger.backup.entries import EntryDamagedError, entries
 from dledger.backup.manifest import LogBegin, LogEnd, Manifest, Part, Tables
 from dledger.backup.source import Picture, Source
-from dledger.backup.target import PartWriter, Target
+from dledger.backup.target import BackupDisk, PartWriter, Target
 
 
 class AnotherGroupError(ConfigError):
@@ -35,7 +34,7 @@ class Created:
 
 
 def create(
-    disk: Disk,
+    disk: BackupDisk,
     source: Source,
     root: str,
     *,
@@ -47,6 +46,7 @@ def create(
     Every entry is checked before it is written. Until the end the backup is the one of before.
 
     Args:
+        disk: Of the target.
         copied_to: Called with the position in the log that is copied.
     Raises:
         AnotherGroupError, NoBackupError: The target is for something else; nothing was changed.

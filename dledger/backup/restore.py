@@ -48,17 +48,18 @@ class Owner:
 
 
 def restore(
+    target: Target,
     disk: Disk,
-    root: str,
     folder: str,
     *,
     owner: Owner,
     rng: Rng,
     written_to: Callable[[int], None] = lambda position: None,
 ) -> int:
-    """Make the data folder *folder* out of the backup at *root*; return its newest entry's index.
+    """Make the data folder *folder* out of the backup *target*; return its newest entry's index.
 
     Args:
+        disk: Of *folder*.
         folder: Absolute path; an empty folder, or one that is not there yet.
         written_to: Called with the position in the log that is written.
     Raises:
@@ -70,9 +71,8 @@ def restore(
     for kind, name in (("cluster", owner.cluster), ("group", owner.group), ("member", owner.name)):
         if not is_name(name):
             raise RestoreRefusedError(f"{name!r} is no name of a {kind}; nothing was changed")
-    target = Target(disk, root)
     manifest = target.need_manifest()
-    check_parts_join(manifest, root)
+    check_parts_join(manifest, target.root)
     tables = loaded_tables(target, manifest)
     there = sorted(set(disk.list_dir(folder)) - {"lost+found"})
     if there:

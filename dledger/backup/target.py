@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from typing_extensions import Buffer
 
 from commitlog.errors import ConfigError
-from commitlog.seams import Disk, DiskFile, Lock
 from commitlog.store_paths import file_name
 from dledger.backup.manifest import (
     BackupDamagedError,
@@ -34,6 +35,68 @@ WRITE_BYTES: Final = 1 << 20
 _OWN: Final = frozenset((MANIFEST, LOCK, LOG, TABLES, MANIFEST + ".tmp"))
 
 
+class BackupLock(Protocol):
+    """See `commitlog.seams.Lock`."""
+
+    def release(self) -> None:
+        """Give the claim back."""
+
+
+class BackupFile(Protocol):
+    """What a backup asks of `commitlog.seams.DiskFile`; it writes from begin to end."""
+
+    @property
+    def path(self) -> str:
+        """Path as it was opened."""
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        """Write all of *data* at byte *offset*."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return bytes *offset* … *offset+size*."""
+
+    def flush(self) -> None:
+        """Make it durable."""
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+
+
+class BackupDisk(Protocol):
+    """What a backup asks of `commitlog.seams.Disk`, which is one; so is an address."""
+
+    def create(self, path: str, size: int, *, reserve: bool) -> BackupFile:
+        """Make a file of *size* bytes."""
+
+    def open(self, path: str) -> BackupFile:
+        """Open a file for reading."""
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file of that name is there."""
+
+    def list_dir(self, path: str) -> Sequence[str]:
+        """Return the names in a folder, sorted."""
+
+    def read(self, path: str) -> bytes:
+        """Return the whole content of a small file."""
+
+    def replace(self, path: str, data: Buffer) -> None:
+        """Set the whole content of a small file, atomically and durably."""
+
+    def unlink(self, path: str) -> None:
+        """Remove a file. Missing is fine."""
+
+    def flush_dir(self, path: str) -> None:
+        """Make the names in that folder durable."""
+
+    def lock(self, path: str) -> BackupLock:
+        """Take the exclusive lock file at *path*, where there are locks."""
+
+
 class NoBackupError(ConfigError):
     """The folder holds no backup, or something else; nothing was changed."""
 
@@ -41,7 +104,7 @@ class NoBackupError(ConfigError):
 class PartWriter:
     """Writes one file of entries."""
 
-    def __init__(self, file: DiskFile, name: str, position: int) -> None:
+    def __init__(self, file: BackupFile, name: str, position: int) -> None:
         self._file = file
         self._name = name
         self._position = position
@@ -91,15 +154,15 @@ class Target:
         root: Absolute path.
     """
 
-    def __init__(self, disk: Disk, root: str) -> None:
+    def __init__(self, disk: BackupDisk, root: str) -> None:
         self._disk = disk
         self.root = root
 
     def _path(self, name: str) -> str:
         return posixpath.join(self.root, name)
 
-    def lock(self) -> Lock:
-        """Keep a second `create` out.
+    def lock(self) -> BackupLock:
+        """Keep a second `create` out, where there are locks: not at an address.
 
         Raises:
             StoreLockedError: One is under way.
@@ -163,11 +226,26 @@ class Target:
 
         Raises:
             DiskFullError: The backup is the one of before.
+            BackupDamagedError: So it is, as a file is missing; a second `create` removed it.
         """
+        self._check_files(manifest)
         self._disk.flush_dir(self._path(LOG))
         self._disk.flush_dir(self.root)
         self._disk.replace(self._path(MANIFEST), encode_manifest(manifest))
         self.remove_strays(manifest)
+
+    def _check_files(self, manifest: Manifest) -> None:
+        there = {
+            f"{folder}/{name}"
+            for folder in (LOG, TABLES)
+            for name in self._disk.list_dir(self._path(folder))
+        }
+        missing = sorted(manifest.files - there)
+        if missing:
+            raise BackupDamagedError(
+                f"{self._path(missing[0])} is missing, which this backup needs: something else "
+                "removed it, a second create perhaps. The backup is what it was; make it again"
+            )
 
     def remove_strays(self, manifest: Manifest | None) -> None:
         """Remove files of entries and tables that *manifest* does not name."""
@@ -217,7 +295,7 @@ class Target:
                 f"{self._path(part.file)} is damaged: it does not fit its checksum"
             )
 
-    def _open(self, part: Part) -> DiskFile:
+    def _open(self, part: Part) -> BackupFile:
         path = self._path(part.file)
         try:
             file = self._disk.open(path)
@@ -233,7 +311,7 @@ class Target:
         return PartReader(self._open, parts)
 
 
-def _read(file: DiskFile, offset: int, size: int) -> bytes:
+def _read(file: BackupFile, offset: int, size: int) -> bytes:
     try:
         return file.read(offset, size)
     except OSError as error:
@@ -243,11 +321,11 @@ def _read(file: DiskFile, offset: int, size: int) -> bytes:
 class PartReader:
     """Reads the log in order out of the files that hold it; one file is open at a time."""
 
-    def __init__(self, open_part: Callable[[Part], DiskFile], parts: tuple[Part, ...]) -> None:
+    def __init__(self, open_part: Callable[[Part], BackupFile], parts: tuple[Part, ...]) -> None:
         self._open_part = open_part
         self._parts = parts
         self._part: Part | None = None
-        self._file: DiskFile | None = None
+        self._file: BackupFile | None = None
 
     def at(self, position: int, size: int) -> bytes:
         """Return up to *size* bytes; fewer at the end of a file, none where there is no file.

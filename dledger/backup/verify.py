@@ -10,10 +10,9 @@ from typing import Any
 
 from commitlog.derive import Derived, derive
 from commitlog.errors import CorruptEntryError, CorruptRecordError, MQError
-from commitlog.seams import Disk
 from dledger.backup.entries import EntryDamagedError, entries
 from dledger.backup.manifest import BackupDamagedError, Manifest
-from dledger.backup.target import Target
+from dledger.backup.target import BackupDisk, Target
 from dledger.state.snapshot import load
 from dledger.state.tables import StateTables
 from dledger.state.topics import STATE_TOPIC
@@ -69,7 +68,7 @@ class Contents:
 
 
 def verify(
-    disk: Disk, root: str, *, checked_to: Callable[[int], None] = lambda position: None
+    disk: BackupDisk, root: str, *, checked_to: Callable[[int], None] = lambda position: None
 ) -> Contents:
     """Check the backup at *root* and return what it holds. Nothing is changed.
 

@@ -21,6 +21,7 @@ from dledger.output import (
 
 if TYPE_CHECKING:
     from dledger.backup.source import Source
+    from dledger.backup.target import BackupDisk
 
 app = App(name="backup", help="Back a broker group up, and restore it.", backend="trio")
 
@@ -33,7 +34,9 @@ CAUGHT_UP_S: Final = 60.0
 LEADER_S: Final = 20.0
 """An election, and one more."""
 
-TargetFolder = Annotated[Path, Parameter(help="Folder of the backup.")]
+TargetFolder = Annotated[
+    str, Parameter(help="Folder of the backup, or its address: what fsspec opens (s3:// …).")
+]
 
 
 @app.command
@@ -64,15 +67,15 @@ async def create(
     from dledger.backup.source import Source
     from dledger.cli.progress import progress
 
-    disk = OsDisk()
-    source = Source(disk, str(data.resolve()))
+    disk, root = _open(target)
+    source = Source(OsDisk(), str(data.resolve()))
     if not as_of_checkpoint and is_running(data):
         await _wait_for(source, await _committed(source, addresses(namesrv)))
     with progress(0, "bytes") as line:
         done = make(
             disk,
             source,
-            str(target.resolve()),
+            root,
             made_at_ms=time.time_ns() // 1_000_000,
             copied_to=line.to,
         )
@@ -102,14 +105,13 @@ async def create(
 @app.command
 def verify(target: TargetFolder, /, *, output: Output = "table") -> int:
     """Check every file and every entry of a backup, and show what it holds; exit 2 if damaged."""
-    from commitlog.disk import OsDisk
     from dledger.backup.manifest import BackupDamagedError
     from dledger.backup.verify import verify as check
     from dledger.cli.progress import progress
 
     try:
         with progress(0, "bytes") as line:
-            contents = check(OsDisk(), str(target.resolve()), checked_to=line.to)
+            contents = check(*_open(target), checked_to=line.to)
     except BackupDamagedError as error:
         raise CliError(
             str(error), next_step="make a new backup in another folder", exit_code=DAMAGED
@@ -151,14 +153,14 @@ def restore(
     from dledger.cli.progress import progress
     from remoting.machine import SystemRng
 
-    disk, root = OsDisk(), str(target.resolve())
+    backup = Target(*_open(target))
     try:
-        manifest = Target(disk, root).need_manifest()
+        manifest = backup.need_manifest()
         owner = Owner(cluster or manifest.cluster, group or manifest.group, member)
         with progress(manifest.end.end_position, "bytes") as line:
             index = make(
-                disk,
-                root,
+                backup,
+                OsDisk(),
                 str(data.resolve()),
                 owner=owner,
                 rng=SystemRng(),
@@ -171,6 +173,17 @@ def restore(
     note(f"entry {index} makes {owner.name} the only member of {owner.group} in {owner.cluster}")
     note("start its broker; start the others with empty folders, then dledger raft add each")
     return ExitCode.OK
+
+
+def _open(target: str) -> tuple[BackupDisk, str]:
+    """Return the disk of a backup, and its path there; an address needs the extra."""
+    from commitlog.disk import OsDisk
+
+    if "://" not in target:
+        return OsDisk(), str(Path(target).resolve())
+    from dledger.backup.address_disk import open_address
+
+    return open_address(target)
 
 
 def _print(rows: dict[str, Any]) -> None:

@@ -326,7 +326,7 @@ class QueueLocks:
     def holds_any(self, group: str) -> bool:
         """Return whether a client of *group* has a queue, or is being given one.
 
-        Exact on the leader alone. It looks at all locks: for what is rare.
+        Exact on the leader alone. It reads all locks: for what is rare.
         """
         self._leads()
         changing = frozenset() if self._entry is None else self._entry.changing

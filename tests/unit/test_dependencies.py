@@ -27,7 +27,8 @@ COMES_WITH = {
 """Modules of a distribution that has another name, or that a declared one cannot be without."""
 
 PROXY = "dledger/proxy/"
-"""The one part of a package that needs an extra."""
+ADDRESSES = "dledger/backup/address_disk.py"
+"""Parts of a package that need an extra."""
 
 HOSTS = {
     "dledger/testing/plugin.py": {"pytest"},
@@ -75,14 +76,19 @@ def test_dependencies_of_brokers_and_clients_need_no_extra() -> None:
         found = third_party(package, without="dledger/console/")
         assert found, package
         for distribution, files in found.items():
-            others = {file for file in files if not file.startswith(PROXY)}
+            others = {file for file in files if not file.startswith((PROXY, ADDRESSES))}
             assert distribution in always or not others, (distribution, sorted(others))
 
 
 def test_dependencies_of_a_proxy_are_in_its_extra() -> None:
     allowed = declared(None) | declared("proxy")
     for distribution, files in third_party("dledger", without="dledger/console/").items():
-        assert distribution in allowed, (distribution, sorted(files))
+        assert distribution in allowed or files == {ADDRESSES}, (distribution, sorted(files))
+
+
+def test_dependencies_of_addresses_are_in_extra_backup() -> None:
+    found = {name for name, files in third_party("dledger").items() if ADDRESSES in files}
+    assert found - declared(None) == declared("backup") == {"fsspec"}
 
 
 def test_dependencies_of_the_console_are_in_its_extra() -> None:

@@ -59,7 +59,8 @@ def back_up(source: Path, target: Path, disk: OsDisk | None = None) -> Created:
 
 def restored(target: Path, folder: Path, disk: OsDisk | None = None) -> int:
     rng = random.Random(1)
-    return restore(disk or OsDisk(), str(target), str(folder), owner=OWNER, rng=rng)
+    disk = disk or OsDisk()
+    return restore(Target(disk, str(target)), disk, str(folder), owner=OWNER, rng=rng)
 
 
 def content(root: Path) -> dict[str, bytes]:
@@ -364,7 +365,7 @@ def test_restore_refuses_a_folder_that_is_not_empty(tmp_path: Path) -> None:
     assert content(source) == before
     with pytest.raises(RestoreRefusedError, match="no name of a member"):
         restore(
-            OsDisk(), str(tmp_path / "bk"), str(tmp_path / "x"),
+            Target(OsDisk(), str(tmp_path / "bk")), OsDisk(), str(tmp_path / "x"),
             owner=Owner("c", "G", ""), rng=random.Random(1),
         )  # fmt: skip
     assert not (tmp_path / "x").exists()
