@@ -74,9 +74,13 @@ _MODULES = {
     "ConsumeReturnType": "client.core.hooks",
     "EndTransactionContext": "client.core.hooks",
     "EndTransactionHook": "client.core.hooks",
+    "MessagePropertiesHook": "client.core.hooks",
     "MessageType": "client.core.hooks",
     "SendMessageContext": "client.core.hooks",
     "SendMessageHook": "client.core.hooks",
+    # OpenTelemetry
+    "OpenTelemetryHook": "client.telemetry",
+    "trace_context_of": "client.telemetry",
     # Read message trace
     "TRACE_TOPIC": "client.trace",
     "TraceBean": "client.trace",
@@ -134,6 +138,7 @@ if TYPE_CHECKING:
         EndTransactionContext,
         EndTransactionHook,
         LocalTransactionState,
+        MessagePropertiesHook,
         MessageType,
         SendMessageContext,
         SendMessageHook,
@@ -155,6 +160,7 @@ if TYPE_CHECKING:
     from client.producer.results import BatchSendResult, SendFuture
     from client.producer.transaction import HalfMessage, TransactionSendResult
     from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
+    from client.telemetry import OpenTelemetryHook, trace_context_of
     from client.trace import TRACE_TOPIC, TraceBean, TraceContext, TraceType
     from dledger import aio, blocking, errors, testing
     from remoting.protocol.bodies import (
@@ -240,13 +246,16 @@ __all__ = [
     "ConsumeReturnType",
     "EndTransactionContext",
     "EndTransactionHook",
+    "MessagePropertiesHook",
     "MessageType",
+    "OpenTelemetryHook",
     "SendMessageContext",
     "SendMessageHook",
     "TRACE_TOPIC",
     "TraceBean",
     "TraceContext",
     "TraceType",
+    "trace_context_of",
     "Admin",
     "DeadLetterGroup",
     "GroupHealth",

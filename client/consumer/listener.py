@@ -118,9 +118,19 @@ class ConsumeHooks:
     def __bool__(self) -> bool:
         return bool(self._before)
 
-    def before(self, messages: Sequence[DeliveredMessage], queue: MessageQueue) -> Handed:
-        """Tell that *messages* are about to be handed out."""
-        context = ConsumeMessageContext(self._group, tuple(messages), queue)
+    def before(
+        self,
+        messages: Sequence[DeliveredMessage],
+        queue: MessageQueue,
+        *,
+        is_listener: bool = False,
+    ) -> Handed:
+        """Call the hooks before *messages* are handed out.
+
+        Args:
+            is_listener: To a listener, which this task calls.
+        """
+        context = ConsumeMessageContext(self._group, tuple(messages), queue, is_listener)
         call_each(self._before, context)
         return Handed(context, self._clock.monotonic())
 
@@ -251,7 +261,7 @@ class ListenerCall:
         hooks = self._hooks
         if not hooks:
             return await self._call(messages, context, worker)
-        handed = hooks.before(messages, context.queue)
+        handed = hooks.before(messages, context.queue, is_listener=True)
         returned = ConsumeReturnType.EXCEPTION
         try:
             status = await self._call(messages, context, worker)

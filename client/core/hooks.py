@@ -6,10 +6,10 @@ messages. What it raises is logged, and changes nothing for the message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from client.core.message import Message
 from client.core.message_ext import MessageExt, SendResult
@@ -108,6 +108,30 @@ class SendMessageHook(Protocol):
         """What became of it is known, or its sender has stopped waiting."""
 
 
+@runtime_checkable
+class MessagePropertiesHook(Protocol):
+    """A `SendMessageHook` that also gives messages properties, such as the context of a trace."""
+
+    def send_message_properties(self, message: Message) -> Mapping[str, str]:
+        """Return further properties of *message*, which is not encoded yet; not for retries.
+
+        Those that the message has win. What is raised is logged, and nothing is added.
+        """
+
+
+def with_hook_properties(message: Message, hooks: Sequence[MessagePropertiesHook]) -> Message:
+    """Return *message* with what *hooks* add; itself when they add nothing."""
+    added: dict[str, str] = {}
+    for hook in hooks:
+        try:
+            added.update(hook.send_message_properties(message))
+        except Exception:  # noqa: BLE001  # the user's own; the message must not suffer from it
+            _log.exception("hook_failed", hook=type(hook).__qualname__)
+    if not added:
+        return message
+    return replace(message, properties={**added, **(message.properties or {})})
+
+
 @dataclass(slots=True)
 class ConsumeMessageContext:
     """Messages in the hands of a listener, or of a caller of `poll`.
@@ -116,6 +140,7 @@ class ConsumeMessageContext:
         consumer_group: The group that consumes.
         msg_list: The messages, of one queue.
         mq: That queue.
+        is_listener: A listener is called between before and after, in their task.
         success: Afterwards: they count as dealt with.
         status: Afterwards: what the listener returned, in RocketMQ's words.
         mq_trace_context: For one hook to keep something from before to after.
@@ -126,6 +151,7 @@ class ConsumeMessageContext:
     consumer_group: str
     msg_list: Sequence[MessageExt]
     mq: MessageQueue
+    is_listener: bool = False
     success: bool = False
     status: str = ""
     mq_trace_context: object = None

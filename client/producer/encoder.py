@@ -12,6 +12,7 @@ from typing import Final
 from typing_extensions import Buffer
 
 from client.core.errors import MessageIllegalError
+from client.core.hooks import MessagePropertiesHook, with_hook_properties
 from client.core.message import Message, check_body, encode_message_properties
 from client.core.message_ext import compress
 from client.core.route import DEFAULT_TOPIC, MessageQueue
@@ -72,6 +73,9 @@ class SlotEncoder:
         default_topic_queue_nums: int,
     ) -> None:
         self._config = config
+        self._properties_hooks = tuple(
+            hook for hook in config.send_message_hooks if isinstance(hook, MessagePropertiesHook)
+        )
         self._clock = clock
         self._ids = ids
         self._group = group
@@ -101,6 +105,8 @@ class SlotEncoder:
         Raises:
             MessageIllegalError: It cannot be sent.
         """
+        if self._properties_hooks:
+            message = with_hook_properties(message, self._properties_hooks)
         now_ms = self._clock.wall_ms()
         message_id = message.message_id or self._ids.create(now_ms)
         body = message.body
@@ -141,6 +147,8 @@ class SlotEncoder:
             MessageIllegalError: It cannot be sent.
         """
         check_body(message.body, self._config.max_message_bytes)
+        if self._properties_hooks:
+            message = with_hook_properties(message, self._properties_hooks)
         message_id = message.message_id or self._ids.create(self._clock.wall_ms())
         encode_message_properties(message, message_id)
         deadline = self._deadline(timeout_s)
@@ -166,6 +174,8 @@ class SlotEncoder:
         most = self._config.max_request_records
         if len(messages) > most:
             raise MessageIllegalError(f"the batch has {len(messages)} messages, at most {most}")
+        if self._properties_hooks:
+            messages = [with_hook_properties(each, self._properties_hooks) for each in messages]
         limit = self._config.max_message_bytes
         now_ms = self._clock.wall_ms()
         create = self._ids.create

@@ -22,12 +22,14 @@ COMES_WITH = {
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "markupsafe": "jinja2",
+    "opentelemetry": "opentelemetry-api",
     "yaml": "pyyaml",
 }
 """Modules of a distribution that has another name, or that a declared one cannot be without."""
 
 PROXY = "dledger/proxy/"
 ADDRESSES = "dledger/backup/address_disk.py"
+TELEMETRY = "client/telemetry.py"
 """Parts of a package that need an extra."""
 
 HOSTS = {
@@ -76,7 +78,7 @@ def test_dependencies_of_brokers_and_clients_need_no_extra() -> None:
         found = third_party(package, without="dledger/console/")
         assert found, package
         for distribution, files in found.items():
-            others = {file for file in files if not file.startswith((PROXY, ADDRESSES))}
+            others = {file for file in files if not file.startswith((PROXY, ADDRESSES, TELEMETRY))}
             assert distribution in always or not others, (distribution, sorted(others))
 
 
@@ -89,6 +91,11 @@ def test_dependencies_of_a_proxy_are_in_its_extra() -> None:
 def test_dependencies_of_addresses_are_in_extra_backup() -> None:
     found = {name for name, files in third_party("dledger").items() if ADDRESSES in files}
     assert found - declared(None) == declared("backup") == {"fsspec"}
+
+
+def test_dependencies_of_telemetry_are_in_extra_otel() -> None:
+    found = {name for name, files in third_party("client").items() if TELEMETRY in files}
+    assert found - declared(None) == declared("otel") == {"opentelemetry-api"}
 
 
 def test_dependencies_of_the_console_are_in_its_extra() -> None:
