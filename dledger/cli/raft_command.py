@@ -118,12 +118,37 @@ async def add(
     /,
     *,
     group: Group = None,
+    observer: Annotated[
+        bool,
+        Parameter(
+            help="It copies the log and never votes, until dledger raft promote.", negative=""
+        ),
+    ] = False,
     wait: Wait = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> int:
     """Add the broker NAME at the peer address HOST:PORT: as a learner, then as a voter."""
     brokers = await _the_group(addresses(namesrv), group)
-    await _change(brokers, "add", name, address)
+    await _change(brokers, "observe" if observer else "add", name, address)
+    if observer:
+        note(f"{name} is an observer: it copies the log, and nothing waits for it")
+        return ExitCode.OK
+    note(f"{name} is a learner; it votes when it has caught up")
+    return await _until_it_votes(brokers, name, wait)
+
+
+@app.command
+async def promote(
+    name: MemberName,
+    /,
+    *,
+    group: Group = None,
+    wait: Wait = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+) -> int:
+    """Let the observer NAME become a voter, as soon as it has caught up."""
+    brokers = await _the_group(addresses(namesrv), group)
+    await _change(brokers, "promote", name, "")
     note(f"{name} is a learner; it votes when it has caught up")
     return await _until_it_votes(brokers, name, wait)
 
@@ -381,8 +406,9 @@ def _standing(row: dict[str, Any]) -> str | None:
     if row["voter"]:
         return "voter"
     name = row.get("self")
-    listed = any(member["name"] == name for member in row.get("members") or ())
-    return "learner" if listed else "no member"
+    listed = [m["standing"] for m in row.get("members") or () if m["name"] == name]
+    # As a voter of another incarnation: its place is kept until this one learns.
+    return next((s for s in listed if s != "voter"), "learner") if listed else "no member"
 
 
 def scrub_of(row: dict[str, Any]) -> dict[str, Any]:

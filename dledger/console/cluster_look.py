@@ -50,7 +50,8 @@ class MemberRow:
     Attributes:
         name: Its id in the group; empty where it never answered.
         address: Where clients reach it.
-        role: ``leader``, ``follower``, ``candidate``, ``learner``; ``no answer``, ``refused``.
+        role: ``leader``, ``follower``, ``candidate``, ``learner``,
+            ``observer``; ``no answer``, ``refused``.
         lag: Entries it has to apply until it is where the leader's commit stands; None: not known.
         acked_ms_ago: When it last acknowledged something to its leader.
         disk_used: Share of its disk that is used, 0 to 1; None: not known.
@@ -222,7 +223,8 @@ def _member_row(
 
 def _role(said: Status) -> str:
     if said.get("voter") is False:
-        return "learner"
+        names = {m["name"]: m["standing"] for m in said.get("members") or ()}
+        return "observer" if names.get(said.get("self")) == "observer" else "learner"
     return str(said.get("role", "unknown"))
 
 

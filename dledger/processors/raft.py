@@ -5,8 +5,9 @@ by itself (a learner that has caught up is promoted, the predecessor of a replac
 `dledger.raft.membership`'s business and shows in the status of the group.
 
 RAFT_CHANGE adds, removes and replaces members and transfers the leadership; the leader answers it.
-Header fields: ``op`` is ``add``, ``remove``, ``replace`` or ``transfer``; ``name`` the member's
-id; ``address`` its peer address ``host:port`` for ``add`` and ``replace``.
+Header fields: ``op`` is ``add``, ``observe``, ``promote``, ``remove``, ``replace`` or ``transfer``;
+``name`` the member's id; ``address`` its peer address ``host:port`` for ``add``, ``observe`` and
+``replace``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError
 from dledger.processors.handles import Limit, handles
 from dledger.raft.identity import Hello
-from dledger.raft.membership import Member, Members
+from dledger.raft.membership import Member, Members, Standing
 from remoting.access.accounts import ADMIN, SIGNED
 from remoting.access.gate import is_loopback
 from remoting.connection import Connection
@@ -68,9 +69,44 @@ class MembershipChanges:
             ChangePendingError: Other changes came first for too long; nothing was changed.
             UnknownOutcomeError: Leadership ended first; look at the status.
         """
-        if self._members().voter(name) is not None:
+        members = self._members()
+        if members.voter(name) is not None:
             raise ChangeRefusedError(f"{name} is a member already; see replace")
+        learner = members.learner(name)
+        if learner is not None and learner.standing is Standing.OBSERVER:
+            raise ChangeRefusedError(f"{name} is an observer; see promote")
         await self._invite(name, address)
+
+    async def observe(self, name: str, address: tuple[str, int]) -> None:
+        """Take *name* in as an observer: a learner that does not become a voter by itself.
+
+        Raises: Like `add`.
+        """
+        members = self._members()
+        learner = members.learner(name)
+        if members.voter(name) is not None or (
+            learner is not None and learner.standing is not Standing.OBSERVER
+        ):
+            raise ChangeRefusedError(
+                f"{name} is a member that votes, or will; remove it first. Nothing was changed"
+            )
+        await self._invite(name, address, Standing.OBSERVER)
+
+    async def promote(self, name: str) -> None:
+        """Let the observer *name* become a voter as soon as it has caught up.
+
+        Raises: Like `add`.
+        """
+        learner = self._members().learner(name)
+        if learner is None:
+            raise ChangeRefusedError(f"{name} is no observer; nothing was changed")
+
+        def after(now: Members) -> Members:
+            found = now.find(*learner.key)
+            observes = found is not None and found.standing is Standing.OBSERVER
+            return now.asked_to_vote(found) if observes and found is not None else now
+
+        await self._change(after)
 
     async def replace(self, name: str, address: tuple[str, int]) -> None:
         """Let the one that runs at *address* under the name of a member take that one's place.
@@ -115,7 +151,9 @@ class MembershipChanges:
                 f"{name} leads; transfer its leadership first: dledger raft transfer-leader"
             )
 
-    async def _invite(self, name: str, address: tuple[str, int]) -> None:
+    async def _invite(
+        self, name: str, address: tuple[str, int], standing: Standing = Standing.LEARNER
+    ) -> None:
         self._refuse_self(name)
         node = self._group.node
         if not node.settings.is_guarded and not all(
@@ -135,7 +173,7 @@ class MembershipChanges:
             def after(now: Members) -> Members:
                 known = now.find(*joining.key)
                 if known is None:
-                    return now.with_learner(joining)
+                    return now.with_learner(joining, standing)
                 return now.moved(known, host, port, hello.client_address)
 
             await self._change(after)
@@ -203,6 +241,10 @@ class RaftChangeProcessor:
         match op:
             case "add":
                 await self._changes.add(name, _address(command))
+            case "observe":
+                await self._changes.observe(name, _address(command))
+            case "promote":
+                await self._changes.promote(name)
             case "replace":
                 await self._changes.replace(name, _address(command))
             case "remove":
@@ -211,7 +253,8 @@ class RaftChangeProcessor:
                 await self._changes.transfer(name or None)
             case _:
                 raise RefusedError(
-                    Condition.BAD_REQUEST, f"op {op!r} is not add, remove, replace or transfer"
+                    Condition.BAD_REQUEST,
+                    f"op {op!r} is not add, observe, promote, remove, replace or transfer",
                 )
         return response_to(command)
 

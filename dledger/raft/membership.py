@@ -6,6 +6,9 @@ member is a name *and* an incarnation. Changes go one at a time, so that any maj
 majority after have a member in common::
 
     absent ──► learner ──► voter ──► absent
+       └─────► observer ─────┘ (asked to vote, as a learner)
+
+An observer is a learner that stays one: a copy at another site, which nothing waits for.
 
 A folder that was lost and made again (same name, other incarnation) takes the same steps: it joins
 as a learner, and when it has caught up the voter it replaces is removed and it is promoted. The
@@ -30,7 +33,9 @@ from dledger.broker_errors import ChangeRefusedError
 from dledger.raft.wire import is_host, is_incarnation, is_name, is_port, parse_address
 
 LIST_VERSION: Final = 1
-"""Version of the encoded list; a newer one stops the node rather than being guessed at."""
+OBSERVERS_VERSION: Final = 2
+"""Versions of the encoded list, without observers and with some; a newer one stops the node rather
+than being guessed at."""
 
 MEMBERS_MAX: Final = 16
 """Members of one group, learners included: an append is sent to each of them."""
@@ -42,7 +47,9 @@ class Standing(StrEnum):
     VOTER = "voter"
     """Counted in majorities; may lead."""
     LEARNER = "learner"
-    """Gets every entry, is counted nowhere and never campaigns."""
+    """Gets every entry, is counted nowhere and never campaigns; a voter when it has caught up."""
+    OBSERVER = "observer"
+    """A learner that does not become a voter before it is asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The members of a group, sorted. At most one voter and one learner have the same name."""
+    """The members of a group, sorted. At most one voter and one other have the same name."""
 
     members: tuple[Member, ...]
     voter_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -98,7 +105,7 @@ class Members:
             ChangeRefusedError: Two voters or two learners of one name, or too many.
         """
         ordered = tuple(sorted(members, key=lambda member: (member.name, member.incarnation)))
-        taken = [(member.name, member.standing) for member in ordered]
+        taken = [(member.name, member.is_voter) for member in ordered]
         if len(set(taken)) != len(taken) or len({m.key for m in ordered}) != len(ordered):
             raise ChangeRefusedError("two members of one name; nothing was changed")
         if len(ordered) > MEMBERS_MAX:
@@ -137,15 +144,11 @@ class Members:
 
     def voter(self, name: str) -> Member | None:
         """Return the voter of that name."""
-        return self._one(name, Standing.VOTER)
+        return next((m for m in self.members if m.name == name and m.is_voter), None)
 
     def learner(self, name: str) -> Member | None:
-        """Return the learner of that name."""
-        return self._one(name, Standing.LEARNER)
-
-    def _one(self, name: str, standing: Standing) -> Member | None:
-        found = (m for m in self.members if m.name == name and m.standing is standing)
-        return next(found, None)
+        """Return the learner of that name, or the observer."""
+        return next((m for m in self.members if m.name == name and not m.is_voter), None)
 
     def is_voter(self, name: str, incarnation: str) -> bool:
         """Whether that member is counted."""
@@ -159,10 +162,18 @@ class Members:
 
     # -- changing --------------------------------------------------------------------------
 
-    def with_learner(self, member: Member) -> Members:
-        """Return the list with *member* as a learner, in place of one of the same name."""
+    def with_learner(self, member: Member, standing: Standing = Standing.LEARNER) -> Members:
+        """Return the list with *member* as a learner, in place of one of the same name.
+
+        Args:
+            standing: LEARNER or OBSERVER.
+        """
         rest = [m for m in self.members if m.is_voter or m.name != member.name]
-        return Members.of([*rest, replace(member, standing=Standing.LEARNER)])
+        return Members.of([*rest, replace(member, standing=standing)])
+
+    def asked_to_vote(self, observer: Member) -> Members:
+        """Return the list with *observer* as a learner, which is promoted when it has caught up."""
+        return self._with(observer, replace(observer, standing=Standing.LEARNER))
 
     def promoted(self, member: Member) -> Members:
         """Return the list with the learner *member* as a voter."""
@@ -202,7 +213,13 @@ class Members:
             [m.name, m.incarnation, m.host, m.port, m.client_address, m.standing.value]
             for m in self.members
         ]
-        return cbor2.dumps({"v": LIST_VERSION, "members": rows}, canonical=True)
+        return cbor2.dumps({"v": self._version, "members": rows}, canonical=True)
+
+    @property
+    def _version(self) -> int:
+        """Of its bytes: an older program reads every list that it can follow."""
+        has_observers = any(member.standing is Standing.OBSERVER for member in self.members)
+        return OBSERVERS_VERSION if has_observers else LIST_VERSION
 
     @classmethod
     def decode(cls, body: Buffer) -> Members:
@@ -214,9 +231,10 @@ class Members:
         try:
             value: Any = cbor2.loads(bytes(body))
             version, rows = value["v"], value["members"]
-            if version != LIST_VERSION:
+            if version not in (LIST_VERSION, OBSERVERS_VERSION):
                 raise CorruptEntryError(
-                    f"a list of members of version {version}; newest known here is {LIST_VERSION}"
+                    f"a list of members of version {version}; newest known here is "
+                    f"{OBSERVERS_VERSION}"
                 )
             members = [
                 Member(name, incarnation, host, port, client, Standing(standing))
@@ -230,11 +248,12 @@ class Members:
                 )
                 for m in members
             )
-            if not whole or Members.of(members).members != tuple(members):
+            found = cls(tuple(members))
+            if not whole or Members.of(members) != found or found._version != version:
                 raise CorruptEntryError("a list of members that this version would not write")
         except (cbor2.CBORDecodeError, ChangeRefusedError, KeyError, TypeError, ValueError) as e:
             raise CorruptEntryError(f"a list of members that cannot be read: {e}") from e
-        return cls(tuple(members))
+        return found
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the members for people and JSON."""
@@ -309,7 +328,7 @@ def next_list(members: Members, seen: Mapping[str, Sight]) -> Members | None:
             continue
         voter, learner = members.voter(name), members.learner(name)
         if learner is not None and learner.incarnation == sight.incarnation:
-            if sight.caught_up:
+            if sight.caught_up and learner.standing is not Standing.OBSERVER:
                 return members.promoted(learner) if voter is None else members.without(voter)
         elif voter is not None and voter.incarnation == sight.incarnation:
             if learner is not None and sight.settled:
@@ -317,14 +336,16 @@ def next_list(members: Members, seen: Mapping[str, Sight]) -> Members | None:
         elif sight.settled:
             known = learner or voter
             assert known is not None
+            joining = Member(
+                name,
+                sight.incarnation,
+                sight.host or known.host,
+                sight.port or known.port,
+                sight.client_address or known.client_address,
+            )
+            observes = voter is None and known.standing is Standing.OBSERVER
             return members.with_learner(
-                Member(
-                    name,
-                    sight.incarnation,
-                    sight.host or known.host,
-                    sight.port or known.port,
-                    sight.client_address or known.client_address,
-                )
+                joining, Standing.OBSERVER if observes else Standing.LEARNER
             )
     return None
 

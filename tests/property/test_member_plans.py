@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from commitlog.errors import MQError
 from dledger.broker_errors import ReplicationError
-from dledger.raft.membership import Member
+from dledger.raft.membership import Member, Standing
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.extent import EXTENT
 from tests.harness.only_new_garbage import only_new_garbage
@@ -27,6 +27,8 @@ MEMBER_KINDS = [
     *["calm"] * 4,
     *["remove"] * 3,
     *["add"] * 3,
+    *["observe"] * 2,
+    *["promote"] * 2,
     *["transfer", "wipe", "wipe"],
 ]
 PLANS = st.lists(
@@ -39,7 +41,7 @@ class WatchedMembers(Watched):
 
     def __init__(self, size: int, seed: int) -> None:
         super().__init__(size, seed)
-        self.wipes = self.changes = 0
+        self.wipes = self.changes = self.promotions = 0
 
     def act(self, kind: str, choice: int) -> None:
         """Do one step of a plan."""
@@ -51,6 +53,10 @@ class WatchedMembers(Watched):
                 self.change(leader, name, remove=True)
             case "add" if leader is not None:
                 self.change(leader, name, remove=False)
+            case "observe" if leader is not None:
+                self.change(leader, name, remove=False, standing=Standing.OBSERVER)
+            case "promote" if leader is not None:
+                self.promote(leader)
             case "transfer" if leader is not None:
                 self.transfer(leader, None if choice % 2 else name)
             case "wipe" if self.may_lose(name):
@@ -67,7 +73,24 @@ class WatchedMembers(Watched):
             case _:
                 super().act(kind, choice)
 
-    def change(self, leader: str, name: str, *, remove: bool) -> None:
+    def promote(self, leader: str) -> None:
+        """Ask the first observer to vote; what no rule allows is refused."""
+        node = self.cluster.node(leader)
+        members = node.roster.members
+        assert members is not None
+        observers = [m for m in members.members if m.standing is Standing.OBSERVER]
+        if not observers:
+            return
+        try:
+            node.changes.change(members.asked_to_vote(observers[0]))
+        except ReplicationError:
+            return
+        self.promotions += 1
+        node.settle()
+
+    def change(
+        self, leader: str, name: str, *, remove: bool, standing: Standing = Standing.LEARNER
+    ) -> None:
         """Remove *name*, or take it in as a learner; what no rule allows is refused."""
         node = self.cluster.node(leader)
         members = node.roster.members
@@ -78,7 +101,9 @@ class WatchedMembers(Watched):
                 node.changes.change(members.without(voter))
                 self.changes += 1
             elif not remove and name not in members.names:
-                node.changes.change(members.with_learner(Member(name, incarnation, "h", 1)))
+                node.changes.change(
+                    members.with_learner(Member(name, incarnation, "h", 1), standing)
+                )
                 self.changes += 1
         except ReplicationError:
             return
@@ -141,6 +166,7 @@ class WatchedMembers(Watched):
                 cluster.run()
                 self.check()
                 continue
+            self.promote(leader)
             cluster.append(leader, b"after")
             cluster.pass_time(leader, 3.0)
             self.check()
@@ -198,7 +224,7 @@ def test_member_changes_keep_what_was_committed(
 @pytest.mark.parametrize("block", range(8))
 def test_long_random_plans_with_changes(block: int) -> None:
     """Plans too long for drawing one by one; a failure names its seed."""
-    wipes = changes = 0
+    wipes = changes = promotions = 0
     with only_new_garbage():
         for seed in range(block * SEEDS, (block + 1) * SEEDS):
             rng = random.Random(seed)
@@ -209,6 +235,9 @@ def test_long_random_plans_with_changes(block: int) -> None:
                 error.add_note(f"replay: play(size, seed={seed}, plan) of this test")
                 raise
             wipes, changes = wipes + watched.wipes, changes + watched.changes
+            promotions += watched.promotions
             gc.collect()  # few objects hold much: the disks of a plan, and members that were killed
     assert wipes >= 2 * EXTENT
-    assert changes >= 8 * EXTENT
+    assert changes + promotions >= 8 * EXTENT
+    # Not every few seeds have one.
+    assert block != 1 or promotions >= EXTENT

@@ -428,6 +428,54 @@ async def test_leader_adds_replaces_and_removes_members(tmp_path: Path) -> None:
         assert len(members.voter_names) == 3
 
 
+async def test_observer_copies_and_votes_only_when_asked(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        changes = MembershipChanges(leader.group, leader.clock)
+        groups.names.append("n3")
+        observer = await groups.start("n3")
+        await changes.observe("n3", ("127.0.0.1", 40914))
+        await leader.group.submit(batch(b"one"))
+        await trio.sleep(60)
+        assert bodies(observer.group) == [b"one"]
+        members = leader.group.node.roster.members
+        assert members is not None
+        assert members.voter_names == ("n0", "n1", "n2")
+        with pytest.raises(ChangeRefusedError, match="see promote"):
+            await changes.add("n3", ("127.0.0.1", 40914))
+        with pytest.raises(ChangeRefusedError, match="votes, or will"):
+            await changes.observe(groups.others(leader.name)[0], ("127.0.0.1", 1))
+        with pytest.raises(ChangeRefusedError, match="no observer"):
+            await changes.promote("n9")
+        # With two voters gone an observer makes no majority.
+        for name in set(groups.others(leader.name)) - {"n3"}:
+            groups.replicas.pop(name).kill()
+        with pytest.raises(UnknownOutcomeError):
+            await leader.group.submit(batch(b"alone"))
+        assert leader.group.leadership is None
+
+
+async def test_promoted_observer_is_counted(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        changes = MembershipChanges(leader.group, leader.clock)
+        groups.names.append("n3")
+        observer = await groups.start("n3")
+        await changes.observe("n3", ("127.0.0.1", 40914))
+        await leader.group.submit(batch(b"one"))
+        await changes.promote("n3")
+        await changes.promote("n3")
+        with trio.fail_after(30):
+            while not observer.group.node.roster.is_self_voter:
+                await trio.sleep(0.1)
+        with pytest.raises(ChangeRefusedError, match="no observer"):
+            await changes.promote("n3")
+        await changes.transfer("n3")
+        await (await groups.leader(among=["n3"])).group.submit(batch(b"two"))
+        await groups.settle()
+        assert {tuple(bodies(r.group)) for r in groups.replicas.values()} == {(b"one", b"two")}
+
+
 async def test_impossible_change_is_refused(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()

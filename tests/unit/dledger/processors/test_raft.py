@@ -35,6 +35,12 @@ class Changes:
     async def add(self, name: str, address: tuple[str, int]) -> None:
         await self._do("add", name, address)
 
+    async def observe(self, name: str, address: tuple[str, int]) -> None:
+        await self._do("observe", name, address)
+
+    async def promote(self, name: str) -> None:
+        await self._do("promote", name)
+
     async def replace(self, name: str, address: tuple[str, int]) -> None:
         await self._do("replace", name, address)
 
@@ -58,6 +64,8 @@ async def ask(changes: Changes, **ext: str) -> RemotingCommand:
     [
         ({"op": "add", "name": "n3", "address": "h:40911"}, ("add", "n3", ("h", 40911))),
         ({"op": "replace", "name": "n1", "address": "[::1]:7"}, ("replace", "n1", ("::1", 7))),
+        ({"op": "observe", "name": "n3", "address": "h:1"}, ("observe", "n3", ("h", 1))),
+        ({"op": "promote", "name": "n3"}, ("promote", "n3")),
         ({"op": "remove", "name": "n1", "address": ""}, ("remove", "n1")),
         ({"op": "transfer", "name": ""}, ("transfer", None)),
         ({"op": "transfer", "name": "n2"}, ("transfer", "n2")),
@@ -78,7 +86,7 @@ async def test_what_is_asked_for_is_carried_out(
         ({"op": "add", "name": "n3", "address": "h"}, "is not host:port"),
         ({"op": "add", "name": "n3", "address": "h:70000"}, "is not host:port"),
         ({"op": "remove"}, "name of the member is missing"),
-        ({"op": "destroy", "name": "n3"}, "is not add, remove"),
+        ({"op": "destroy", "name": "n3"}, "is not add, observe, promote, remove"),
         ({}, "name of the member is missing"),
     ],
 )

@@ -57,7 +57,12 @@ def test_the_same_list_has_the_same_bytes_whatever_its_order() -> None:
     ("body", "says"),
     [
         (b"", "cannot be read"),
-        (cbor2.dumps({"v": 2, "members": []}), "version 2"),
+        (cbor2.dumps({"v": 3, "members": []}), "version 3"),
+        (cbor2.dumps({"v": 2, "members": [["n0", "a", "h", 1, "", "voter"]]}), "would not write"),
+        (
+            cbor2.dumps({"v": 1, "members": [["n0", "a", "h", 1, "", "observer"]]}),
+            "would not write",
+        ),
         (cbor2.dumps({"v": 1}), "cannot be read"),
         (cbor2.dumps({"v": 1, "members": [["n0", "a", "h", 1, "", "king"]]}), "cannot be read"),
         (cbor2.dumps({"v": 1, "members": [["n0", "a", "h", "1", "", "voter"]]}), "would not write"),
@@ -210,6 +215,49 @@ def test_an_added_learner_is_promoted_when_it_has_caught_up() -> None:
     promoted = next_list(members, {"n3": sight("d", caught_up=True)})
     assert promoted is not None
     assert promoted.is_voter("n3", "d")
+
+
+OBSERVED = THREE.with_learner(learner("n3", "d"), Standing.OBSERVER)
+
+
+def test_observer_stays_one_until_it_is_asked_to_vote() -> None:
+    caught_up = {"n3": sight("d", caught_up=True)}
+    check_change(THREE, OBSERVED, LEADER)
+    assert next_list(OBSERVED, caught_up) is None
+    observer = OBSERVED.learner("n3")
+    assert observer is not None
+    asked = OBSERVED.asked_to_vote(observer)
+    check_change(OBSERVED, asked, LEADER)
+    assert asked.voter_names == OBSERVED.voter_names == ("n0", "n1", "n2")
+    promoted = next_list(asked, caught_up)
+    assert promoted is not None
+    check_change(asked, promoted, LEADER)
+    assert promoted.is_voter("n3", "d")
+
+
+def test_observer_that_lost_its_folder_is_an_observer_again() -> None:
+    again = next_list(OBSERVED, {"n3": sight("e", caught_up=True)})
+    assert again is not None
+    check_change(OBSERVED, again, LEADER)
+    found = again.learner("n3")
+    assert found is not None
+    assert (found.incarnation, found.standing) == ("e", Standing.OBSERVER)
+    assert next_list(again, {"n3": sight("e", caught_up=True)}) is None
+
+
+def test_voter_that_lost_its_folder_is_no_observer() -> None:
+    once = next_list(OBSERVED, {"n1": sight("new")})
+    assert once is not None
+    found = once.learner("n1")
+    assert found is not None
+    assert found.standing is Standing.LEARNER
+
+
+def test_list_without_observers_is_read_by_older_versions() -> None:
+    asked = OBSERVED.asked_to_vote(OBSERVED.members[3])
+    versions = [cbor2.loads(listed.encode())["v"] for listed in (THREE, OBSERVED, asked)]
+    assert versions == [1, 2, 1]
+    assert Members.decode(OBSERVED.encode()) == OBSERVED
 
 
 # -- the list in force ---------------------------------------------------------------------
