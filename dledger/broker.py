@@ -516,7 +516,7 @@ def _make_registration(
             cluster_name=config.broker.cluster_name,
             broker_name=config.broker.broker_name,
             address=config.advertised_address,
-            self_id=f"n{config.self_number}",
+            follower_id=config.self_number + 1,
         ),
         config.client,
         lambda: names.list.addresses,

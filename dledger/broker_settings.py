@@ -7,13 +7,12 @@ Spec: docs/internals/protocol/semantics.md, section 11.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final
 
 from commitlog.consume_queue_store import MAX_OPEN_FILES
-from commitlog.errors import ConfigError
 from commitlog.seams import UtcOffset, utc
 from dledger.settings_tables import MIB, BrokerTable, StoreTable
 
@@ -22,19 +21,26 @@ from dledger.settings_tables import MIB, BrokerTable, StoreTable
 
 LEADER_ID: Final = 0
 
-_NUMBER: Final = re.compile(r"\d+")
+_DIGITS: Final = frozenset("0123456789")
 
 
-def follower_id(self_id: str) -> int:
-    """Return the broker id of a follower: the number in its id, plus one.
+def number_in(member: str) -> int | None:
+    """Return the digits of a member's id as a number; None when it has none."""
+    digits = "".join(char for char in member if char in _DIGITS)
+    return int(digits) if digits else None
 
-    Raises:
-        ConfigError: There is no number in it.
+
+def member_numbers(members: Iterable[str]) -> dict[str, int]:
+    """Return the number of each member: that in its id, else the next ones behind these, by name.
+
+    A follower registers under its number + 1.
     """
-    number = _NUMBER.search(self_id)
-    if number is None:
-        raise ConfigError(f"self_id {self_id!r} must hold a number, such as n0")
-    return int(number.group()) + 1
+    found = {member: number_in(member) for member in sorted(members)}
+    last = max((number for number in found.values() if number is not None), default=-1)
+    following = count(last + 1)
+    return {
+        member: next(following) if number is None else number for member, number in found.items()
+    }
 
 
 # ---------------------------------------------------------------------------------- the store
@@ -107,5 +113,7 @@ class BrokerSettings:
     """Data this near to the end of the log is taken to be in memory."""
     follower_id: int = 1
     """The broker id of this node while it does not lead."""
+    follower_ids: Mapping[str, int] = field(default_factory=dict)
+    """That of each member that this node's file names."""
     max_held_pulls: int = 100_000
     """Pulls waiting in long polling; one more is answered "nothing there" at once."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from commitlog.errors import ConfigError
+from dledger.broker_settings import member_numbers
 from dledger.raft.wire import is_host, is_name
 from dledger.settings_tables import (
     DEFAULT_METRICS_PORT,
@@ -75,14 +76,13 @@ class BrokerConfig(Config):
 
     @property
     def self_number(self) -> int:
-        """Number of this node: the digits of its id, else its place among the members from 0.
+        """Number of this node; a follower registers under this number + 1, the leader as 0."""
+        return self.member_numbers[self.raft.self_id]
 
-        A follower registers under this number + 1, the leader as 0.
-        """
-        digits = "".join(char for char in self.raft.self_id if char.isdecimal())
-        if digits:
-            return int(digits)
-        return sorted(peer.id for peer in self.raft.peers).index(self.raft.self_id)
+    @property
+    def member_numbers(self) -> dict[str, int]:
+        """Number of each member that the file names."""
+        return member_numbers(peer.id for peer in self.raft.peers)
 
     @property
     def advertised_address(self) -> str:

@@ -23,7 +23,7 @@ from commitlog.queue_unit import UNIT_BYTES
 from commitlog.record import pack_host
 from commitlog.seams import Disk, UtcOffset, utc
 from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
-from dledger.broker_settings import LEADER_ID, BrokerSettings, StoreSettings, follower_id
+from dledger.broker_settings import LEADER_ID, BrokerSettings, StoreSettings
 from dledger.config import BrokerConfig
 from dledger.group import Group
 from dledger.group_api import BrokerGroup
@@ -245,7 +245,8 @@ def broker_settings(config: BrokerConfig, store_host: bytes, memory_bytes: int) 
         store=config.store,
         delay_levels_ms=config.delay_levels_ms,
         recent_bytes=memory_bytes * recent // 100,
-        follower_id=follower_id(f"n{config.self_number}"),
+        follower_id=config.self_number + 1,
+        follower_ids={name: number + 1 for name, number in config.member_numbers.items()},
     )
 
 
@@ -347,7 +348,7 @@ class LiveSettings:
             for path, setting in SETTINGS.items()
         }
         leads = self._parts.group.leadership is not None
-        broker_id = LEADER_ID if leads else follower_id(self._parts.registration.broker.self_id)
+        broker_id = LEADER_ID if leads else self._parts.registration.broker.follower_id
         return format_properties(
             {
                 **found,

@@ -24,7 +24,7 @@ import structlog
 import trio
 
 from commitlog.errors import LocalProtocolError
-from dledger.broker_settings import LEADER_ID, follower_id
+from dledger.broker_settings import LEADER_ID
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.settings_tables import ClientTable
 from dledger.state.topics import TopicConfig
@@ -180,7 +180,8 @@ class RegisteredBroker:
     broker_name: str
     address: str
     """Advertised ``ip:port``."""
-    self_id: str
+    follower_id: int
+    """Its id while it does not lead."""
 
 
 @dataclass(slots=True)
@@ -223,7 +224,6 @@ class Registration:
         self.settings = settings
         self._name_servers = name_servers
         self._clock = clock
-        self._follower_id = follower_id(broker.self_id)
         self._known: dict[str, _NameServer] = {}
         self._topics_counter = group.state.topics_counter
         self._topics = TopicTable(group)
@@ -231,7 +231,7 @@ class Registration:
     @property
     def broker_id(self) -> int:
         """The id this node has now: 0 as the serving leader."""
-        return LEADER_ID if self._group.leadership is not None else self._follower_id
+        return LEADER_ID if self._group.leadership is not None else self.broker.follower_id
 
     def role_changed(self) -> None:
         """Tell every NameServer at once that does not know; to be called at every change of role.

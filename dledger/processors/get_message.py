@@ -32,7 +32,7 @@ from typing_extensions import Buffer
 from commitlog.entry import parse_header
 from commitlog.errors import MQError
 from commitlog.queue_unit import Units
-from dledger.broker_settings import LEADER_ID, BrokerSettings, ReadLimits, follower_id
+from dledger.broker_settings import LEADER_ID, BrokerSettings, ReadLimits, number_in
 from dledger.filters.errors import ExpressionIllegalError
 from dledger.filters.property_filter import (
     Expression,
@@ -297,12 +297,14 @@ class ReadSuggestion:
         group: BrokerGroup,
         *,
         own_id: int,
+        follower_ids: Mapping[str, int],
         recent_bytes: int,
         slave_read_enable: bool,
         clock: Clock,
     ) -> None:
         self._group = group
         self._own_id = own_id
+        self._follower_ids = follower_ids
         self._recent_bytes = recent_bytes
         self._slave_read_enable = slave_read_enable
         self._clock = clock
@@ -334,12 +336,21 @@ class ReadSuggestion:
         if self._followers_since_s is None or now - self._followers_since_s >= FOLLOWERS_AGE_S:
             self._followers_since_s = now
             status = self._group.status()
-            self._followers = frozenset(
-                follower_id(name)
+            found = (
+                self._id_of(name)
                 for name, row in status.get("peers", {}).items()
                 if self._has_almost_everything(row)
             )
+            self._followers = frozenset(follower for follower in found if follower is not None)
         return self._followers
+
+    def _id_of(self, member: str) -> int | None:
+        """Return the broker id of a follower; None: this node's file does not tell."""
+        known = self._follower_ids.get(member)
+        if known is not None:
+            return known
+        number = number_in(member)
+        return None if number is None else number + 1
 
     def _has_almost_everything(self, row: Mapping[str, Any]) -> bool:
         match_index, acked_ms_ago = row["match_index"], row["acked_ms_ago"]

@@ -203,6 +203,7 @@ class PullProcessor:
         self._suggestion = ReadSuggestion(
             group,
             own_id=settings.follower_id,
+            follower_ids=settings.follower_ids,
             recent_bytes=settings.recent_bytes,
             slave_read_enable=settings.broker.slave_read_enable,
             clock=clock,

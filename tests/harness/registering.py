@@ -47,7 +47,7 @@ class RegisteringBroker:
         self.registration = Registration(
             self.group,
             client,  # type: ignore[arg-type]  # a fake with what it uses
-            RegisteredBroker(CLUSTER, BROKER, LEADER, "n2"),
+            RegisteredBroker(CLUSTER, BROKER, LEADER, 3),
             ClientTable(),
             lambda: addresses,
             clock=clock,

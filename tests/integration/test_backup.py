@@ -105,7 +105,7 @@ async def backed_up_under_load(cluster: LocalCluster, target: Path) -> dict[str,
         for store in stores:
             assert store is not None
             before = dict(load.acknowledged)
-            assert await create(target, data=store, namesrv=namesrvs[0]) == 0
+            assert await create(str(target), data=store, namesrv=namesrvs[0]) == 0
             await load.reach(len(before) + 500)
         load.stop = True
     return before
@@ -137,10 +137,10 @@ def test_backup_under_load_becomes_a_group_with_all_of_it(tmp_path: Path) -> Non
         sent = trio.run(stored, first)
         offsets = trio.run(committed, first)
     assert len(before) >= 1500
-    assert verify(target) == 0
+    assert verify(str(target)) == 0
     second = lay_out(tmp_path / "second", settings=SETTINGS)
     new = folder_of(second, "n0")
-    assert restore(target, data=new, member="n0") == 0
+    assert restore(str(target), data=new, member="n0") == 0
 
     async def start_and_add() -> None:
         for name in (second.namesrv.name, "n0"):

@@ -65,7 +65,7 @@ def parts_of(broker: Broker) -> Parts:
         retention=retention,
         checks=SimpleNamespace(settings=BrokerTable(), store=StoreTable()),  # type: ignore[arg-type]  # what settings reach of it
         registration=SimpleNamespace(  # type: ignore[arg-type]  # what settings reach of it
-            broker=RegisteredBroker("C", "B", "a:1", "n0"), settings=ClientTable()
+            broker=RegisteredBroker("C", "B", "a:1", 1), settings=ClientTable()
         ),
     )
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.errors import ConfigError
-from dledger.broker_settings import follower_id
+from dledger.broker_settings import member_numbers
 from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import VirtualClock
 from remoting.errors import ConnectFailedError
@@ -94,14 +93,19 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     world.group.close()
 
 
-@pytest.mark.parametrize(("self_id", "broker_id"), [("n0", 1), ("n2", 3), ("node-12", 13)])
-def test_a_followers_id_is_its_number_plus_one(self_id: str, broker_id: int) -> None:
-    assert follower_id(self_id) == broker_id
-
-
-def test_an_id_without_a_number_is_a_bad_setting() -> None:
-    with pytest.raises(ConfigError, match="self_id 'alpha'"):
-        follower_id("alpha")
+@pytest.mark.parametrize(
+    ("members", "numbers"),
+    [
+        ("n0 n1 n2", [0, 1, 2]),
+        ("alpha beta gamma", [0, 1, 2]),
+        ("far n0 n1 n2", [3, 0, 1, 2]),
+        ("node-12 near far", [12, 14, 13]),
+        ("a1-2 b3", [12, 3]),
+    ],
+)
+def test_member_numbers_are_those_in_the_ids(members: str, numbers: list[int]) -> None:
+    found = member_numbers(members.split())
+    assert [found[member] for member in members.split()] == numbers
 
 
 async def test_the_leader_registers_all_topics_as_id_0(world: World, nursery: trio.Nursery) -> None:

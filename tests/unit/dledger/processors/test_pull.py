@@ -375,8 +375,13 @@ async def suggested(broker: Broker, offset: int) -> str:
     return str(answer.ext["suggestWhichBrokerId"])
 
 
-async def test_slow_reader_gets_a_follower_suggested(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(group, clock, recent_bytes=300, follower_id=7)
+@pytest.mark.parametrize(
+    ("member", "follower"), [("n4", "5"), ("near", "3"), ("a1-2", "13"), ("unknown", "0")]
+)
+async def test_slow_reader_gets_a_follower_suggested(
+    group: FakeGroup, clock: ManualClock, member: str, follower: str
+) -> None:
+    broker = Broker(group, clock, recent_bytes=300, follower_id=7, follower_ids={"near": 3})
     broker.make_topic("T", 4)
     group.put("T", 0, *(b"m%d" % i for i in range(10)))
     alive = {
@@ -385,8 +390,8 @@ async def test_slow_reader_gets_a_follower_suggested(group: FakeGroup, clock: Ma
         "match_index": group.log.last_index,
         "acked_ms_ago": 5,
     }
-    group.status = lambda: {"peers": {"n4": alive}}  # type: ignore[method-assign]  # what the test is about
-    assert [await suggested(broker, offset) for offset in (0, 9)] == ["5", "0"]
+    group.status = lambda: {"peers": {member: alive}}  # type: ignore[method-assign]  # what the test is about
+    assert [await suggested(broker, offset) for offset in (0, 9)] == [follower, "0"]
     group.step_down("elsewhere:1")
     assert [await suggested(broker, offset) for offset in (0, 9)] == ["7", "0"]
 

@@ -18,8 +18,8 @@ from dledger.testing.doubles import EPOCH_MS, ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
-from tests.harness.broker import BROKER, Broker
-from tests.harness.fake_group import FakeConnection, FakeGroup
+from tests.harness.broker import Broker
+from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup
 
 V2 = {
     "producer_group": "a",
