@@ -29,8 +29,13 @@ from commitlog.record import (
     MAGIC_V2,
     MAX_TOPIC_V1_BYTES,
     MIN_RECORD_BYTES,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_COMMIT,
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_COMPRESSION_TYPE_MASK,
+    SYS_FLAG_TRANSACTION_MASK,
+    Record,
+    decode_record,
 )
 from commitlog.record_columns import RecordColumns, gather_bytes, record_columns
 
@@ -292,3 +297,73 @@ def _verify_bodies(view: memoryview, columns: RecordColumns) -> None:
 def _refuse(bad: npt.NDArray[np.bool_], what: str) -> None:
     if bad.any():
         raise CorruptRecordError(f"record {int(bad.argmax())} of the batch {what}")
+
+
+# ------------------------------------------------------------------------- records of another log
+
+
+COPIED_SYS_FLAGS: Final = ACCEPTED_SYS_FLAGS | SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_TRANSACTION_MASK
+"""What a stored message may have beside compression. The store host is written again, as IPv4."""
+
+
+def verify_copied_records(
+    records: Buffer,
+    sizes: npt.NDArray[np.uint32],
+    run: Run,
+    first_offset: int,
+    *,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> None:
+    """Check that *records*, which stand in a queue of another log, may be sealed after patching.
+
+    Born host and time, properties, and the mark of a committed transaction stay as they are.
+
+    Args:
+        records: Records back to back, with IPv4 store hosts.
+        sizes: Size in bytes of each.
+        run: The queue that they stand in.
+        first_offset: Offset of the first of them there; the others follow it without a gap.
+        max_body_bytes: Largest body as stored, compressed or not.
+    Raises:
+        CorruptRecordError: Naming the first record that is not what it claims, or not at its
+            offset.
+    """
+    view = memoryview(records).cast("B")
+    if not run.count or len(sizes) != run.count:
+        raise CorruptRecordError("run and sizes of the batch count records differently")
+    total = int(sizes.sum(dtype=np.int64))
+    if total != len(view):
+        raise CorruptRecordError(
+            f"sizes of the batch add up to {total} bytes, its records have {len(view)}"
+        )
+    at = 0
+    for number, size in enumerate(sizes.tolist()):
+        try:
+            record = decode_record(view[at : at + size])
+        except CorruptRecordError as error:
+            raise CorruptRecordError(f"record {number} of the batch: {error}") from error
+        wrong = _wrong_copy(record, size, run, first_offset + number, max_body_bytes)
+        if wrong is not None:
+            raise CorruptRecordError(f"record {number} of the batch {wrong}")
+        at += size
+
+
+def _wrong_copy(
+    record: Record, size: int, run: Run, offset: int, max_body_bytes: int
+) -> str | None:
+    """Return what is wrong with one record, or None."""
+    if record.size != size:
+        return "has another size in its table"
+    if (record.topic, record.queue_id) != (run.topic, run.queue_id):
+        return "has another queue than its run"
+    if record.queue_offset != offset:
+        return f"has offset {record.queue_offset}, not {offset}"
+    if record.sys_flag & ~COPIED_SYS_FLAGS:
+        return "has system flags that no copy has"
+    if record.sys_flag & SYS_FLAG_TRANSACTION_MASK not in (0, SYS_FLAG_COMMIT):
+        return "belongs to a transaction that is not committed"
+    if not record.body:
+        return "has no body"
+    if len(record.body) > max_body_bytes:
+        return f"has a body over {max_body_bytes} bytes"
+    return None

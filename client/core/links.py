@@ -28,7 +28,7 @@ from remoting.errors import (
 from remoting.errors import RequestTimedOutError as CallTimedOutError
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import ExtFields, RemotingCommand, SerializeType, request
-from remoting.protocol.own_fields import EXPECTS_FIELD, NAMES_STALE_FIELD
+from remoting.protocol.own_fields import COPIES_FIELD, EXPECTS_FIELD, NAMES_STALE_FIELD
 
 _log = structlog.get_logger()
 
@@ -46,6 +46,7 @@ class Link:
         idempotent: It distinguishes a repeated send from a new one.
         expects: It stores a send only at the offset that this expects.
         names_stale: It names the stale receipts of a batch of acknowledgements.
+        copies: It takes records of another cluster at their offsets.
         identity: Of the broker's group, as it reports; empty: not reported.
         heard: The newest heartbeat it has answered.
         announced: The producer groups of this client that were in it.
@@ -59,6 +60,7 @@ class Link:
     idempotent: bool = False
     expects: bool = False
     names_stale: bool = False
+    copies: bool = False
     identity: str = ""
     heard: bytes = b""
     announced: frozenset[str] = frozenset()
@@ -268,6 +270,7 @@ class Links:
                     idempotent=ours and truth(answer.ext.get("idempotent")),
                     expects=ours and truth(answer.ext.get(EXPECTS_FIELD)),
                     names_stale=ours and truth(answer.ext.get(NAMES_STALE_FIELD)),
+                    copies=ours and truth(answer.ext.get(COPIES_FIELD)),
                     identity=str(answer.ext.get("groupIdentity") or "") if ours else "",
                 )
                 connection.on_close.append(lambda _ended: self._link_ended())

@@ -301,6 +301,11 @@ class MessageExt:
         return size
 
     @property
+    def stored(self) -> memoryview:
+        """The whole record as the broker stored it; a view, unchecked."""
+        return self._view[self.start : self.start + self.size]
+
+    @property
     def body(self) -> bytes:
         """The body as bytes of its own, decompressed if it was compressed. Raises as `body_view`.
 

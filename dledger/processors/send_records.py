@@ -198,7 +198,7 @@ class SendRecordsProcessor:
             raise not_leader(group)
         check_accepts(self._settings)
         runs, default_queue_nums = _runs_of(command)
-        records, sizes = _split(command, sum(run.count for run in runs))
+        records, sizes = split_records(command, sum(run.count for run in runs))
         try:
             verify_record_layout(
                 records, sizes, runs, max_body_bytes=self._settings.store.max_message_size
@@ -375,7 +375,12 @@ def _runs_of(command: RemotingCommand) -> tuple[tuple[Run, ...], int]:
     return tuple(runs), queue_nums
 
 
-def _split(command: RemotingCommand, count: int) -> tuple[bytes, npt.NDArray[np.uint32]]:
+def split_records(command: RemotingCommand, count: int) -> tuple[bytes, npt.NDArray[np.uint32]]:
+    """Return the records in a request's body, and the size of each.
+
+    Raises:
+        BadRequestError: It cannot hold *count* of them.
+    """
     view = memoryview(command.body).cast("B")
     table_bytes = count * SIZE_FIELD_BYTES
     if table_bytes > view.nbytes:

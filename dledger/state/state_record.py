@@ -212,7 +212,10 @@ class TimersChange:
 
 @dataclass(frozen=True, slots=True)
 class QueueFloorsChange:
-    """Queues that begin later from now on, by topic: retention of a topic."""
+    """Queues that begin later from now on, by topic: retention of a topic, or a begin elsewhere.
+
+    ``begins`` is empty in records of versions that knew none.
+    """
 
     floors: tuple[tuple[str, int, int], ...]
     """Topic, queue id, first offset kept."""
@@ -220,6 +223,8 @@ class QueueFloorsChange:
     """Wall time of the leader; 0 in records of versions that did not note it."""
     retention_ms: tuple[tuple[str, int], ...] = ()
     """Topic, and how long it kept its messages then."""
+    begins: tuple[tuple[str, int, int], ...] = ()
+    """Topic, queue id, and the offset that its first message gets: it has had none."""
 
 
 StateChange = (
@@ -284,12 +289,11 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
         case TimersChange(done, recalled):
             queue_id = TIMERS_QUEUE
             body = {"done": list(done), "recalled": list(recalled)}
-        case QueueFloorsChange(floors, decided_ms, keeps):
+        case QueueFloorsChange(floors, decided_ms, keeps, begins):
             queue_id = QUEUE_FLOORS_QUEUE
-            by_topic: dict[str, dict[int, int]] = {}
-            for topic, queue, offset in floors:
-                by_topic.setdefault(topic, {})[queue] = offset
-            body = {"floors": by_topic}
+            body = {"floors": _by_topic(floors)}
+            if begins:
+                body["begins"] = _by_topic(begins)
             if decided_ms:
                 body |= {"at": decided_ms, "retention_ms": dict(keeps)}
         case ProducerOpenedChange(producer_id):
@@ -360,13 +364,10 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
             return TimersChange(tuple(value["done"]), tuple(value["recalled"]))
         if queue_id == QUEUE_FLOORS_QUEUE:
             return QueueFloorsChange(
-                tuple(
-                    (topic, queue, offset)
-                    for topic, queues in value["floors"].items()
-                    for queue, offset in queues.items()
-                ),
+                _places(value["floors"]),
                 value.get("at", 0),
                 tuple(value.get("retention_ms", {}).items()),
+                _places(value.get("begins", {})),
             )
         if queue_id == PRODUCER_SESSIONS_QUEUE:
             if "open" in value:
@@ -385,6 +386,21 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
     except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError, AttributeError) as exc:
         raise InvariantBroken(f"unreadable state record on queue {queue_id}: {exc}") from exc
     raise InvariantBroken(f"state record on unknown queue {queue_id}")
+
+
+def _by_topic(places: Iterable[tuple[str, int, int]]) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for topic, queue, offset in places:
+        found.setdefault(topic, {})[queue] = offset
+    return found
+
+
+def _places(by_topic: Mapping[str, Mapping[int, int]]) -> tuple[tuple[str, int, int], ...]:
+    return tuple(
+        (topic, queue, offset)
+        for topic, queues in by_topic.items()
+        for queue, offset in queues.items()
+    )
 
 
 def floor_to_state(floor: Anchor) -> list[int]:

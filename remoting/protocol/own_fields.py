@@ -11,6 +11,8 @@ A step of a consumer names in `COMMITS_FIELD` the offsets that it moves, and fro
 
 A send with `EXPECTED_FIELD` is stored only where the queue's next offset is that one.
 
+Records of another cluster come with the queue and the offset that they have there.
+
 A batch of acknowledgements that is refused in part names in `STALE_FIELD` those that are stale.
 
 An idempotent producer stamps a send, so that the broker stores it once. In SEND_RECORDS the stamp
@@ -56,6 +58,58 @@ def expected_offset_of(ext: ExtFields) -> int | None:
     if not 0 <= offset < 1 << 63:
         raise BadRequestError(f"{EXPECTED_FIELD} is no queue offset: {str(text)[:32]!r}")
     return offset
+
+
+# ----------------------------------------------------------------------- records of another cluster
+
+
+COPIES_FIELD: Final = "copies"
+"""Of the answer to CAPABILITIES: `true`, COPY_RECORDS and BEGIN_QUEUE are known."""
+
+QUEUE_ID_FIELD: Final = "queue_id"
+OFFSET_FIELD: Final = "offset"
+"""Of COPY_RECORDS: the offset of the first record. Of BEGIN_QUEUE: where the queue begins."""
+COUNT_FIELD: Final = "count"
+
+
+class QueuePlace(NamedTuple):
+    """A queue and an offset in it."""
+
+    topic: str
+    queue_id: int
+    offset: int
+
+
+def queue_place_of(ext: ExtFields) -> QueuePlace:
+    """Return what a request about another cluster's queue names.
+
+    Raises:
+        BadRequestError: A field is missing, or no such thing.
+    """
+    topic: object = ext.get("topic")
+    if not isinstance(topic, str):
+        raise BadRequestError("topic is not text")
+    queue_id = _number(ext, QUEUE_ID_FIELD, 0x7FFFFFFF)
+    return QueuePlace(topic, queue_id, _number(ext, OFFSET_FIELD, _MAX))
+
+
+def copied_count_of(ext: ExtFields) -> int:
+    """Return how many records a request has.
+
+    Raises:
+        BadRequestError: It is no number above 0.
+    """
+    count = _number(ext, COUNT_FIELD, 0x7FFFFFFF)
+    if not count:
+        raise BadRequestError(f"{COUNT_FIELD} is 0")
+    return count
+
+
+def _number(ext: ExtFields, name: str, most: int) -> int:
+    value: object = ext.get(name)
+    if type(value) is not int or not 0 <= value <= most:
+        raise BadRequestError(f"{name} is no number from 0 to {most}: {str(value)[:32]!r}")
+    return value
 
 
 # ---------------------------------------------------------------------------------- stale receipts

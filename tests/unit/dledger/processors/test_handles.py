@@ -128,6 +128,7 @@ def test_sends_of_a_broker_are_these() -> None:
         "SEND_BATCH_MESSAGE",
         "SEND_RECORDS",
         "CONSUME_STEP",
+        "COPY_RECORDS",
     }
 
 
