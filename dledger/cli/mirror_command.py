@@ -91,7 +91,7 @@ async def mirror(
 
     Messages keep their queue, offset, properties, keys, tags, bodies, born time and host. Where
     the copy stands is where the target's queues end: end it at any time, start it anywhere again,
-    run two of them. A queue that cannot be copied exactly is stopped, and the log says what to do.
+    run two of them. A queue that cannot be copied exactly is stopped, and the log names what to do.
     """
     import sys
 

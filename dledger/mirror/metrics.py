@@ -42,7 +42,7 @@ class MirrorMetrics:
             Family(
                 "dledger_mirror_queues_stopped",
                 "gauge",
-                "Queues to which nothing is copied; the log says why.",
+                "Queues to which nothing is copied; the log has the reason.",
             ),
             [({}, len(self._mirror.stopped))],
         )

@@ -93,7 +93,7 @@ def pair_brokers(
         left = []
     if left:
         raise ConfigError(
-            f"nothing says where the broker groups {_names(left)} are copied to: the target has"
+            f"it is not given where the broker groups {_names(left)} are copied to: the target has"
             f" {_names(target)}; give --pair SOURCE=TARGET for each"
         )
     if len(set(pairs.values())) < len(pairs):
@@ -154,7 +154,7 @@ class Stopped:
 Step = Level | Copy | Begin | Stopped
 
 AGAIN: Final = (
-    "to have this queue again, delete the topic at the target and let the mirror copy it anew"
+    "to have this queue again, delete the topic at the target and let the mirror copy it again"
 )
 
 

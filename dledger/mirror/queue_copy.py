@@ -1,8 +1,8 @@
 """Copies the messages of one queue, from where the target ends.
 
 Each append names the offset that it expects. So a copy that was interrupted, repeated, or is made
-by two mirrors at a time stores each message once and in its place: what is refused says where the
-target ends, and the copy goes on from there. Before a step appends behind what stands at the
+by two mirrors at a time stores each message once and in its place: what is refused names the
+target's end, and the copy goes on from there. Before a step appends behind what stands at the
 target, it compares the newest message there with the source's: a topic that was made again at the
 source, or that a producer sends to at the target, is not continued.
 """
@@ -37,7 +37,7 @@ CHUNK_BYTES: Final = 1 << 20
 above what a majority takes in one round, and below what would keep other producers waiting."""
 
 QUEUES_AT_ONCE: Final = 16
-"""Queues copied at a time. Each has one chunk on its way: so many chunks are in memory, and a
+"""Queues copied at a time. Each has one chunk on its way: that many chunks are in memory, and a
 target of one group flushes them together."""
 
 REFUSALS_MAX: Final = 8

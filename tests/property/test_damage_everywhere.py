@@ -48,7 +48,7 @@ from commitlog.mark import Anchor, SlotFile, load_anchor
 from commitlog.recovery import DamagedLogError
 from commitlog.segment import LogFormat, check_format
 from commitlog.store_paths import StorePaths
-from dledger.processors.send_records import _runs_of, _split
+from dledger.processors.send_records import _runs_of, split_records
 from dledger.raft.follower import split_frames
 from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.journal import TermVote
@@ -237,7 +237,7 @@ SENT = encode_command(
 def read_sent(data: bytes) -> None:
     for command in FrameDecoder().feed(data):
         runs, _ = _runs_of(command)
-        _split(command, sum(run.count for run in runs))
+        split_records(command, sum(run.count for run in runs))
 
 
 Errors = tuple[type[MQError], ...]

@@ -6,11 +6,12 @@ source. What a copy has to keep is compared by the places of the layout, not by 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import Buffer
 
 from client.admin.copies import with_ipv4_store_host
 from client.core.errors import ClientError
@@ -61,9 +62,9 @@ class Mirrored:
 
 def with_ipv4_hosts(mirrored: Mirrored) -> None:
     """Let the target store as a broker does, behind the SDK's append."""
-    append: Callable[..., Awaitable[int]] = mirrored.target.append
+    append = mirrored.target.append
 
-    async def stored(queue: MessageQueue, offset: int, records: list[memoryview]) -> int:
+    async def stored(queue: MessageQueue, offset: int, records: Sequence[Buffer]) -> int:
         return await append(queue, offset, [with_ipv4_store_host(one) for one in records])
 
     mirrored.target.append = stored  # type: ignore[method-assign]
@@ -130,7 +131,7 @@ def test_topic_made_again_is_not_continued() -> None:
     trio.run(play)
 
 
-def test_queue_copy_goes_on_when_the_reason_has_gone() -> None:
+def test_stopped_queue_goes_on_once_its_topic_is_made_again() -> None:
     mirrored = Mirrored(1, 0.0)
 
     async def play() -> None:

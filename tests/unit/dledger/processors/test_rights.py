@@ -26,7 +26,7 @@ from dledger.state.topics import (
 )
 from dledger.testing.doubles import ManualClock
 from remoting.access.account_file import AccountStore
-from remoting.access.accounts import ADMIN, INNER_TOPICS, SIGNED, Permission, Right
+from remoting.access.accounts import INNER_TOPICS, SIGNED, Permission, Right
 from remoting.access.gate import AccessGate
 from remoting.errors import AccessRefusedError, BadRequestError
 from remoting.processor import Limiter
