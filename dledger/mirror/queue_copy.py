@@ -36,6 +36,9 @@ CHUNK_BYTES: Final = 1 << 20
 """Bytes of one queue on their way: one chunk is read and appended before the next is read. It is
 above what a majority takes in one round, and below what would keep other producers waiting."""
 
+CHUNK_MESSAGES: Final = 1024
+"""And at most this many: the target checks and seals them in one go, some milliseconds."""
+
 QUEUES_AT_ONCE: Final = 16
 """Queues copied at a time. Each has one chunk on its way: that many chunks are in memory, and a
 target of one group flushes them together."""
@@ -179,7 +182,7 @@ class QueueCopy:
         """Return records that follow each other from *position* on, none at *end* or behind it."""
         if position >= end:
             return []
-        records = await source.read(self.source, position, CHUNK_BYTES)
+        records = await source.read(self.source, position, CHUNK_BYTES, CHUNK_MESSAGES)
         count = min(follows(position, offsets_of(records)), end - position)
         return records[:count]
 

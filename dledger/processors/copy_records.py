@@ -1,8 +1,8 @@
 """COPY_RECORDS (51112) and BEGIN_QUEUE (51113): a queue as it stands in another cluster.
 
 COPY_RECORDS. Request: CBOR header with ``topic``, ``queue_id``, ``offset`` and ``count``; body as
-of SEND_RECORDS. The records come as a pull returned them: the broker checks them one by one, and
-writes only what is its own to write: position, store time, store host. They are appended at
+of SEND_RECORDS. The records come as a pull returned them: the broker checks them, and writes
+only what is its own to write: position, store time, store host. They are appended at
 ``offset`` or not at all, so that copies of one queue, however many run, become one copy. Answer:
 ``offset``, the next one.
 

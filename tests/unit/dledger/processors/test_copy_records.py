@@ -122,9 +122,10 @@ def _damaged(offset: int) -> bytes:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (copy(0, record(1)), "has offset 1, not 0"),
-        (copy(0, record(0), record(2)), "record 1 of the batch has offset 2, not 1"),
-        (copy(0, record(0, topic="U")), "another queue"),
+        (copy(0, record(1)), "record 0 of the batch does not stand behind"),
+        (copy(0, record(0), record(2)), "record 1 of the batch does not stand behind"),
+        (copy(0, record(0, topic="U")), "another topic"),
+        (copy(0, record(0, topic="TT")), "another topic"),
         (copy(0, record(0, queue_id=0)), "another queue"),
         (copy(0, record(0, sys_flag=SYS_FLAG_PREPARED)), "not committed"),
         (copy(0, record(0, sys_flag=SYS_FLAG_INNER_BATCH)), "system flags"),
@@ -132,7 +133,8 @@ def _damaged(offset: int) -> bytes:
         (copy(0, record(0, b"")), "has no body"),
         (copy(0, record(0, bytes(5000))), "a body over 4096 bytes"),
         (copy(0, _damaged(0)), "checksum"),
-        (copy(0, record(0)[:-1]), "claims"),
+        (copy(0, record(0)[:-1]), "another size"),
+        (copy(0, b"short"), "too short"),
     ],
 )
 def test_what_is_no_copy_is_refused(broker: Broker, command: RemotingCommand, words: str) -> None:
