@@ -359,12 +359,18 @@ class BlockingPullConsumer:
         max_messages: int = 32,
         tags: str | SubscriptionExpression = "*",
         timeout_s: float = SUSPEND_S,
+        with_expired: bool = False,
     ) -> PullResult:
         """As `PullConsumer.pull`."""
 
         async def work() -> PullResult:
             return await self._consumer.pull(
-                queue, offset, max_messages=max_messages, tags=tags, timeout_s=timeout_s
+                queue,
+                offset,
+                max_messages=max_messages,
+                tags=tags,
+                timeout_s=timeout_s,
+                with_expired=with_expired,
             )
 
         return self._client._call(work)

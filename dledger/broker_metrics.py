@@ -314,6 +314,14 @@ class BrokerMetrics:
             "Pulls that found nothing and wait.",
             self._processors.pull.held_count,
         )
+        yield (
+            Family(
+                "dledger_expired_messages_total",
+                "counter",
+                "Messages that reads passed over because their time to live was over.",
+            ),
+            [({}, self._processors.throughput.expired)],
+        )
         yield _gauge(
             "dledger_disk_used_ratio",
             "Used part of the file system that holds the log, 0 to 1, as df counts it.",

@@ -167,7 +167,12 @@ class ClusterCopies:
             RequestFailedError, BrokerUnreachableError, NoRouteError: No leader answers.
         """
         result = await self._reader.pull(
-            queue, offset, max_messages=max_messages, max_bytes=max_bytes, timeout_s=0
+            queue,
+            offset,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            timeout_s=0,
+            with_expired=True,
         )
         return [message.stored for message in result.messages]
 

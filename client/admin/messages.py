@@ -434,7 +434,9 @@ async def _between(
 ) -> AsyncGenerator[MessageExt, None]:
     while begin < end:
         try:
-            result = await consumer.pull(queue, begin, max_messages=PULL_MESSAGES, timeout_s=0.0)
+            result = await consumer.pull(
+                queue, begin, max_messages=PULL_MESSAGES, timeout_s=0.0, with_expired=True
+            )
         except OffsetIllegalError as error:
             if error.next_begin_offset <= begin:
                 return

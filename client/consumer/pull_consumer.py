@@ -46,7 +46,7 @@ from remoting.protocol.headers import (
     UpdateConsumerOffsetHeader,
 )
 from remoting.protocol.outcome import outcome_of
-from remoting.protocol.own_fields import NO_OFFSET, TOKEN_FIELD
+from remoting.protocol.own_fields import NO_OFFSET, TOKEN_FIELD, WITH_EXPIRED_FIELD
 
 MEMBER_TIMEOUT_S: Final = 3.0
 """For one member: one that hangs must not keep the caller from the next."""
@@ -206,6 +206,7 @@ class PullConsumer(ManagedScope):
         timeout_s: float = SUSPEND_S,
         max_bytes: int | None = None,
         lock_token: int | None = None,
+        with_expired: bool = False,
     ) -> PullResult:
         """Read from *offset* on; wait up to *timeout_s* for something to come.
 
@@ -218,6 +219,7 @@ class PullConsumer(ManagedScope):
             timeout_s: How long the broker holds the request when there is nothing; 0: not at all.
             max_bytes: At most this many bytes, but at least one message.
             lock_token: Of the lock of *queue*; the broker answers only while that grant stands.
+            with_expired: Also messages whose time to live is over: all that is stored.
         Returns:
             Messages as views over one buffer, and where to go on.
         Raises:
@@ -248,6 +250,9 @@ class PullConsumer(ManagedScope):
             expression_type=wanted.kind,
             max_msg_bytes=max_bytes,
         )
+        more = _shown(lock_token)
+        if with_expired:
+            more[WITH_EXPIRED_FIELD] = "true"
         used: list[Link] = []
         anywhere = self._anywhere
         if anywhere is not None:
@@ -255,7 +260,7 @@ class PullConsumer(ManagedScope):
                 queue,
                 header,
                 bulk=max_messages > ROCKETMQ_PULL_MESSAGES,
-                more=_shown(lock_token),
+                more=more,
             )
             if found is not None:
                 result = _pull_result(queue, offset, found)
@@ -270,7 +275,7 @@ class PullConsumer(ManagedScope):
             answer = await instance.ask_leader(
                 queue.broker_name,
                 RequestCode.PULL_MESSAGE,
-                {**header.encode(), **_shown(lock_token)},
+                {**header.encode(), **more},
                 topic=queue.topic,
                 timeout_s=timeout_s + SUSPEND_MARGIN_S,
                 attempt_timeout_s=timeout_s + SUSPEND_MARGIN_S,

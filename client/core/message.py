@@ -9,6 +9,7 @@ from typing import Final
 from typing_extensions import Buffer
 
 from client.core.errors import MessageIllegalError
+from commitlog.properties import PROPERTY_EXPIRE_AFTER_MS
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """RocketMQ's maxMessageSize, for one message and for a whole batch."""
@@ -16,6 +17,8 @@ MAX_ID_CHARS: Final = 64
 """Of a UNIQ_KEY; RocketMQ's have 32 to 34."""
 MAX_DELAY_LEVEL: Final = 64
 """As many delay levels as a broker can be given; one above its own counts as its longest."""
+MAX_TTL_MS: Final = 1 << 53
+"""Longest time to live that brokers take."""
 MAX_TOPIC_CHARS: Final = 127
 """Longest topic a client may send to."""
 MAX_RETRY_TOPIC_CHARS: Final = 255
@@ -55,6 +58,8 @@ class Message:
         flag: 32 bits of the user's own.
         message_id: Its UNIQ_KEY, of a program that gives messages ids of its own; at most
             `MAX_ID_CHARS`. Empty: the SDK makes one.
+        ttl_ms: Not delivered any more this number of milliseconds after it was stored; a delayed
+            one counts from when it is delivered. 0: without an end. RocketMQ's brokers know none.
     """
 
     topic: str
@@ -67,6 +72,7 @@ class Message:
     delay_ms: int = 0
     deliver_at_ms: int = 0
     message_id: str = ""
+    ttl_ms: int = 0
 
     @property
     def is_delayed(self) -> bool:
@@ -131,7 +137,7 @@ def encode_message_properties(message: Message, message_id: str) -> bytes:
         raise MessageIllegalError("a message id holds a separator, \\x01 or \\x02")
     text = f"UNIQ_KEY\x01{message_id}\x02"
     is_plain = not (message.tags or message.keys or message.properties or message.is_delayed)
-    if is_plain and not message.delay_level:
+    if is_plain and not message.delay_level and not message.ttl_ms:
         return text.encode()
     pairs = 1
     if message.tags:
@@ -151,6 +157,11 @@ def encode_message_properties(message: Message, message_id: str) -> bytes:
         pairs += 1
     if message.delay_ms or message.deliver_at_ms:
         text += _timer_property(message)
+        pairs += 1
+    if message.ttl_ms:
+        if not 0 < message.ttl_ms <= MAX_TTL_MS:
+            raise MessageIllegalError(f"ttl_ms {message.ttl_ms} is not from 1 to {MAX_TTL_MS}")
+        text = f"{text}{PROPERTY_EXPIRE_AFTER_MS}\x01{message.ttl_ms}\x02"
         pairs += 1
     properties = message.properties
     if properties:

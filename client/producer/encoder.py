@@ -22,7 +22,7 @@ from client.producer.state import SendSlot
 from commitlog.errors import LocalProtocolError
 from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.message_id import UniqKeyFactory
-from commitlog.properties import PROPERTY_TRANSACTION_PREPARED
+from commitlog.properties import PROPERTY_EXPIRE_AFTER_MS, PROPERTY_TRANSACTION_PREPARED
 from commitlog.record import SYS_FLAG_PREPARED, RecordTemplate, encode_record
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
@@ -46,6 +46,7 @@ SINGLE_PROPERTIES: Final = frozenset(
         "CORRELATION_ID",
         "REPLY_TO_CLIENT",
         "INNER_MULTI_DISPATCH",
+        PROPERTY_EXPIRE_AFTER_MS,
     }
 )
 """Properties that make the broker do more than append: such messages go alone, as RocketMQ's do."""
@@ -57,7 +58,9 @@ TEMPLATES_MAX: Final = 10_000
 def goes_alone(message: Message) -> bool:
     """Whether *message* is no record among others."""
     properties = message.properties
-    return message.is_delayed or bool(properties and not SINGLE_PROPERTIES.isdisjoint(properties))
+    if message.is_delayed or message.ttl_ms:
+        return True
+    return bool(properties and not SINGLE_PROPERTIES.isdisjoint(properties))
 
 
 class SlotEncoder:
@@ -188,7 +191,9 @@ class SlotEncoder:
             if message.topic != name:
                 raise MessageIllegalError(f"the batch mixes topics {name} and {message.topic}")
             if goes_alone(message):
-                raise MessageIllegalError("a batch cannot hold delayed or transactional messages")
+                raise MessageIllegalError(
+                    "a batch holds no delayed, expiring or transactional messages"
+                )
             body = message.body
             total += len(body) if type(body) is bytes and body else check_body(body, limit)
             message_id = message.message_id or create(now_ms)

@@ -404,7 +404,7 @@ async def by_offset(
                 if high > low
                 else f"{topic} queue {queue} is empty"
             )
-        pulled = await consumer.pull(queues[0], offset, max_messages=1)
+        pulled = await consumer.pull(queues[0], offset, max_messages=1, with_expired=True)
         for message in pulled.messages:
             if message.queue_offset == offset:
                 show_message(message_row(message), output)

@@ -294,6 +294,10 @@ class Expression:
         except ValueUnreadableError:
             return False
 
+    def admits(self, _record: memoryview, properties: bytes) -> bool:
+        """Tell whether a record matches: by its properties alone."""
+        return self.matches(properties)
+
 
 def _searching(properties: bytes, names: Mapping[str, bytes]) -> Lookup:
     def lookup(name: str) -> str | None:
@@ -387,8 +391,8 @@ class PropertyFilter(Protocol):
     def cost(self) -> int:
         """What one message costs at most, in operands and operators."""
 
-    def matches(self, properties: bytes) -> bool:
-        """Tell whether a message with these encoded properties matches."""
+    def admits(self, record: memoryview, properties: bytes) -> bool:
+        """Tell whether a stored record, which has these encoded properties, matches."""
 
 
 class RetryFilter:
@@ -409,6 +413,10 @@ class RetryFilter:
         topic = get_property(properties, _RETRY_TOPIC)
         expression = None if topic is None else self._expressions.get(topic)
         return expression is None or expression.matches(properties)
+
+    def admits(self, _record: memoryview, properties: bytes) -> bool:
+        """Tell whether a record matches: by its properties alone."""
+        return self.matches(properties)
 
 
 class Matching(NamedTuple):
@@ -445,10 +453,11 @@ def scan(
     place = -1
     for place, (position, size) in enumerate(zip(positions, sizes, strict=True)):
         try:
-            properties = record_properties(read(position, size))
+            record = read(position, size)
+            properties = record_properties(record)
         except CorruptRecordError as error:
             raise DamagedMessageError(str(error), position, size) from error
-        if wants.matches(properties):
+        if wants.admits(record, properties):
             places.append(place)
             if len(places) == wanted:
                 break

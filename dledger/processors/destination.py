@@ -8,12 +8,14 @@ Spec: docs/internals/protocol/semantics.md, section 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from commitlog.entry import RecordBatch, Run
 from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, leaves_space
 from dledger.broker_settings import BrokerSettings
+from dledger.filters.expiry import EXPIRES_ATTRIBUTE, expires
 from dledger.group_api import BrokerGroup, ExpectedOffset, OnDone, Proposed
 from dledger.processors.answers import RefusedError, check_sendable
 from dledger.services.limits import DiskSpace
@@ -107,6 +109,18 @@ class Destinations:
     def any_queue(self, config: TopicConfig) -> int:
         """Return a queue of a topic, by chance."""
         return self._rng.randrange(max(1, config.write_queue_nums))
+
+    def expiring(self, topic: str, create: TopicConfig | None) -> TopicConfig | None:
+        """Return how a topic has to be put so that its reads look for messages that expired.
+
+        Args:
+            create: The topic as this message makes it already; returned where nothing is to be
+                added to it.
+        """
+        config = create or self._topics.config(topic)
+        if config is None or expires(config.attributes):
+            return create
+        return replace(config, attributes={**config.attributes, EXPIRES_ATTRIBUTE: "true"})
 
     # ------------------------------------------------------------------------------ retries
 

@@ -34,6 +34,7 @@ from commitlog.errors import MQError
 from commitlog.queue_unit import Units
 from dledger.broker_settings import LEADER_ID, BrokerSettings, ReadLimits, number_in
 from dledger.filters.errors import ExpressionIllegalError
+from dledger.filters.expiry import LivingFilter, expires
 from dledger.filters.property_filter import (
     Expression,
     ExpressionCache,
@@ -62,6 +63,7 @@ from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.headers import PullMessageHeader
 from remoting.protocol.outcome import Condition
+from remoting.protocol.own_fields import WITH_EXPIRED_FIELD
 from remoting.seams import Clock
 
 # ---------------------------------------------------------------------------------- the expression
@@ -403,6 +405,7 @@ class PullChecks:
         filters: PropertyFilters,
         offsets: OffsetCommits,
         locks: QueueLocks,
+        clock: Clock,
     ) -> None:
         self._group = group
         self._settings = settings
@@ -411,6 +414,7 @@ class PullChecks:
         self._filters = filters
         self._offsets = offsets
         self._locks = locks
+        self._clock = clock
         self._known_groups = KnownGroups(group, topics)
 
     def admit(
@@ -443,6 +447,8 @@ class PullChecks:
         self.check_queue(topic, queue_id, leading)
         self._offsets.check_slot((group_name, topic, queue_id))
         codes, wants = self.wanted(header)
+        if command.ext.get(WITH_EXPIRED_FIELD) not in (True, "true"):
+            codes, wants = self.living(topic, codes, wants)
         if leading:
             self.make_known(connection, group_name)
         shows_token = check_lock_token(self._locks, command, (group_name, topic, queue_id))
@@ -563,6 +569,19 @@ class PullChecks:
         if not subscription.is_tag_type:
             return None, self._filters.of_subscription(subscription)
         return self._with_retries(subscription.codes, group, topic)
+
+    def living(
+        self, topic: str, codes: TagCodes | None, wants: PropertyFilter | None
+    ) -> tuple[TagCodes | None, PropertyFilter | None]:
+        """Return the filter, and that messages have not expired where *topic* may have such."""
+        config = self._topics.config(topic)
+        if config is None or not config.attributes or not expires(config.attributes):
+            return codes, wants
+        return None, LivingFilter(self._now_ms, None if codes is None else codes.tolist(), wants)
+
+    def _now_ms(self) -> int:
+        # Never before the newest message: a clock that is behind lets messages expire late only.
+        return max(self._clock.wall_ms(), self._group.state.last_store_time_ms)
 
     def _with_retries(
         self, codes: TagCodes | None, group: ConsumerGroup[Connection] | None, topic: str

@@ -303,7 +303,7 @@ class PopProcessor:
         self._checks.check_queue(topic, max(0, queue_id), leading=True)
         self._offsets.check_room(group_name, topic, limited_account(connection))
         kind, text = expression
-        wants = self._checks.wanted(
+        codes, wants = self._checks.wanted(
             PullMessageHeader(
                 group_name, topic, 0, 0, 1, FLAG_SUBSCRIPTION, 0, 0, 0, text or "*", kind
             )
@@ -319,7 +319,7 @@ class PopProcessor:
             is_fifo=is_fifo,
             from_end=from_end,
             retries=config.retry_max_times,
-            wants=wants,
+            wants=self._checks.living(topic, codes, wants),
         )
 
     def _queues(self, topic: str, queue_id: int) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ from commitlog.record import (
 from dledger.broker_errors import TableFullError
 from dledger.broker_settings import BrokerSettings
 from dledger.filters.errors import DamagedMessageError
+from dledger.filters.expiry import LivingFilter
 from dledger.filters.property_filter import MAX_SCANNED_UNITS, PropertyFilter, scan
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError
@@ -44,6 +45,7 @@ from dledger.services.pop_decision import DeadLetter, Found, Receive
 from dledger.services.pop_lines import HandedOut
 from dledger.services.queue_locks import QueueLocks
 from dledger.services.stored_record import StoredRecords
+from dledger.services.throughput import Throughput
 from dledger.state.pop import PopKey
 
 Wants = tuple[TagCodes | None, PropertyFilter | None]
@@ -67,6 +69,7 @@ class PopMessages:
         offsets: OffsetCommits,
         pulls: PullProcessor,
         locks: QueueLocks,
+        throughput: Throughput,
     ) -> None:
         self._group = group
         self._topics = topics
@@ -75,6 +78,7 @@ class PopMessages:
         self._offsets = offsets
         self._pulls = pulls
         self._locks = locks
+        self._throughput = throughput
 
     def may_pop(self, key: PopKey) -> bool:
         """Return whether the queue is there, stays, and is not consumed by pulls."""
@@ -150,6 +154,8 @@ class PopMessages:
                 self._group.report_damage(error.position, error.size)
                 raise
             places, scanned = np.array(matching.places, np.int64), matching.scanned
+            if isinstance(wants, LivingFilter):
+                self._throughput.expired += wants.take_passed_over()
         elif codes is not None:
             places = np.flatnonzero(np.isin(units["tags_code"], codes))
         else:

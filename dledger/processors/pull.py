@@ -22,6 +22,7 @@ from commitlog.errors import CorruptRecordError, MQError
 from commitlog.record import check_bodies
 from dledger.broker_settings import LEADER_ID, BrokerSettings, ReadLimits
 from dledger.filters.errors import DamagedMessageError
+from dledger.filters.expiry import LivingFilter
 from dledger.filters.property_filter import MAX_SCANNED_UNITS, PropertyFilter
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.processors.answers import refusal, when_current
@@ -307,10 +308,16 @@ class PullProcessor:
 
     def _judged(self, units: UnitRange, limits: ReadLimits, wants: PropertyFilter) -> MessageRange:
         try:
-            return judge(self._group, units, limits, wants)
+            found = judge(self._group, units, limits, wants)
         except DamagedMessageError as error:
             self._group.report_damage(error.position, error.size)
             raise
+        self._count_expired(wants)
+        return found
+
+    def _count_expired(self, wants: PropertyFilter) -> None:
+        if isinstance(wants, LivingFilter):
+            self._throughput.expired += wants.take_passed_over()
 
     def _cold_units(self, pull: Pull) -> UnitRange | None:
         """Return the units to be judged in a worker thread: of messages probably not in memory."""
@@ -420,6 +427,7 @@ class PullProcessor:
         except DamagedMessageError as error:
             self._group.report_damage(error.position, error.size)
             raise
+        self._count_expired(wants)
         if found.status is GetStatus.FOUND:
             return await self._answer_cold(pull, found)
         return self._answer(pull, found)

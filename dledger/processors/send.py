@@ -41,6 +41,7 @@ from commitlog.record import (
     iter_records,
 )
 from dledger.broker_settings import BrokerSettings
+from dledger.filters.expiry import EXPIRE_MARK, expire_after_ms
 from dledger.group_api import BrokerGroup, ExpectedOffset, Proposed
 from dledger.processors.answers import (
     RefusedError,
@@ -261,6 +262,8 @@ class SendProcessor:
     ) -> tuple[bytes, Run, TimedSend | None]:
         properties = self._properties(_encoded(header.properties))
         topic, queue_id = destination.topic, destination.queue_id
+        if EXPIRE_MARK in properties:
+            self._note_expiry(properties, destination)
         # A message that is consumed again keeps the mark of the transaction it once came by.
         if (
             _TRAN_MSG in properties
@@ -292,6 +295,23 @@ class SendProcessor:
             connection, header, topic, queue_id, command.body, properties, header.flag
         )
         return record, Run(topic, queue_id, 1), timed
+
+    def _note_expiry(self, properties: bytes, destination: _Destination) -> None:
+        """Let the topic of a message that expires be one whose reads look for it.
+
+        What is sent to be consumed again does not expire any more.
+
+        Raises:
+            RefusedError: Its time cannot be read.
+        """
+        try:
+            after_ms = expire_after_ms(properties)
+        except ValueError as error:
+            raise RefusedError(Condition.MESSAGE_ILLEGAL, str(error)) from None
+        topic = destination.topic
+        if after_ms is None or destination.clear_delay or topic.startswith(RETRY_PREFIX):
+            return
+        destination.create = self._destinations.expiring(topic, destination.create)
 
     def _half_properties(
         self, header: SendMessageHeader, properties: bytes, topic: str, queue_id: int
@@ -360,6 +380,8 @@ class SendProcessor:
                 )
             if TIMER_MARK in properties:
                 self._timers.refuse_in_batch(properties)
+            if EXPIRE_MARK in properties:
+                self._note_expiry(properties, destination)
             records.append(
                 self._encode(
                     connection,

@@ -26,6 +26,7 @@ from commitlog.properties import (
     MAX_CLIENT_PROPERTIES_BYTES,
     OWNED_NAMES,
     PROPERTY_DELAY,
+    PROPERTY_EXPIRE_AFTER_MS,
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SEC,
     PROPERTY_TIMER_DELIVER_MS,
@@ -82,6 +83,7 @@ _NOT_PLAIN = tuple(
         PROPERTY_TIMER_DELAY_SEC,
         PROPERTY_TIMER_DELAY_MS,
         PROPERTY_TIMER_DELIVER_MS,
+        PROPERTY_EXPIRE_AFTER_MS,
     )
 )
 # Whole names: the longer they are, the quicker is the search.

@@ -5,7 +5,7 @@ Spec: docs/internals/protocol/remoting.md, section 10.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -14,6 +14,7 @@ from msgspec import structs
 
 from dledger.broker_errors import ConfirmationNeededError
 from dledger.broker_settings import BrokerSettings
+from dledger.filters.expiry import EXPIRES_ATTRIBUTE, expires
 from dledger.group_api import BrokerGroup
 from dledger.live_settings import has_messages, lost_to_topic
 from dledger.processors.answers import (
@@ -106,7 +107,7 @@ class TopicsProcessor:
         configs = {topic.topic_name: self._config(_header(topic)) for topic in asked}
         self._topics.check_room(sum(self._topics.config(name) is None for name in configs))
         configs = {
-            name: replace(config, attributes=dict(topic.attributes))
+            name: replace(config, attributes={**_kept(config.attributes), **topic.attributes})
             for (name, config), topic in zip(configs.items(), asked, strict=True)
         }
         pending = self._topics.pending
@@ -285,6 +286,11 @@ def _header(topic: bodies.TopicConfig) -> CreateTopicHeader:
         topic_sys_flag=topic.topic_sys_flag,
         order=topic.order,
     )
+
+
+def _kept(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Return what a list of topics does not take from one: that it has messages that expire."""
+    return {EXPIRES_ATTRIBUTE: "true"} if expires(attributes) else {}
 
 
 def _attributes(text: str | None, current: dict[str, str]) -> dict[str, str]:

@@ -360,6 +360,7 @@ def _pull_checks(shared: _Shared) -> PullChecks:
         shared.filters,
         shared.offsets,
         shared.locks,
+        shared.seams.clock,
     )
 
 
@@ -369,7 +370,14 @@ def _pops(
     group, settings, topics = shared.group, shared.settings, shared.topics
     offsets = shared.offsets
     messages = PopMessages(
-        group, topics, settings, shared.destinations, offsets, pull, shared.locks
+        group,
+        topics,
+        settings,
+        shared.destinations,
+        offsets,
+        pull,
+        shared.locks,
+        shared.throughput,
     )
     pops = PopGrants(group, topics, shared.seams.clock, messages, offsets.drop)
     offsets.check_slot = pops.check_classic

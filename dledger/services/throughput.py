@@ -280,6 +280,8 @@ class Throughput:
         self.put = 0
         self.found = 0
         self.missed = 0
+        self.expired = 0
+        """Messages that reads passed over because their time was over."""
         self.got = 0
         self._samples: deque[_Sample] = deque([self._sample()], maxlen=max(WINDOWS_S) + 1)
         self._ends: dict[QueueKey, int] = {

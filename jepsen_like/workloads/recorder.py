@@ -434,8 +434,9 @@ class Recorder:
         op = self.begin(process, F.PULL, queue)
         op.off, op.group = offset, group
         try:
+            # With those whose time to live is over: the log keeps them, and no checker knows times.
             result = await consumer.pull(
-                queue, offset, max_messages=PULL_MESSAGES, timeout_s=wait_s
+                queue, offset, max_messages=PULL_MESSAGES, timeout_s=wait_s, with_expired=True
             )
         except OffsetIllegalError as error:
             self.end(op)

@@ -60,6 +60,13 @@ def expected_offset_of(ext: ExtFields) -> int | None:
     return offset
 
 
+# ------------------------------------------------------------------------------ expired messages
+
+
+WITH_EXPIRED_FIELD: Final = "withExpired"
+"""Of a pull; `true`: messages that have expired, too."""
+
+
 # ----------------------------------------------------------------------- records of another cluster
 
 

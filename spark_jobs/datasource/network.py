@@ -121,7 +121,7 @@ class TopicReader:
             try:
                 result = self._again(
                     lambda at=offset, count=wanted: self._pulling().pull(  # type: ignore[misc]
-                        queue, at, max_messages=count, timeout_s=0
+                        queue, at, max_messages=count, timeout_s=0, with_expired=True
                     )
                 )
             except OffsetIllegalError as error:

@@ -1,4 +1,4 @@
-"""Whatever a client sends as SEND_RECORDS or COPY_RECORDS is refused or stored; the log is whole."""
+"""What a client sends as SEND_RECORDS or COPY_RECORDS is refused or stored; the log is whole."""
 
 from __future__ import annotations
 

@@ -313,6 +313,7 @@ def test_raft_metrics_carry_the_members_name(watched: Watched) -> None:
         "dledger_store_time_ahead_ms": -20,
         "dledger_clock_behind_voters_ms": 3,
         "dledger_held_pulls": 0,
+        "dledger_expired_messages_total": 0,
         "dledger_disk_used_ratio": 0,
         "dledger_listener_failures_total": 0,
         "dledger_connections": 0,

@@ -1,0 +1,125 @@
+"""Messages with a time to live through the SDK: which reads get them, and which do not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from client.admin.admin import Admin
+from client.admin.copies import ClusterCopies
+from client.consumer.pull_consumer import PullConsumer
+from client.consumer.simple_consumer import SimpleConsumer
+from client.core.client_instance import ClientInstance
+from client.core.errors import MessageIllegalError
+from client.core.hooks import LocalTransactionState
+from client.core.message import Message
+from client.core.route import MessageQueue
+from client.producer.producer import Producer
+from client.producer.transaction_producer import TransactionProducer
+from dledger.mirror.mirror import Mirror
+from dledger.mirror.plan import Selection
+from dledger.mirror.verify import compare
+from dledger.testing import EmbeddedCluster, embedded_cluster
+
+pytestmark = pytest.mark.side_by_side
+
+QUEUE = MessageQueue("T", "broker-a", 0)
+TTL_MS = 20_000
+OVER_S = TTL_MS / 1000 + 1
+
+
+@asynccontextmanager
+async def cluster_of_one() -> AsyncIterator[tuple[EmbeddedCluster, ClientInstance]]:
+    async with (
+        embedded_cluster(brokers=1, topics={"T": 1}) as cluster,
+        cluster.client() as client,
+    ):
+        yield cluster, client
+
+
+async def read(client: ClientInstance, *, with_expired: bool = False) -> list[bytes]:
+    """Return what a consumer gets from the first offset on, over as many pulls as it takes."""
+    consumer, found, offset = PullConsumer(client, "readers"), list[bytes](), 0
+    while True:
+        result = await consumer.pull(QUEUE, offset, timeout_s=0, with_expired=with_expired)
+        found += [message.body for message in result.messages]
+        if result.next_begin_offset == offset:
+            return found
+        offset = result.next_begin_offset
+
+
+async def test_expired_messages_are_passed_over_and_kept(mock_clock: MockClock) -> None:
+    mock_clock.rate = 1.0
+    async with cluster_of_one() as (cluster, client), Producer(client, "p") as producer:
+        for number in range(6):
+            ttl_ms = TTL_MS if number % 2 else 0
+            sent = await producer.send(Message("T", b"%d" % number, tags="a", ttl_ms=ttl_ms))
+            assert sent.queue_offset == number
+        assert len(await read(client)) == 6
+        await cluster.advance(OVER_S)
+        assert await read(client) == [b"0", b"2", b"4"]
+        every = [b"%d" % number for number in range(6)]
+        assert await read(client, with_expired=True) == every
+        stored = await Admin(client).read_queue(QUEUE, 0, 10)
+        assert [message.body for message in stored] == every
+        assert stored[1].properties["EXPIRE_AFTER_MS"] == str(TTL_MS)
+        async with SimpleConsumer(client, "poppers", {"T": "*"}) as popper:
+            received = await popper.receive(10, invisible_s=30.0)
+            assert [message.body for message in received] == [b"0", b"2", b"4"]
+
+
+async def test_delayed_and_transactional_count_from_delivery(mock_clock: MockClock) -> None:
+    mock_clock.rate = 1.0
+    async with cluster_of_one() as (cluster, client), Producer(client, "p") as producer:
+
+        async def commit(_: object) -> LocalTransactionState:
+            await cluster.advance(TTL_MS / 2000)
+            return LocalTransactionState.COMMIT
+
+        await producer.send(Message("T", b"late", delay_ms=2 * TTL_MS, ttl_ms=TTL_MS))
+        async with TransactionProducer(client, "tp", commit) as transactions:
+            await transactions.send_in_transaction(Message("T", b"decided", ttl_ms=TTL_MS), commit)
+        await cluster.advance(TTL_MS / 2000 + 1)
+        assert await read(client) == [b"decided"], "its time began when it was committed"
+        await cluster.advance(TTL_MS / 1000)
+        with trio.fail_after(20):
+            while await read(client) != [b"late"]:
+                await cluster.advance(1)
+        await cluster.advance(OVER_S)
+        assert await read(client) == []
+        assert await read(client, with_expired=True) == [b"decided", b"late"]
+
+
+async def test_mirror_copies_what_has_expired(mock_clock: MockClock) -> None:
+    mock_clock.rate = 1.0
+    async with (
+        cluster_of_one() as (cluster, here),
+        embedded_cluster(brokers=1) as target,
+        target.client() as there,
+        Producer(here, "p") as producer,
+    ):
+        for number in range(4):
+            await producer.send(Message("T", b"%d" % number, ttl_ms=TTL_MS if number % 2 else 0))
+        await cluster.advance(OVER_S)
+        copies = ClusterCopies(here), ClusterCopies(there)
+        mirror = Mirror(*copies, here.clock, Selection())
+        assert (await mirror.run_once()).errors == {}
+        assert (await compare(*copies, Selection())).is_same
+        assert await read(there) == [b"%d" % number for number in range(4)]
+        await target.advance(OVER_S)
+        assert await read(there) == [b"0", b"2"]
+        assert (await compare(*copies, Selection())).is_same
+
+
+@pytest.mark.parametrize("ttl_ms", [-1, (1 << 53) + 1])
+async def test_time_to_live_out_of_bounds_is_not_sent(ttl_ms: int) -> None:
+    async with cluster_of_one() as (_, client), Producer(client, "p") as producer:
+        with pytest.raises(MessageIllegalError, match="ttl_ms"):
+            await producer.send(Message("T", b"a", ttl_ms=ttl_ms))
+        with pytest.raises(MessageIllegalError, match="expiring"):
+            await producer.send_batch([Message("T", b"a", ttl_ms=5)])
+        assert await read(client) == []

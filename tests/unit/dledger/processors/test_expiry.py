@@ -1,0 +1,189 @@
+"""Messages with a time to live: sends that mark their topic, reads that pass expired ones over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from commitlog.message_batch import BatchItem, encode_batch
+from commitlog.record import encode_record
+from dledger.testing.doubles import ManualClock
+from remoting.protocol.bodies import TopicConfig, TopicConfigList
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand
+from tests.harness.broker import Broker
+from tests.harness.fake_group import FakeGroup
+from tests.unit.dledger.processors.test_pop import pop
+from tests.unit.dledger.processors.test_pull import found, hold
+from tests.unit.dledger.processors.test_pull import pull as pull_of
+from tests.unit.dledger.processors.test_send import ext
+
+EXPIRING = {"message.expires": "true"}
+
+
+@pytest.fixture
+def broker(group: FakeGroup, clock: ManualClock) -> Broker:
+    broker = Broker(group, clock)
+    broker.make_topic("T", queues=1)
+    return broker
+
+
+def send(broker: Broker, body: bytes, properties: str = "", **changes: Any) -> RemotingCommand:
+    fields = ext(**{"queue_id": "0", "properties": properties, **changes})
+    return broker.call(RequestCode.SEND_MESSAGE_V2, fields, body)
+
+
+def expiring(after_ms: object, more: str = "") -> str:
+    return f"{more}EXPIRE_AFTER_MS\x01{after_ms}\x02"
+
+
+def pull(broker: Broker, **changes: Any) -> RemotingCommand:
+    return pull_of(broker, **{"queueId": "0", **changes})
+
+
+def attributes(broker: Broker, topic: str = "T") -> dict[str, str]:
+    config = broker.group.state.topic_config(topic)
+    assert config is not None
+    return dict(config.attributes)
+
+
+def test_expired_message_is_passed_over_as_a_filtered_one(
+    broker: Broker, clock: ManualClock
+) -> None:
+    for body, properties in ((b"a", ""), (b"b", expiring(500)), (b"c", "")):
+        assert send(broker, body, properties).code == 0
+    assert found(pull(broker)) == [b"a", b"b", b"c"]
+    clock.now_s += 0.499
+    assert found(pull(broker)) == [b"a", b"b", b"c"]
+    clock.now_s += 0.001
+    answer = pull(broker)
+    assert found(answer) == [b"a", b"c"]
+    assert answer.ext["nextBeginOffset"] == "3"
+    assert broker.processors.throughput.expired == 1
+
+
+def test_queue_of_expired_messages_is_read_to_its_end(broker: Broker, clock: ManualClock) -> None:
+    for number in range(5):
+        send(broker, b"%d" % number, expiring(10))
+    clock.now_s += 1
+    answer = pull(broker)
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    assert (answer.ext["nextBeginOffset"], answer.ext["maxOffset"]) == ("5", "5")
+    assert pull(broker, queueOffset="5").code == ResponseCode.PULL_NOT_FOUND
+    assert broker.group.state.min_offset("T", 0) == 0, "the log keeps them"
+
+
+def test_pull_that_asks_for_expired_ones_gets_all(broker: Broker, clock: ManualClock) -> None:
+    send(broker, b"a", expiring(10))
+    clock.now_s += 1
+    assert found(pull(broker, withExpired="true")) == [b"a"]
+    assert broker.processors.throughput.expired == 0
+
+
+def test_tags_are_compared_beside_the_time(broker: Broker, clock: ManualClock) -> None:
+    send(broker, b"a", expiring(10, "TAGS\x01x\x02"))
+    send(broker, b"b", expiring(9999, "TAGS\x01x\x02"))
+    send(broker, b"c", expiring(9999, "TAGS\x01y\x02"))
+    send(broker, b"d", "TAGS\x01y\x02")
+    clock.now_s += 1
+    assert found(pull(broker, subscription="x")) == [b"b"]
+    assert found(pull(broker, subscription="y")) == [b"c", b"d"]
+    assert found(pull(broker, subscription="x || y")) == [b"b", b"c", b"d"]
+
+
+def test_pop_passes_expired_messages_over(broker: Broker, clock: ManualClock) -> None:
+    for body, properties in ((b"a", expiring(10)), (b"b", ""), (b"c", expiring(10))):
+        send(broker, body, properties)
+    broker.make_group("g")
+    clock.now_s += 1
+    assert found(pop(broker)) == [b"b"]
+    assert broker.processors.throughput.expired == 2
+
+
+def test_held_pull_waits_behind_what_has_expired(broker: Broker, clock: ManualClock) -> None:
+    send(broker, b"a", expiring(10))
+    clock.now_s += 1
+    hold(broker, queueId="0", queueOffset="1", suspendTimeoutMillis="5000")
+    broker.group.put("T", 0, b"fresh")
+    (_, answer), *_ = reversed(broker.connection.replies)
+    assert found(answer) == [b"fresh"]
+
+
+def test_first_message_that_expires_marks_its_topic(broker: Broker) -> None:
+    send(broker, b"a")
+    assert attributes(broker) == {}
+    before = broker.group.log.last_index
+    send(broker, b"b", expiring(10))
+    assert attributes(broker) == EXPIRING
+    assert broker.group.log.last_index == before + 1, "in the entry of the message"
+    send(broker, b"c", expiring(10))
+    assert [len(applied.changes) for applied in broker.group.applied[-2:]] == [1, 0]
+
+
+def test_new_topic_is_marked_by_its_first_message(broker: Broker) -> None:
+    assert send(broker, b"a", expiring(10), topic="New").code == 0
+    assert attributes(broker, "New") == EXPIRING
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "1e3", str(1 << 60)])
+def test_time_that_cannot_be_read_is_refused(broker: Broker, value: str) -> None:
+    answer = send(broker, b"a", expiring(value))
+    assert (answer.code, answer.ext["outcome"]) == (ResponseCode.MESSAGE_ILLEGAL, "not_stored")
+    assert broker.group.state.max_offset("T", 0) == 0
+    assert attributes(broker) == {}
+
+
+def test_batch_of_rocketmq_marks_its_topic(broker: Broker, clock: ManualClock) -> None:
+    items = [BatchItem(b"a", expiring(10).encode()), BatchItem(b"b")]
+    fields = ext(queue_id="0", properties="", batch="true")
+    answer = broker.call(RequestCode.SEND_BATCH_MESSAGE, fields, encode_batch(items))
+    assert (answer.code, attributes(broker)) == (0, EXPIRING)
+    clock.now_s += 1
+    assert found(pull(broker)) == [b"b"]
+
+
+def test_records_that_expire_are_sent_one_by_one(broker: Broker) -> None:
+    record = encode_record(topic="T", queue_id=0, body=b"a", properties=expiring(10).encode())
+    answer = broker.call(
+        RequestCode.SEND_RECORDS,
+        {"group": "p", "runs": [["T", 0, 1]]},
+        len(record).to_bytes(4, "big") + record,
+    )
+    ((code, offset, remark),) = answer.ext["results"]
+    assert (code, offset) == (ResponseCode.MESSAGE_ILLEGAL, -1)
+    assert "EXPIRE_AFTER_MS is sent on its own" in remark
+
+
+def test_message_that_is_consumed_again_does_not_expire(broker: Broker, clock: ManualClock) -> None:
+    broker.make_group("g")
+    topic = "%RETRY%g"
+    assert send(broker, b"again", expiring(10), topic=topic, reconsume_times="1").code == 0
+    assert attributes(broker, topic) == {}
+    clock.now_s += 1
+    assert found(pull(broker, topic=topic)) == [b"again"]
+
+
+def test_clock_that_is_behind_expires_late_only(broker: Broker, clock: ManualClock) -> None:
+    clock.now_s += 100
+    send(broker, b"a", expiring(50))
+    clock.now_s -= 100
+    assert found(pull(broker)) == [b"a"]
+    clock.now_s += 100.05
+    assert found(pull(broker)) == []
+
+
+def test_changed_topic_keeps_its_mark(broker: Broker) -> None:
+    send(broker, b"a", expiring(10))
+    fields = {
+        "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "2", "writeQueueNums": "2",
+        "perm": "6", "topicFilterType": "SINGLE_TAG", "order": "false",
+    }  # fmt: skip
+    assert broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC, fields).code == 0
+    assert attributes(broker) == EXPIRING
+    body = TopicConfigList(topic_config_list=[TopicConfig("T", 3, 3)]).encode()
+    assert broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {}, body).code == 0
+    assert attributes(broker) == EXPIRING
+    config = broker.group.state.topic_config("T")
+    assert config is not None
+    assert config.read_queue_nums == 3
