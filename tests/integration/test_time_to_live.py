@@ -24,6 +24,7 @@ from dledger.mirror.mirror import Mirror
 from dledger.mirror.plan import Selection
 from dledger.mirror.verify import compare
 from dledger.testing import EmbeddedCluster, embedded_cluster
+from tests.harness.raw_pull import pull_all
 
 pytestmark = pytest.mark.side_by_side
 
@@ -52,6 +53,14 @@ async def read(client: ClientInstance, *, with_expired: bool = False) -> list[by
         offset = result.next_begin_offset
 
 
+async def raw_offsets(client: ClientInstance) -> list[int]:
+    """Return the offsets that a client without any code of this project gets."""
+    leader = client.leaders.address("broker-a")
+    assert leader is not None
+    found = await trio.to_thread.run_sync(lambda: list(pull_all(leader, "T", 0)))
+    return [int.from_bytes(record[20:28], "big") for record in found]
+
+
 async def test_expired_messages_are_passed_over_and_kept(mock_clock: MockClock) -> None:
     mock_clock.rate = 1.0
     async with cluster_of_one() as (cluster, client), Producer(client, "p") as producer:
@@ -62,6 +71,7 @@ async def test_expired_messages_are_passed_over_and_kept(mock_clock: MockClock) 
         assert len(await read(client)) == 6
         await cluster.advance(OVER_S)
         assert await read(client) == [b"0", b"2", b"4"]
+        assert await raw_offsets(client) == [0, 2, 4]
         every = [b"%d" % number for number in range(6)]
         assert await read(client, with_expired=True) == every
         stored = await Admin(client).read_queue(QUEUE, 0, 10)
