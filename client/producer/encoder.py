@@ -192,7 +192,7 @@ class SlotEncoder:
                 raise MessageIllegalError(f"the batch mixes topics {name} and {message.topic}")
             if goes_alone(message):
                 raise MessageIllegalError(
-                    "a batch holds no delayed, expiring or transactional messages"
+                    "a batch cannot hold delayed or transactional messages, nor such that expire"
                 )
             body = message.body
             total += len(body) if type(body) is bytes and body else check_body(body, limit)
