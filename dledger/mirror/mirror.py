@@ -7,15 +7,16 @@ messages that they point at.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 import trio
 
 from client.admin.copies import ClusterCopies
+from client.core.errors import RequestFailedError
 from client.core.route import MessageQueue
 from commitlog.errors import ConfigError, InvariantBroken, MQError
 from dledger.mirror.plan import (
@@ -28,7 +29,7 @@ from dledger.mirror.plan import (
     pair_brokers,
 )
 from dledger.mirror.queue_copy import QUEUES_AT_ONCE, QueueCopy
-from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from remoting.protocol.bodies import TopicConfig
 from remoting.seams import Clock
 
 ROUND_S: Final = 1.0
@@ -44,14 +45,7 @@ an election takes a second or two."""
 
 _log = structlog.get_logger(__name__)
 
-
-@dataclass(slots=True)
-class PairTables:
-    """What two broker groups have of what is copied."""
-
-    topics: dict[str, TopicConfig]
-    put_topics: int = 0
-    put_groups: int = 0
+ConfigT = TypeVar("ConfigT")
 
 
 @dataclass(slots=True)
@@ -182,11 +176,9 @@ class Mirror:
     # ------------------------------------------------------------------------------ one pair
 
     async def _pair(self, source_name: str, target_name: str, done: Round) -> None:
-        tables = await self._tables(source_name, target_name)
-        done.put_topics += tables.put_topics
-        done.put_groups += tables.put_groups
-        self._forget_all_but(source_name, tables.topics)
-        copies = await self._with_bounds(source_name, target_name, tables.topics, done)
+        topics = await self._tables(source_name, target_name, done)
+        self._forget_all_but(source_name, topics)
+        copies = await self._with_bounds(source_name, target_name, topics, done)
         before = sum(copy.copied_messages for copy, _ in copies)
         await self._all(
             [(str(copy.source), partial(self._step, copy, seen)) for copy, seen in copies],
@@ -209,29 +201,47 @@ class Mirror:
     async def _step(self, copy: QueueCopy, seen: tuple[Bounds, Bounds]) -> None:
         await copy.step(self._source, self._target, seen)
 
-    async def _tables(self, source_name: str, target_name: str) -> PairTables:
+    async def _tables(
+        self, source_name: str, target_name: str, done: Round
+    ) -> dict[str, TopicConfig]:
         """Make the topics and groups of one pair equal; return the topics that are copied."""
-        selection = self._selection
-        topics = {
-            name: config
-            for name, config in (await self._source.topics(source_name)).items()
-            if selection.has_topic(name)
-        }
-        groups: dict[str, SubscriptionGroupConfig] = {
-            name: config
-            for name, config in (await self._source.groups(source_name)).items()
-            if selection.has_group(name)
-        }
-        found = PairTables(topics)
-        changed_topics = configs_to_put(topics, await self._target.topics(target_name))
-        if changed_topics:
-            await self._target.put_topics(target_name, changed_topics)
-            found.put_topics = len(changed_topics)
-        changed_groups = configs_to_put(groups, await self._target.groups(target_name))
-        if changed_groups:
-            await self._target.put_groups(target_name, changed_groups)
-            found.put_groups = len(changed_groups)
-        return found
+        source, target, selection = self._source, self._target, self._selection
+        all_topics = await source.topics(source_name)
+        topics = {name: one for name, one in all_topics.items() if selection.has_topic(name)}
+        all_groups = await source.groups(source_name)
+        groups = {name: one for name, one in all_groups.items() if selection.has_group(name)}
+        new_topics = configs_to_put(topics, await target.topics(target_name))
+        done.put_topics += await self._put(
+            partial(target.put_topics, target_name),
+            {f"topic {one.topic_name}": one for one in new_topics},
+            done,
+        )
+        new_groups = configs_to_put(groups, await target.groups(target_name))
+        done.put_groups += await self._put(
+            partial(target.put_groups, target_name),
+            {f"consumer group {one.group_name}": one for one in new_groups},
+            done,
+        )
+        return topics
+
+    async def _put(
+        self,
+        put: Callable[[Sequence[ConfigT]], Awaitable[None]],
+        configs: Mapping[str, ConfigT],
+        done: Round,
+    ) -> int:
+        """Put all of *configs*; one by one where one of them is refused. Return how many are."""
+        if not configs:
+            return 0
+        try:
+            await put(list(configs.values()))
+        except RequestFailedError as error:
+            if len(configs) == 1 or error.outcome == "unknown":
+                done.errors |= dict.fromkeys(configs, str(error))
+                return 0
+        else:
+            return len(configs)
+        return sum([await self._put(put, {what: one}, done) for what, one in configs.items()])
 
     async def _with_bounds(
         self,

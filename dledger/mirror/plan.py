@@ -13,26 +13,20 @@ from fnmatch import fnmatchcase
 from typing import Final, NamedTuple, TypeVar
 
 from commitlog.errors import ConfigError
+from dledger.state.topics import (
+    AUTO_CREATE_TOPIC_KEY_TOPIC,
+    BENCHMARK_TOPIC,
+    DLQ_PREFIX,
+    NOT_ALLOWED_SEND_TOPICS,
+    RETRY_PREFIX,
+)
 
 # ------------------------------------------------------------------------------- what is copied
 
 
-RETRY_PREFIX: Final = "%RETRY%"
-DLQ_PREFIX: Final = "%DLQ%"
-SYSTEM_PREFIX: Final = "rmq_sys_"
+SYSTEM_PREFIXES: Final = ("RMQ_SYS_", "rmq_sys_")
 
-NEVER_COPIED: Final = frozenset(
-    {
-        "RMQ_SYS_DLEDGER_STATE",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "SCHEDULE_TOPIC_XXXX",
-        "OFFSET_MOVED_EVENT",
-        "SELF_TEST_TOPIC",
-        "BenchmarkTest",
-        "TBW102",
-    }
-)
+NEVER_COPIED: Final = NOT_ALLOWED_SEND_TOPICS | {AUTO_CREATE_TOPIC_KEY_TOPIC, BENCHMARK_TOPIC}
 """Topics of the brokers themselves, beside those that a broker names as its own: what waits in them
 is what a service of a leader works through, and its copy would be done twice."""
 
@@ -52,11 +46,11 @@ class Selection:
 
     def has_topic(self, name: str) -> bool:
         """Whether the topic *name* is copied; those of a group for retries go with the group."""
+        if name in NEVER_COPIED or name.startswith(SYSTEM_PREFIXES):
+            return False
         for prefix in (RETRY_PREFIX, DLQ_PREFIX):
             if name.startswith(prefix):
                 return self.has_group(name.removeprefix(prefix))
-        if name in NEVER_COPIED or name.startswith(SYSTEM_PREFIX):
-            return False
         return _matches(name, self.topics)
 
 

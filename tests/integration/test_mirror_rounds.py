@@ -83,6 +83,29 @@ async def test_round_copies_tables_messages_and_offsets() -> None:
         assert rows == [(0, 0, 0), (1, 5, 5), (2, 0, 0)]
 
 
+async def test_refused_table_keeps_nothing_else_back() -> None:
+    async with two_clusters() as (here, there):
+        for name in ("T", "U"):
+            await Admin(here).create_topic(name, queue_nums=1)
+        await send(here, "T", 0, 1)
+        mirror = mirror_of(here, there, Selection())
+        await mirror.round()
+        shorter = {"retention.ms": "3600000"}
+        await Admin(here).create_topic(
+            "T", queue_nums=1, attributes=shorter, gives_up_messages=True
+        )
+        await Admin(here).create_topic("U", queue_nums=2)
+        await send(here, "T", 0, 2)
+        done = await mirror.round()
+        assert list(done.errors) == ["topic T"]
+        assert "dledger topic retention T" in done.errors["topic T"]
+        assert (done.put_topics, done.copied_messages) == (1, 2)
+        await Admin(there).create_topic(
+            "T", queue_nums=1, attributes=shorter, gives_up_messages=True
+        )
+        assert (await mirror.round()).errors == {}
+
+
 async def test_queue_begins_where_the_sources_does() -> None:
     async with two_clusters() as (here, there):
         await Admin(here).create_topic("T", queue_nums=2)
