@@ -113,6 +113,8 @@ interop: setup
 	! command -v npm >/dev/null || test -d $(INTEROP)/node_modules/rocketmq-client-nodejs || npm install --silent --no-audit --no-fund --no-package-lock --no-save --prefix $(INTEROP) $(JS_CLIENT) $(GRPC_NODE_CLIENT)
 	! command -v go >/dev/null || { mkdir -p $(INTEROP)/go && cp tests/interop/grpc_go/* $(INTEROP)/go && cd $(INTEROP)/go && go mod tidy -e 2>/dev/null && go build -o ../grpc_go .; }
 	! command -v mvn >/dev/null || test -f $(INTEROP)/java/complete || { mvn -q -B -f tests/peers/load/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(abspath $(INTEROP))/java && touch $(INTEROP)/java/complete; }
+	! command -v mvn >/dev/null || test -f $(INTEROP)/grpc_java/complete || { mvn -q -B -f tests/interop/grpc_java/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(abspath $(INTEROP))/grpc_java && touch $(INTEROP)/grpc_java/complete; }
+	! test -f $(INTEROP)/grpc_java/complete || javac -nowarn -cp "$(INTEROP)/grpc_java/*" -d $(INTEROP)/grpc_java tests/interop/grpc_java/GrpcClient.java
 	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -rs --durations=10 -n 2 --dist worksteal tests/interop
 
 # The code of the gRPC protocol, from its interface file; a test compares what is stored.

@@ -34,6 +34,9 @@ GRPC_PYTHON = TOOLS / "grpc" / "bin" / "python"
 GRPC_GO = TOOLS / "grpc_go"
 """Built from `tests/interop/grpc_go`, with Apache's Go client in it."""
 
+GRPC_JAVA = TOOLS / "grpc_java"
+"""Has Apache's Java client, and `tests/interop/grpc_java` compiled with it."""
+
 needs_cpp_client = pytest.mark.skipif(
     platform.machine() != "x86_64" or not (TOOLS / "bin" / "python").exists(),
     reason=f"the C++ client is there for x86-64 only, or not prepared: {HOW}",
@@ -45,6 +48,10 @@ needs_js_client = pytest.mark.skipif(
 
 needs_grpc_go = pytest.mark.skipif(
     not GRPC_GO.exists(), reason=f"no Go, or Apache's Go client is not prepared: {HOW}"
+)
+needs_grpc_java = pytest.mark.skipif(
+    shutil.which("java") is None or not (GRPC_JAVA / "GrpcClient.class").exists(),
+    reason=f"no Java with Maven, or Apache's Java client is not prepared: {HOW}",
 )
 needs_grpc_node = pytest.mark.skipif(
     shutil.which("node") is None

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import trio
+import trustme
 
+from client.connect import connect
 from client.core.message_ext import MessageExt
-from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.local_cluster import LocalCluster, Node, local_cluster
 from dledger.cli.ports import free_ports
 from dledger.cli.topic_command import create_topic
+from remoting.protocol.bodies import SubscriptionGroupConfig
+from remoting.protocol.codes import RequestCode, ResponseCode
 from tests.harness.foreign_client import ForeignClient, Line
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.stored_messages import messages_at
@@ -44,6 +48,35 @@ async def cluster_with_proxies(
     ) as cluster:
         await create_topic([cluster.namesrv_address], "Orders", queues=queues)
         yield cluster
+
+
+@asynccontextmanager
+async def cluster_with_tls(folder: Path) -> AsyncIterator[LocalCluster]:
+    """Run brokers, and a proxy ``tls0`` that speaks TLS."""
+    server = trustme.CA().issue_cert("127.0.0.1")
+    key, chain = folder / "key.pem", folder / "chain.pem"
+    server.private_key_pem.write_to_path(key)
+    for part in server.cert_chain_pems:
+        part.write_to_path(chain, append=True)
+    config = folder / "proxy.toml"
+    config.write_text(f"[server]\ntls_cert_file = '{chain}'\ntls_key_file = '{key}'\n")
+    async with cluster_with_proxies(folder, 0) as cluster:
+        address = f"127.0.0.1:{free_ports(1)[0]}"
+        options = ("-c", str(config), "--namesrv", cluster.namesrv_address, "--listen", address)
+        log = cluster.folder / "tls0.log"
+        cluster.proxies["tls0"] = Node("tls0", address, ("proxy", *options), log)
+        await cluster.start("tls0")
+        await cluster.wait_proxies()
+        yield cluster
+
+
+async def create_group(namesrv: str, topic: str, config: SubscriptionGroupConfig) -> None:
+    """Create a consumer group at the brokers of *topic*."""
+    code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    async with connect([namesrv]) as sdk:
+        for name in (await sdk.route(topic)).broker_names():
+            answer = await sdk.ask_leader(name, code, {}, config.encode(), topic=topic)
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
 
 
 async def answered(producer: ForeignClient, body: str, **asked: Any) -> Line:
@@ -123,6 +156,27 @@ async def exchange_every_kind(
 def has_all(wanted: set[str], lines: list[Line]) -> bool:
     """Return whether all *wanted* bodies are there, and the refused one twice."""
     return wanted <= bodies(lines) and sum(line.get("body") == "again" for line in lines) >= 2
+
+
+async def exchange_in_order(folder: Path, client: Started, cluster: LocalCluster) -> None:
+    """Send messages of five message groups; assert that two push consumers get each in order."""
+    endpoints = cluster.proxies["proxy0"].address
+    config = SubscriptionGroupConfig("lined", consume_message_orderly=True)
+    await create_group(cluster.namesrv_address, "Orders", config)
+    async with (
+        client(folder / "producer", "produce", endpoints, "Orders") as producer,
+        client(folder / "one", "push", endpoints, "lined", "Orders", "*") as one,
+        client(folder / "two", "push", endpoints, "lined", "Orders", "*") as two,
+    ):
+        for number in range(60):
+            await answered(producer, f"{number % 5}-{number:03d}", group=f"g{number % 5}")
+        with trio.fail_after(CONSUME_S):
+            while len(bodies(one.lines) | bodies(two.lines)) < 60:
+                await trio.sleep(LOOK_S)
+    lines = sorted([*one.messages, *two.messages], key=lambda line: line["received_ms"])
+    for group in range(5):
+        mine = [line["body"] for line in lines if line["group"] == f"g{group}"]
+        assert mine == [f"{group}-{number:03d}" for number in range(group, 60, 5)]
 
 
 def settled_twice(lines: Sequence[Line], copies: Counter[str]) -> list[str]:

@@ -15,8 +15,6 @@ import trio
 
 from client.connect import connect
 from dledger.cli.topic_command import create_topic
-from remoting.protocol.bodies import SubscriptionGroupConfig
-from remoting.protocol.codes import RequestCode, ResponseCode
 from tests.harness.foreign_client import (
     GRPC_PYTHON,
     SCRIPTS,
@@ -26,9 +24,9 @@ from tests.harness.foreign_client import (
 from tests.harness.grpc_clients import (
     LOOK_S,
     answered,
-    bodies,
     cluster_with_proxies,
     exchange_every_kind,
+    exchange_in_order,
     lose_nothing,
 )
 from tests.harness.shipped_files import ROOT
@@ -93,33 +91,6 @@ async def test_slow_listener_keeps_its_message(tmp_path: Path) -> None:
         assert [line["attempt"] for line in (*one.messages, *two.messages)] == [1]
 
 
-async def create_group_in_order(namesrv: str, group: str, topic: str) -> None:
-    """Create a consumer group that consumes in order."""
-    body = SubscriptionGroupConfig(group, consume_message_orderly=True).encode()
-    async with connect([namesrv]) as sdk:
-        route = await sdk.route(topic)
-        for name in route.broker_names():
-            answer = await sdk.ask_leader(
-                name, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body, topic=topic
-            )
-            assert answer.code == ResponseCode.SUCCESS, answer.remark
-
-
 async def test_message_groups_are_consumed_in_order(tmp_path: Path) -> None:
     async with cluster_with_proxies(tmp_path) as cluster:
-        endpoints = cluster.proxies["proxy0"].address
-        await create_group_in_order(cluster.namesrv_address, "lined", "Orders")
-        async with (
-            client(tmp_path / "producer", "produce", endpoints, "Orders") as producer,
-            client(tmp_path / "one", "push", endpoints, "lined", "Orders", "*") as one,
-            client(tmp_path / "two", "push", endpoints, "lined", "Orders", "*") as two,
-        ):
-            for number in range(60):
-                await answered(producer, f"{number % 5}-{number:03d}", group=f"g{number % 5}")
-            with trio.fail_after(100):
-                while len(bodies(one.lines) | bodies(two.lines)) < 60:
-                    await trio.sleep(LOOK_S)
-    lines = sorted([*one.messages, *two.messages], key=lambda line: line["received_ms"])
-    for group in range(5):
-        mine = [line["body"] for line in lines if line["group"] == f"g{group}"]
-        assert mine == [f"{group}-{number:03d}" for number in range(group, 60, 5)]
+        await exchange_in_order(tmp_path, client, cluster)

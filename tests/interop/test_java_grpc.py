@@ -1,0 +1,110 @@
+"""Apache's Java client 5.2.0 of the gRPC protocol, through `dledger-proxy`, over three brokers.
+
+The client is not changed in any way; it comes from its registry. Real processes and sockets.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from client.core.errors import NoRouteError
+from client.core.message_ext import MessageExt
+from remoting.protocol.bodies import GroupRetryPolicy, SubscriptionGroupConfig
+from tests.harness.foreign_client import GRPC_JAVA, foreign_client, needs_grpc_java
+from tests.harness.grpc_clients import (
+    CONSUME_S,
+    LOOK_S,
+    answered,
+    cluster_with_proxies,
+    cluster_with_tls,
+    create_group,
+    exchange_every_kind,
+    exchange_in_order,
+    lose_nothing,
+)
+from tests.harness.stored_messages import messages_at
+
+pytestmark = [pytest.mark.slow, needs_grpc_java, pytest.mark.timeout(480)]
+
+PARTS = ("receive", "push")
+SOON = GroupRetryPolicy(customized_retry_policy={"next": [1_000]})
+
+
+def client(folder: Path, part: str, *arguments: str, security: str = "plain") -> Any:
+    """Start the client in one of its parts."""
+    options = ("-Xmx300m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={folder}")
+    command = ("java", *options, "-cp", f"{GRPC_JAVA}:{GRPC_JAVA}/*", "GrpcClient")
+    return foreign_client(folder, "grpc_java", part, security, *arguments, command=command)
+
+
+async def test_every_kind_of_message_arrives_as_sent(tmp_path: Path) -> None:
+    async with cluster_with_proxies(tmp_path) as cluster:
+        endpoints = cluster.proxies["proxy0"].address
+        await exchange_every_kind(tmp_path, client, endpoints, PARTS)
+
+
+async def test_every_kind_of_message_arrives_through_tls(tmp_path: Path) -> None:
+    async with cluster_with_tls(tmp_path) as cluster:
+        endpoints = cluster.proxies["tls0"].address
+        await exchange_every_kind(tmp_path, partial(client, security="tls"), endpoints, PARTS)
+
+
+async def test_nothing_is_lost_when_leader_and_proxy_die(tmp_path: Path) -> None:
+    async with cluster_with_proxies(tmp_path, 2) as cluster:
+        endpoints = ";".join(node.address for node in cluster.proxies.values())
+        await lose_nothing(tmp_path, client, cluster, endpoints, PARTS, "proxy0")
+
+
+async def test_message_groups_are_consumed_in_order(tmp_path: Path) -> None:
+    async with cluster_with_proxies(tmp_path) as cluster:
+        await exchange_in_order(tmp_path, client, cluster)
+
+
+async def dead_letters(namesrv: str, group: str) -> list[MessageExt]:
+    """Return the dead letters of *group* as soon as there are some."""
+    with trio.fail_after(CONSUME_S):
+        while True:
+            with suppress(NoRouteError):
+                if found := await messages_at(namesrv, f"%DLQ%{group}"):
+                    return found
+            await trio.sleep(LOOK_S)
+
+
+async def test_refused_messages_become_dead_letters(tmp_path: Path) -> None:
+    """In order the client itself tries again, and asks the proxy to make it a dead letter."""
+    async with cluster_with_proxies(tmp_path) as cluster:
+        namesrv, endpoints = cluster.namesrv_address, cluster.proxies["proxy0"].address
+        for in_order in (False, True):
+            config = SubscriptionGroupConfig(
+                f"clerks-{in_order}",
+                retry_max_times=1,
+                group_retry_policy=SOON,
+                consume_message_orderly=in_order,
+            )
+            await create_group(namesrv, "Orders", config)
+        async with (
+            client(tmp_path / "producer", "produce", endpoints, "Orders") as producer,
+            client(tmp_path / "any", "push", endpoints, "clerks-False", "Orders", "*") as any_order,
+            client(tmp_path / "fifo", "push", endpoints, "clerks-True", "Orders", "*") as in_order,
+        ):
+            sent = {
+                body: await answered(producer, body, group="one", tags="A")
+                for body in ("first", "never", "last")
+            }
+            for group in ("clerks-False", "clerks-True"):
+                (letter,) = await dead_letters(namesrv, group)
+                assert letter.body == b"never"
+                assert letter.tags == "A"
+                assert letter.properties["DLQ_ORIGIN_TOPIC"] == "Orders"
+                assert letter.properties["DLQ_ORIGIN_MESSAGE_ID"] == sent["never"]["message_id"]
+            await in_order.until(lambda lines: len(lines) >= 5, CONSUME_S)
+    came = [(line["body"], line["attempt"]) for line in in_order.messages]
+    assert came == [("first", 1), ("never", 1), ("never", 2), ("last", 1)]
+    came = [(line["body"], line["attempt"]) for line in any_order.messages]
+    assert sorted(came) == [("first", 1), ("last", 1), ("never", 1), ("never", 2)]
