@@ -197,12 +197,17 @@ async def lose_nothing(
     first: str,
     *,
     again: bool = False,
+    late: str = "",
 ) -> None:
     """Send and consume `MANY` messages while the leader dies, and then proxy *first*.
 
     Args:
         again: The proxy is started again at its address: the client knows no other.
+        late: Proxy that runs only when the clients have connected to *first*: they choose among
+            addresses at random.
     """
+    if late:
+        await cluster.kill(late)
     consumers: list[ForeignClient] = []
     async with client(folder / "producer", "produce", endpoints, "Orders") as producer:
 
@@ -229,6 +234,8 @@ async def lose_nothing(
                 while len(acknowledged()) < MANY // 3:
                     await trio.sleep(LOOK_S)
                 await cluster.kill(await cluster.wait_leader())
+                if late:
+                    await cluster.start(late)
                 while len(acknowledged()) < 2 * MANY // 3:
                     await trio.sleep(LOOK_S)
                 await cluster.kill(first)

@@ -24,7 +24,6 @@ import org.apache.rocketmq.client.apis.ClientServiceProvider;
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.FilterExpression;
 import org.apache.rocketmq.client.apis.consumer.FilterExpressionType;
-import org.apache.rocketmq.client.apis.consumer.PushConsumer;
 import org.apache.rocketmq.client.apis.consumer.SimpleConsumer;
 import org.apache.rocketmq.client.apis.message.MessageBuilder;
 import org.apache.rocketmq.client.apis.message.MessageView;
@@ -280,9 +279,8 @@ public final class GrpcClient {
 
     private static void push(
             ClientConfiguration configuration, String group, Map<String, FilterExpression> wanted)
-            throws ClientException, IOException {
-        PushConsumer consumer =
-                PROVIDER.newPushConsumerBuilder()
+            throws ClientException {
+        PROVIDER.newPushConsumerBuilder()
                         .setClientConfiguration(configuration)
                         .setConsumerGroup(group)
                         .setSubscriptionExpressions(wanted)
@@ -294,8 +292,8 @@ public final class GrpcClient {
                         })
                         .build();
         put(line("ready", true));
+        // Not closed: that waits for the receive under way, up to 20 s where nothing comes.
         readAll();
-        consumer.close();
     }
 
     public static void main(String[] args) throws Exception {

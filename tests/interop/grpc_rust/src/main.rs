@@ -20,8 +20,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 const SENDERS: usize = 16;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const LONG_POLLING: Duration = Duration::from_secs(5);
-const INVISIBLE: Duration = Duration::from_secs(20);
-const SOON: Duration = Duration::from_secs(1);
+const INVISIBLE: Duration = Duration::from_secs(10);
 const BATCH_SIZE: i32 = 32;
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -167,19 +166,16 @@ fn seen(message: &MessageView) -> Value {
     })
 }
 
+/// Acknowledges; a message that is refused comes again in its time: the client has no call for it.
 async fn settle(consumer: Arc<SimpleConsumer>, message: MessageView) {
-    let is_refused = message.body().starts_with(b"again") && message.delivery_attempt() == 1;
-    let result = if is_refused {
-        consumer.change_invisible_duration(&message, SOON).await.map(|_| ())
-    } else {
-        consumer.ack(&message).await
-    };
-    match result {
+    if message.body().starts_with(b"again") && message.delivery_attempt() == 1 {
+        return;
+    }
+    match consumer.ack(&message).await {
+        Ok(()) => put(json!({"settled": message.message_id()})),
         Err(error) => {
             put(json!({"unsettled": message.message_id(), "error": error.to_string()}));
         }
-        Ok(()) if !is_refused => put(json!({"settled": message.message_id()})),
-        Ok(()) => (),
     }
 }
 
