@@ -37,6 +37,9 @@ GRPC_GO = TOOLS / "grpc_go"
 GRPC_JAVA = TOOLS / "grpc_java"
 """Has Apache's Java client, and `tests/interop/grpc_java` compiled with it."""
 
+GRPC_RUST = TOOLS / "grpc_rust"
+"""Built from `tests/interop/grpc_rust`, with Apache's Rust client in it."""
+
 needs_cpp_client = pytest.mark.skipif(
     platform.machine() != "x86_64" or not (TOOLS / "bin" / "python").exists(),
     reason=f"the C++ client is there for x86-64 only, or not prepared: {HOW}",
@@ -60,6 +63,9 @@ needs_grpc_node = pytest.mark.skipif(
 )
 needs_grpc_python = pytest.mark.skipif(
     not GRPC_PYTHON.exists(), reason=f"Apache's Python client is not prepared: {HOW}"
+)
+needs_grpc_rust = pytest.mark.skipif(
+    not GRPC_RUST.exists(), reason=f"no Rust, or Apache's Rust client is not prepared: {HOW}"
 )
 
 Line = dict[str, Any]
