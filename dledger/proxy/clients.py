@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dledger.proxy import messaging_pb2 as pb
-from dledger.proxy.settings import group_of, topics_of
+from dledger.proxy.messages import full_name, resource_of
+from dledger.proxy.settings import group_of, namespace_of, topics_of
 
 CLIENTS_MAX: Final = 100_000
 """Clients that are known at a time, about 2 KiB each; more are served and not known."""
@@ -39,10 +40,16 @@ class Stream:
     Attributes:
         push: Sends to it.
         order: Newer streams have greater numbers.
+        client: Whose it is.
     """
 
     push: Push
     order: int
+    client: Client
+
+    def resource_of(self, topic: str) -> pb.Resource:
+        """Return *topic* as the client names it."""
+        return resource_of(topic, self.client.namespace)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +62,7 @@ class Client:
         settings: The last it sent; None: none yet.
         topics: It produces to them.
         group: It consumes for it; empty: it does not.
+        namespace: Of its topics and its group; empty: none.
         streams: Its open streams, newest last.
     """
 
@@ -63,6 +71,7 @@ class Client:
     settings: pb.Settings | None = None
     topics: frozenset[str] = frozenset()
     group: str = ""
+    namespace: str = ""
     streams: list[Stream] = field(default_factory=list)
 
 
@@ -96,7 +105,7 @@ class ClientTable:
         if client is None:
             return None
         self._streams += 1
-        stream = Stream(push, self._streams)
+        stream = Stream(push, self._streams, client)
         client.streams.append(stream)
         return stream
 
@@ -113,6 +122,7 @@ class ClientTable:
         if client is None:
             return
         client.settings = settings
+        client.namespace = namespace_of(settings) or client.namespace
         if settings.HasField("publishing"):
             self._regroup(client, client.topics | topics_of(settings), client.group)
         elif settings.HasField("subscription"):
@@ -124,11 +134,15 @@ class ClientTable:
         if client is not None and group:
             self._regroup(client, client.topics, group)
 
-    def produces(self, client_id: str, topic: str, now_s: float) -> None:
+    def produces(self, client_id: str, topic: pb.Resource, now_s: float) -> None:
         """Take that a client has transactions of *topic*."""
         client = self._known(client_id, now_s)
-        if client is not None and topic not in client.topics:
-            self._regroup(client, client.topics | {topic}, client.group)
+        if client is None:
+            return
+        client.namespace = topic.resource_namespace or client.namespace
+        name = full_name(topic)
+        if name not in client.topics:
+            self._regroup(client, client.topics | {name}, client.group)
 
     def end(self, client_id: str) -> None:
         """Forget a client that ends."""

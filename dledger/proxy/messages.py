@@ -91,6 +91,14 @@ def full_name(resource: pb.Resource) -> str:
     return resource.name
 
 
+def resource_of(full: str, namespace: str) -> pb.Resource:
+    """Return what brokers know as *full*, as a client of *namespace* names it."""
+    start = f"{namespace}{NAMESPACE_SEPARATOR}"
+    if namespace and full.startswith(start):
+        return pb.Resource(resource_namespace=namespace, name=full.removeprefix(start))
+    return pb.Resource(name=full)
+
+
 def topic_of(resource: pb.Resource) -> str:
     """Return the topic that a client names.
 

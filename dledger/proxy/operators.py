@@ -152,7 +152,7 @@ class GroupOfClients:
             result.remark = NO_CLIENT
             return result
         try:
-            wire = received_message(message, pb.Resource(name=message.topic))
+            wire = received_message(message, stream.resource_of(message.topic))
         except MQError as error:
             result.remark = str(error)
             return result

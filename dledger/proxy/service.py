@@ -308,7 +308,8 @@ class MessagingService:
         """Send; see `Sends.send`."""
         for message in request.messages:
             if message.system_properties.message_type == pb.TRANSACTION:
-                self.clients.produces(caller.name, topic_of(message.topic), self._now_s())
+                topic_of(message.topic)  # refuses what is none
+                self.clients.produces(caller.name, message.topic, self._now_s())
         return await self._sends.send(request, caller)
 
     async def receive_message(
@@ -424,7 +425,7 @@ class MessagingService:
             if stream is None or not question.broker_name:
                 _log.info("check_back_without_producer", topic=topic)
                 return
-            message = received_message(question.message, pb.Resource(name=topic))
+            message = received_message(question.message, stream.resource_of(topic))
         except CorruptRecordError as error:
             _log.warning("check_back_unreadable", error=str(error))
             return

@@ -98,6 +98,15 @@ def topics_of(settings: pb.Settings) -> frozenset[str]:
     return frozenset(full_name(topic) for topic in settings.publishing.topics)
 
 
+def namespace_of(settings: pb.Settings) -> str:
+    """Return the namespace that a client with *settings* has; empty: none.
+
+    A client has one, and puts it before each name that it is given.
+    """
+    named = [*settings.publishing.topics, settings.subscription.group]
+    return next((each.resource_namespace for each in named if each.resource_namespace), "")
+
+
 def group_of(settings: pb.Settings) -> str:
     """Return the group of a consumer with *settings*; empty for a producer."""
     return full_name(settings.subscription.group)

@@ -51,15 +51,24 @@ async def cluster_with_proxies(
 
 
 @asynccontextmanager
-async def cluster_with_tls(folder: Path) -> AsyncIterator[LocalCluster]:
-    """Run brokers, and a proxy ``tls0`` that speaks TLS."""
+async def cluster_with_tls(folder: Path, accounts: str = "") -> AsyncIterator[LocalCluster]:
+    """Run brokers, and a proxy ``tls0`` that speaks TLS.
+
+    Args:
+        accounts: TOML; every call must be signed by one of them. Empty: none is checked.
+    """
     server = trustme.CA().issue_cert("127.0.0.1")
     key, chain = folder / "key.pem", folder / "chain.pem"
     server.private_key_pem.write_to_path(key)
     for part in server.cert_chain_pems:
         part.write_to_path(chain, append=True)
     config = folder / "proxy.toml"
-    config.write_text(f"[server]\ntls_cert_file = '{chain}'\ntls_key_file = '{key}'\n")
+    settings = f"[server]\ntls_cert_file = '{chain}'\ntls_key_file = '{key}'\n"
+    if accounts:
+        acl_file = folder / "accounts.toml"
+        acl_file.write_text(accounts)
+        settings += f"acl_enable = true\nacl_file = '{acl_file}'\n"
+    config.write_text(settings)
     async with cluster_with_proxies(folder, 0) as cluster:
         address = f"127.0.0.1:{free_ports(1)[0]}"
         options = ("-c", str(config), "--namesrv", cluster.namesrv_address, "--listen", address)

@@ -5,6 +5,7 @@ The client is not changed in any way; it comes from its registry. Real processes
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import trio
 
 from client.core.errors import NoRouteError
 from client.core.message_ext import MessageExt
+from dledger.cli.topic_command import create_topic
 from remoting.protocol.bodies import GroupRetryPolicy, SubscriptionGroupConfig
 from tests.harness.foreign_client import GRPC_JAVA, foreign_client, needs_grpc_java
 from tests.harness.grpc_clients import (
@@ -33,14 +35,22 @@ from tests.harness.stored_messages import messages_at
 pytestmark = [pytest.mark.slow, needs_grpc_java, pytest.mark.timeout(480)]
 
 PARTS = ("receive", "push")
+ACCOUNTS = """
+[accounts.clerk-key]
+secret_key = "clerk-secret"
+topics = { "shop%Orders" = "PUB|SUB" }
+groups = { "shop%group-receive" = "SUB" }
+"""
 SOON = GroupRetryPolicy(customized_retry_policy={"next": [1_000]})
 
 
-def client(folder: Path, part: str, *arguments: str, security: str = "plain") -> Any:
+def client(folder: Path, part: str, *arguments: str, **settings: Any) -> Any:
     """Start the client in one of its parts."""
     options = ("-Xmx300m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={folder}")
     command = ("java", *options, "-cp", f"{GRPC_JAVA}:{GRPC_JAVA}/*", "GrpcClient")
-    return foreign_client(folder, "grpc_java", part, security, *arguments, command=command)
+    return foreign_client(
+        folder, "grpc_java", part, json.dumps(settings), *arguments, command=command
+    )
 
 
 async def test_every_kind_of_message_arrives_as_sent(tmp_path: Path) -> None:
@@ -49,11 +59,13 @@ async def test_every_kind_of_message_arrives_as_sent(tmp_path: Path) -> None:
         await exchange_every_kind(tmp_path, client, endpoints, PARTS)
 
 
-async def test_every_kind_of_message_arrives_through_tls(tmp_path: Path) -> None:
-    async with cluster_with_tls(tmp_path) as cluster:
+async def test_account_in_a_namespace_exchanges_through_tls(tmp_path: Path) -> None:
+    settings = {"namespace": "shop", "access_key": "clerk-key", "secret_key": "clerk-secret"}
+    async with cluster_with_tls(tmp_path, ACCOUNTS) as cluster:
+        await create_topic([cluster.namesrv_address], "shop%Orders", queues=4)
         endpoints = cluster.proxies["tls0"].address
-        tls_client = partial(client, security="tls")
-        await exchange_every_kind(tmp_path, tls_client, endpoints, ("receive",))
+        clerk = partial(client, tls=True, **settings)
+        await exchange_every_kind(tmp_path, clerk, endpoints, ("receive",))
 
 
 async def test_nothing_is_lost_when_leader_and_proxy_die(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
+import org.apache.rocketmq.client.apis.ClientConfigurationBuilder;
 import org.apache.rocketmq.client.apis.ClientException;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
+import org.apache.rocketmq.client.apis.StaticSessionCredentialsProvider;
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.FilterExpression;
 import org.apache.rocketmq.client.apis.consumer.FilterExpressionType;
@@ -37,8 +39,8 @@ import org.apache.rocketmq.client.java.message.MessageViewImpl;
  * Apache's Java client of the gRPC protocol, in one of three parts. A request a line comes in,
  * lines of JSON go out.
  *
- * <p>Arguments: the part, whether it speaks TLS ({@code tls} or {@code plain}), endpoints, and the
- * part's own.
+ * <p>Arguments: the part, settings in JSON ({@code tls}, {@code namespace}, {@code access_key} and
+ * {@code secret_key}), endpoints, and the part's own.
  */
 public final class GrpcClient {
     private static final int SENDERS = 16;
@@ -69,6 +71,23 @@ public final class GrpcClient {
 
     private static BufferedReader input() {
         return new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+    }
+
+    private static ClientConfiguration configuration(JsonObject settings, String endpoints) {
+        ClientConfigurationBuilder configuration =
+                ClientConfiguration.newBuilder()
+                        .setEndpoints(endpoints)
+                        .enableSsl(settings.has("tls"))
+                        .setRequestTimeout(REQUEST_TIMEOUT);
+        if (settings.has("namespace")) {
+            configuration.setNamespace(text(settings, "namespace"));
+        }
+        if (settings.has("access_key")) {
+            configuration.setCredentialProvider(
+                    new StaticSessionCredentialsProvider(
+                            text(settings, "access_key"), text(settings, "secret_key")));
+        }
+        return configuration.build();
     }
 
     // -------------------------------------------------------------------------- producer
@@ -298,11 +317,7 @@ public final class GrpcClient {
 
     public static void main(String[] args) throws Exception {
         ClientConfiguration configuration =
-                ClientConfiguration.newBuilder()
-                        .setEndpoints(args[2])
-                        .enableSsl(args[1].equals("tls"))
-                        .setRequestTimeout(REQUEST_TIMEOUT)
-                        .build();
+                configuration(JSON.fromJson(args[1], JsonObject.class), args[2]);
         if (args[0].equals("produce")) {
             produce(configuration, args[3]);
         } else {

@@ -115,7 +115,7 @@ def test_more_clients_are_served_and_not_known(monkeypatch: pytest.MonkeyPatch) 
 def test_topics_of_a_client_are_bounded() -> None:
     table = ClientTable()
     for number in range(TOPICS_MAX + 5):
-        table.produces("a", f"t{number}", 0)
+        table.produces("a", pb.Resource(name=f"t{number}"), 0)
     assert len(table.topics) == TOPICS_MAX
 
 

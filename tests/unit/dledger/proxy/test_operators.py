@@ -9,7 +9,7 @@ import trio.testing
 
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy import operators as module
-from dledger.proxy.clients import ClientTable, Stream
+from dledger.proxy.clients import Client, ClientTable, Stream
 from dledger.proxy.operators import Operators, verdict_of
 from remoting.machine import TrioClock
 
@@ -32,13 +32,13 @@ async def test_answer_belongs_to_its_nonce(autojump_clock: trio.testing.MockCloc
         operators.answered("another", pb.TelemetryCommand())
         operators.answered(command.print_thread_stack_trace_command.nonce, stack)
 
-    assert await operators.ask(Stream(answer, 1), ask_for_stack) == stack
+    assert await operators.ask(Stream(answer, 1, Client("a", 0)), ask_for_stack) == stack
 
 
 async def test_silent_client_is_waited_for_briefly(autojump_clock: trio.testing.MockClock) -> None:
     operators, _ = made()
     began_s = trio.current_time()
-    assert await operators.ask(Stream(lambda _: None, 1), ask_for_stack) is None
+    assert await operators.ask(Stream(lambda _: None, 1, Client("a", 0)), ask_for_stack) is None
     assert trio.current_time() - began_s == module.ANSWER_S
 
 
@@ -50,7 +50,9 @@ async def test_number_of_questions_is_bounded(
     pushed: list[pb.TelemetryCommand] = []
     async with trio.open_nursery() as nursery:
         for _ in range(3):
-            nursery.start_soon(operators.ask, Stream(pushed.append, 1), ask_for_stack)
+            nursery.start_soon(
+                operators.ask, Stream(pushed.append, 1, Client("a", 0)), ask_for_stack
+            )
     assert len(pushed) == 1
 
 
