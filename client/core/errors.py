@@ -43,7 +43,15 @@ class ClientError(MQError):
 
 
 class MessageIllegalError(ClientError, LocalProtocolError):
-    """The message breaks a rule (topic, size, properties, batch). Nothing was sent."""
+    """The message breaks a rule (topic, size, properties, batch, delay). It is not stored.
+
+    Attributes:
+        remark: Of the broker that refused it; empty: nothing was sent.
+    """
+
+    def __init__(self, message: str, *, remark: str = "") -> None:
+        super().__init__(message)
+        self.remark = remark
 
 
 class SubscriptionIllegalError(ClientError, LocalProtocolError):

@@ -200,7 +200,7 @@ def error_of(slot: SendSlot, failure: Failure, broker_name: str) -> ClientError:
             return MessageIllegalError(f"{where}: {remark}")
         return BrokerUnreachableError(f"{where}: {remark}; the message is not stored")
     if code == ResponseCode.MESSAGE_ILLEGAL:
-        return MessageIllegalError(f"{where}: {remark}")
+        return MessageIllegalError(f"{where}: {remark}", remark=remark)
     text = f"{where}: refused with code {code}: {remark}"
     if code == ResponseCode.OFFSET_NOT_EXPECTED and failure.next_offset >= 0:
         return OffsetNotExpectedError(

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from client.core.client_instance import ClientInstance
-from client.core.errors import BrokerRefusedError
+from client.core.errors import MessageIllegalError
 from client.core.hooks import LocalTransactionState
 from client.core.message import Message
 from client.core.message_ext import SendResult
@@ -31,7 +31,6 @@ from dledger.proxy.messages import kind_sent, sent_message, topic_of
 from dledger.proxy.routes import BrokerConfigs
 from dledger.proxy.status import OK, RefusedError, overall, status_of, status_of_send
 from remoting.errors import BadRequestError
-from remoting.protocol.codes import ResponseCode
 from remoting.protocol.headers import RecallHandle
 
 PRODUCER_GROUP: Final = "DLEDGER_PROXY"
@@ -90,9 +89,9 @@ def queue_of_group(queues: Sequence[MessageQueue], message_group: str) -> Messag
     return queues[zlib.crc32(message_group.encode()) % len(queues)]
 
 
-def is_too_far(error: BrokerRefusedError) -> bool:
+def is_too_far(error: MessageIllegalError) -> bool:
     """Return whether a broker refused a message for its delivery time; nothing is stored."""
-    return error.code == ResponseCode.MESSAGE_ILLEGAL and "delay" in error.remark
+    return "delay" in error.remark
 
 
 class Sends:
@@ -169,7 +168,7 @@ class Sends:
             if queue is None:
                 return _entry(await self._producer.send(message, timeout_s=timeout_s))
             return _entry(await self._producer.send_to(queue, message, timeout_s=timeout_s))
-        except BrokerRefusedError as error:
+        except MessageIllegalError as error:
             if kind == pb.DELAY and is_too_far(error):
                 raise RefusedError(pb.ILLEGAL_DELIVERY_TIME, str(error)) from error
             raise

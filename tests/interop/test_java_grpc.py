@@ -14,10 +14,19 @@ from typing import Any
 import pytest
 import trio
 
+from client.admin.admin import Admin
+from client.admin.groups import GroupAdmin
+from client.connect import connect
 from client.core.errors import NoRouteError
 from client.core.message_ext import MessageExt
 from dledger.cli.topic_command import create_topic
-from remoting.protocol.bodies import GroupRetryPolicy, SubscriptionGroupConfig
+from remoting.protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    GroupRetryPolicy,
+    SubscriptionGroupConfig,
+)
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.headers import ConsumeDirectlyHeader
 from tests.harness.foreign_client import GRPC_JAVA, foreign_client, needs_grpc_java
 from tests.harness.grpc_clients import (
     CONSUME_S,
@@ -77,6 +86,34 @@ async def test_nothing_is_lost_when_leader_and_proxy_die(tmp_path: Path) -> None
 async def test_message_groups_are_consumed_in_order(tmp_path: Path) -> None:
     async with cluster_with_proxies(tmp_path) as cluster:
         await exchange_in_order(tmp_path, client, cluster)
+
+
+async def test_operators_reach_a_push_consumer(tmp_path: Path) -> None:
+    """They read its threads, and let it consume a message that it refuses."""
+    async with cluster_with_proxies(tmp_path) as cluster:
+        endpoints = cluster.proxies["proxy0"].address
+        async with (
+            client(tmp_path / "producer", "produce", endpoints, "Orders") as producer,
+            client(tmp_path / "push", "push", endpoints, "clerks", "Orders", "A") as consumer,
+            connect([cluster.namesrv_address]) as sdk,
+        ):
+            await answered(producer, "never", tags="B")
+            (stored,) = await messages_at(cluster.namesrv_address, "Orders")
+            with trio.fail_after(CONSUME_S):
+                while not (found := await Admin(sdk).consumer_connection("clerks")):
+                    await trio.sleep(LOOK_S)
+            (member,) = found.connection_set
+            info = await GroupAdmin(sdk).running_info(
+                "clerks", member.client_id, "broker-a", with_stacks=True
+            )
+            assert "java.lang.Thread" in (info.jstack or "")
+            header = ConsumeDirectlyHeader(
+                "clerks", stored.offset_message_id, member.client_id, "broker-a"
+            )
+            code, ext = RequestCode.CONSUME_MESSAGE_DIRECTLY, dict(header.encode())
+            answer = await sdk.ask_leader("broker-a", code, ext, topic="Orders")
+            assert ConsumeMessageDirectlyResult.decode(answer.body).consume_result == "CR_LATER"
+            assert [line["body"] for line in consumer.messages] == ["never"]
 
 
 async def dead_letters(namesrv: str, group: str) -> list[MessageExt]:

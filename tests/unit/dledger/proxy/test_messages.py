@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from client.core.errors import BrokerRefusedError
+from client.core.errors import MessageIllegalError
 from client.core.message import MAX_BODY_BYTES, encode_message_properties
 from client.core.message_ext import MessageExt
 from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES
@@ -24,7 +24,6 @@ from dledger.proxy.messages import (
 )
 from dledger.proxy.sends import is_too_far
 from dledger.proxy.status import RefusedError
-from remoting.protocol.codes import ResponseCode
 
 MD5_OF_ONE = "F97C5D29941BFB1B2FDAB0874906AB82"
 AT_MS = 1_700_000_000_250
@@ -193,9 +192,9 @@ def test_user_properties_are_bounded_in_bytes() -> None:
 
 def test_delay_that_is_too_long_is_a_delivery_time() -> None:
     remark = "a delay of 9000 ms, at most 8 s: timerMaxDelaySec"
-    assert is_too_far(BrokerRefusedError("", code=ResponseCode.MESSAGE_ILLEGAL, remark=remark))
-    assert not is_too_far(BrokerRefusedError("", code=ResponseCode.SYSTEM_BUSY, remark=remark))
-    assert not is_too_far(BrokerRefusedError("", code=ResponseCode.MESSAGE_ILLEGAL, remark="size"))
+    assert is_too_far(MessageIllegalError("", remark=remark))
+    assert not is_too_far(MessageIllegalError("delays on g: too large", remark="too large"))
+    assert not is_too_far(MessageIllegalError("no delay, nothing was sent"))
 
 
 @pytest.mark.parametrize("bad", ["\x01", "a\x02"])

@@ -527,3 +527,21 @@ def test_unexpected_error_is_logged_with_the_call() -> None:
         status = _status("SendMessage", KeyError("x"))
     assert status.code == pb.INTERNAL_ERROR
     assert [(log["event"], log["call"]) for log in logs] == [("call_failed", "SendMessage")]
+
+
+async def test_delay_that_brokers_refuse_is_a_delivery_time(
+    world: World, service: MessagingService
+) -> None:
+    remark = "a delay of 9000 ms, at most 8 s: timerMaxDelaySec"
+
+    def refuse(asked: RemotingCommand) -> RemotingCommand:
+        return response_to(asked, ResponseCode.MESSAGE_ILLEGAL, remark)
+
+    for broker in world.groups["g"].brokers:
+        broker.intercept = refuse
+    message = pb.Message(topic=TOPIC, body=b"x")
+    message.system_properties.message_id = "01b0"
+    message.system_properties.message_type = pb.DELAY
+    message.system_properties.delivery_timestamp.CopyFrom(Timestamp(seconds=1 << 40))
+    request = pb.SendMessageRequest(messages=[message])
+    assert await code_of(service, "SendMessage", request) == pb.ILLEGAL_DELIVERY_TIME
