@@ -31,10 +31,14 @@ from dledger.proxy.status import RefusedError
 
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_TRACE_CONTEXT: Final = "__TraceContext"
+PROPERTY_BORN_HOST: Final = "__BORNHOST"
+"""The host of the client, as it names it: the connection that a broker sees is the proxy's."""
 
 NAMESPACE_SEPARATOR: Final = "%"
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 """What brokers take for topics and groups."""
+
+_SEPARATORS: Final = re.compile("[\x01\x02]")
 
 TIME_MS_MAX: Final = (1 << 63) - 1
 """Of a time in a property."""
@@ -52,6 +56,7 @@ RESERVED: Final = frozenset(
 ) | {
     PROPERTY_SHARDING_KEY,
     PROPERTY_TRACE_CONTEXT,
+    PROPERTY_BORN_HOST,
     "BUYER_ID",
     "TRANSFER_FLAG",
     "CORRECTION_FLAG",
@@ -191,6 +196,9 @@ def sent_message(message: pb.Message) -> Message:
         properties[PROPERTY_SHARDING_KEY] = system.message_group
     if system.HasField("trace_context"):
         properties[PROPERTY_TRACE_CONTEXT] = system.trace_context
+    born_host = _SEPARATORS.sub(" ", system.born_host).strip()
+    if born_host:
+        properties[PROPERTY_BORN_HOST] = born_host
     size_bytes = _properties_bytes(system, properties)
     if size_bytes > names.MAX_CLIENT_PROPERTIES_BYTES:
         raise RefusedError(
@@ -333,7 +341,7 @@ def _received_message(
         body_encoding=pb.IDENTITY,
         message_type=stored_kind(properties),
         born_timestamp=timestamp(message.born_timestamp_ms),
-        born_host=_host(message.born_host),
+        born_host=properties.get(PROPERTY_BORN_HOST) or _host(message.born_host),
         store_timestamp=timestamp(message.store_timestamp_ms),
         store_host=_host(message.store_host),
         queue_id=message.queue_id,

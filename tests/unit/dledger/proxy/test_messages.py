@@ -80,6 +80,18 @@ def test_message_comes_back_as_it_was_sent() -> None:
     assert system.body_digest == pb.Digest(type=pb.MD5, checksum=MD5_OF_ONE)
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [("till-7", "till-7"), ("", "10.0.0.1:4711"), (" ", "10.0.0.1:4711"), ("a\x01b", "a b")],
+    ids=["named", "none", "blank", "separators"],
+)
+def test_born_host_is_what_the_client_says(given: str, found: str) -> None:
+    # The connection that a broker sees is the proxy's.
+    got = received_message(stored(message(born_host=given)), pb.Resource(name="Orders"))
+    assert got.system_properties.born_host == found
+    assert dict(got.user_properties) == {}
+
+
 def test_names_have_their_namespace() -> None:
     assert full_name(pb.Resource(name="Orders")) == "Orders"
     assert full_name(pb.Resource(name="Orders", resource_namespace="shop")) == "shop%Orders"
@@ -114,6 +126,7 @@ def test_gzip_body_is_decompressed() -> None:
         (message(keys=["a b"]), pb.ILLEGAL_MESSAGE_KEY),
         (message(user={"KEYS": "k"}), pb.ILLEGAL_MESSAGE_PROPERTY_KEY),
         (message(user={PROPERTY_SHARDING_KEY: "k"}), pb.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        (message(user={"__BORNHOST": "k"}), pb.ILLEGAL_MESSAGE_PROPERTY_KEY),
         (message(message_type=pb.FIFO), pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
         (message(message_type=pb.FIFO, message_group=" "), pb.ILLEGAL_MESSAGE_GROUP),
         (message(message_group="g"), pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
@@ -125,7 +138,7 @@ def test_gzip_body_is_decompressed() -> None:
         (message(message_type=pb.LITE, lite_topic="l"), pb.ILLEGAL_LITE_TOPIC),
         (message(message_type=pb.PRIORITY, priority=1), pb.UNSUPPORTED),
     ],
-    ids=map(str, range(17)),
+    ids=map(str, range(18)),
 )
 def test_message_that_breaks_a_rule_is_refused(refused: pb.Message, code: pb.Code) -> None:
     with pytest.raises(RefusedError) as caught:
