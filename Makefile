@@ -96,8 +96,9 @@ spark: setup java
 	$(PYTEST) tests/spark --timeout 580 --durations=10 -n 2 --dist worksteal
 
 # Clients that were not written here, unchanged, from the registries this machine is set to. The
-# C++ client is there for x86-64 only; the JavaScript one needs node. Tests of one that is missing
-# are skipped and say so. Two tests at a time: clients wait for timers of their own.
+# C++ client is there for x86-64 only; the others need node, Go, Java 17 with Maven, and Rust 1.85.
+# Tests of one that is missing are skipped and say so. The Rust client is built once, a minute on two
+# cores. Two tests at a time: clients wait for timers of their own.
 INTEROP := $(VENV)/interop
 CPP_CLIENT := rocketmq==0.4.4
 JS_CLIENT := ali-ons@3.12.0 urllib@2
@@ -114,7 +115,8 @@ interop: setup
 	! command -v go >/dev/null || { mkdir -p $(INTEROP)/go && cp tests/interop/grpc_go/* $(INTEROP)/go && cd $(INTEROP)/go && go mod tidy -e 2>/dev/null && go build -o ../grpc_go .; }
 	! command -v mvn >/dev/null || test -f $(INTEROP)/java/complete || { mvn -q -B -f tests/peers/load/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(abspath $(INTEROP))/java && touch $(INTEROP)/java/complete; }
 	! command -v mvn >/dev/null || test -f $(INTEROP)/grpc_java/complete || { mvn -q -B -f tests/interop/grpc_java/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(abspath $(INTEROP))/grpc_java && touch $(INTEROP)/grpc_java/complete; }
-	! test -f $(INTEROP)/grpc_java/complete || javac -nowarn -cp "$(INTEROP)/grpc_java/*" -d $(INTEROP)/grpc_java tests/interop/grpc_java/GrpcClient.java
+	! { test -f $(INTEROP)/grpc_java/complete && command -v javac >/dev/null; } || javac -nowarn -cp "$(INTEROP)/grpc_java/*" -d $(INTEROP)/grpc_java tests/interop/grpc_java/GrpcClient.java
+	! command -v cargo >/dev/null || { mkdir -p $(INTEROP)/rust && cp -Rp tests/interop/grpc_rust/. $(INTEROP)/rust && cargo build --quiet --manifest-path $(INTEROP)/rust/Cargo.toml --target-dir $(INTEROP)/rust/target && cp $(INTEROP)/rust/target/debug/grpc_rust $(INTEROP)/grpc_rust; }
 	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -rs --durations=10 -n 2 --dist worksteal tests/interop
 
 # The code of the gRPC protocol, from its interface file; a test compares what is stored.

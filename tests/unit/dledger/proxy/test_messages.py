@@ -85,7 +85,7 @@ def test_message_comes_back_as_it_was_sent() -> None:
     [("till-7", "till-7"), ("", "10.0.0.1:4711"), (" ", "10.0.0.1:4711"), ("a\x01b", "a b")],
     ids=["named", "none", "blank", "separators"],
 )
-def test_born_host_is_what_the_client_says(given: str, found: str) -> None:
+def test_born_host_is_the_one_that_a_client_names(given: str, found: str) -> None:
     # The connection that a broker sees is the proxy's.
     got = received_message(stored(message(born_host=given)), pb.Resource(name="Orders"))
     assert got.system_properties.born_host == found
