@@ -69,11 +69,12 @@ async def test_every_kind_of_message_arrives_as_sent(tmp_path: Path) -> None:
 
 
 async def test_account_in_a_namespace_exchanges_through_tls(tmp_path: Path) -> None:
-    settings = {"namespace": "shop", "access_key": "clerk-key", "secret_key": "clerk-secret"}
+    settings: dict[str, Any] = {"tls": True, "namespace": "shop"}
+    settings |= {"access_key": "clerk-key", "secret_key": "clerk-secret"}
     async with cluster_with_tls(tmp_path, ACCOUNTS) as cluster:
         await create_topic([cluster.namesrv_address], "shop%Orders", queues=4)
         endpoints = cluster.proxies["tls0"].address
-        clerk = partial(client, tls=True, **settings)
+        clerk = partial(client, **settings)
         await exchange_every_kind(tmp_path, clerk, endpoints, ("receive",))
 
 
