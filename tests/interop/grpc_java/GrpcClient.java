@@ -37,7 +37,8 @@ import org.apache.rocketmq.client.java.message.MessageViewImpl;
 
 /**
  * Apache's Java client of the gRPC protocol, in one of three parts. A request a line comes in,
- * lines of JSON go out.
+ * lines of JSON go out. Where a proxy dies the client also throws gRPC's own exceptions, which are
+ * not checked.
  *
  * <p>Arguments: the part, settings in JSON ({@code tls}, {@code namespace}, {@code access_key} and
  * {@code secret_key}), endpoints, and the part's own.
@@ -158,7 +159,7 @@ public final class GrpcClient {
                     answer.addProperty("acknowledged", body);
                     acknowledged.incrementAndGet();
                     put(answer);
-                } catch (ClientException error) {
+                } catch (ClientException | RuntimeException error) {
                     JsonObject failure = line("failed", body);
                     failure.addProperty("error", error.toString());
                     put(failure);
@@ -282,7 +283,7 @@ public final class GrpcClient {
             List<MessageView> messages = Collections.emptyList();
             try {
                 messages = consumer.receive(BATCH_SIZE, INVISIBLE);
-            } catch (ClientException error) {
+            } catch (ClientException | RuntimeException error) {
                 put(line("no_answer", error.toString()));
                 Thread.sleep(PAUSE_MS);
             }
