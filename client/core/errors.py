@@ -3,7 +3,7 @@
 ::
 
     ClientError (MQError)
-    ├── MessageIllegalError       (also LocalProtocolError) refused before sending      not_stored
+    ├── MessageIllegalError       (also LocalProtocolError) the message breaks a rule   not_stored
     ├── SubscriptionIllegalError  (also LocalProtocolError) no subscription can look so not_stored
     ├── ClientClosedError         the instance or producer is closed; nothing was sent  not_stored
     ├── BackpressureError         too many bytes wait already; nothing was queued       not_stored
