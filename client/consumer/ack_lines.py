@@ -50,13 +50,13 @@ class _Ack:
 class _Line:
     """Those of one broker group and topic: one refusal of rights is that of all of them.
 
+    It is there while a task sends them.
+
     Attributes:
         waiting: As many as there are tasks that wait, and no more.
-        is_running: A task sends them.
     """
 
     waiting: deque[_Ack] = field(default_factory=deque)
-    is_running: bool = False
 
     def take(self) -> list[_Ack]:
         """Take the next request's worth: a receipt that is in it already waits for the answer."""
@@ -81,6 +81,11 @@ class AckLines:
         self._calls = calls
         self._lines: dict[tuple[str, str], _Line] = {}
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether none is under way."""
+        return not self._lines
+
     async def ack(self, queue: MessageQueue, receipt: ReceiptHandle, *, timeout_s: float) -> None:
         """Acknowledge one message; returns when that is stored.
 
@@ -91,11 +96,13 @@ class AckLines:
             RequestFailedError, BrokerUnreachableError, ClientClosedError: Not acknowledged.
         Cancellation: As a time-out.
         """
-        line = self._lines.setdefault((queue.broker_name, queue.topic), _Line())
-        if not line.is_running:
+        place = queue.broker_name, queue.topic
+        line = self._lines.get(place)
+        if line is None:
             # One tick later: those that are asked for in this one go together.
-            self._instance.nursery.start_soon(self._run, line)
-            line.is_running = True
+            line = _Line()
+            self._instance.nursery.start_soon(self._run, place, line)
+            self._lines[place] = line
         ack = _Ack((queue, receipt), self._instance.clock.monotonic() + timeout_s)
         line.waiting.append(ack)
         try:
@@ -109,7 +116,7 @@ class AckLines:
         if ack.error is not None:
             raise same_again(ack.error) from ack.error
 
-    async def _run(self, line: _Line) -> None:
+    async def _run(self, place: tuple[str, str], line: _Line) -> None:
         """Send what waits, one request after the other.
 
         Cancellation: The client closes; callers get errors.
@@ -119,7 +126,7 @@ class AckLines:
             while batch := line.take():
                 await self._send(batch)
         finally:
-            line.is_running = False
+            del self._lines[place]
             for ack in (*batch, *line.waiting):
                 ack.end(_closed(ack))
             line.waiting.clear()

@@ -51,6 +51,14 @@ NEW_TOPIC_WAIT_S: Final = 2.0
 """A broker registers a new topic at once; a send is acknowledged before NameServers have it."""
 NEW_TOPIC_POLL_S: Final = 0.05
 
+BORROWED_MAX: Final = 10_000
+"""Routes kept of topics that no NameServer lists yet, about 1 KiB each; of more the oldest goes,
+and is made again by the next send."""
+
+BORROWED_S: Final = 120.0
+"""For how long such a route is kept by an instance that others name topics to: four polls, and a
+topic that was made is listed after one."""
+
 _log = get_logger(__name__)
 
 
@@ -274,7 +282,9 @@ class Routes:
         self._default_queue_nums = default_topic_queue_nums
         self._poll_period_s = poll_period_s
         self._servers: NameServers | None = None
+        # In the order of their ages.
         self._borrowed: dict[str, TopicRoute] = {}
+        self._borrowed_at_s: dict[str, float] = {}
         self._topics_in_use: dict[str, None] = {}
         self._members: dict[str, dict[int, str]] = {}
         self._fetching: dict[str, trio.Lock] = {}
@@ -362,8 +372,22 @@ class Routes:
             default = await self.find(DEFAULT_TOPIC, fresh=fresh)
             route = default.borrowed(topic, self._default_queue_nums)
             if route.publish_queues:
-                self._borrowed[topic] = route
+                self._borrow(topic, route)
         return route
+
+    def _borrow(self, topic: str, route: TopicRoute) -> None:
+        self._give_back(topic)
+        if len(self._borrowed) >= BORROWED_MAX:
+            oldest = next(iter(self._borrowed))
+            self._give_back(oldest)
+            self._topics_in_use.pop(oldest, None)
+            self.version += 1
+        self._borrowed[topic] = route
+        self._borrowed_at_s[topic] = self._clock.monotonic()
+
+    def _give_back(self, topic: str) -> None:
+        self._borrowed.pop(topic, None)
+        self._borrowed_at_s.pop(topic, None)
 
     def known_publish(self, topic: str) -> TopicRoute | None:
         """Return the cached route, also of a topic that does not exist yet; sends no request."""
@@ -393,7 +417,7 @@ class Routes:
         route = TopicRoute.from_data(topic, TopicRouteData.decode(response.body))
         stated = stated_identities(response.ext.get(GROUP_IDENTITIES_FIELD))
         self._identities.take(stated, route.addresses, self._clock.monotonic())
-        self._borrowed.pop(topic, None)
+        self._give_back(topic)
         if self.table.put(route):
             self.version += 1
             self._announcements.routes_changed()
@@ -405,7 +429,13 @@ class Routes:
         """Ask no more for topics that no NameServer knows, but for *kept*.
 
         For an instance that others name topics to: every name would be asked for until its end.
+        One that messages were sent to counts as known for `BORROWED_S`.
         """
+        until_s = self._clock.monotonic() - BORROWED_S
+        for topic in [name for name, at_s in self._borrowed_at_s.items() if at_s <= until_s]:
+            if topic not in kept:
+                self._give_back(topic)
+                self.version += 1
         for topic in list(self._topics_in_use):
             lock = self._fetching.get(topic)
             is_known = self.table.get(topic) is not None or topic in self._borrowed

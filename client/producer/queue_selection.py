@@ -175,7 +175,9 @@ class PublishTopics:
             self._route_version = instance.routes.version
             for known, topic in list(self._topics.items()):
                 route = instance.routes.known_publish(known)
-                if route is not None and route is not topic.route and route.publish_queues:
+                if route is None:  # forgotten: no NameServer lists it
+                    del self._topics[known]
+                elif route is not topic.route and route.publish_queues:
                     self._put(known, route)
         return self._topics.get(name)
 

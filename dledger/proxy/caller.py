@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from remoting.seams import Clock
@@ -89,7 +89,16 @@ class Caller:
         """Return the caller with its time passing from now on."""
         if self.time_left_s is None:
             return self
-        return replace(self, clock=clock, deadline_s=clock.monotonic() + self.time_left_s)
+        return Caller(  # half of the price of `replace`
+            self.client_id,
+            self.language,
+            self.peer,
+            self.time_left_s,
+            self.authorization,
+            self.date_time,
+            clock,
+            clock.monotonic() + self.time_left_s,
+        )
 
     def left_s(self, margins: float = 1.0) -> float | None:
         """Return how long the call may still take; None: as long as it likes.

@@ -13,6 +13,7 @@ from typing import Final
 import trio
 from google.protobuf.duration_pb2 import Duration
 
+from client.consumer.ack_lines import AckLines
 from client.consumer.pop_calls import PopCalls, ReceivedMessage
 from client.consumer.pull_consumer import PullConsumer
 from client.consumer.subscriptions import SubscriptionExpression
@@ -59,6 +60,9 @@ BATCH_SIZE_MAX: Final = 1_024
 
 ACKS_MAX: Final = 1_024
 """Entries of one AckMessage."""
+
+LINES_MAX: Final = 1_000
+"""Consumer groups whose lines of acknowledgements are kept while none is under way."""
 
 READER_GROUP: Final = "DLEDGER_PROXY"
 """Reads messages that are to become dead letters: pulls of a group that pops are refused."""
@@ -151,6 +155,7 @@ class Receives:
         self._instance = instance
         self._configs = configs
         self._renewals = renewals
+        self._ack_lines: dict[str, AckLines] = {}
 
     # ------------------------------------------------------------------------------ receive
 
@@ -261,13 +266,13 @@ class Receives:
         if not 0 < len(request.entries) <= ACKS_MAX:
             raise RefusedError(pb.BAD_REQUEST, f"from 1 to {ACKS_MAX} entries")
         await self._instance.route(topic)
-        calls = PopCalls(self._instance, group)
+        lines = self._lines_of(group)
         statuses = [OK for _ in request.entries]
 
         async def ack(place: int) -> None:
             try:
                 async with self._shown(topic, group, request.entries[place].receipt_handle) as it:
-                    await calls.ack(*it, timeout_s=caller.timeout_s())
+                    await lines.ack(*it, timeout_s=caller.timeout_s())
             except MQError as error:
                 statuses[place] = status_of(error)
 
@@ -284,6 +289,17 @@ class Receives:
             for entry, status in zip(request.entries, statuses, strict=True)
         ]
         return pb.AckMessageResponse(status=overall(statuses), entries=entries)
+
+    def _lines_of(self, group: str) -> AckLines:
+        """Return the line in which acknowledgements of all clients of *group* share requests."""
+        lines = self._ack_lines.get(group)
+        if lines is None:
+            if len(self._ack_lines) >= LINES_MAX:
+                kept = {name: each for name, each in self._ack_lines.items() if not each.is_idle}
+                self._ack_lines = kept
+            calls = PopCalls(self._instance, group)
+            lines = self._ack_lines[group] = AckLines(self._instance, calls)
+        return lines
 
     async def change_invisible(
         self, request: pb.ChangeInvisibleDurationRequest, caller: Caller

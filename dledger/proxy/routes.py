@@ -10,6 +10,8 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import trio
+
 from client.core.client_instance import ClientInstance
 from client.core.errors import NoRouteError, RequestFailedError
 from client.core.route import LEADER_ID, MessageQueue, TopicRoute
@@ -21,6 +23,10 @@ from remoting.protocol.codes import RequestCode, ResponseCode
 
 CONFIG_LIFETIME_S: Final = 30.0
 """How long the configuration of a topic or a group counts; as long as a route at the clients."""
+
+FAILED_LIFETIME_S: Final = 1.0
+"""How long none is asked for after no broker stated it: sends go on meanwhile, and a topic that is
+made by the first of them soon has its types."""
 
 CONFIGS_MAX: Final = 10_000
 """Of each kind; all are forgotten when there are more, and asked for again."""
@@ -138,6 +144,7 @@ class BrokerConfigs:
         """Ask over the connections of *instance*."""
         self._instance = instance
         self._types: dict[str, tuple[float, tuple[pb.MessageType, ...]]] = {}
+        self._asking: dict[str, trio.Event] = {}
         self._groups: dict[str, tuple[float, SubscriptionGroupConfig]] = {}
 
     async def route(self, topic: str) -> TopicRoute:
@@ -170,21 +177,39 @@ class BrokerConfigs:
 
     async def types(self, topic: str) -> tuple[pb.MessageType, ...]:
         """Return the types of messages *topic* takes; all, where no broker states them in time."""
-        now_s = self._instance.clock.monotonic()
         found = self._types.get(topic)
-        if found is not None and now_s < found[0]:
+        if found is not None and self._instance.clock.monotonic() < found[0]:
             return found[1]
+        asking = self._asking.get(topic)
+        if asking is not None:
+            # Many senders ask at once; one question answers them all.
+            await asking.wait()
+        else:
+            self._asking[topic] = trio.Event()
+            try:
+                await self._ask_types(topic)
+            finally:
+                self._asking.pop(topic).set()
+        found = self._types.get(topic)
+        return _EVERY_TYPE if found is None else found[1]
+
+    async def _ask_types(self, topic: str) -> None:
+        """Ask for the types of *topic*; without an answer those known before count for longer."""
+        lifetime_s = CONFIG_LIFETIME_S
         try:
             body = await self._ask(topic, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
         except MQError:
-            body = None
-        if body is None:
-            return found[1] if found is not None else _EVERY_TYPE
-        types = accepted_types(_plain(TopicConfig.decode(body).attributes))
+            body, lifetime_s = None, FAILED_LIFETIME_S
+        if body is not None:
+            types = accepted_types(_plain(TopicConfig.decode(body).attributes))
+        elif topic in self._types:
+            types = self._types[topic][1]
+        else:
+            types = _EVERY_TYPE
+            lifetime_s = FAILED_LIFETIME_S
         if len(self._types) >= CONFIGS_MAX:
             self._types.clear()
-        self._types[topic] = (now_s + CONFIG_LIFETIME_S, types)
-        return types
+        self._types[topic] = (self._instance.clock.monotonic() + lifetime_s, types)
 
     async def group(self, group: str, topic: str) -> SubscriptionGroupConfig:
         """Return the configuration of a consumer group; the default where no broker has one.

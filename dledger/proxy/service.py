@@ -55,6 +55,13 @@ ANNOUNCED_MAX: Final = 1_000
 """Topics and groups of clients that brokers get to know, together: they refuse a heartbeat of more
 than 1,024 as a whole, and would ask no client back then. Clients of others are served, too."""
 
+ROUTED_MAX: Final = 256
+"""Topics of a consumer's settings whose brokers are made known before it has its answer: it may
+name 100,000. Those of the others are known with the first receive."""
+
+ROUTED_AT_ONCE_MAX: Final = 16
+"""Of these under way at a time: NameServers have other clients."""
+
 _log = get_logger(__name__)
 
 Call = Callable[[Any, Caller], Awaitable[Any]]
@@ -285,13 +292,34 @@ class MessagingService:
         if not asked.HasField("subscription"):
             raise RefusedError(pb.UNRECOGNIZED_CLIENT_TYPE, "neither a producer nor a consumer")
         group_of(asked.subscription.group)
+        entries = asked.subscription.subscriptions
+        names = list(dict.fromkeys(full_name(entry.topic) for entry in entries))
         topic = ""
-        for entry in asked.subscription.subscriptions:
-            with suppress(MQError):
-                await self._instance.route(full_name(entry.topic))  # makes its brokers known
-                topic = topic or full_name(entry.topic)
+        for first in range(0, len(names), ROUTED_MAX):
+            # More of them only while none is known: its brokers state what the group is.
+            some = names[first : first + ROUTED_MAX]
+            known = await self._make_known(some)
+            if known:
+                topic = next(name for name in some if name in known)
+                break
         group = await self._configs.group(settings.group_of(asked), topic)
         return settings.for_consumer(asked, group)
+
+    async def _make_known(self, topics: Iterable[str]) -> set[str]:
+        """Make the brokers of *topics* known; return the topics that have a route."""
+        known: set[str] = set()
+        places = trio.CapacityLimiter(ROUTED_AT_ONCE_MAX)
+
+        async def find(topic: str) -> None:
+            async with places:
+                with suppress(MQError):
+                    await self._instance.route(topic)
+                    known.add(topic)
+
+        async with trio.open_nursery() as nursery:
+            for topic in topics:
+                nursery.start_soon(find, topic)
+        return known
 
     async def sync_lite_subscription(
         self, request: pb.SyncLiteSubscriptionRequest, caller: Caller

@@ -62,6 +62,10 @@ _BY_SEND_STATUS: Final[Mapping[SendStatus, pb.Code]] = {
 
 OK: Final = pb.Status(code=pb.OK, message="OK")
 
+_OF_SEND: Final = {
+    status: pb.Status(code=code, message=status.name) for status, code in _BY_SEND_STATUS.items()
+}
+
 
 class RefusedError(MQError):
     """The proxy refuses a request by itself; nothing was sent to a broker.
@@ -95,12 +99,11 @@ def status_of(error: MQError) -> pb.Status:
 
 def status_of_send(status: SendStatus) -> pb.Status:
     """Return the status for a message that is stored; one that is not as safe as asked has it."""
-    return pb.Status(code=_BY_SEND_STATUS[status], message=status.name)
+    return _OF_SEND[status]
 
 
 def overall(statuses: list[pb.Status]) -> pb.Status:
     """Return the status of an answer that has one for each of its entries."""
-    codes = {status.code for status in statuses}
-    if len(codes) == 1:
+    if len(statuses) == 1 or len({status.code for status in statuses}) == 1:
         return statuses[0]
     return pb.Status(code=pb.MULTIPLE_RESULTS, message="the entries have different results")

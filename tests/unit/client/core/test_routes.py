@@ -10,10 +10,13 @@ from trio.testing import MockClock
 
 from client.core.client_instance import ClientConfig, ClientInstance
 from client.core.errors import NoNameServerError
-from client.core.routes import NameServerList
+from client.core.message import Message
+from client.core.routes import BORROWED_S, NameServerList
+from client.producer.producer import Producer
 from commitlog.errors import ConfigError
 from dledger.testing.doubles import MemoryNetwork
 from remoting.machine import TrioClock
+from remoting.protocol.codes import RequestCode
 from tests.unit.client.fake_cluster import World, open_world
 
 
@@ -112,3 +115,50 @@ def test_an_address_server_must_be_plain_http() -> None:
             network=MemoryNetwork(),
             rng=random.Random(1),
         )
+
+
+async def test_route_of_a_topic_that_is_never_made_is_forgotten(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world, world.client() as client:
+        routes = client.routes
+        lasting = await routes.publish("Lasting")
+        version = routes.version
+        assert routes.known_publish("Lasting") is lasting
+        for number in range(5):
+            await routes.publish(f"New{number}")
+        routes.forget_unknown(())
+        assert routes.known_publish("New0") is not None
+        await trio.sleep(BORROWED_S)
+        routes.forget_unknown({"Lasting"})
+        assert routes.known_publish("Lasting") is lasting
+        assert [routes.known_publish(f"New{number}") for number in range(5)] == [None] * 5
+        assert routes.version > version
+        await trio.sleep(1)  # the poll that is under way
+        asked = world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+        await trio.sleep(3 * client.config.route_poll_period_s)
+        # "Lasting" and the topic that routes are borrowed from.
+        assert world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) - asked <= 2 * 4
+
+
+async def test_borrowed_routes_are_bounded(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client.core.routes.BORROWED_MAX", 3)
+    async with open_world() as world, world.client() as client:
+        for number in range(10):
+            await client.routes.publish(f"New{number}")
+        known = [client.routes.known_publish(f"New{number}") for number in range(10)]
+        assert [route is not None for route in known] == [False] * 7 + [True] * 3
+
+
+async def test_producer_forgets_topics_with_their_routes(autojump_clock: MockClock) -> None:
+    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
+        await producer.send(Message("T", b"one"))
+        await client.routes.publish("Never")
+        assert await producer.publish_queues("Never")
+        assert producer._topics.known("Never") is not None
+        await trio.sleep(BORROWED_S)
+        client.routes.forget_unknown(())
+        assert producer._topics.known("Never") is None
+        assert producer._topics.known("T") is not None
