@@ -20,6 +20,7 @@ from client.core.routes import NameServers
 from commitlog.consume_queue_store import MAX_OPEN_FILES
 from commitlog.seams import Disk, UtcOffset, utc
 from commitlog.store_paths import StorePaths
+from dledger.accounts import BrokerAccounts
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.broker_metrics import BrokerMetrics, LeaderChanges, Readiness
 from dledger.broker_settings import BrokerSettings
@@ -42,7 +43,8 @@ from dledger.live_settings import (
     server_limits,
     store_settings,
 )
-from dledger.processors.admin import AuthProcessor, BrokerConfigProcessor
+from dledger.processors.access import AccessProcessor
+from dledger.processors.admin import BrokerConfigProcessor
 from dledger.processors.handles import codes_of, topic_of_message_at
 from dledger.processors.pull import PullProcessor
 from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
@@ -64,6 +66,7 @@ from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.store import ReplicaStore
 from remoting.access.account_file import AccountStore
+from remoting.access.accounts import AccountSource
 from remoting.access.gate import AccessGate, LocalAdmin, guarded_table
 from remoting.client import RemotingClient
 from remoting.connection import OnAnswer
@@ -86,7 +89,7 @@ FAST_SHARE: Final = 4
 
 def processor_table(
     group: Group,
-    accounts: AccountStore | None,
+    accounts: AccountSource | None,
     cluster: str,
     *,
     clock: Clock,
@@ -423,7 +426,7 @@ async def _run_parts(
         accounts = AccountStore(world.disk, config.server.acl_file)
     table, guard = processor_table(
         group,
-        accounts,
+        None if accounts is None else BrokerAccounts(accounts, lambda: group.state),
         config.broker.cluster_name,
         clock=world.clock,
         rng=world.rng,
@@ -454,6 +457,12 @@ async def _run_parts(
             credentials=own_credentials(config, world.disk),
         )
         registration = _make_registration(config, group, remoting, world, nursery)
+        access = AccessProcessor(
+            group,
+            settings,
+            is_in_file=lambda name: accounts is not None and accounts.get(name) is not None,
+            invoke=_leader_link(config, world, nursery).invoke,
+        )
         parts = Parts(
             group,
             settings,
@@ -465,7 +474,7 @@ async def _run_parts(
             registration,
         )
         live = LiveSettings(config, parts, world.clock)
-        register_processors(table, group, BrokerConfigProcessor(live), AuthProcessor())
+        register_processors(table, group, BrokerConfigProcessor(live), access)
         await nursery.start(group.run)
         address: tuple[str, int] = await nursery.start(
             server.serve, config.server.listen_host, config.server.listen_port
@@ -491,6 +500,16 @@ async def _run_parts(
         nursery.start_soon(registration.run)
         yield Broker(live, group, server, fast_server, registration, address, metrics_address)
         nursery.cancel_scope.cancel()
+
+
+def _leader_link(config: BrokerConfig, world: World, nursery: trio.Nursery) -> RemotingClient:
+    """Return what passes requests of clients on; it signs none, for they are signed."""
+    return RemotingClient(
+        nursery,
+        world.network,
+        connect_timeout_s=config.client.connect_timeout_ms / 1000,
+        tls=namesrv_tls(config),
+    )
 
 
 def _make_registration(

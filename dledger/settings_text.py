@@ -214,13 +214,13 @@ class RefusedKey:
 
 REFUSED: Final[Mapping[str, RefusedKey]] = {
     "authenticationEnabled": RefusedKey(
-        "users of ACL 2.0 are not built; use aclEnable and server.acl_file"
+        "use aclEnable: it checks users of ACL 2.0, too; server.acl_file has the first one"
     ),
     "authorizationEnabled": RefusedKey(
-        "policies of ACL 2.0 are not built; use aclEnable and server.acl_file"
+        "use aclEnable: it checks policies of ACL 2.0, too; server.acl_file has the first user"
     ),
     "migrateAuthFromV1Enabled": RefusedKey(
-        "ACL 2.0 is not built; plain_acl.yml works as server.acl_file"
+        "nothing is migrated: plain_acl.yml works as server.acl_file"
     ),
     "innerClientAuthenticationCredentials": RefusedKey(
         "a secret does not stand in a setting; use client.credentials_file"

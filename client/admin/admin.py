@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from client.admin.access import AccessAdmin
 from client.admin.daemons import DaemonQueries
 from client.admin.groups import GroupAdmin, OffsetMove, OffsetsReset, checked
 from client.admin.messages import (
@@ -106,7 +107,7 @@ def judge_group(broker_name: str, members: Mapping[str, Mapping[str, Any] | None
     )
 
 
-class Admin(DaemonQueries, MessageQueries):
+class Admin(DaemonQueries, MessageQueries, AccessAdmin):
     """Administration through a client instance. Holds nothing open of its own."""
 
     def __init__(self, instance: ClientInstance) -> None:
@@ -582,13 +583,18 @@ class Admin(DaemonQueries, MessageQueries):
         raise NoRouteError(f"no broker group had a leader for {LEADER_WAIT_S:g} s")
 
     async def _on_every_leader(
-        self, code: RequestCode, ext: ExtFields, names: tuple[str, ...] | None, what: str
+        self,
+        code: RequestCode,
+        ext: ExtFields,
+        names: tuple[str, ...] | None,
+        what: str,
+        body: bytes = b"",
     ) -> list[str]:
         known = await self._learn_leaders()
         chosen = list(names if names is not None else known or await self._wait_leaders())
         for name in chosen:
             answer = await self._instance.ask_leader(
-                name, code, dict(ext), topic="TBW102", timeout_s=ADMIN_TIMEOUT_S
+                name, code, dict(ext), body, topic="TBW102", timeout_s=ADMIN_TIMEOUT_S
             )
             checked(answer, f"{what} on {name}")
         return chosen

@@ -1,4 +1,8 @@
-"""``dledger acl``: accounts in an account file; daemons read it again by themselves."""
+"""``dledger acl``: accounts in an account file, or in the log of the broker groups.
+
+Daemons read a file again by themselves. A secret comes from a file, from standard input or is
+drawn; it never stands in an argument.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,36 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
-from dledger.output import CliError, ExitCode, Output, note, show
+from dledger.output import (
+    DEFAULT_NAMESRV,
+    CliError,
+    ExitCode,
+    Namesrv,
+    Output,
+    note,
+    show,
+)
 
 if TYPE_CHECKING:
     from remoting.access.accounts import Account, AccountTable, Permission, Right, WhiteAddresses
 
-app = App(name="acl", help="Show and change the accounts of a file.", backend="trio")
+app = App(name="acl", help="Show and change accounts, of a file or of a cluster.", backend="trio")
 
 SECRET_BYTES: Final = 24
 """Of a secret that is drawn here."""
 
+STANDARD_INPUT: Final = "-"
+
 File = Annotated[
-    Path,
+    Path | None,
     Parameter(name=["--file", "-f"], env_var="DLEDGER_ACL_FILE", help="The account file."),
+]
+Cluster = Annotated[
+    bool, Parameter(negative="", help="In the log of every broker group, instead of a file.")
+]
+SecretFile = Annotated[
+    Path | None,
+    Parameter(help="File with the secret key, - for standard input; without it one is drawn."),
 ]
 Name = Annotated[str, Parameter(help="Access key of the account.")]
 Topics = Annotated[
@@ -36,8 +57,19 @@ COLUMNS: Final = ("account", "admin", "white", "default_topic", "default_group",
 
 
 @app.command
-def ls(*, file: File, output: Output = "table") -> int:
+async def ls(
+    *,
+    file: File = None,
+    cluster: Cluster = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    output: Output = "table",
+) -> int:
     """List accounts; secrets are not shown."""
+    if cluster:
+        from dledger.cli import acl_in_log
+
+        return await acl_in_log.ls(namesrv, output)
+    file = _file(file)
     table = _read(file)
     rows = [_row(account) for account in table]
     show(output, f"Accounts in {file}", rows, COLUMNS)
@@ -47,12 +79,15 @@ def ls(*, file: File, output: Output = "table") -> int:
 
 
 @app.command
-def check(
+async def check(
     name: Annotated[
         str | None, Parameter(help="Access key; without one only the file is checked.")
     ] = None,
     *,
-    file: File,
+    file: File = None,
+    cluster: Cluster = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    host: Annotated[str, Parameter(help="Address of the client, for policies.")] = "",
     topic: Annotated[str | None, Parameter(help="Check --permission for this topic.")] = None,
     group: Annotated[str | None, Parameter(help="Check consuming as this group.")] = None,
     permission: Annotated[
@@ -62,11 +97,12 @@ def check(
     """Check the file, and what an account may do; exit 1 if it may not."""
     from remoting.access.accounts import group_right, topic_right
 
-    table = _read(file)
     if name is None:
-        note(f"{file}: {len(table)} accounts")
+        if cluster:
+            raise CliError("name an account to check", exit_code=ExitCode.USAGE)
+        file = _file(file)
+        note(f"{file}: {len(_read(file))} accounts")
         return ExitCode.OK
-    account = _account(table, name)
     asked: list[Right] = []
     if topic is not None:
         asked.append(topic_right(topic, _permission(permission)))
@@ -74,7 +110,12 @@ def check(
         asked.append(group_right(group))
     if not asked:
         raise CliError("nothing to check: give --topic or --group", exit_code=ExitCode.USAGE)
-    refused = [right for right in asked if not account.allows(right)]
+    if cluster:
+        from dledger.cli import acl_in_log
+
+        return await acl_in_log.check(namesrv, name, asked, host)
+    account = _account(_read(_file(file)), name)
+    refused = [right for right in asked if not account.allows(right, host)]
     for right in asked:
         kind = "group" if right.is_group else "topic"
         verdict = "may not" if right in refused else "may"
@@ -83,13 +124,13 @@ def check(
 
 
 @app.command
-def add(
+async def add(
     name: Name,
     *,
-    file: File,
-    secret_file: Annotated[
-        Path | None, Parameter(help="File with the secret key; without it one is generated.")
-    ] = None,
+    file: File = None,
+    cluster: Cluster = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    secret_file: SecretFile = None,
     admin: Annotated[bool, Parameter(help="May change topics, groups and settings.")] = False,
     topic: Topics = None,
     group: Groups = None,
@@ -99,9 +140,24 @@ def add(
         str, Parameter(help="Addresses from which the name suffices, without a signature.")
     ] = "",
 ) -> int:
-    """Add an account. Creates a missing file; prints a generated secret once."""
+    """Add an account. Creates a missing file; prints a drawn secret once."""
     from remoting.access.accounts import KEY_LENGTH_MIN, Account, AccountTable
 
+    if cluster:
+        from dledger.cli import acl_in_log
+
+        return await acl_in_log.add(
+            namesrv,
+            name,
+            None if secret_file is None else _secret(secret_file),
+            admin=admin,
+            topics=_texts(topic),
+            groups=_texts(group),
+            default_topic=str(_permission(default_topic)),
+            default_group=str(_permission(default_group)),
+            white=_white(white).text,
+        )
+    file = _file(file)
     table = _read(file) if file.exists() else AccountTable()
     if table.get(name) is not None:
         raise CliError(f"{file}: account {name} exists already", next_step="dledger acl grant")
@@ -129,13 +185,28 @@ def add(
 
 
 @app.command
-def grant(name: Name, *, file: File, topic: Topics = None, group: Groups = None) -> int:
+async def grant(
+    name: Name,
+    *,
+    file: File = None,
+    cluster: Cluster = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    topic: Topics = None,
+    group: Groups = None,
+) -> int:
     """Set what an account may do with topics and groups."""
-    table = _read(file)
-    account = _account(table, name)
     topics, groups = _lines(topic), _lines(group)
     if not topics and not groups:
         raise CliError("nothing to grant: give --topic or --group", exit_code=ExitCode.USAGE)
+    if cluster:
+        from dledger.cli import acl_in_log
+
+        return await acl_in_log.change_lines(
+            namesrv, name, topics=_texts(topic), groups=_texts(group)
+        )
+    file = _file(file)
+    table = _read(file)
+    account = _account(table, name)
     changed = replace(
         account, topics={**account.topics, **topics}, groups={**account.groups, **groups}
     )
@@ -144,10 +215,12 @@ def grant(name: Name, *, file: File, topic: Topics = None, group: Groups = None)
 
 
 @app.command
-def revoke(
+async def revoke(
     name: Name,
     *,
-    file: File,
+    file: File = None,
+    cluster: Cluster = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
     topic: Annotated[
         tuple[str, ...] | None, Parameter(help="Remove the line about it; may be repeated.")
     ] = None,
@@ -156,6 +229,16 @@ def revoke(
     ] = None,
 ) -> int:
     """Remove lines about topics and groups: the account's defaults apply."""
+    if cluster:
+        from dledger.cli import acl_in_log
+
+        return await acl_in_log.change_lines(
+            namesrv,
+            name,
+            topics=dict.fromkeys(topic or ()),
+            groups=dict.fromkeys(group or ()),
+        )
+    file = _file(file)
     table = _read(file)
     account = _account(table, name)
     topics, groups = _without(account.topics, topic), _without(account.groups, group)
@@ -164,12 +247,50 @@ def revoke(
 
 
 @app.command
-def rm(name: Name, *, file: File) -> int:
+async def rm(
+    name: Name,
+    *,
+    file: File = None,
+    cluster: Cluster = False,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+) -> int:
     """Remove an account."""
+    if cluster:
+        from dledger.cli import acl_in_log
+
+        return await acl_in_log.rm(namesrv, name)
+    file = _file(file)
     table = _read(file)
     _account(table, name)
     _write(file, table, {name: None})
     return ExitCode.OK
+
+
+@app.command
+async def disable(name: Name, *, namesrv: Namesrv = DEFAULT_NAMESRV) -> int:
+    """Refuse every request in the name of an account of the log."""
+    from dledger.cli import acl_in_log
+
+    return await acl_in_log.set_enabled(namesrv, name, False)
+
+
+@app.command
+async def enable(name: Name, *, namesrv: Namesrv = DEFAULT_NAMESRV) -> int:
+    """Take requests in the name of an account of the log again."""
+    from dledger.cli import acl_in_log
+
+    return await acl_in_log.set_enabled(namesrv, name, True)
+
+
+@app.command
+async def secret(
+    name: Name, *, namesrv: Namesrv = DEFAULT_NAMESRV, secret_file: SecretFile = None
+) -> int:
+    """Give an account of the log another secret; prints a drawn one once."""
+    from dledger.cli import acl_in_log
+
+    given = None if secret_file is None else _secret(secret_file)
+    return await acl_in_log.new_secret(namesrv, name, given)
 
 
 @app.command
@@ -202,6 +323,15 @@ def _row(account: Account) -> dict[str, Any]:
 
 def _shown(lines: Mapping[str, Permission]) -> str | None:
     return ", ".join(f"{name}={permission}" for name, permission in lines.items()) or None
+
+
+def _file(path: Path | None) -> Path:
+    if path is None:
+        raise CliError(
+            "which accounts? give --file, or --cluster for those in the log",
+            exit_code=ExitCode.USAGE,
+        )
+    return path
 
 
 def _read(path: Path) -> AccountTable:
@@ -248,6 +378,10 @@ def _lines(assignments: Sequence[str] | None) -> dict[str, Permission]:
     return found
 
 
+def _texts(assignments: Sequence[str] | None) -> dict[str, str]:
+    return {name: str(permission) for name, permission in _lines(assignments).items()}
+
+
 def _without(lines: Mapping[str, Permission], names: Sequence[str] | None) -> dict[str, Permission]:
     for name in names or ():
         if name not in lines:
@@ -257,6 +391,8 @@ def _without(lines: Mapping[str, Permission], names: Sequence[str] | None) -> di
 
 def _secret(path: Path) -> str:
     try:
+        if str(path) == STANDARD_INPUT:
+            return sys.stdin.readline().strip()
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(f"{path}: cannot be read: {error}", exit_code=ExitCode.USAGE) from None

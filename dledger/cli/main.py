@@ -57,7 +57,12 @@ COMMANDS = (
         LOOK,
         "Show and change settings of running daemons.",
     ),
-    ("acl", "dledger.cli.acl_command:app", LOOK, "Show and change the accounts of a file."),
+    (
+        "acl",
+        "dledger.cli.acl_command:app",
+        LOOK,
+        "Show and change accounts, of a file or of a cluster.",
+    ),
     ("msg", "dledger.cli.message_command:msg", MESSAGES, "Show messages and their trace."),
     (
         "log",

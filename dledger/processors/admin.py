@@ -8,7 +8,6 @@ Members of a group need neither: both tables are in their log. Tools and exporte
 CLEAN_EXPIRED_CONSUMEQUEUE (306), CLEAN_UNUSED_TOPIC (316): consume queues are cut with the log, and
 those of a topic are removed with it, so there is nothing to clean. DELETE_EXPIRED_COMMITLOG (329)
 lets expired segments go now instead of at `deleteWhen`.
-AUTH_* (3001 to 3010): users and policies of RocketMQ's ACL 2.0, which are not built.
 
 Spec: docs/internals/protocol/remoting.md, sections 10, 10.1 and 10.2.
 """
@@ -47,17 +46,12 @@ from remoting.protocol.bodies import (
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import OUR_VERSION, RemotingCommand, response_to
 from remoting.protocol.headers import ViewBrokerStatsDataHeader
-from remoting.protocol.outcome import Condition, answer
+from remoting.protocol.outcome import Condition
 from remoting.protocol.signature import ACCESS_KEY
 from remoting.seams import Clock
 
 CHANGE_BYTES_MAX: Final = 64 * 1024
 """Largest body of a change: all settings there are fit well."""
-
-NO_ACL_2: Final = (
-    "users and policies of ACL 2.0 are not built here: accounts stand in the file that"
-    " server.acl_file names, see dledger acl; nothing was changed"
-)
 
 _log = structlog.get_logger(__name__)
 
@@ -118,28 +112,6 @@ def _changes(command: RemotingCommand) -> dict[str, str]:
     if not changes:
         raise BadRequestError("no setting is named: key=value, one a line")
     return changes
-
-
-class AuthProcessor:
-    """Refuses 3001 to 3010, and names where accounts are kept instead."""
-
-    @handles(
-        RequestCode.AUTH_CREATE_USER,
-        RequestCode.AUTH_UPDATE_USER,
-        RequestCode.AUTH_DELETE_USER,
-        RequestCode.AUTH_GET_USER,
-        RequestCode.AUTH_LIST_USER,
-        RequestCode.AUTH_CREATE_ACL,
-        RequestCode.AUTH_UPDATE_ACL,
-        RequestCode.AUTH_DELETE_ACL,
-        RequestCode.AUTH_GET_ACL,
-        RequestCode.AUTH_LIST_ACL,
-        limit=Limit.SETTINGS,
-        rule=ADMIN,
-    )
-    def refuse(self, _connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer that ACL 2.0 is not built."""
-        return answer(command, Condition.NOT_SUPPORTED, NO_ACL_2)
 
 
 class BrokerStatsProcessor:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 import trio
+from typing_extensions import Buffer
 
 from commitlog.errors import InvariantBroken, LocalProtocolError, MQError
-from commitlog.record import NO_HOST, pack_host
+from commitlog.record import NO_HOST, decode_record, pack_host
 from dledger.broker_errors import NotLeaderError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.state.state_record import StateChange, state_batch
@@ -18,6 +19,7 @@ from dledger.state.topics import (
     MAX_GROUP_CHARS,
     NOT_ALLOWED_SEND_TOPICS,
     RETRY_PREFIX,
+    is_secret,
     name_problem,
     topic_problem,
 )
@@ -246,6 +248,20 @@ def check_sendable(topic: str) -> None:
     if topic in NOT_ALLOWED_SEND_TOPICS:
         raise RefusedError(
             Condition.NO_PERMISSION, f"sending to the system topic {topic} is forbidden"
+        )
+
+
+def check_readable(data: Buffer) -> None:
+    """Check that clients may read a record, which they name by its position.
+
+    Raises:
+        RefusedError: It holds the secrets of accounts.
+        CorruptRecordError: No record begins there.
+    """
+    record = decode_record(data, check_crc=False)
+    if is_secret(record.topic, record.queue_id):
+        raise RefusedError(
+            Condition.NO_PERMISSION, f"queue {record.queue_id} of {record.topic} is not readable"
         )
 
 

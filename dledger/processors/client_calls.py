@@ -18,7 +18,7 @@ from commitlog.errors import CorruptRecordError, LocalProtocolError, MQError, Of
 from commitlog.message_id import decode_offset_message_id
 from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
-from dledger.processors.answers import RefusedError
+from dledger.processors.answers import RefusedError, check_readable
 from dledger.processors.client_table import Client, ClientTable, connection_of
 from dledger.processors.handles import SUB, Limit, handles, needs
 from remoting.access.accounts import ADMIN, SIGNED
@@ -255,7 +255,9 @@ class ClientCallsProcessor:
         try:
             _, _, phy_offset = decode_offset_message_id(msg_id)
             if 0 <= phy_offset < self._group.state.applied_end_position:
-                return bytes(self._group.log.record_at(phy_offset))
+                record = bytes(self._group.log.record_at(phy_offset))
+                check_readable(record)
+                return record
         except (LocalProtocolError, OffsetOutOfRangeError, CorruptRecordError) as error:
             raise _no_message(msg_id) from error
         raise _no_message(msg_id)

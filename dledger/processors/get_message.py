@@ -56,7 +56,7 @@ from dledger.processors.locks import check_lock_token
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import KnownGroups, TopicView
 from dledger.services.queue_locks import QueueLocks
-from dledger.state.topics import PERM_READ, RETRY_PREFIX, SubscriptionGroupConfig
+from dledger.state.topics import PERM_READ, RETRY_PREFIX, SubscriptionGroupConfig, is_secret
 from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.protocol.codes import RequestCode
@@ -513,7 +513,7 @@ class PullChecks:
             raise RefusedError(
                 Condition.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!"
             )
-        if not config.readable:
+        if not config.readable or is_secret(topic, queue_id):
             raise RefusedError(
                 Condition.NO_PERMISSION, f"the topic[{topic}] pulling message is forbidden"
             )

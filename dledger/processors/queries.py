@@ -22,7 +22,13 @@ from commitlog.record import MIN_RECORD_BYTES, Record, decode_record, record_pro
 from dledger.derived_files import KEYS_ARE_MISSING
 from dledger.filters.errors import DamagedMessageError
 from dledger.group_api import BrokerGroup
-from dledger.processors.answers import RefusedError, not_leader, require_leader, until_current
+from dledger.processors.answers import (
+    RefusedError,
+    check_readable,
+    not_leader,
+    require_leader,
+    until_current,
+)
 from dledger.processors.client_table import ClientTable, Subscription
 from dledger.processors.get_message import MessageRange, PropertyFilters, read_units
 from dledger.processors.handles import SUB, Limit, handles, message_at, needs
@@ -253,7 +259,9 @@ class MessageViewProcessor:
         header = ViewMessageHeader.decode(command.ext)
         if 0 <= header.offset < self._group.state.applied_end_position:
             try:
-                return response_to(command, 0, None, None, self._group.log.record_at(header.offset))
+                record = self._group.log.record_at(header.offset)
+                check_readable(record)
+                return response_to(command, 0, None, None, record)
             except (OffsetOutOfRangeError, CorruptRecordError):
                 pass  # no record begins there: refused below
         raise RefusedError(

@@ -12,8 +12,8 @@ from commitlog.message_id import UniqKeyFactory
 from commitlog.properties import reply_topic
 from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
+from dledger.processors.access import AccessProcessor
 from dledger.processors.admin import (
-    AuthProcessor,
     BrokerConfigProcessor,
     BrokerStatsProcessor,
     CleanUpProcessor,
@@ -110,7 +110,7 @@ PROCESSORS: Final[tuple[type, ...]] = (
     CleanUpProcessor,
     SlaveSyncProcessor,
     BrokerConfigProcessor,
-    AuthProcessor,
+    AccessProcessor,
     RaftChangeProcessor,
     RaftStatusProcessor,
     CapabilitiesProcessor,

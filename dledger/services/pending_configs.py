@@ -19,6 +19,7 @@ from commitlog.errors import MQError
 from dledger.broker_errors import ReplicationError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.services.limits import AccountShares, Made, TableLimits
+from dledger.state.accounts import AccountConfig
 from dledger.state.state_record import (
     StateChange,
     SubscriptionGroupsChange,
@@ -35,7 +36,7 @@ from dledger.state.topics import (
     TopicConfig,
 )
 
-ConfigT = TypeVar("ConfigT", TopicConfig, SubscriptionGroupConfig)
+ConfigT = TypeVar("ConfigT", TopicConfig, SubscriptionGroupConfig, AccountConfig)
 
 
 @dataclass(slots=True, eq=False)

@@ -23,6 +23,7 @@ from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptEntryError, CorruptRecordError, InvariantBroken
 from commitlog.queue_unit import Units
 from commitlog.record import checked_body
+from dledger.state.accounts import AccessChange, apply_accounts
 from dledger.state.pending_timers import piece_of
 from dledger.state.pop import PopChange, apply_pop, drop_rows
 from dledger.state.producer_sessions import StoredSend
@@ -364,6 +365,12 @@ def _apply_change(
             tables.queue_locks_index = header.index
         case PopChange():
             _apply_pop(tables, change, header)
+        case AccessChange():
+            tables.marks.accounts.update(apply_accounts(tables.accounts, change))
+            if change.white_addresses is not None:
+                tables.white_addresses = change.white_addresses
+            tables.access_counter += 1
+            tables.access_changed_ms = header.store_time_ms
 
 
 def _begin_queue(tables: StateTables, topic: str, queue_id: int, offset: int) -> None:

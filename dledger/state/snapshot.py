@@ -4,7 +4,8 @@ A cut shares nothing with the tables that apply could change, so it may go to a 
 Cuts that follow each other without a gap make up the whole state: see `Image`.
 
 Layout: ``magic 8 bytes · format u32 · crc32(body) u32 · body length u64 · body``, big-endian.
-Built-in topics and groups are not in it: they come from the group's settings.
+Built-in topics and groups are not in it: they come from the group's settings. Where accounts ever
+changed the format is 2, else 1: a version that knows no accounts must not drop them.
 
 `Image` has the tables in their encoded form, kept up to date by cuts: a snapshot of a whole group
 may be many megabytes, and to encode it at each checkpoint would cost what there is. Here each row
@@ -28,6 +29,7 @@ import numpy as np
 from typing_extensions import Buffer
 
 from commitlog.errors import CorruptStoreError, ForeignStoreError
+from dledger.state.accounts import AccountConfig
 from dledger.state.pending_timers import RECALLED_KEPT, PendingTimers
 from dledger.state.pop import PopKey, rows_from_state, rows_to_state
 from dledger.state.producer_sessions import ProducerSessions
@@ -63,6 +65,7 @@ class Cut:
     recalled: list[int]
     producers: list[tuple[bytes, list[Any] | None]]
     pops: list[tuple[PopKey, list[Any] | None]]
+    accounts: list[tuple[str, AccountConfig | None]]
 
     def __len__(self) -> int:
         """Return how many rows there are, all queues of a topic being one."""
@@ -78,12 +81,13 @@ class Cut:
             + len(self.recalled)
             + len(self.producers)
             + len(self.pops)
+            + len(self.accounts)
         )
 
 
 def scalars(tables: StateTables) -> dict[str, Any]:
     """Return the parts of a snapshot that are small whatever there is, by their names in it."""
-    return {
+    small: dict[str, Any] = {
         "members_index": tables.members_index,
         "members": tables.members_body,
         "applied_index": tables.applied_index,
@@ -99,6 +103,15 @@ def scalars(tables: StateTables) -> dict[str, Any]:
         "pop_index": tables.pop_index,
         "request_modes": {topic: dict(modes) for topic, modes in tables.request_modes.items()},
     }
+    if tables.access_counter:
+        small["white_addresses"] = tables.white_addresses
+        small[_ACCESS_COUNTER] = tables.access_counter
+        small["access_changed_ms"] = tables.access_changed_ms
+    return small
+
+
+_ACCESS_COUNTER: Final = "access_counter"
+"""Only in snapshots of tables whose accounts ever changed."""
 
 
 def take_cut(tables: StateTables) -> Cut:
@@ -122,6 +135,7 @@ def cut_everything(tables: StateTables) -> Cut:
         timer_pieces=set(tables.timers.pieces()),
         recalled=tables.timers.recalled(),
         pops=set(tables.pops),
+        accounts=set(tables.accounts),
     )
     return _cut(tables, everything, tables.producers.ids())
 
@@ -160,6 +174,7 @@ def _cut(tables: StateTables, marks: Marks, producers: Iterable[bytes]) -> Cut:
         pops=[
             (key, tables.pops[key].to_state() if key in tables.pops else None) for key in marks.pops
         ],
+        accounts=[(name, tables.accounts.get(name)) for name in marks.accounts],
     )
 
 
@@ -167,7 +182,9 @@ def _cut(tables: StateTables, marks: Marks, producers: Iterable[bytes]) -> Cut:
 
 
 SNAPSHOT_MAGIC = b"DLSTATE\n"
-SNAPSHOT_FORMAT = 1
+SNAPSHOT_FORMAT = 2
+"""The newest that is read here; written where accounts ever changed."""
+SNAPSHOT_FORMAT_WITHOUT_ACCOUNTS = 1
 _HEADER = struct.Struct(">8sIIQ")
 
 LOG_NUMBERS: Final = 1 << 62
@@ -202,17 +219,20 @@ def snapshot(tables: StateTables, *, hints: bool = False) -> bytes:
         "queue_locks": locks_to_state(tables.queue_locks),
         "pops": rows_to_state(tables.pops),
     }
+    if tables.access_counter:
+        value["accounts"] = {name: row.to_state() for name, row in tables.accounts.items()}
     if hints:
         positions: dict[str, dict[int, int]] = {}
         for (topic, queue_id), bounds in tables.queues.items():
             positions.setdefault(topic, {})[queue_id] = bounds.first_position
         value["queue_positions"] = positions
-    return framed(cbor2.dumps(value, canonical=True))
+    return framed(cbor2.dumps(value, canonical=True), has_accounts=bool(tables.access_counter))
 
 
-def framed(body: bytes) -> bytes:
+def framed(body: bytes, *, has_accounts: bool = False) -> bytes:
     """Return an encoded body with its head."""
-    return _HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_FORMAT, zlib.crc32(body), len(body)) + body
+    version = SNAPSHOT_FORMAT if has_accounts else SNAPSHOT_FORMAT_WITHOUT_ACCOUNTS
+    return _HEADER.pack(SNAPSHOT_MAGIC, version, zlib.crc32(body), len(body)) + body
 
 
 def load(
@@ -274,6 +294,12 @@ def load(
         pops=rows_from_state(value.get("pops", {})),
         pop_index=value.get("pop_index", 0),
         request_modes=value.get("request_modes", {}),
+        accounts={
+            name: AccountConfig.from_state(item) for name, item in value.get("accounts", {}).items()
+        },
+        white_addresses=value.get("white_addresses", ""),
+        access_counter=value.get(_ACCESS_COUNTER, 0),
+        access_changed_ms=value.get("access_changed_ms", 0),
     )
 
 
@@ -365,6 +391,7 @@ class Image:
         self._timer_pieces: dict[int, bytes] = {}
         self._recalled: dict[int, None] = {}
         self._producers: OrderedDict[bytes, bytes] = OrderedDict()
+        self._accounts = _EncodedMap()
 
     def take(self, cut: Cut) -> None:
         """Go on to the index of *cut*, which follows the one before without a gap."""
@@ -380,6 +407,8 @@ class Image:
             self._positions.put(topic_name, _dumps(positions) if positions else None)
         for (group_name, topic_name), offsets in cut.offsets:
             self._offsets.put(group_name, topic_name, None if offsets is None else _dumps(offsets))
+        for access_key, account in cut.accounts:
+            self._accounts.put(access_key, None if account is None else _dumps(account.to_state()))
         self._take_locks(cut)
         self._take_services(cut)
 
@@ -463,7 +492,10 @@ class Image:
         )
         rows = self._producers
         body.put("producers", _head(_ARRAY, len(rows)) + b"".join(rows.values()))
-        return framed(body.joined())
+        has_accounts = _ACCESS_COUNTER in self._scalars
+        if has_accounts:
+            body.put("accounts", self._accounts.joined())
+        return framed(body.joined(), has_accounts=has_accounts)
 
 
 class _EncodedMap:

@@ -3,7 +3,7 @@
 A body is one canonical CBOR map; ``v`` is the version of its form. Queue 0 changes topics, 1
 subscription groups, 2 consumer offsets, 3 the progress of delayed delivery, 4 the floor, 5
 transactions, 6 messages that are out by POP, 8 queue locks, 10 producer sessions, 12 messages with
-a time of their own, 13 queues that begin later.
+a time of their own, 13 queues that begin later, 14 accounts.
 
 Beside a floor stands why messages were given up: the cause, the settings in force, and what was
 measured. Every member and every checker can judge afterwards whether the move was entitled.
@@ -25,9 +25,11 @@ from commitlog.entry import RecordBatch, Run
 from commitlog.errors import InvariantBroken
 from commitlog.mark import Anchor
 from commitlog.record import encode_record
+from dledger.state.accounts import AccessChange
 from dledger.state.pop import PopChange
 from dledger.state.queue_lock import QueueLocksChange
 from dledger.state.topics import (
+    ACCESS_QUEUE,
     CONSUMER_OFFSETS_QUEUE,
     DELAY_PROGRESS_QUEUE,
     FLOOR_QUEUE,
@@ -240,6 +242,7 @@ StateChange = (
     | TransactionsChange
     | QueueLocksChange
     | PopChange
+    | AccessChange
 )
 
 
@@ -316,6 +319,9 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
         case PopChange():
             queue_id = POP_QUEUE
             body = change.to_state()
+        case AccessChange():
+            queue_id = ACCESS_QUEUE
+            body = change.to_state()
     body["v"] = STATE_RECORD_VERSION
     return queue_id, cbor2.dumps(body, canonical=True)
 
@@ -383,6 +389,8 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
             return QueueLocksChange.from_state(value)
         if queue_id == POP_QUEUE:
             return PopChange.from_state(value)
+        if queue_id == ACCESS_QUEUE:
+            return AccessChange.from_state(value)
     except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError, AttributeError) as exc:
         raise InvariantBroken(f"unreadable state record on queue {queue_id}: {exc}") from exc
     raise InvariantBroken(f"state record on unknown queue {queue_id}")

@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Final
 
 from commitlog.mark import Anchor
+from dledger.state.accounts import AccountConfig
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.pop import PopKey, PopRows
 from dledger.state.producer_sessions import ProducerSessions
@@ -36,6 +37,7 @@ class Marks:
     timer_pieces: set[int] = field(default_factory=set)
     recalled: list[int] = field(default_factory=list)
     pops: set[PopKey] = field(default_factory=set)
+    accounts: set[str] = field(default_factory=set)
 
     def __len__(self) -> int:
         return (
@@ -49,6 +51,7 @@ class Marks:
             + len(self.timer_pieces)
             + len(self.recalled)
             + len(self.pops)
+            + len(self.accounts)
         )
 
 
@@ -107,6 +110,15 @@ class StateTables:
     """Index of the newest applied change of them."""
     request_modes: dict[str, dict[str, list[str | int]]] = field(default_factory=dict)
     """Topic → consumer group → mode and share of its consumers."""
+
+    accounts: dict[str, AccountConfig] = field(default_factory=dict, repr=False)
+    """Accounts by access key; those of a member's file are not among them."""
+    white_addresses: str = ""
+    """From there no request needs a signature; patterns with ``,`` between them."""
+    access_counter: int = 0
+    """Changes of accounts and white addresses so far; 0: there never was one."""
+    access_changed_ms: int = 0
+    """Store time of the newest of them."""
 
     topics_counter: int = 0
     """Changes of the topic table so far: the counter of its DataVersion."""

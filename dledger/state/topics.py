@@ -161,6 +161,7 @@ QUEUE_LOCKS_QUEUE = 8
 PRODUCER_SESSIONS_QUEUE = 10
 TIMERS_QUEUE = 12
 QUEUE_FLOORS_QUEUE = 13
+ACCESS_QUEUE = 14
 STATE_QUEUE_NUMS = 16
 
 NOT_ALLOWED_SEND_TOPICS = frozenset(
@@ -188,6 +189,12 @@ SYSTEM_GROUPS = (
     "CID_ONS-HTTP-PROXY",
     "CID_RMQ_SYS_TRANS",
 )
+
+
+def is_secret(topic: str, queue_id: int) -> bool:
+    """Return whether no client may read a queue: the one with the secrets of accounts."""
+    return queue_id == ACCESS_QUEUE and topic == STATE_TOPIC
+
 
 MAX_TOPIC_CHARS = 127
 MAX_SPECIAL_TOPIC_CHARS = 255

@@ -449,6 +449,14 @@ class AccountStore:
         self.table: AccountTable = parse_accounts(path, self._content)
         _log.info("accounts_read", path=path, accounts=len(self.table))
 
+    def get(self, access_key: str) -> Account | None:
+        """Return the account of that name, if there is one."""
+        return self.table.get(access_key)
+
+    def is_white(self, host: str) -> bool:
+        """Whether requests from *host* need no signature."""
+        return self.table.is_white(host)
+
     def _read(self) -> bytes:
         try:
             return self._disk.read(self._path)

@@ -2,8 +2,8 @@
 
 A right is asked for as *publish* or *subscribe* on a topic or a consumer group. An account grants
 the permission on its own line about that name; where it has none, its default for topics or for
-groups. A consumer group is named by its retry topic in RocketMQ, so a right to that topic is a
-right to the group. Each request code has one rule.
+groups. Policies, of ACL 2.0, are asked first. A consumer group is named by its retry topic in
+RocketMQ, so a right to that topic is a right to the group. Each request code has one rule.
 
 From a white address an account, or any client, needs no signature. A pattern is an address,
 ``a.b.c.*``, a range in an octet (``a.b.c.10-20``), a choice of last octets (``a.b.c.{10,11}``), or
@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Flag
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from remoting.protocol.command import RemotingCommand
 
@@ -213,11 +213,20 @@ def group_right(group: str) -> Right:
     return Right(group.removeprefix(RETRY_PREFIX), Permission.SUB, is_group=True)
 
 
+class DecidesFirst(Protocol):
+    """What an account's lines and defaults come after."""
+
+    def decide(self, right: Right, host: str) -> bool | None:
+        """Return whether *right* is granted to *host*; None: it is not decided here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """One account. The secret is not in its repr.
 
     Attributes:
+        is_enabled: Off: it is as if there were no such account.
+        policies: What they decide, lines and defaults do not; None: there are none.
         white: From there this account needs no signature, and no permission.
         is_admin: May use administrative requests; without any lines of its own, everything.
         topics: Permission of each topic that has a line of its own.
@@ -232,18 +241,34 @@ class Account:
     default_group: Permission = Permission.DENY
     topics: Mapping[str, Permission] = field(default_factory=dict)
     groups: Mapping[str, Permission] = field(default_factory=dict)
+    is_enabled: bool = True
+    policies: DecidesFirst | None = field(default=None, repr=False)
 
-    def allows(self, right: Right) -> bool:
-        """Whether the account has *right*."""
+    def allows(self, right: Right, host: str = "") -> bool:
+        """Whether the account has *right*, from *host*, which policies may name."""
+        if self.is_admin and not self.topics and not self.groups:
+            return True
+        if self.policies is not None:
+            decided = self.policies.decide(right, host)
+            if decided is not None:
+                return decided
         lines = self.groups if right.is_group else self.topics
         granted = lines.get(right.name)
         if granted is None:
-            if self.is_admin and not self.topics and not self.groups:
-                return True
             if right.by_line:
                 return self.is_admin
             granted = self.default_group if right.is_group else self.default_topic
         return granted.allows(right.permission)
+
+
+class AccountSource(Protocol):
+    """Where accounts are looked up, for each request."""
+
+    def get(self, access_key: str) -> Account | None:
+        """Return the account of that name, if there is one."""
+
+    def is_white(self, host: str) -> bool:
+        """Whether requests from *host* need no signature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +281,10 @@ class AccountTable:
     def get(self, access_key: str) -> Account | None:
         """Return the account of that name, if there is one."""
         return self.accounts.get(access_key)
+
+    def is_white(self, host: str) -> bool:
+        """Whether requests from *host* need no signature."""
+        return self.white.fits(host)
 
     def __iter__(self) -> Iterator[Account]:
         return iter(self.accounts.values())

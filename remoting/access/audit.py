@@ -42,6 +42,10 @@ SUBJECT_FIELDS: Final = (
     "name",
     "address",
     "username",
+    "accessKey",
+    "subject",
+    "resource",
+    "globalWhiteAddrs",
 )
 """Fields of a request that may stand in a line: names of what it is about, nothing else."""
 

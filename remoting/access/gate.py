@@ -15,8 +15,7 @@ import ipaddress
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from remoting.access.account_file import AccountStore
-from remoting.access.accounts import ADMIN, Account, Permission, Right, Rule
+from remoting.access.accounts import ADMIN, Account, AccountSource, Permission, Right, Rule
 from remoting.connection import Connection
 from remoting.errors import AccessRefusedError
 from remoting.log import get_logger
@@ -89,7 +88,7 @@ class AccessGate:
     """
 
     def __init__(
-        self, accounts: AccountStore, rules: Mapping[int, Rule], clock: Clock, rng: Rng
+        self, accounts: AccountSource, rules: Mapping[int, Rule], clock: Clock, rng: Rng
     ) -> None:
         """Make a gate.
 
@@ -147,19 +146,20 @@ class AccessGate:
                 f" but accessKey={account.access_key or 'none'} is not"
             )
         if rule.rights is not None:
-            _demand(account, rule.rights(command))
+            _demand(account, rule.rights(command), connection.peer_address[0])
 
     def _account(self, connection: Connection, command: RemotingCommand) -> Account:
         """Return whose rights count: proved by a signature, or named from a white address."""
         host = connection.peer_address[0]
-        table = self._accounts.table
-        is_white = table.white.fits(host)
+        is_white = self._accounts.is_white(host)
         access_key = command.ext.get(ACCESS_KEY)
         if not isinstance(access_key, str) or not access_key:
             if is_white:
                 return UNNAMED
             raise AccessRefusedError("No accessKey is configured")
-        account = table.get(access_key)
+        account = self._accounts.get(access_key)
+        if account is not None and not account.is_enabled:
+            account = None
         if account is not None and (is_white or account.white.fits(host)):
             return account
         # An account that is not there is looked at like one whose signature is wrong, and answered
@@ -199,7 +199,7 @@ class AccessGate:
             peer=host,
             code=command.code,
             access_key=access_key[:SHOWN_CHARACTERS],
-            has_account=self._accounts.table.get(access_key) is not None,
+            has_account=self._accounts.get(access_key) is not None,
             reason=str(error),
             times=self._refused_unsaid,
         )
@@ -215,9 +215,9 @@ def _absent(access_key: str) -> Account:
     return Account(access_key, secret_key="\0" * 16)
 
 
-def _demand(account: Account, rights: Iterable[Right]) -> None:
+def _demand(account: Account, rights: Iterable[Right], host: str) -> None:
     for right in rights:
-        if not account.allows(right):
+        if not account.allows(right, host):
             kind = "group" if right.is_group else "topic"
             raise AccessRefusedError(f"No default permission for {kind}: {right.name}")
 

@@ -192,7 +192,7 @@ class RequestCode(IntEnum):
     REGISTER_FILTER_SERVER = 301
     REGISTER_MESSAGE_FILTER_CLASS = 302
 
-    # ACL 1.0 of RocketMQ 4.9 (answer 3)
+    # ACL 1.0
     UPDATE_AND_CREATE_ACL_CONFIG = 50
     DELETE_ACL_CONFIG = 51
     GET_BROKER_CLUSTER_ACL_INFO = 52
@@ -370,10 +370,6 @@ _INSTEAD: Final[Mapping[str, str]] = {
     """,
     "RocketMQ has no handler for it either; 329 lets expired segments go": """
         TRIGGER_DELETE_FILES
-    """,
-    "accounts stand in the file of `server.acl_file`: `dledger acl ls`, `add`, `grant`, `rm`": """
-        UPDATE_AND_CREATE_ACL_CONFIG DELETE_ACL_CONFIG GET_BROKER_CLUSTER_ACL_INFO
-        UPDATE_GLOBAL_WHITE_ADDRS_CONFIG GET_BROKER_CLUSTER_ACL_CONFIG
     """,
     "timers lie in the log, in the topic `rmq_sys_wheel_timer`": """
         GET_TIMER_CHECK_POINT GET_TIMER_METRICS

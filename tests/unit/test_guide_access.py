@@ -29,7 +29,7 @@ def test_the_commands_do_what_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for line in block("sh", "dledger acl").splitlines():
+    for line in block("sh", "DLEDGER_ACL_FILE").splitlines():
         first, *rest = shlex.split(line)
         if first == "export":
             name, _, value = rest[0].partition("=")

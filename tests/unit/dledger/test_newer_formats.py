@@ -19,7 +19,7 @@ from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.membership import Members
 from dledger.raft.wire import PROTOCOL_OLDEST, PROTOCOL_VERSION
 from dledger.replica_records import encode_damage
-from dledger.state.snapshot import snapshot
+from dledger.state.snapshot import SNAPSHOT_FORMAT, snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
@@ -50,7 +50,7 @@ def filled() -> CrashDisk:
 
 def newer_snapshot() -> bytes:
     data = bytearray(snapshot(StateTables()))
-    data[8:12] = (2).to_bytes(4, "big")
+    data[8:12] = (SNAPSHOT_FORMAT + 1).to_bytes(4, "big")
     return bytes(data)
 
 

@@ -40,7 +40,7 @@ def refused() -> dict[int, str]:
 ELSEWHERE = {
     RequestCode.UPDATE_BROKER_CONFIG,
     RequestCode.GET_BROKER_CONFIG,
-    *(code for code in RequestCode if 3001 <= code <= 3010),
+    *(code for code in RequestCode if 50 <= code <= 54 or 3001 <= code <= 3010),
 }
 """Registered by the daemon itself, with what it has beside its processors."""
 

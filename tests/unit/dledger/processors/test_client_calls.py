@@ -12,7 +12,9 @@ import trio
 
 from commitlog.message_id import encode_offset_message_id
 from dledger.processors.client_calls import CLIENT_ANSWERS_WITHIN_S, STATUS_WITHIN_S
-from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.state.accounts import AccessChange, AccountConfig
+from dledger.state.state_record import ConsumerOffsetsChange, encode_change, state_batch
+from dledger.state.topics import ACCESS_QUEUE, STATE_TOPIC
 from dledger.testing.doubles import ManualClock
 from remoting.errors import ConnectionLostError, RequestTimedOutError
 from remoting.protocol.bodies import (
@@ -23,7 +25,7 @@ from remoting.protocol.bodies import (
     ProducerData,
     SubscriptionData,
 )
-from remoting.protocol.codes import RequestCode
+from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, STORE_HOST, FakeConnection, over_the_wire
@@ -131,6 +133,22 @@ async def test_a_message_is_consumed_directly(broker: Broker) -> None:
     (passed,) = client.invoked
     assert passed.ext["brokerName"] == BROKER
     assert bytes(passed.body) == bytes(broker.group.log.record_at(position))
+
+
+async def test_records_of_accounts_are_consumed_by_no_client(broker: Broker) -> None:
+    broker.group.put(STATE_TOPIC, ACCESS_QUEUE, access_record())
+    units = broker.group.queues.queue(STATE_TOPIC, ACCESS_QUEUE).read(0, 1)
+    client = ClientConnection()
+    join(broker, client)
+    message_id = encode_offset_message_id(STORE_HOST, int(units["phy_offset"][0]))
+    ext = {"consumerGroup": "g", "clientId": "c1", "msgId": message_id}
+    response = await call(broker, RequestCode.CONSUME_MESSAGE_DIRECTLY, **ext)
+    assert response.code == ResponseCode.NO_PERMISSION
+    assert client.invoked == []
+
+
+def access_record() -> bytes:
+    return encode_change(AccessChange((AccountConfig("order-service", "hunter2-hunter2"),)))[1]
 
 
 @pytest.mark.parametrize("at", [7, 10**9])

@@ -13,7 +13,8 @@ import pytest
 from commitlog.disk import OsDisk
 from commitlog.entry import ENTRY_HEADER_BYTES
 from commitlog.properties import encode_properties
-from dledger.processors.admin import AuthProcessor, BrokerConfigProcessor
+from dledger.processors.access import AccessProcessor
+from dledger.processors.admin import BrokerConfigProcessor
 from dledger.processors.handles import declared, topic_of_message_at
 from dledger.processors.raft import RaftChangeProcessor
 from dledger.processors.wiring import PROCESSORS, broker_rules
@@ -67,7 +68,7 @@ def test_rules_name_each_code_once() -> None:
 
 def test_rules_are_those_of_the_codes_with_a_handler(broker: Broker) -> None:
     """What the daemon registers beside its processors is listed here."""
-    beside = [AuthProcessor, BrokerConfigProcessor, RaftChangeProcessor]
+    beside = [AccessProcessor, BrokerConfigProcessor, RaftChangeProcessor]
     by_daemon = {code for _, declaration in declared(beside) for code in declaration.codes}
     assert {
         CODE(code).name for code in {*broker.processors.handlers, *by_daemon} ^ set(RULES)
@@ -111,6 +112,11 @@ def test_rights_keep_cluster_changes_for_administrators() -> None:
         "CONSUME_MESSAGE_DIRECTLY",
         "GET_ALL_CONSUMER_OFFSET",
         "GET_ALL_DELAY_OFFSET",
+        "UPDATE_AND_CREATE_ACL_CONFIG",
+        "DELETE_ACL_CONFIG",
+        "GET_BROKER_CLUSTER_ACL_INFO",
+        "UPDATE_GLOBAL_WHITE_ADDRS_CONFIG",
+        "GET_BROKER_CLUSTER_ACL_CONFIG",
         "AUTH_CREATE_USER",
         "AUTH_UPDATE_USER",
         "AUTH_DELETE_USER",

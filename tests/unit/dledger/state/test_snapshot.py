@@ -14,6 +14,7 @@ import cbor2
 import pytest
 
 from commitlog.errors import CorruptStoreError
+from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import raise_min_offsets
 from dledger.state.pop import HAS_ROW, PopChange, PopGrant, PopMark, RequestMode
 from dledger.state.queue_lock import LockGrant, LockRelease, QueueLocksChange
@@ -120,7 +121,7 @@ def steps(group: FakeGroup, rng: random.Random) -> Iterator[None]:
     state = group.state
     while True:
         topic, name = rng.choice(topics), rng.choice(names)
-        match rng.randrange(11):
+        match rng.randrange(12):
             case 0:
                 change(group, TopicsChange(put=(TopicConfig(topic, rng.randrange(1, 40)),)))
             case 1:
@@ -177,6 +178,10 @@ def steps(group: FakeGroup, rng: random.Random) -> Iterator[None]:
                     change(group, PopChange(acked=acked, grants=(grant,), modes=modes))
                 else:
                     change(group, PopChange(acked=acked, modes=modes))
+            case 10:
+                put = (AccountConfig(f"account-{name}", "s" * rng.randrange(7, 40)),)
+                white = rng.choice([None, "", "10.0.0.*"])
+                change(group, AccessChange(put, (f"account-{rng.choice(names)}",), white))
             case _:
                 at = state.delay_progress.get(3, 0)
                 change(group, DelayProgressChange(3, at, at + 1))

@@ -360,6 +360,15 @@ def test_the_codes_that_are_guarded_are_these() -> None:
         "CLEAN_UNUSED_TOPIC",
         "DELETE_EXPIRED_COMMITLOG",
         "RAFT_CHANGE",
+        "UPDATE_AND_CREATE_ACL_CONFIG",
+        "DELETE_ACL_CONFIG",
+        "UPDATE_GLOBAL_WHITE_ADDRS_CONFIG",
+        "AUTH_CREATE_USER",
+        "AUTH_UPDATE_USER",
+        "AUTH_DELETE_USER",
+        "AUTH_CREATE_ACL",
+        "AUTH_UPDATE_ACL",
+        "AUTH_DELETE_ACL",
     }
     assert {RequestCode(code).name for code in NAMESRV_CODES} == {
         "WIPE_WRITE_PERM_OF_BROKER",
