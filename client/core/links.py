@@ -48,6 +48,7 @@ class Link:
         names_stale: It names the stale receipts of a batch of acknowledgements.
         copies: It takes records of another cluster at their offsets.
         identity: Of the broker's group, as it reports; empty: not reported.
+        refused: Why it does not report anything of this, as where an account is not let in.
         heard: The newest heartbeat it has answered.
         announced: The producer groups of this client that were in it.
     """
@@ -62,6 +63,7 @@ class Link:
     names_stale: bool = False
     copies: bool = False
     identity: str = ""
+    refused: str = ""
     heard: bytes = b""
     announced: frozenset[str] = frozenset()
 
@@ -152,6 +154,13 @@ def stated_identities(text: object) -> dict[str, list[str]]:
         return {}
 
 
+def refused_by(answer: RemotingCommand) -> str:
+    """Return why a broker does not state its capabilities; empty: it does not know the question."""
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return ""
+    return f"refused with code {answer.code}: {answer.remark or ''}; nothing was sent"
+
+
 class Links:
     """The connections of one client to brokers.
 
@@ -225,7 +234,7 @@ class Links:
             if self.opened.get(address) is link:
                 del self.opened[address]
             link.connection.close("the broker belongs to another group")
-            raise BrokerUnreachableError(f"broker {address}: {refusal}")
+            raise BrokerUnreachableError(f"broker {address}: {link.refused or refusal}")
         return link
 
     def ready(self, address: str, group: str) -> Link | None:
@@ -272,6 +281,7 @@ class Links:
                     names_stale=ours and truth(answer.ext.get(NAMES_STALE_FIELD)),
                     copies=ours and truth(answer.ext.get(COPIES_FIELD)),
                     identity=str(answer.ext.get("groupIdentity") or "") if ours else "",
+                    refused="" if ours else refused_by(answer),
                 )
                 connection.on_close.append(lambda _ended: self._link_ended())
                 self._announcements.wake()

@@ -34,8 +34,6 @@ app = App(name="acl", help="Show and change accounts, of a file or of a cluster.
 SECRET_BYTES: Final = 24
 """Of a secret that is drawn here."""
 
-STANDARD_INPUT: Final = "-"
-
 File = Annotated[
     Path | None,
     Parameter(name=["--file", "-f"], env_var="DLEDGER_ACL_FILE", help="The account file."),
@@ -44,8 +42,10 @@ Cluster = Annotated[
     bool, Parameter(negative="", help="In the log of every broker group, instead of a file.")
 ]
 SecretFile = Annotated[
-    Path | None,
-    Parameter(help="File with the secret key, - for standard input; without it one is drawn."),
+    Path | None, Parameter(help="File with the secret key; without it one is drawn.")
+]
+SecretStdin = Annotated[
+    bool, Parameter(negative="", help="Read the secret key from a line of standard input.")
 ]
 Name = Annotated[str, Parameter(help="Access key of the account.")]
 Topics = Annotated[
@@ -131,6 +131,7 @@ async def add(
     cluster: Cluster = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     secret_file: SecretFile = None,
+    secret_stdin: SecretStdin = False,
     admin: Annotated[bool, Parameter(help="May change topics, groups and settings.")] = False,
     topic: Topics = None,
     group: Groups = None,
@@ -149,7 +150,7 @@ async def add(
         return await acl_in_log.add(
             namesrv,
             name,
-            None if secret_file is None else _secret(secret_file),
+            _secret(secret_file, secret_stdin),
             admin=admin,
             topics=_texts(topic),
             groups=_texts(group),
@@ -161,8 +162,8 @@ async def add(
     table = _read(file) if file.exists() else AccountTable()
     if table.get(name) is not None:
         raise CliError(f"{file}: account {name} exists already", next_step="dledger acl grant")
-    drawn = secret_file is None
-    secret = secrets.token_urlsafe(SECRET_BYTES) if secret_file is None else _secret(secret_file)
+    given = _secret(secret_file, secret_stdin)
+    secret = secrets.token_urlsafe(SECRET_BYTES) if given is None else given
     if min(len(name), len(secret)) < KEY_LENGTH_MIN:
         raise CliError(
             f"access key and secret key have at least {KEY_LENGTH_MIN} characters",
@@ -179,7 +180,7 @@ async def add(
         groups=_lines(group),
     )
     _write(file, table, {name: account})
-    if drawn:
+    if given is None:
         sys.stdout.write(f"{secret}\n")
     return ExitCode.OK
 
@@ -284,13 +285,16 @@ async def enable(name: Name, *, namesrv: Namesrv = DEFAULT_NAMESRV) -> int:
 
 @app.command
 async def secret(
-    name: Name, *, namesrv: Namesrv = DEFAULT_NAMESRV, secret_file: SecretFile = None
+    name: Name,
+    *,
+    namesrv: Namesrv = DEFAULT_NAMESRV,
+    secret_file: SecretFile = None,
+    secret_stdin: SecretStdin = False,
 ) -> int:
     """Give an account of the log another secret; prints a drawn one once."""
     from dledger.cli import acl_in_log
 
-    given = None if secret_file is None else _secret(secret_file)
-    return await acl_in_log.new_secret(namesrv, name, given)
+    return await acl_in_log.new_secret(namesrv, name, _secret(secret_file, secret_stdin))
 
 
 @app.command
@@ -389,13 +393,17 @@ def _without(lines: Mapping[str, Permission], names: Sequence[str] | None) -> di
     return {name: permission for name, permission in lines.items() if name not in (names or ())}
 
 
-def _secret(path: Path) -> str:
+def _secret(path: Path | None, is_on_stdin: bool) -> str | None:
+    """Return the secret that is given; None: one is to be drawn."""
+    if path is None and not is_on_stdin:
+        return None
     try:
-        if str(path) == STANDARD_INPUT:
-            return sys.stdin.readline().strip()
-        return path.read_text().strip()
+        text = sys.stdin.readline() if path is None else path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(f"{path}: cannot be read: {error}", exit_code=ExitCode.USAGE) from None
+    if not text.strip():
+        raise CliError("the secret is empty", exit_code=ExitCode.USAGE)
+    return text.strip()
 
 
 def _write(path: Path, table: AccountTable, changes: Mapping[str, Account | None]) -> None:

@@ -174,7 +174,7 @@ async def add(
     white: str,
 ) -> int:
     """Make an account in every broker group; print a drawn secret once."""
-    drawn = secret or secrets.token_urlsafe(SECRET_BYTES)
+    drawn = secrets.token_urlsafe(SECRET_BYTES) if secret is None else secret
     async with _admin(namesrv) as cluster:
         for broker, config in (await cluster.accounts()).items():
             if any(plain.access_key == name for plain in config.plain_access_configs):
@@ -247,7 +247,7 @@ async def set_enabled(namesrv: str, name: str, is_enabled: bool) -> int:
 
 async def new_secret(namesrv: str, name: str, secret: str | None) -> int:
     """Give an account another secret in every broker group; print a drawn one once."""
-    drawn = secret or secrets.token_urlsafe(SECRET_BYTES)
+    drawn = secrets.token_urlsafe(SECRET_BYTES) if secret is None else secret
     async with _admin(namesrv) as admin:
         await admin.update_user(name, password=drawn)
     if secret is None:

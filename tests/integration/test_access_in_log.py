@@ -1,0 +1,186 @@
+"""Accounts in the log of real processes: commands, followers, and a leader that is killed."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+import structlog
+import trio
+
+from client.connect import connect
+from client.core.client_instance import ClientConfig
+from client.core.errors import ClientError
+from client.core.message import Message
+from client.producer.producer import Producer
+from dledger.cli.ask_cluster import _access
+from dledger.cli.local_cluster import LocalCluster, lay_out
+from dledger.cli.main import main
+from remoting.protocol.access_bodies import UserInfo
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.frame import FrameDecoder, encode_command
+from remoting.protocol.signature import Credentials
+from tests.harness.module_cluster import heal, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("access_in_log")]
+
+SMALL: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 16 << 20,
+    "store.max_hash_slot_num": 10_000,
+    "store.max_index_num": 40_000,
+}
+OPERATOR = Credentials("operator", "the secret of the operator")
+ANSWER_WITHIN_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """A command sends logs to the standard error that it has."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("in-log")
+    accounts = folder / "accounts.toml"
+    secret = OPERATOR.secret_key
+    accounts.write_text(f'[accounts.operator]\nsecret_key = "{secret}"\nadmin = true\n')
+    tools = folder / "operator.toml"
+    tools.write_text(f'access_key = "operator"\nsecret_key = "{secret}"\n')
+    acl = {"server.acl_enable": True, "server.acl_file": str(accounts)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DLEDGER_CREDENTIALS", str(tools))
+        _access.cache_clear()
+        with running(lay_out(folder, settings={**SMALL, **acl})) as found:
+            assert dledger(found, "topic", "create", "orders", "--queues", "1") == 0
+            yield found
+    _access.cache_clear()
+
+
+def dledger(cluster: LocalCluster, *words: str) -> int:
+    return main([*words, "--namesrv", cluster.namesrv_address])
+
+
+def sent(cluster: LocalCluster, name: str, secret: str) -> str:
+    """Send a message in the name of an account; return why it is refused, empty if it is not."""
+
+    async def send() -> str:
+        config = ClientConfig(credentials=Credentials(name, secret))
+        async with (
+            connect([cluster.namesrv_address], config) as client,
+            Producer(client, "p") as producer,
+        ):
+            try:
+                await producer.send(Message("orders", b"x"))
+            except ClientError as error:
+                return str(error)
+        return ""
+
+    return trio.run(send)
+
+
+async def asked_at(
+    address: str, command: RemotingCommand, credentials: Credentials = OPERATOR
+) -> RemotingCommand:
+    """Ask one member in RocketMQ's form, as its tools do."""
+    credentials.sign(command)
+    host, _, port = address.rpartition(":")
+    decoder = FrameDecoder()
+    with trio.fail_after(ANSWER_WITHIN_S):
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            await stream.send_all(encode_command(command))
+            while True:
+                for answer in decoder.feed(await stream.receive_some(65_536)):
+                    if answer.is_response:
+                        return answer
+
+
+def refused(cluster: LocalCluster, name: str, secret: str) -> str:
+    """Return why the leader takes no request in the name of an account; empty: it does."""
+
+    async def ask() -> str:
+        leader = cluster.brokers[await cluster.wait_healthy()]
+        command = request(RequestCode.GET_BROKER_RUNTIME_INFO)
+        answer = await asked_at(leader.address, command, Credentials(name, secret))
+        return str(answer.remark) if answer.code else ""
+
+    return trio.run(ask)
+
+
+def test_commands_change_accounts_that_count(
+    cluster: LocalCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert dledger(cluster, "acl", "add", "order-service", "--cluster") == 0
+    secret = capsys.readouterr().out.strip()
+    assert len(secret) >= 32
+    assert "No default permission for topic: orders" in sent(cluster, "order-service", secret)
+    assert dledger(cluster, "acl", "grant", "order-service", "--cluster", "--topic=orders=PUB") == 0
+    assert sent(cluster, "order-service", secret) == ""
+    assert (
+        dledger(cluster, "acl", "check", "order-service", "--cluster", "--topic=orders", "-p=PUB")
+        == 0
+    )
+    assert (
+        dledger(cluster, "acl", "check", "order-service", "--cluster", "--topic=orders", "-p=SUB")
+        == 1
+    )
+    assert dledger(cluster, "acl", "disable", "order-service") == 0
+    assert "Check signature failed" in refused(cluster, "order-service", secret)
+    assert dledger(cluster, "acl", "enable", "order-service") == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("another secret of it\n"))
+    assert dledger(cluster, "acl", "secret", "order-service", "--secret-stdin") == 0
+    assert "Check signature failed" in refused(cluster, "order-service", secret)
+    assert sent(cluster, "order-service", "another secret of it") == ""
+    capsys.readouterr()
+    assert dledger(cluster, "acl", "ls", "--cluster", "--output", "json") == 0
+    shown = capsys.readouterr().out
+    (row,) = (row for row in json.loads(shown) if row["account"] == "order-service")
+    assert (row["topics"], row["enabled"], row["admin"]) == ("orders=PUB", True, False)
+    assert "another secret of it" not in shown
+    assert dledger(cluster, "acl", "add", "operator", "--cluster") != 0
+    assert "stands in the file" in capsys.readouterr().err
+    for _ in range(2):
+        code = dledger(cluster, "acl", "rm", "order-service", "--cluster")
+    assert code != 0, "it is gone"
+    assert "Check signature failed" in refused(cluster, "order-service", "another secret of it")
+
+
+async def test_every_member_takes_a_change(cluster: LocalCluster) -> None:
+    """As `mqadmin -c` sends it: to each of them, in any order."""
+    user = UserInfo(username="by-any-member", password="a secret by any", user_type="Normal")
+    ext = {"username": "by-any-member"}
+    for node in cluster.brokers.values():
+        made = await asked_at(
+            node.address, request(RequestCode.AUTH_CREATE_USER, dict(ext), user.encode())
+        )
+        assert (made.code, made.remark) == (0, None), node.name
+    user.password = "another secret"
+    for node in cluster.brokers.values():
+        other = await asked_at(
+            node.address, request(RequestCode.AUTH_CREATE_USER, dict(ext), user.encode())
+        )
+        assert (other.code, other.ext["outcome"]) == (ResponseCode.NO_PERMISSION, "not_stored")
+        assert "exists already" in str(other.remark)
+
+
+def test_accounts_survive_a_killed_leader(cluster: LocalCluster) -> None:
+    name = trio.run(cluster.wait_healthy)
+    assert dledger(cluster, "acl", "add", "survivor", "--cluster", "--topic=orders=PUB|SUB") == 0
+
+    async def shown_without_it() -> UserInfo:
+        await cluster.kill(name)
+        successor = cluster.brokers[await cluster.wait_leader(other_than=name)]
+        ask = request(RequestCode.AUTH_GET_USER, {"username": "survivor"})
+        return UserInfo.decode((await asked_at(successor.address, ask)).body)
+
+    try:
+        assert trio.run(shown_without_it).user_type == "Normal"
+        assert dledger(cluster, "acl", "rm", "survivor", "--cluster") == 0
+    finally:
+        trio.run(heal, cluster)
