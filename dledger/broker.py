@@ -24,6 +24,7 @@ from dledger.accounts import BrokerAccounts
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.broker_metrics import BrokerMetrics, LeaderChanges, Readiness
 from dledger.broker_settings import BrokerSettings
+from dledger.certificates import watched_certificates
 from dledger.config import BrokerConfig
 from dledger.group import Group, VotersClock
 from dledger.group_api import LeaderService
@@ -58,6 +59,7 @@ from dledger.processors.wiring import (
     register_processors,
 )
 from dledger.raft.identity import Identity, check_owner
+from dledger.raft.settings import RaftSettings
 from dledger.registration import RegisteredBroker, Registration
 from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
@@ -74,7 +76,7 @@ from remoting.machine import GarbageCollection
 from remoting.memory_budget import MemoryBudget
 from remoting.metrics import Guard, MetricsServer, RpcLatency, ServerMetrics, load_library
 from remoting.processor_table import ProcessorTable
-from remoting.seams import Clock, Executor, Network, Rng
+from remoting.seams import Clock, Executor, Network, Rng, ServerTls
 from remoting.server import RemotingServer
 from remoting.tcp import client_tls
 
@@ -112,6 +114,7 @@ async def serve_fast(
     group: Group,
     network: Network,
     table: ProcessorTable,
+    tls: ServerTls,
     budget: MemoryBudget,
     nursery: trio.Nursery,
     on_answer: OnAnswer | None,
@@ -129,7 +132,7 @@ async def serve_fast(
             max_connections=max(limits.max_connections // FAST_SHARE, 1),
             reserved_connections=limits.reserved_connections // FAST_SHARE,
         ),
-        tls=listener_tls(config),
+        tls=tls,
         after_batch=group.kick,
         turn=group.loop_stall,
         budget=budget,
@@ -292,10 +295,11 @@ async def serve_broker(
         garbage.rows = lambda: store.tables.row_count
     closed = False
     try:
-        group = _make_group(config, store, world, store_host)
+        raft = raft_settings(config, world.disk)
+        group = _make_group(config, raft, store, world, store_host)
         async with (
             _measured(group, measure_loop),
-            _run_parts(config, group, world, store_host) as broker,
+            _run_parts(config, raft, group, world, store_host) as broker,
         ):
             log.info(
                 "broker_started",
@@ -363,7 +367,7 @@ async def _hand_over(group: Group, clock: Clock, election_timeout_s: float) -> b
 
 @asynccontextmanager
 async def _run_parts(
-    config: BrokerConfig, group: Group, world: World, store_host: bytes
+    config: BrokerConfig, raft: RaftSettings, group: Group, world: World, store_host: bytes
 ) -> AsyncIterator[Broker]:
     settings = broker_settings(config, store_host, world.memory_bytes)
     dates = VotersClock(world.clock, group.node.clocks)
@@ -438,11 +442,13 @@ async def _run_parts(
     register_processors(table, group, changes)
     latency = None if config.metrics_address is None else RpcLatency()
     on_answer = None if latency is None else latency.answered
+    tls, names_tls = listener_tls(config), namesrv_tls(config)
+    certificates = watched_certificates(config, world.disk, clients=tls, names=names_tls, raft=raft)
     server = RemotingServer(
         world.network,
         table,
         limits=server_limits(config),
-        tls=listener_tls(config),
+        tls=tls,
         after_batch=group.kick,
         turn=group.loop_stall,
         budget=memory_budget(config, world.memory_bytes, group.peer_frames),
@@ -453,7 +459,7 @@ async def _run_parts(
             nursery,
             world.network,
             connect_timeout_s=config.client.connect_timeout_ms / 1000,
-            tls=namesrv_tls(config),
+            tls=names_tls,
             credentials=own_credentials(config, world.disk),
         )
         registration = _make_registration(config, group, remoting, world, nursery)
@@ -461,7 +467,7 @@ async def _run_parts(
             group,
             settings,
             is_in_file=lambda name: accounts is not None and accounts.get(name) is not None,
-            invoke=_leader_link(config, world, nursery).invoke,
+            invoke=_leader_link(config, world, names_tls, nursery).invoke,
         )
         parts = Parts(
             group,
@@ -480,7 +486,7 @@ async def _run_parts(
             server.serve, config.server.listen_host, config.server.listen_port
         )
         fast_server = await serve_fast(
-            config, group, world.network, table, server.budget, nursery, on_answer
+            config, group, world.network, table, tls, server.budget, nursery, on_answer
         )
         servers = [server] if fast_server is None else [server, fast_server]
         metrics_address = await serve_metrics(
@@ -496,19 +502,23 @@ async def _run_parts(
         )
         if accounts is not None:
             nursery.start_soon(accounts.keep_reading, world.clock, world.executor)
+        if certificates:
+            nursery.start_soon(certificates.keep_reading, world.clock, world.executor)
         nursery.start_soon(processors.run)
         nursery.start_soon(registration.run)
         yield Broker(live, group, server, fast_server, registration, address, metrics_address)
         nursery.cancel_scope.cancel()
 
 
-def _leader_link(config: BrokerConfig, world: World, nursery: trio.Nursery) -> RemotingClient:
+def _leader_link(
+    config: BrokerConfig, world: World, tls: ssl.SSLContext | None, nursery: trio.Nursery
+) -> RemotingClient:
     """Return what passes requests of clients on; it signs none, for they are signed."""
     return RemotingClient(
         nursery,
         world.network,
         connect_timeout_s=config.client.connect_timeout_ms / 1000,
-        tls=namesrv_tls(config),
+        tls=tls,
     )
 
 
@@ -548,9 +558,8 @@ def _make_registration(
 
 
 def _make_group(
-    config: BrokerConfig, store: ReplicaStore, world: World, store_host: bytes
+    config: BrokerConfig, raft: RaftSettings, store: ReplicaStore, world: World, store_host: bytes
 ) -> Group:
-    raft = config.raft
     identity = Identity(
         world.disk,
         store.paths.identity,
@@ -562,7 +571,7 @@ def _make_group(
     return Group(
         store,
         identity,
-        raft_settings(config, world.disk),
+        raft,
         group_settings(config),
         store_host=store_host,
         clock=world.clock,

@@ -17,6 +17,7 @@ from namesrv.route_table import RouteInfoManager
 from remoting.access.account_file import AccountStore
 from remoting.access.accounts import ADMIN, SIGNED, Rule
 from remoting.access.gate import AccessGate, LocalAdmin, guarded_table
+from remoting.certificates import Certificates, TlsFiles
 from remoting.connection_limits import ConnectionLimits
 from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
 from remoting.metrics import (
@@ -111,7 +112,8 @@ async def serve_namesrv(
         tls: TLS of the listener, loaded from the files that *config* names.
         memory_bytes: That the process may use; connections may hold a part of it.
         name_server: The tables to serve, made from *config*; None: they are made here.
-        executor: Reads the account file again; without one it counts as it was at the start.
+        executor: Reads the files of accounts and certificates again; without one they count as
+            they were at the start.
     Raises:
         ConfigError: The key-value file is damaged, or the account file is; nothing was started.
         OSError: The address cannot be bound; nothing was started.
@@ -129,6 +131,13 @@ async def serve_namesrv(
     for code, handler in processor.handlers().items():
         processors.register(code, handler, limiter)
     latency = RpcLatency() if config.server.metrics_listen_port else None
+    certificates = Certificates(disk)
+    certificates.watch(
+        tls.context if tls is not None else None,
+        TlsFiles(
+            config.server.tls_cert_file, config.server.tls_key_file, config.server.tls_ca_file
+        ),
+    )
     server = RemotingServer(
         network,
         processors,
@@ -158,6 +167,8 @@ async def serve_namesrv(
             await _serve_metrics(config.server, metrics, network, nursery)
             if accounts is not None and executor is not None:
                 nursery.start_soon(accounts.keep_reading, clock, executor)
+            if certificates and executor is not None:
+                nursery.start_soon(certificates.keep_reading, clock, executor)
             _log.info("namesrv_started", host=address[0], port=address[1])
             task_status.started(address)
     if not_bound is not None:  # out here it is not wrapped in a group

@@ -360,7 +360,7 @@ def server_tls(
         return ServerTls("permissive")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(cert_file, key_file, _no_password)
+        load_certificate(context, cert_file, key_file)
         if client_ca_file is not None:
             context.load_verify_locations(client_ca_file)
             context.verify_mode = ssl.CERT_REQUIRED
@@ -387,13 +387,22 @@ def client_tls(
     try:
         context = ssl.create_default_context(cafile=ca_file)
         if cert_file is not None:
-            context.load_cert_chain(cert_file, key_file, _no_password)
+            load_certificate(context, cert_file, key_file)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"cannot load TLS files {ca_file}, {cert_file}: {error}") from error
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
+    """Let *context* show a certificate. Blocking.
+
+    Raises:
+        OSError: A file cannot be read, or the two do not belong together.
+    """
+    context.load_cert_chain(cert_file, key_file, _no_password)
 
 
 def _no_password() -> str:

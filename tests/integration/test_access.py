@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -65,6 +66,8 @@ class Guarded:
     cluster: LocalCluster
     accounts: Path
     tls: ssl.SSLContext
+    ca: trustme.CA
+    files: dict[str, str]
 
     def config(self, credentials: Credentials | None) -> ClientConfig:
         return ClientConfig(credentials=credentials, tls=self.tls)
@@ -121,7 +124,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     _access.cache_clear()
     try:
         with running(cluster):
-            yield Guarded(cluster, accounts, client_tls(ca_file=files["ca"]))
+            yield Guarded(cluster, accounts, client_tls(ca_file=files["ca"]), ca, files)
     finally:
         for name in environment:
             del os.environ[name]
@@ -325,3 +328,38 @@ def test_nothing_listens_beyond_loopback(guarded: Guarded) -> None:
         addresses = listening(node.pid)
         assert addresses
         assert addresses <= loopback, node.name
+
+
+async def certificate_at(address: str, tls: ssl.SSLContext) -> bytes:
+    """Return the certificate that is shown there, DER."""
+    host, _, port = address.rpartition(":")
+    stream = await trio.open_ssl_over_tcp_stream(host, int(port), ssl_context=tls)
+    async with stream:
+        await stream.do_handshake()
+        shown = stream.getpeercert(binary_form=True)
+    assert shown is not None
+    return bytes(shown)
+
+
+def peer_addresses(cluster: LocalCluster) -> list[str]:
+    path = cluster.brokers["n0"].config_path
+    assert path is not None
+    peers = tomllib.loads(path.read_text())["raft"]["peers"]
+    return [peer.partition("-")[2] for peer in peers.split(";")]
+
+
+async def test_renewed_certificates_are_shown_without_a_restart(guarded: Guarded) -> None:
+    cluster, files = guarded.cluster, guarded.files
+    renewed = guarded.ca.issue_cert("127.0.0.1")
+    pem = renewed.cert_chain_pems[0].bytes()
+    before = {node.name: node.pid for node in cluster.nodes}
+    renewed.cert_chain_pems[0].write_to_path(files["cert"])
+    renewed.private_key_pem.write_to_path(files["key"])
+    mutual = client_tls(ca_file=files["ca"], cert_file=files["cert"], key_file=files["key"])
+    wanted = ssl.PEM_cert_to_DER_cert(pem.decode())
+    ports = [(node.address, guarded.tls) for node in cluster.nodes]
+    ports += [(address, mutual) for address in peer_addresses(cluster)]
+    for address, tls in ports:
+        await look_until(partial(certificate_at, address, tls), lambda shown: shown == wanted)
+    assert {node.name: node.pid for node in cluster.nodes} == before
+    await cluster.wait_healthy()
