@@ -12,6 +12,7 @@ from commitlog.derive import derive
 from commitlog.entry import RecordBatch, Run, parse_header, seal_entry
 from commitlog.record import encode_record
 from dledger.proposals import PendingQueueOffsets
+from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import apply_entry
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import (
@@ -59,6 +60,19 @@ groups_change = st.builds(
 offsets_change = st.lists(
     st.tuples(GROUPS, TOPICS, QUEUES, st.integers(0, 1 << 40)), min_size=1, max_size=5
 ).map(lambda items: ConsumerOffsetsChange(tuple(items)))
+account = st.builds(
+    AccountConfig,
+    st.sampled_from(["account-a", "account-b", "account-c"]),
+    st.sampled_from(["secret-1", "secret-2"]),
+    st.booleans(),
+    topics=st.dictionaries(TOPICS, st.sampled_from(["PUB", "PUB|SUB"]), max_size=2),
+)
+access_change = st.builds(
+    AccessChange,
+    st.lists(account, max_size=2).map(tuple),
+    st.lists(st.sampled_from(["account-a", "account-b", "never-there"]), max_size=2).map(tuple),
+    st.one_of(st.none(), st.just(""), st.just("10.0.0.*")),
+)
 delay_step = st.tuples(st.integers(1, 18), st.integers(1, 50))
 
 # Deleting a topic and sending to it never stand in one entry: processors keep them apart.
@@ -67,6 +81,7 @@ step = st.one_of(
     topics_change,
     groups_change,
     offsets_change,
+    access_change,
     delay_step,
 )
 
@@ -80,6 +95,8 @@ class Model:
         self.groups: dict[str, SubscriptionGroupConfig] = {}
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.progress: dict[int, int] = {}
+        self.accounts: dict[str, AccountConfig] = {}
+        self.white, self.access_changes = "", 0
 
     def change(self, change: StateChange) -> None:
         if isinstance(change, TopicsChange):
@@ -103,6 +120,13 @@ class Model:
                 self.offsets[group_name, topic, queue_id] = offset
         elif isinstance(change, DelayProgressChange):
             self.progress[change.level] = change.to_offset
+        elif isinstance(change, AccessChange):
+            for account in change.put:
+                self.accounts[account.access_key] = account
+            for name in change.delete:
+                self.accounts.pop(name, None)
+            self.white = self.white if change.white_addresses is None else change.white_addresses
+            self.access_changes += 1
 
     def check(self, tables: StateTables) -> None:
         ends = {key: bounds.max_offset for key, bounds in tables.queues.items()}
@@ -110,6 +134,8 @@ class Model:
         assert tables.topics == self.topics
         assert tables.subscription_groups == self.groups
         assert tables.delay_progress == self.progress
+        assert tables.accounts == self.accounts
+        assert (tables.white_addresses, tables.access_counter) == (self.white, self.access_changes)
         offsets = {
             (group, topic, queue_id): offset
             for (group, topic), by_queue in tables.consumer_offsets.items()

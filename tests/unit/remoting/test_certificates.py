@@ -126,7 +126,8 @@ def test_files_that_cannot_be_read_leave_those_of_before(
 
 
 def test_new_authorities_are_believed(files: Files, tmp_path: Path) -> None:
-    other = Files(tmp_path / "other") if (tmp_path / "other").mkdir() is None else files
+    (tmp_path / "other").mkdir()
+    other = Files(tmp_path / "other")
     names = other.names
     server = server_tls("enforcing", cert_file=names.cert_file, key_file=names.key_file).context
     assert server is not None
