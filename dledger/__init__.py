@@ -87,14 +87,18 @@ _MODULES = {
     "TraceContext": "client.trace",
     "TraceType": "client.trace",
     # Administrate
+    "AclConfig": "remoting.protocol.access_bodies",
+    "AclInfo": "remoting.protocol.access_bodies",
     "Admin": "client.admin.admin",
     "DeadLetterGroup": "client.admin.messages",
     "GroupHealth": "client.admin.admin",
     "OffsetMove": "client.admin.groups",
     "OffsetsReset": "client.admin.groups",
+    "PolicyEntryInfo": "remoting.protocol.access_bodies",
     "RequestCode": "remoting.protocol.codes",
     "SubscriptionGroupConfig": "remoting.protocol.bodies",
     "TopicConfig": "remoting.protocol.bodies",
+    "UserInfo": "remoting.protocol.access_bodies",
     # Modules
     "aio": "dledger.aio",
     "blocking": "dledger.blocking",
@@ -163,6 +167,7 @@ if TYPE_CHECKING:
     from client.telemetry import OpenTelemetryHook, trace_context_of
     from client.trace import TRACE_TOPIC, TraceBean, TraceContext, TraceType
     from dledger import aio, blocking, errors, testing
+    from remoting.protocol.access_bodies import AclConfig, AclInfo, PolicyEntryInfo, UserInfo
     from remoting.protocol.bodies import (
         ConsumeFromWhere,
         MessageModel,
@@ -256,14 +261,18 @@ __all__ = [
     "TraceContext",
     "TraceType",
     "trace_context_of",
+    "AclConfig",
+    "AclInfo",
     "Admin",
     "DeadLetterGroup",
     "GroupHealth",
     "OffsetMove",
     "OffsetsReset",
+    "PolicyEntryInfo",
     "RequestCode",
     "SubscriptionGroupConfig",
     "TopicConfig",
+    "UserInfo",
     "aio",
     "blocking",
     "errors",

@@ -213,6 +213,8 @@ class AccessAdmin:
         """Put entries into a policy of a user; each replaces one about the same resource.
 
         Args:
+            username: Without ``User:``.
+            entries: ``PolicyEntryInfo("Topic:orders", ["Pub", "Sub"], [], "Allow")`` and so on.
             policy_type: ``Custom``, or ``Default``: it decides where no custom entry fits.
             broker_names: Which groups; None: all the NameServer knows.
         Returns, Raises: As `put_account`.
