@@ -363,6 +363,8 @@ class SendEngine:
 
     async def _pause(self, missed: Missed, step: Retry, slots: Sequence[SendSlot]) -> None:
         failure = missed.failure
+        for slot in slots:
+            slot.reason = failure.remark
         if failure.code == ResponseCode.SYSTEM_BUSY or failure.kind is FailureKind.REQUESTER_AWAY:
             # It leads; questions would only add to its load.
             await self._clock.sleep(max(step.delay_s, failure.retry_after_s))

@@ -400,7 +400,8 @@ class LiveSends:
             text = f"no answer from {name} in time; the message may be stored"
             self.fail(slot, UnknownOutcomeError(text))
         else:
-            text = f"{name} took nothing in time; the message is not stored"
+            why = f": {slot.reason}" if slot.reason else ""
+            text = f"{name} took nothing in time{why}; the message is not stored"
             self.fail(slot, BrokerUnreachableError(text))
 
     def fail(self, slot: SendSlot, error: ClientError) -> None:

@@ -59,6 +59,7 @@ class SendSlot:
         "phy_offset",
         "pinned",
         "queue",
+        "reason",
         "recall_handle",
         "records",
         "schedule",
@@ -114,6 +115,8 @@ class SendSlot:
         self.offset_message_id: str | None = None
         self.recall_handle = ""
         self.expected_offset: int | None = None
+        self.reason = ""
+        """Why the newest attempt failed, while another one is to follow."""
 
     def schedule_under(self, policy: RetryPolicy) -> RetrySchedule:
         """Return the attempts of this send, from its first failure on."""

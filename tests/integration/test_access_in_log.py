@@ -132,6 +132,7 @@ def test_commands_change_accounts_that_count(
     )
     assert dledger(cluster, "acl", "disable", "order-service") == 0
     assert "Check signature failed" in refused(cluster, "order-service", secret)
+    assert "Check signature failed" in sent(cluster, "order-service", secret), "the SDK names it"
     assert dledger(cluster, "acl", "enable", "order-service") == 0
     monkeypatch.setattr("sys.stdin", io.StringIO("another secret of it\n"))
     assert dledger(cluster, "acl", "secret", "order-service", "--secret-stdin") == 0

@@ -122,6 +122,18 @@ async def test_links_ask_a_broker_again_that_took_nothing(world: World, code: Re
     assert sends == {RequestCode.SEND_RECORDS}, "it is taken for a broker of RocketMQ"
 
 
+async def test_a_send_names_why_an_account_is_not_let_in(world: World) -> None:
+    group = world.groups["g"]
+    group.identify(OURS)
+    for broker in group.brokers:
+        broker.not_now = [ResponseCode.SYSTEM_ERROR] * 1_000
+    async with world.client() as client, Producer(client, "p") as producer:
+        with pytest.raises(BrokerUnreachableError, match="refused with code 1: not now") as caught:
+            await producer.send(Message("T", b"1"))
+    assert caught.value.outcome == "not_stored"
+    assert group.bodies() == []
+
+
 def test_identity_holds_for_a_while_after_its_last_statement() -> None:
     known = GroupIdentities()
     known.take({"g": [OURS]}, ["g"], 0.0)
