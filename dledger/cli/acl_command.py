@@ -332,7 +332,7 @@ def _shown(lines: Mapping[str, Permission]) -> str | None:
 def _file(path: Path | None) -> Path:
     if path is None:
         raise CliError(
-            "which accounts? give --file, or --cluster for those in the log",
+            "which accounts? give --file, DLEDGER_ACL_FILE in the environment, or --cluster",
             exit_code=ExitCode.USAGE,
         )
     return path

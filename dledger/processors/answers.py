@@ -11,11 +11,12 @@ import trio
 from typing_extensions import Buffer
 
 from commitlog.errors import InvariantBroken, LocalProtocolError, MQError
-from commitlog.record import NO_HOST, decode_record, pack_host
+from commitlog.record import NO_HOST, QUEUE_ID_OFFSET, decode_record, pack_host
 from dledger.broker_errors import NotLeaderError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.state.state_record import StateChange, state_batch
 from dledger.state.topics import (
+    ACCESS_QUEUE,
     MAX_GROUP_CHARS,
     NOT_ALLOWED_SEND_TOPICS,
     RETRY_PREFIX,
@@ -256,9 +257,12 @@ def check_readable(data: Buffer) -> None:
 
     Raises:
         RefusedError: It holds the secrets of accounts.
-        CorruptRecordError: No record begins there.
+        CorruptRecordError: What has the number of their queue is damaged, or no record.
     """
-    record = decode_record(data, check_crc=False)
+    view = memoryview(data)
+    if int.from_bytes(view[QUEUE_ID_OFFSET : QUEUE_ID_OFFSET + 4], "big") != ACCESS_QUEUE:
+        return
+    record = decode_record(view)
     if is_secret(record.topic, record.queue_id):
         raise RefusedError(
             Condition.NO_PERMISSION, f"queue {record.queue_id} of {record.topic} is not readable"

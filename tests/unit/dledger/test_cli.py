@@ -95,7 +95,7 @@ def test_help_loads_nothing_that_only_the_command_needs(command: str) -> None:
         (["broker", "--listen-port", "ten"], 2, "--listen-port"),
         (["cluster", "ls", "-n", "127.0.0.1:1"], 3, "127.0.0.1:1 does not answer"),
         (["cluster", "health", "-n", "127.0.0.1:1", "-o", "json"], 3, "does not answer"),
-        (["acl", "ls"], 2, "--file requires an argument, or DLEDGER_ACL_FILE in the"),
+        (["acl", "ls"], 2, "which accounts? give --file, DLEDGER_ACL_FILE in the"),
         (["raft", "status", "-n", "nonsense"], 2, "'nonsense' is not host:port"),
         (["demo", "--brokers", "2"], 2, "--brokers: 3 or 5"),
         (["up", "--brokers", "6"], 2, "--brokers: from 1 to 5"),

@@ -264,7 +264,7 @@ def test_live_settings_name_no_file_address_or_member(live: LiveSettings) -> Non
         ({"rocketmqHome": "-c $@|sh . echo"}, "rocketmqHome changes nothing here"),
         ({"filterServerNums": "1"}, "filterServerNums changes nothing here"),
         ({"brokerConfigPath": "/etc/passwd"}, "brokerConfigPath changes nothing here"),
-        ({"authenticationEnabled": "false"}, "authenticationEnabled: users of ACL 2.0"),
+        ({"authenticationEnabled": "false"}, "authenticationEnabled: use aclEnable"),
         ({"nonsense": "1"}, "there is no setting nonsense"),
         ({"brokerPermission": "99"}, "brokerPermission = '99': expected"),
         ({"brokerPermission": "x"}, "brokerPermission = 'x'"),
