@@ -211,9 +211,6 @@ def _from_toml(text: str) -> AccountTable:
 
 
 def _from_yaml(text: str) -> AccountTable:
-    # Here, so that a daemon without such a file starts without the library.
-    from remoting.access.account_file import parse_plain_yaml
-
     document = parse_plain_yaml(text) or {}
     if not isinstance(document, dict):
         raise ConfigError("expected keys accounts and globalWhiteRemoteAddresses")
@@ -392,7 +389,7 @@ def parse_credentials(path: str, content: bytes) -> Credentials:
     names = _CREDENTIAL_KEYS if is_toml(path) else _ROCKETMQ_CREDENTIAL_KEYS
     try:
         text = content.decode()
-        found: object = tomllib.loads(text) if is_toml(path) else _yaml(text)
+        found: object = tomllib.loads(text) if is_toml(path) else parse_plain_yaml(text)
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text") from None
     except tomllib.TOMLDecodeError:
@@ -411,13 +408,6 @@ def parse_credentials(path: str, content: bytes) -> Credentials:
     if token is not None and not isinstance(token, str):
         raise ConfigError(f"{path}: {names[2]} is text")
     return Credentials(access_key, secret_key, token or None)
-
-
-def _yaml(text: str) -> object:
-    # Here, so that a program without such a file starts without the library.
-    from remoting.access.account_file import parse_plain_yaml
-
-    return parse_plain_yaml(text)
 
 
 # ------------------------------------------------------------------------------ the accounts in use
