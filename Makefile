@@ -17,7 +17,7 @@ CHAOS_SEED ?= 6
 CHAOS_MUTANTS ?= --at-least 8
 BENCH_OPS ?= 1000000,10000000
 
-# Thousands of interpreters start here: what they compile is kept, whatever the environment says.
+# Thousands of interpreters start here: what they compile is kept, whatever the environment holds.
 export PYTHONDONTWRITEBYTECODE :=
 
 # Tests in these folders only compute: they share the processors. Those in any other folder have
@@ -197,7 +197,7 @@ small-histories: setup
 chaos: setup
 	$(BIN)/dledger chaos run --workload mixed --faults all --time $(CHAOS_SECONDS) --interval 4 --seed $(CHAOS_SEED)
 
-# Of the twelve it looks for: real time is luck, and on a busy machine two plans miss some.
+# Of the twelve it searches: real time is luck, and on a busy machine two plans miss some.
 chaos-mutants: setup
 	$(PYTEST) -m planted --timeout 600 tests/integration
 	$(BIN)/python -m tests.mutants brokers --runs 2 $(CHAOS_MUTANTS)

@@ -125,7 +125,7 @@ Looker = Callable[[str, int], Look]
 
 @pytest.fixture
 def look(browser: Browser) -> Iterator[Looker]:
-    """Return what opens an address in a window so many pixels wide."""
+    """Return what opens an address in a window of a given width in pixels."""
     contexts = []
 
     def opened(address: str, width_px: int = 1280) -> Look:

@@ -57,7 +57,7 @@ OUTCOMES = (Outcome.OK, Outcome.INFO, Outcome.FAIL)
 
 @dataclass(slots=True)
 class Lock:
-    """Who holds a queue."""
+    """The holder of a queue."""
 
     owner: int = NOTHING
     token: int = NOTHING

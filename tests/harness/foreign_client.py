@@ -77,7 +77,7 @@ class ForeignClient:
     def __init__(self, name: str, process: trio.Process) -> None:
         self.name = name
         self.lines: list[Line] = []
-        """All it has said, but for answers."""
+        """All its output, but for answers."""
         self._process = process
         self._came = trio.Event()
         self._answers: trio.MemorySendChannel[Line] | None = None

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 
 
 def use_shared_machine() -> None:
-    """Bound no example and no drawing in real time: that would judge who else is at work.
+    """Bound no example and no drawing in real time: that would judge the other work of the machine.
 
     What Hypothesis does by itself where ``CI`` is set, but drawing something new in every run.
     The timeout of a test bounds all of its examples.

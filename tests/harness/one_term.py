@@ -34,7 +34,7 @@ async def in_one_term(cluster: LocalCluster, play: Callable[[str], Awaitable[T]]
 
 
 async def _term(cluster: LocalCluster) -> tuple[str, object]:
-    """Return who leads, and the term."""
+    """Return the leader and the term."""
     while True:
         leader = await cluster.wait_leader()
         status = (await cluster.statuses()).get(leader)

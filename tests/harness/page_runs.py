@@ -1,7 +1,7 @@
 """Pages of the documentation run as they stand: their commands and code in one shell.
 
 Ports and data folders are replaced where they are taken (`tests.harness.shipped_files`); ``make``
-only says what it would do; measurements are cut short.
+only prints what it would do; measurements are cut short.
 """
 
 from __future__ import annotations

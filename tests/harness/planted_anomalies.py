@@ -2,7 +2,7 @@
 
 A planter edits an operation that is there wherever an edit shows one anomaly alone; where it would
 show several, it adds one or two operations. It returns the operations a checker must name, and what
-other checkers may rightly say too: one event can break two promises.
+other checkers may report too: one event can break two guarantees.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ NO_PLACE: frozenset[Kind] = frozenset(
         queue_log.OF_NO_SEND,
     )
 )
-"""What an acknowledged commit says of a queue that has no place for it."""
+"""The field of an acknowledged commit on a queue that has no place for it."""
 
 
 class InapplicableError(Exception):
@@ -86,7 +86,7 @@ class Planted(NamedTuple):
 
     Attributes:
         witnesses: Operations one violation must name, all of them.
-        also: What else may be said of it; by other checkers only.
+        also: Other violations that it may cause; of other checkers only.
     """
 
     witnesses: tuple[int, ...] = ()
@@ -103,7 +103,7 @@ class Proof(NamedTuple):
 
 
 class Scene:
-    """A clean history and what is needed to spoil it."""
+    """A clean history and what is needed to plant an anomaly in it."""
 
     def __init__(self, history: History, seed: int) -> None:
         self.history = history
@@ -169,7 +169,7 @@ class Scene:
         ]
 
     def seen(self) -> dict[int, Operation]:
-        """Return who pulled each value first."""
+        """Return the client that pulled each value first."""
         first: dict[int, Operation] = {}
         for op in sorted(self.rows(F.PULL), key=lambda op: op.ret_ns):
             if op.topic == TOPIC:
@@ -239,7 +239,7 @@ class Scene:
 
 
 def _miss(scene: Scene, *, after_send: bool) -> Planted:
-    """A read says the queue ends where something was found before."""
+    """A read reports the end of the queue where something was found before."""
     queue = scene.queue()
     first = scene.first_present(queue, scene.rng.randrange(len(scene.log(queue)[1]) or 1))
     if first.is_send != after_send:
@@ -306,7 +306,7 @@ def duplicate(scene: Scene) -> Planted:
 
 
 def aborted_read(scene: Scene) -> Planted:
-    """A send that some pull proves, or an unproved one, is said to have failed."""
+    """A send that some pull proves, or an unproved one, is recorded as failed."""
     seen = scene.seen()
     outcome = scene.rng.choice((Outcome.OK, Outcome.INFO))
     send = scene.pick(op for op in scene.sends(outcome) if op.value in seen)
@@ -621,7 +621,7 @@ def torn_batch(scene: Scene) -> Planted:
 
 
 def scattered_batch(scene: Scene) -> Planted:
-    """A message of the batch is said to be of the next send, and the other way round."""
+    """A message of the batch is recorded for the next send, and the other way round."""
     rows, base = _batch(scene)
     queue = (rows[0].topic, rows[0].queue)
     places = scene.places()
@@ -692,7 +692,7 @@ def _newest(scene: Scene, queue: int) -> Operation:
 
 
 def two_holders(scene: Scene) -> Planted:
-    """Somebody gets the lock within the lease of a grant that nobody gave back."""
+    """A client gets the lock within the lease of a grant that was not given back."""
     held = scene.pick(_grants(scene))
     others = [op for op in scene.ops if (op.queue, op.group) == (held.queue, ORDERLY)]
     is_last = all(op.call_ns <= held.ret_ns for op in others if op.token != NOTHING)
@@ -730,7 +730,7 @@ def token_again(scene: Scene) -> Planted:
 
 
 def not_fenced(scene: Scene) -> Planted:
-    """What an old holder was refused is said to have been accepted."""
+    """What an old holder was refused is recorded as accepted."""
     refused = scene.pick(op for op in scene.rows(F.COMMIT, outcome=Outcome.FAIL) if op.token >= 0)
     newer = [
         op
@@ -791,7 +791,7 @@ def rolled_back_visible(scene: Scene) -> Planted:
 
 
 def failed_visible(scene: Scene) -> Planted:
-    """The half message of something committed is said to have failed, and so its ends."""
+    """The half message of something committed is recorded as failed, and so are its ends."""
     one = scene.pick(one for one in scene.transactions() if one.value in scene.seen())
     assert one.half is not None
     one.half.outcome = Outcome.FAIL
@@ -827,7 +827,7 @@ def other_queue(scene: Scene) -> Planted:
 
 
 def commit_lost(scene: Scene) -> Planted:
-    """A rollback is said to have been a commit."""
+    """A rollback is recorded as a commit."""
     cut = {(read.topic, read.queue) for read in scene.history.replica_reads if read.min_off > 0}
     one = scene.pick(
         one for one in scene.transactions() if len(one.ends) == 1 and _ended(one, Decision.ROLLBACK)
@@ -859,7 +859,7 @@ def _check_last(scene: Scene, half: Operation, later_ns: int = 0) -> Operation:
 
 
 def never_begun(scene: Scene) -> Planted:
-    """Somebody is asked about a half message that failed, or that nobody sent."""
+    """A producer is asked about a half message that failed, or that was never sent."""
     half = scene.pick(scene.rows(F.HALF, outcome=Outcome.FAIL))
     check = _check_last(scene, half)
     if scene.rng.random() < 0.5:

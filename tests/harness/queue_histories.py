@@ -103,5 +103,5 @@ def _step(state: tuple[tuple[int, ...], int], op: Operation) -> tuple[tuple[int,
     if op.values and log[op.off : op.off + len(op.values)] != op.values:
         return None
     if not op.values and -1 < op.off < op.max_off:
-        return None  # nothing was there, and its end says that something was
+        return None  # nothing was there, though its end is behind it
     return state

@@ -185,13 +185,13 @@ class Cluster:
                     mine.link_up(other, channel, self._answer(other, name, channel))
 
     def _answer(self, called: str, caller: str, channel: str) -> Hello:
-        """Return what *called* answers *caller*: members hear who belongs to the group."""
+        """Return what *called* answers *caller*: members receive the list of members."""
         key = self.node(caller).contacts.hello(channel).key
         to_member = self.node(called).roster.is_member(key)
         return self.node(called).contacts.hello(channel, to_member=to_member)
 
     def _ask_again(self, name: str) -> None:
-        """Let *name*, to which an unknown one spoke, ask the others who belongs to the group."""
+        """Let *name*, to which an unknown one spoke, ask the others for the list of members."""
         for other in self.names:
             if other != name and other in self.members and (name, other) not in self.cut:
                 self.node(name).roster.found(self._answer(other, name, "data"))
@@ -205,7 +205,7 @@ class Cluster:
                 member.node.link_down(name, channel)
 
     def join(self, name: str) -> Member:
-        """Start *name* on its folder, which may be empty or gone, and connect it."""
+        """Start *name* on its folder, which may be empty or missing, and connect it."""
         if name not in self.names:
             self.names.append(name)
         member = self.start(name)
@@ -262,7 +262,7 @@ class Cluster:
             self.post.append(Letter(sender, receiver, frame))
 
     def deliver(self, letter: Letter) -> None:
-        """Hand one letter over, if there is somebody to take it."""
+        """Deliver one frame, if there is a member to receive it."""
         if letter.receiver not in self.members:
             return
         node = self.node(letter.receiver)

@@ -22,7 +22,7 @@ def flip_bit(
 
 
 def records_of(group: FakeGroup) -> list[Record]:
-    """Return every record of the log as it stands on disk, whatever its checksum says."""
+    """Return every record of the log as it stands on disk, with valid checksums or not."""
     found: list[Record] = []
     for index in range(group.log.first_index, group.log.last_index + 1):
         frame = group.log.frame(index)
@@ -33,7 +33,7 @@ def records_of(group: FakeGroup) -> list[Record]:
 
 
 def valid_with_body(group: FakeGroup, body: bytes) -> list[Record]:
-    """Return the records with *body* whose checksum says that it is theirs."""
+    """Return the records with *body* whose checksum is valid."""
     return [
         record
         for record in records_of(group)

@@ -153,7 +153,7 @@ def _make_stale(operations: list[Operation]) -> None:
 
 
 def make_samples(made: MadeRun, duration_s: int) -> list[dict[str, object]]:
-    """Return what the nodes said of themselves four times a second."""
+    """Return the status rows of the nodes, four a second."""
     roles = [event for event in made.history.events if event.kind == "role"]
     roles = [event for event in roles if event.detail.startswith("leader")]
     downs = [event for event in made.history.events if event.kind == "kill"]

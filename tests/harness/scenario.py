@@ -40,9 +40,9 @@ SEGMENT_BYTES: Final = 4096
 INDENT: Final = "  "
 
 ELECTION_S: Final = 1.0
-"""More than the shortest election timeout: nobody hears a leader any more."""
+"""More than the shortest election timeout: no member has a leader any more."""
 
-BEAT_S: Final = 0.1
+HEARTBEAT_S: Final = 0.1
 
 
 class ScenarioError(Exception):
@@ -67,14 +67,14 @@ def runs(entries: Iterable[tuple[int, int]]) -> str:
 def listed_names(members: Members | None) -> str:
     """Return a list of members: voters, then learners in brackets."""
     if members is None:
-        return "nobody"
+        return "no member"
     voters = [member.name for member in members.members if member.is_voter]
     learners = [f"({member.name})" for member in members.members if not member.is_voter]
     return " ".join([*voters, *learners])
 
 
 def frame_words(frame: PeerFrame) -> str:
-    """Return what a frame says."""
+    """Return the contents of a frame as text."""
     fields = frame.fields
     match frame.kind:
         case Kind.PRE_VOTE:
@@ -91,7 +91,7 @@ def frame_words(frame: PeerFrame) -> str:
         case Kind.HEARTBEAT:
             words = f"{fields[0]} commit {fields[1]}"
         case Kind.HEARTBEAT_REPLY:
-            words = f"{fields[0]}" + (" in doubt" if fields[2] else "")
+            words = f"{fields[0]}" + (" not eligible" if fields[2] else "")
         case Kind.SNAPSHOT:
             words = f"of {fields[0]}" + (f" from byte {fields[1]}" if fields[1] else "")
         case Kind.SNAPSHOT_REPLY:
@@ -194,7 +194,7 @@ class ScenarioCluster(Cluster):
         member.node.journal.anchor_moved()
 
     def end(self, name: str, disk: CrashDisk) -> None:
-        """*name* is gone at once, and *disk* is what it leaves."""
+        """Kill *name*; *disk* is what it leaves."""
         self.disks[name] = disk
         self.installs.pop(name, None)
         del self.members[name]
@@ -204,7 +204,7 @@ class ScenarioCluster(Cluster):
                 member.node.link_down(name, channel)
 
     def reconnect(self, one: str, other: str) -> None:
-        """Make the connections between two members anew."""
+        """Make the connections between two members again."""
         for name, peer in ((one, other), (other, one)):
             for channel in ("control", "data"):
                 self.node(name).link_up(peer, channel, self.node(peer).contacts.hello(channel))
@@ -312,7 +312,7 @@ class Scenario:
     # -- commands: time and leadership -----------------------------------------------------
 
     def do_wait(self, seconds: str) -> None:
-        """``wait SECONDS``: time passes and everybody looks at the clock; nothing is sent."""
+        """``wait SECONDS``: time passes and every member reads the clock; nothing is sent."""
         self.group.clock.now_s += float(seconds)
         for name in self._running():
             self.group.node(name).settle()
@@ -333,10 +333,10 @@ class Scenario:
         if not self.group.node(name).is_leader:
             self._say(f"{name} was not elected")
 
-    def do_beat(self, name: str, times: str = "1") -> None:
-        """``beat NAME [TIMES]``: a tenth of a second passes, a heartbeat leaves; ``settle``."""
+    def do_heartbeat(self, name: str, times: str = "1") -> None:
+        """``heartbeat NAME [TIMES]``: 0.1 s passes, a heartbeat leaves; ``settle``."""
         for _ in range(int(times)):
-            self.group.clock.now_s += BEAT_S
+            self.group.clock.now_s += HEARTBEAT_S
             self.group.node(name).leader.send_heartbeats()
             self._look()
             self.do_settle()
@@ -375,7 +375,7 @@ class Scenario:
             self.group.join(name)
         hello, members = self.group.node(name).contacts.hello("control"), node.roster.members
         if members is None:
-            raise ScenarioError("nobody was elected yet")
+            raise ScenarioError("no member was elected yet")
         new = Listed(name, hello.incarnation, "127.0.0.1", 1, hello.client_address)
         node.changes.change(members.with_learner(new))
         node.settle()
@@ -444,7 +444,7 @@ class Scenario:
                 self.do_cut(name, other)
 
     def do_heal(self) -> None:
-        """``heal``: no link is cut; connections over links that were are made anew."""
+        """``heal``: no link is cut; connections over links that were are made again."""
         cut, self.group.cut = self.group.cut, set()
         for one, other in sorted({(min(pair), max(pair)) for pair in cut}):
             if {one, other} <= self.group.members.keys():
@@ -568,7 +568,7 @@ class Scenario:
             f"commit {seen.commit} log {runs(known)}"
         )
         marks = {
-            "in doubt": seen.doubtful,
+            "not eligible": seen.doubtful,
             "no voter": not member.node.roster.is_self_voter,
             "paused": member.name in self.group.paused,
             "held": not member.flushes_by_itself,
@@ -636,7 +636,7 @@ def _news(before: Seen, now: Seen) -> Iterable[str]:
     if now.members != before.members:
         yield f"goes by {now.members}"
     if now.doubtful != before.doubtful:
-        yield "is in doubt" if now.doubtful else "is in doubt no longer"
+        yield "is not eligible" if now.doubtful else "is eligible again"
     if now.transferring != before.transferring:
         yield "hands over" if now.transferring else "hands over no longer"
 

@@ -1,4 +1,4 @@
-"""Somebody who is no member, at the port where members talk to each other."""
+"""A peer that is no member, at the port where members exchange frames."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Stranger:
                 await stream.aclose()
 
     async def listen(self, host: str, port: int) -> None:
-        """Take calls and hear everything that is said, until cancelled."""
+        """Accept connections and keep every frame that comes, until cancelled."""
         listener = await self.network.listen(host, port)
         try:
             async with trio.open_nursery() as nursery:

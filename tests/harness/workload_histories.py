@@ -30,7 +30,7 @@ QUEUES = 2
 NODES = ("n0", "n1")
 MS = 1_000_000
 LATER_NS = 200 * MS
-"""So much later than all sends the queues are read."""
+"""How long after all sends the queues are read."""
 
 
 class Rows:
@@ -68,7 +68,7 @@ class Rows:
         return self.rng.choice(TOPICS), self.rng.randrange(QUEUES)
 
     def read(self, logs: dict[tuple[str, int], list[int]]) -> None:
-        """Let every replica hold *logs*, and somebody pull them."""
+        """Let every replica hold *logs*, and a client pull them."""
         for (topic, queue), log in sorted(logs.items()):
             if log:
                 op = self.add(F.PULL, Outcome.OK, topic, queue)

@@ -61,7 +61,7 @@ accounts:
 
 @dataclass
 class Guarded:
-    """A cluster with every door shut, and the keys."""
+    """A cluster with every access check on, and its credentials."""
 
     cluster: LocalCluster
     accounts: Path
@@ -161,7 +161,7 @@ async def test_an_account_does_what_its_lines_say_and_no_more(guarded: Guarded) 
     ("credentials", "words"),
     [
         (replace(SERVICE, secret_key="another secret"), "Check signature failed"),
-        (Credentials("nobody", "another secret"), "Check signature failed for accessKey=nobody"),
+        (Credentials("other", "another secret"), "Check signature failed for accessKey=other"),
     ],
 )
 async def test_access_refuses_an_unproved_client_with_its_reason(
@@ -224,14 +224,14 @@ async def test_a_change_of_the_account_file_counts_within_seconds(guarded: Guard
 
 
 def put(path: Path, text: str) -> None:
-    """Let a file have another content, in one step: who reads it sees all or nothing of it."""
+    """Let a file have another content, in one step: a reader sees all or nothing of it."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)
 
 
 async def kept_accounts(node: Node) -> list[dict[str, Any]]:
-    """Return when a node said that the account file does not count."""
+    """Return when a node has reported that it does not use the account file."""
     return logged(node.log_path, "accounts_kept")
 
 

@@ -40,7 +40,7 @@ ATTACKED_SENDS = 300
 """Of a hundred the 99th percentile is all but the longest: one slow flush of the disk."""
 PAUSE_S = 0.005
 HUNG_S = 300.0
-"""It takes less than a minute; after this something waits for ever."""
+"""It takes less than a minute; after this something waits without end."""
 
 
 class Load:
@@ -71,7 +71,7 @@ def memory_kib(pid: int | None) -> int:
 
 @asynccontextmanager
 async def attack(kind: str, *addresses: str) -> AsyncIterator[Callable[[], dict[str, int]]]:
-    """Run an attacker while the block runs; what is given tells what it did, once it is over."""
+    """Run an attacker while the block runs; yield its report, complete once it is over."""
     done: dict[str, int] = {}
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "tests.harness.attacker", kind, *addresses],

@@ -25,7 +25,7 @@ SETTINGS: dict[str, object] = {
     "store.max_index_num": 40_000,
 }
 HUNG_S = 120.0
-"""It takes a few seconds; after this something waits for ever."""
+"""It takes a few seconds; after this something waits without end."""
 
 WAYS = ("", "DELAY\x011\x02", "TIMER_DELAY_SEC\x011\x02", "TIMER_DELAY_MS\x01900\x02")
 HOSTILE = (

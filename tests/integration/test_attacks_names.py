@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.timeout(30
 SECOND_GROUP = "e1" * 16
 PAUSE_S = 0.01
 SENDS_PER_CLIENT = 20
-"""Then another client begins: it knows of the group what the NameServer says."""
+"""Then another client begins: it knows of the group what the NameServer reports."""
 ATTACKS = 4
 """So often each stranger tries everything before a leader is killed, and after it again."""
 

@@ -70,7 +70,7 @@ def rss_bytes(cluster: LocalCluster) -> dict[str, int]:
 
 
 async def under_load(cluster: LocalCluster, attack: Callable[[], Awaitable[None]]) -> None:
-    """Send while *attack* goes on; then nothing may be missing or forged, and nobody have ended."""
+    """Send while *attack* goes on; then nothing is missing or forged, and no member has ended."""
     before, topic = await all_statuses(cluster), "load"
     acknowledged: list[bytes] = []
     over = trio.Event()

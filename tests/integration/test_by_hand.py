@@ -1,4 +1,4 @@
-"""The shipped configuration files, started by hand as the README says."""
+"""The shipped configuration files, started by hand as the README describes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Tools:
             time.sleep(0.2)
 
     def healthy(self) -> dict[str, object]:
-        """Wait until the cluster is healthy with all its members and return what it says."""
+        """Wait until the cluster is healthy with all its members and return its status."""
         health: dict[str, object] = self.until(
             lambda said: [group["members"] for group in said["groups"]] == [3],
             *("cluster", "health", "--wait", "--timeout-s", "60"),
@@ -120,7 +120,7 @@ def start_group(folder: Path, examples: str, names: list[str]) -> None:
         sent = dledger("send", "--topic", "hello", "a message", "--tag", "x", "--queue", "1")
         (result,) = json.loads(sent)
         assert (result["status"], result["queue"], result["offset"]) == ("SEND_OK", 1, 0)
-        # A NameServer hears of a topic that a send made when the sender is answered already.
+        # A NameServer learns of a topic that a send made after the sender is answered.
         tools.until(bool, "topic", "route", "hello")
         consumed = json.loads(dledger("consume", "--topic", "hello", "--from", "earliest"))
         assert (consumed["body"], consumed["tags"], consumed["queue"]) == ("a message", "x", 1)

@@ -1,4 +1,4 @@
-"""`dledger-chaos` against real brokers: valid when promises are kept, invalid when they are not."""
+"""`dledger-chaos` against real brokers: valid when guarantees are kept, else invalid."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def dledger_chaos(
 
 
 def chaos(store: Path, *arguments: str, path: str = PATH) -> tuple[int, dict[str, Any]]:
-    """Run a command with --output json; return its exit status and what it said."""
+    """Run a command with --output json; return its exit status and its output."""
     done = dledger_chaos(store, *arguments, "--output", "json", path=path)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
@@ -144,7 +144,7 @@ def test_chaos_finds_and_minimizes_a_planted_bug(
     faults = len(json.loads((store / "bad" / "plan.json").read_text())["steps"])
     assert reported[0].startswith(f"looking for less than {faults} faults in 20 s that shows ")
     assert sum(line.startswith("run ") for line in reported) == 3
-    if done.returncode == 1:  # real time was not on its side: it says so, and what to do
+    if done.returncode == 1:  # real time was too short: it reports that, and what to do
         plan = store / "bad" / "plan.json"
         assert f"dledger-chaos run --plan {plan} --broker-tree {tree}" in reported
         return

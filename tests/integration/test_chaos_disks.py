@@ -1,6 +1,6 @@
 """Faults of real disks, shown on programs of a few lines and on a real broker.
 
-Each mechanism says why it is missing where it is; its tests are skipped with that sentence.
+Each mechanism reports why it is missing where it is; its tests are skipped with that sentence.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def disk(tmp_path: Path) -> Iterator[LoopDisk]:
 
 @contextmanager
 def program(text: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Run *text* in a Python of its own until it has said "ready"; kill it in the end."""
+    """Run *text* in a Python of its own until it has printed "ready"; kill it in the end."""
     process = subprocess.Popen(
         [sys.executable, "-c", text, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -372,10 +372,10 @@ for line in sys.stdin:
     try:
         os.write(fd, b"x")
         os.fdatasync(fd)
-        said = "flushed"
+        flushed = "flushed"
     except OSError as error:
-        said = f"errno {error.errno}"
-    print(said, round((time.perf_counter() - began) * 1000), flush=True)
+        flushed = f"errno {error.errno}"
+    print(flushed, round((time.perf_counter() - began) * 1000), flush=True)
 """
 
 
@@ -439,7 +439,7 @@ def test_failure_that_is_not_reached_is_given_up(tmp_path: Path) -> None:
 
 
 def tracers(pid: int) -> set[int]:
-    """Return who traces the threads of a process; 0: nobody."""
+    """Return the process that traces the threads of a process; 0: none."""
     found = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:

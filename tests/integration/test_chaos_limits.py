@@ -45,7 +45,7 @@ pytestmark = [
 
 
 def run(folder: Path, *steps: Step, seconds: int = 12, settings: Settings = SETTINGS) -> Any:
-    """Play *steps*; return what was said, and the events and operations."""
+    """Play *steps*; return the output, and the events and operations."""
     plan = folder / "plan.json"
     plan.write_text(
         encode_plan(Plan(7, seconds * 1000, steps, workload=WORKLOAD, settings=settings))

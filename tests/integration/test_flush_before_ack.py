@@ -1,6 +1,6 @@
 """Before each acknowledgement a majority has flushed: real processes, watched by strace.
 
-What is promised in each mode: tests/simulation/test_flush_before_ack.py.
+What is guaranteed in each mode: tests/simulation/test_flush_before_ack.py.
 """
 
 from __future__ import annotations

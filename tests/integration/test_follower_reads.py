@@ -203,7 +203,7 @@ async def test_without_a_quorum_stored_messages_and_offsets_are_served(tmp_path:
                 {"consumerGroup": group, **asked},
             )
 
-        # It has to find out that nobody leads any more.
+        # It has to find out that no member leads any more.
         offset = await look_until(lambda: offset_of("half"), lambda answer: answer.code == 0)
         assert offset.ext["offset"] == "15"
         await look_until(lambda: offset_of("nobody"), lambda answer: answer.code == 14)

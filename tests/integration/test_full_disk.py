@@ -1,7 +1,7 @@
 """A full disk: sends are refused as not stored, nothing acknowledged is lost, space heals it.
 
 Real processes on a file system of a few megabytes, where this may be mounted (root). With a replica
-whose disk says no: tests/simulation/test_full_disk.py.
+whose disk is full: tests/simulation/test_full_disk.py.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ async def fill_up(cluster: LocalCluster) -> list[bytes]:
         if answer.code != ResponseCode.SUCCESS:
             assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
             assert answer.ext["outcome"] == "not_stored"
-            # The file system said so, or the look at it that comes every second.
+            # The file system reported it, or the check that comes every second.
             assert "space" in (answer.remark or "").lower()
             return stored
         stored.append(body)
@@ -138,7 +138,7 @@ async def test_full_disk_refuses_sends_and_serves_reads(
         refused = await ask(node.address, 310, SEND, b"refused", timeout_s=30)
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert refused.ext["outcome"] == "not_stored"
-        # Stopped on the full disk it says what it could not write, and it has lost nothing.
+        # Stopped on the full disk it reports what it could not write, and it has lost nothing.
         status_code = await cluster.stop("n0")
         assert status_code == 0 or node.last_log_lines(1).startswith("error: no space ")
         await cluster.start("n0")

@@ -41,7 +41,7 @@ class Heard:
             self._more.notify_all()
 
     def wait_for(self, count: int) -> list[bytes]:
-        """Wait until so many messages were heard and return them."""
+        """Wait until *count* messages were received and return them."""
         with self._more:
             assert self._more.wait_for(lambda: len(self.bodies) >= count, WITHIN_S), self.bodies
             return list(self.bodies)
@@ -95,7 +95,7 @@ def shell(broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]) -> Shell:
 
 
 def offsets(found: Any) -> list[int]:
-    """Return how far a group is in orders, as `group info` says."""
+    """Return how far a group is in orders, as `group info` shows it."""
     return [row["consumed"] for row in found["queues"] if row["topic"] == "orders"]
 
 
@@ -143,7 +143,7 @@ def test_a_group_is_reset_while_it_runs_and_while_it_does_not(
             }
             (row,) = shell.json("producer", "ls", "billing-p")
             assert row["client_id"] == member["client_id"]
-            assert "no producer of nobody" in shell.run("producer", "ls", "nobody", status=1)[1]
+            assert "no producer of absent" in shell.run("producer", "ls", "absent", status=1)[1]
             for number in range(10, 15):
                 producer.send(Message("orders", b"%d" % number, tags="b"))
             heard.wait_for(25)
@@ -250,7 +250,7 @@ def test_a_topic_with_messages_is_deleted_when_that_is_confirmed(
 
 
 class Person(io.StringIO):
-    """Standard input of a terminal on which somebody types."""
+    """Standard input of a terminal on which a user types."""
 
     def isatty(self) -> bool:
         return True
@@ -272,7 +272,7 @@ def test_what_is_sent_has_its_tag_keys_and_properties(broker: EmbeddedBroker, sh
 
 
 def is_routed(permission: str) -> Callable[[Any], bool]:
-    """Return whether a route says so; a broker has it before a NameServer."""
+    """Return whether a route shows it; a broker has it before a NameServer."""
     return lambda rows: [row["permission"] for row in rows] == [permission]
 
 

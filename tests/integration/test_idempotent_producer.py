@@ -140,7 +140,7 @@ async def test_killed_leaders_make_no_duplicates_and_no_unknown_sends(
     deliveries = Counter(bytes(message.body).decode() for message in delayed.values())
     assert [key for key in reported.delayed if deliveries[key] != 1] == []
     assert max(deliveries.values()) == 1
-    # A minute is longer than every fail-over: nobody was left in doubt.
+    # A minute is longer than every fail-over: no send ended as unknown.
     assert reported.unknown == []
     assert len(bodies) == len(reported.stored) + 1
     assert producer.counters.retries >= KILLS, "nothing was repeated: the test shows nothing"

@@ -1,4 +1,4 @@
-"""A cluster of real processes: it starts, survives its leader, stops clean, and leaves nobody."""
+"""Real processes: a cluster starts, survives its leader, stops clean, and leaves no process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_cluster_survives_its_leader_and_stops_clean(tmp_path: Path) -> 
 
 
 async def healthy_under(cluster: LocalCluster, leader: str) -> None:
-    """Wait until the cluster is healthy; it is so under that leader, and the command says so."""
+    """Wait until the cluster is healthy; it is so under that leader, and the command reports it."""
     assert await cluster.wait_healthy() == leader
     await look_until(
         lambda: health(namesrv=cluster.namesrv_address, output="json"), lambda status: status == 0

@@ -40,7 +40,7 @@ ANONYMOUS_BYTES_MAX = 300 << 20
 FLAT_BYTES = 16 << 20
 """What the second half may add: allocator noise, and no more than eight bytes a message."""
 EMPTY_STARTS = 4
-"""A start reads no more of a long log than of an empty one: so many starts of an empty broker,
+"""A start reads no more of a long log than of an empty one: as many starts of an empty broker,
 measured in the same test on the same machine, are noise."""
 UNCHECKED = 200_000
 """Sent just before a SIGKILL, in less than one checkpoint interval."""

@@ -69,7 +69,7 @@ class Load:
                 self.times.append(time.monotonic())
 
     async def reach(self, count: int) -> None:
-        """Wait until so many sends were acknowledged."""
+        """Wait until *count* sends were acknowledged."""
         with trio.fail_after(120):
             while len(self.acknowledged) < count:
                 await trio.sleep(0.01)

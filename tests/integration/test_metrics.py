@@ -45,7 +45,7 @@ async def page_of(port: int) -> MetricsPage:
 
 
 async def settled_page_of(port: int) -> MetricsPage:
-    """Return a page on which the producer's heartbeat was heard and nothing is under way."""
+    """Return a page that counts the producer's heartbeat, while nothing is under way."""
     found: list[MetricsPage] = []
 
     async def is_settled() -> bool:

@@ -85,7 +85,7 @@ def peer_address(cluster: LocalCluster, name: str) -> tuple[str, int]:
 
 
 async def said_until_closed(cluster: LocalCluster, name: str, data: bytes) -> list[PeerFrame]:
-    """Send *data* to a member's peer port; return the frames it says before it hangs up."""
+    """Send *data* to a member's peer port; return the frames that come before it closes."""
     decoder = PeerFrameDecoder()
     frames: list[PeerFrame] = []
     with trio.fail_after(15):

@@ -1,4 +1,4 @@
-"""A client whose network is gone without a word: its streams end all the same."""
+"""A client whose network fails without notice: its streams end all the same."""
 
 from __future__ import annotations
 

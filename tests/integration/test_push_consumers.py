@@ -1,4 +1,4 @@
-"""A push group of real processes: one member is killed, then the leader; everything is heard."""
+"""A push group of real processes: one member is killed, then the leader; everything is received."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from client.consumer.config import PushConfig
 
 def listener(messages, context):
     for message in messages:
-        sys.stdout.write("heard %s\\n" % message.body_bytes.decode())
+        sys.stdout.write("received %s\\n" % message.body_bytes.decode())
         sys.stdout.flush()
 
 with BlockingClient(sys.argv[1]) as client:
@@ -55,7 +55,7 @@ def heard_by(said: Path) -> list[str]:
     """Return what a member has printed; the SDK's log stands between."""
     # The last line may be on its way.
     *lines, _ = said.read_text().split("\n")
-    return [line.split()[1] for line in lines if line.startswith("heard ")]
+    return [line.split()[1] for line in lines if line.startswith("received ")]
 
 
 def own(consumer: PushConsumer) -> int:
@@ -63,7 +63,7 @@ def own(consumer: PushConsumer) -> int:
 
 
 async def owns(consumer: PushConsumer, count: int) -> float:
-    """Wait until *consumer* owns so many queues; return how long that took."""
+    """Wait until *consumer* owns *count* queues; return how long that took."""
     began = time.monotonic()
     with trio.fail_after(WITHIN_S):
         while own(consumer) != count:

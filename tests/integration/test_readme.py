@@ -1,7 +1,7 @@
 """Every command and piece of code in the README and the docs is run, as it stands there.
 
 The blocks of one page are run in order in one shell. Ports and data folders are replaced where
-they are taken (`tests.harness.shipped_files`); ``make`` only says what it would do, for it would
+they are taken (`tests.harness.shipped_files`); ``make`` only prints what it would do, for it would
 run these tests again; measurements are cut short.
 """
 

@@ -148,7 +148,7 @@ async def test_a_group_without_quorum_is_avoided_and_still_read(
         others = [name for name in cluster.members(A) if name != leader]
         for name in others:
             await cluster.kill(name)
-        # The leader is alone. What it has appended nobody can tell about, and sending it
+        # The leader is alone. The outcome of what it has appended is unknown, and sending it
         # elsewhere might store it twice; the sends after that go to the other group.
         moved, unknown = [], 0
         for number in range(40):

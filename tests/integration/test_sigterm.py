@@ -62,7 +62,7 @@ class Sends:
                 self.acknowledged.append(body)
 
     async def reach(self, count: int) -> None:
-        """Wait until so many sends were acknowledged."""
+        """Wait until *count* sends were acknowledged."""
         with trio.fail_after(WITHIN_S):
             while len(self.acknowledged) < count:
                 await trio.sleep(0.01)
@@ -122,7 +122,7 @@ async def test_sigterm_of_the_leader_fails_no_send(
 
 
 async def test_sigterm_of_a_broker_alone_answers_every_send(tmp_path: Path) -> None:
-    """Nobody takes over: a send is acknowledged, or it was not stored. Unknown would be a loss."""
+    """No member takes over: a send is acknowledged or not stored. Unknown would be a loss."""
     async with local_cluster(tmp_path, brokers=1, settings=SETTINGS) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=4)
         sends = Sends()

@@ -141,7 +141,7 @@ async def test_time_can_be_the_tests_own(mock_clock: trio.testing.MockClock) -> 
         await cluster.advance(9.5)
         assert await drain(client, "Later") == []
         await cluster.advance(1.5)
-        # It was due; a disk takes real time to store it, whatever the clock says.
+        # It was due; a disk takes real time to store it, whatever the clock shows.
         until_s = time.monotonic() + 60
         while not (delivered := await drain(client, "Later")) and time.monotonic() < until_s:
             await trio.testing.wait_all_tasks_blocked(0.02)

@@ -90,7 +90,7 @@ async def test_a_leader_killed_between_half_and_end_changes_nothing(tmp_path: Pa
                     restarts.clear()
                 assert await seen(client) == [b"1 commit", b"3 commit, kill"]
 
-                # Nobody says anything, and the leader dies: the next one asks.
+                # No producer answers, and the leader is killed: the next one asks.
                 half = await producer.begin(Message(TOPIC, b"4 left open"))
                 await producer.leave_open(half)
                 said[half.transaction_id] = COMMIT

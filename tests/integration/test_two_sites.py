@@ -1,4 +1,4 @@
-"""Two sites and a cut link between them, with real processes: who is listed, who acknowledges.
+"""Two sites and a cut link between them, with real processes: what is listed, what acknowledges.
 
 ::
 

@@ -1,4 +1,4 @@
-"""A broker of a later release in a group: refused with one line, missed by nobody, taken back.
+"""A broker of a later release in a group: refused with one line, missed by no member, taken back.
 
 Real processes. Replay: ``dledger-chaos run --plan FILE`` with the plan below.
 """
@@ -70,7 +70,7 @@ def test_newer_broker_is_refused_and_comes_back(tmp_path: Path, target: str) -> 
         if op.f == 0 and op.outcome == 0 and alone_ns[0] < op.call_ns < alone_ns[1]
     ]
     assert len(stored) > 50
-    # … nobody voted for it, and it holds what it missed when all is over.
+    # … no member voted for it, and it holds what it missed when all is over.
     leading = [
         event.node
         for event in history.events

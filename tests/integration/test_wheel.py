@@ -63,7 +63,7 @@ SHIPPED = frozenset(
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the variables of a user who has no settings of this repository around."""
+    """Return the variables of a user without settings of this repository."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -29,7 +29,7 @@ def message(asked: dict[str, Any]) -> Message:
 
 
 def stored(result: SendResult) -> dict[str, Any]:
-    """Return what the broker said."""
+    """Return the broker's answer."""
     return {"status": int(result.status), "msg_id": result.msg_id, "offset": result.offset}
 
 

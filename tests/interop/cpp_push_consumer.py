@@ -45,7 +45,7 @@ def main(group: str, namesrv: str, topic: str, expression: str, order: str) -> N
     consumer = PushConsumer(group, orderly=order == "orderly")
     consumer.set_namesrv_addr(namesrv)
     consumer.set_thread_count(1 if order == "orderly" else 4)
-    # Not by its `subscribe`: that one tells the library "consumed" when the callback raises.
+    # Not by its `subscribe`: with it a message counts as consumed when the callback raises.
     ffi_check(dll.Subscribe(consumer._handle, topic.encode(), expression.encode()))
     consumer._register_callback(consume)
     consumer.start()

@@ -14,7 +14,7 @@ const quiet = { info() {}, warn() {}, error() {}, debug() {} };
 const say = line => process.stdout.write(`${JSON.stringify(line)}\n`);
 
 const producer = new Producer({ httpclient, producerGroup, nameSrv, sendMsgTimeout, logger: quiet });
-// Its background tasks tell of brokers that are away; what became of a send, send() tells.
+// Its background tasks report brokers that are away; send() reports what became of a send.
 producer.on('error', () => {});
 await producer.ready();
 say({ ready: true });

@@ -46,7 +46,7 @@ def _hearing(heard: list[bytes]) -> Listener:
 
 @row("client manager")
 async def client_manager(ground: Ground) -> AsyncIterator[Round]:
-    """A leader that comes knows the members already: nobody's queues move."""
+    """A leader that comes knows the members already: no queue moves."""
     await ground.topic("managed", 4)
     heard: list[bytes] = []
     async with ground.connect() as one, ground.connect() as two:
@@ -87,7 +87,7 @@ async def _members(client: ClientInstance, group: str) -> set[str]:
         )
         if answer.code == ResponseCode.SUCCESS:
             return set(ConsumerIdList.decode(answer.body).consumer_id_list)
-        # A new leader says so for as long as it may not know all of them.
+        # A new leader reports that for as long as it may not know all of them.
         assert answer.code == ResponseCode.SYSTEM_ERROR, answer
         await trio.sleep(LOOK_S)
 
@@ -182,7 +182,7 @@ async def _fenced(
     queue: MessageQueue,
     number: int,
 ) -> None:
-    """Whoever has the lock keeps it; its token is no longer heard once somebody else has it."""
+    """The holder of the lock keeps it; its token does not count once another client has it."""
     token = (await holder.lock([queue], timeout_s=40))[queue]
     assert await rival.lock([queue], timeout_s=40) == {}
     await retried(lambda: consumer.commit_offset(queue, number, lock_token=token))

@@ -221,7 +221,7 @@ class Ground:
         await self._whole()
 
     async def cut_one_way(self, number: int) -> None:
-        """Let the leader be heard and not hear, or hear and not be heard, in turn."""
+        """Cut one direction of the leader's links, or the other, in turn."""
         name = await self.leader()
         others = [other for other in self.cluster.brokers if other != name]
         cuts = [(other, name) if number % 2 else (name, other) for other in others]
@@ -235,7 +235,7 @@ class Ground:
         await self._whole()
 
     async def _whole(self) -> None:
-        """Wait until somebody leads and everybody follows again."""
+        """Wait until one member leads and all others follow again."""
         await self.cluster.wait_leader(group=GROUP, timeout_s=WHOLE_WITHIN_S)
         for name in self.cluster.brokers:
             await self.cluster.wait_caught_up(name, WHOLE_WITHIN_S)

@@ -68,7 +68,7 @@ async def fast_port(ground: Ground) -> AsyncIterator[Round]:
             await trio.sleep(LOOK_S)
         assert answer.ext["queueOffset"] == str(there[body])
         if number == 0:
-            # Whoever took it may be the leader that something happens to: it answers again.
+            # The broker that took it may be the leader that something happens to: it answers again.
             await look_until(
                 lambda: ask(fast, RequestCode.PULL_MESSAGE, {"topic": "old"}),
                 lambda pull: pull.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
@@ -90,7 +90,7 @@ async def runtime_configuration(ground: Ground) -> AsyncIterator[Round]:
             if answer is not None:
                 break
         found = read_properties(bytes(answer.body).decode())[SETTING]
-        # A broker that was killed in between begins with what its file says.
+        # A broker that was killed in between begins with what its file holds.
         assert found in (value, "32"), found
         refused = {"storePathRootDir": "/elsewhere"}
         body = format_properties(refused).encode()
@@ -119,7 +119,7 @@ async def hooks_and_statistics(ground: Ground) -> AsyncIterator[Round]:
                 ]
                 assert (hook.before, hook.after) == (3, [r.message_id for r in results])
                 after = await _put(address, key)
-                # Only who took all three has counted them; it is another one after a fail-over.
+                # Only a broker that took all three counted them; after a fail-over it is another.
                 if before is not None and after == before + 3:
                     return
 
@@ -152,8 +152,8 @@ async def _put(address: str, key: dict[str, str]) -> int | None:
     return BrokerStatsData.decode(answer.body).stats_day.sum
 
 
-@row("said aloud")
-async def said_aloud(ground: Ground) -> AsyncIterator[Round]:
+@row("announced")
+async def announced(ground: Ground) -> AsyncIterator[Round]:
     await ground.topic("unwaited", 1)
     tail = await ground.tail("unwaited")
 

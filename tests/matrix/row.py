@@ -1,4 +1,4 @@
-"""A row of the matrix: a service, and how one round of using it looks."""
+"""A row of the matrix: a service, and one round of using it."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ async def transactions(ground: Ground) -> AsyncIterator[Round]:
                 back = b"back" in bytes(half.message.body)
                 state = LocalTransactionState.ROLLBACK if back else LocalTransactionState.COMMIT
                 said[half.transaction_id] = state
-                # Of those that nobody ends a broker asks.
+                # A broker asks for those that are not ended.
                 is_silent = b"silent" in bytes(half.message.body)
                 return LocalTransactionState.UNKNOWN if is_silent else state
 
@@ -208,7 +208,7 @@ def _patient(**more: Any) -> ProducerConfig:
 
 
 async def _traced(traces: Tail, wanted: set[str]) -> None:
-    """Wait until the trace of a round says that these messages were sent, each once."""
+    """Wait until the trace of a round shows that these messages were sent, each once."""
     reported: Counter[str] = Counter()
     while not wanted <= set(reported):
         for message in await traces.more():

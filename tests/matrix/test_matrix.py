@@ -47,7 +47,7 @@ SERVICES = {
     "hooks and statistics",
     "fast port",
     "runtime configuration",
-    "said aloud",
+    "announced",
     "test kit",
 }
 FAULTS = {

@@ -105,7 +105,7 @@ def plant(number: int, folder: Path, /) -> int:
 def unseen(*, only: Only = ()) -> int:
     """Run the unit tests against each bug. Exit status 1 when they find one.
 
-    What a unit test finds says nothing about the simulator, so it does not count as found by it.
+    What a unit test finds shows nothing of the simulator, so it does not count as found by it.
     """
     return ExitCode.FAILED if unseen_bugs.seen(list(_chosen(only).values()), note) else ExitCode.OK
 
@@ -197,7 +197,7 @@ def show_score(
     render: Annotated[bool, Parameter(help="Hunt nothing: show what the record has.")] = False,
     output: Output = "table",
 ) -> int:
-    """Hunt each bug with its own workload and with that of a soak; show who found it."""
+    """Hunt each bug with its own workload and with that of a soak; show which found it."""
     patches = _chosen(only)
     scores = {number: score for number, score in read_scores(record).items() if number in patches}
     if not render:
@@ -219,7 +219,7 @@ def compare(
     *,
     only: Only = (),
     count: Annotated[
-        int, Parameter(help="Without --only: so many of the record that a soak found last.")
+        int, Parameter(help="Without --only: how many of the record that a soak found last.")
     ] = 10,
     budget: Annotated[float, Parameter(help="CPU seconds per bug and order.")] = BUDGET_CPU_S,
     jobs: Annotated[int, Parameter(help="Hunts at the same time, one per core.")] = 2,

@@ -61,7 +61,7 @@ class Hunted(msgspec.Struct):
     Attributes:
         number: The bug.
         found: A drawn plan showed a violation within the budget.
-        counts: The plan that shows it passes without the bug: finding it says something.
+        counts: The plan that shows it passes without the bug: finding it proves something.
         calm: A plan without faults showed it, too.
         seeds: Plans played.
         cpu_s: CPU time of them.

@@ -1,4 +1,4 @@
-"""Planted bugs as patches: what a patch file says, and source text with the bug in it. Pure.
+"""Planted bugs as patches: what a patch file holds, and source text with the bug in it. Pure.
 
 A file is a head and a unified diff::
 

@@ -1,4 +1,4 @@
-"""Looks for planted bugs in real brokers: drawn plans, one after the other, until one shows it.
+"""Searches planted bugs in real brokers: drawn plans, one after the other, until one shows it.
 
 The counterpart of `tests.mutants.hunt`, which does so in simulated time. A bug counts as found when
 the same plan is valid without it.

@@ -1,4 +1,4 @@
-"""Every promise judged row by row, without the columns: what the kernel has to say as well."""
+"""Every guarantee judged row by row, without the columns: the verdict that the kernel must give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets that were removed before any row named their message, one by one; who fits, by search."""
+"""Offsets removed before any row named their message, one by one; the send that fits, by search."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _check_queues(reads: list[ReplicaRead]) -> list[Violation]:
 
 
 def _check_acknowledged(history: History) -> list[Violation]:
-    """Every acknowledged send stands where the acknowledgement said, on every replica."""
+    """Every acknowledged send stands at its acknowledged offset, on every replica."""
     by_queue: dict[tuple[str, int], list[ReplicaRead]] = {}
     for read in history.replica_reads:
         by_queue.setdefault((read.topic, read.queue), []).append(read)

@@ -48,7 +48,7 @@ def check_history(history: History, *, node: str | None = None) -> Verdict:
     first_kept = {(r.topic, r.queue): r.min_off for r in reads if r.node == chosen}
     attempts = sends_of(history.operations)
     live = Counter(op.value for op in attempts if op.outcome != Outcome.FAIL)
-    # Of several attempts the one that says most counts.
+    # Of several attempts the one with most information counts.
     attempts.sort(
         key=lambda op: (Outcome.FAIL, Outcome.INFO, Outcome.OK).index(Outcome(op.outcome))
     )

@@ -76,7 +76,7 @@ def bad_offsets(ops: DataFrame, obs: DataFrame) -> DataFrame:
 def clashes(ops: DataFrame, obs: DataFrame) -> DataFrame:
     """Return the bounds of each such offset: `low` and `high` say what, where, and by which send.
 
-    `low` is (lo, -off, who, is_filler), `high` is (hi, off): of equal bounds the first offset's.
+    `low` is ``(lo, -off, who, is_filler)``, `high` ``(hi, off)``: of equal ones the first's.
     """
     facts = _facts(ops, obs).groupBy(*_QUEUE, "off")
     by_off = facts.agg(
@@ -261,7 +261,7 @@ def _read_facts(ops: DataFrame) -> DataFrame:
 
 
 def longest(ops: DataFrame, obs: DataFrame) -> DataFrame:
-    """Return the length of each queue, and who proved most of it.
+    """Return the length of each queue, and the operation that proved most of it.
 
     Ends before pulls before sends before first offsets kept.
     """
@@ -305,7 +305,7 @@ def _facts(ops: DataFrame, obs: DataFrame) -> DataFrame:
 
 
 def _fillers(ops: DataFrame, obs: DataFrame, known: DataFrame, bound: DataFrame) -> DataFrame:
-    """Pair gaps by offset with sends nobody saw by call: the n-th with the n-th."""
+    """Pair gaps by offset with unseen sends by call: the n-th with the n-th."""
     too_long = _too_long(ops, obs)
     lengths = _lengths(ops, obs).where("length > 0").join(too_long, list(_QUEUE), "left_anti")
     every = lengths.select(*_QUEUE, sf.explode(sf.expr("sequence(0L, length - 1)")).alias("off"))
@@ -377,7 +377,7 @@ def judged_by_windows(ops: DataFrame, obs: DataFrame) -> dict[Queue, Judged]:
 
 
 def _counted(ops: DataFrame, obs: DataFrame) -> dict[Queue, Judged]:
-    """Return the counts of each queue, how long it is, and who saw it longer than it can be."""
+    """Return the counts of each queue, its length, and the reads that are longer than it can be."""
 
     def how_many(condition: str) -> Column:
         return sf.count(sf.when(sf.expr(condition), 1))

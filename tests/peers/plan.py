@@ -1,4 +1,4 @@
-"""Who is measured with what load, and in which order."""
+"""Which broker is measured with what load, and in which order."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ consumers, of messages that are given back. Their unit tests plant what they nam
 NO_ANOMALY = ("_PREFIX", "_SUFFIX", "_TOPIC", "PROPERTY")
 """Ends of names of constants that are parts of other names."""
 RECALLS = ("RECALLED", "TOO_LATE_EARLY")
-"""Likewise, of `delayed`: nobody recalls anything here. Planted in the unit tests of recalls."""
+"""Likewise, of `delayed`: nothing is recalled here. Planted in the unit tests of recalls."""
 
 
 def anomalies() -> dict[str, dict[str, Kind]]:

@@ -29,7 +29,7 @@ def open_log(disk: CrashDisk, trusted: Mark | None, *, repair: bool = False) -> 
 
 
 class EntryLogModel(RuleBasedStateMachine):
-    """`entries` is what the log must hold, `promised` how much of it was reported durable."""
+    """`entries` is what the log must hold, `acknowledged` how much of it was reported durable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class EntryLogModel(RuleBasedStateMachine):
             damage = error.damage
             self.log = open_log(self.disk, trusted, repair=True)
         # Sectors of a later entry may outlive those of an earlier one, but nothing that was
-        # promised may be missing.
+        # acknowledged may be missing.
         assert damage is None or len(self.entries) - self.promised >= 2
         assert damage is None or damage.index > self.promised
         assert self.log.mark_valid

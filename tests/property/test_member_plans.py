@@ -1,7 +1,7 @@
 """Groups whose members come, go, lose their folders and hand leadership over, under drawn plans.
 
 On top of what `test_raft_plans` does and checks: lists change while letters are late and disks
-forget, and in the end everybody who is listed votes and has everything.
+forget, and in the end every listed member votes and has everything.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class WatchedMembers(Watched):
         node.settle()
 
     def may_lose(self, name: str) -> bool:
-        """Whether everything would be left without *name*: no second folder is gone meanwhile."""
+        """Whether all would be left without *name*: no second folder is missing meanwhile."""
         nodes = [self.cluster.node(other) for other in self.cluster.names]
         lists = {node.roster.members for node in nodes}
         newest = max(self.committed, default=0)
@@ -141,7 +141,7 @@ class WatchedMembers(Watched):
         )
 
     def wipe(self, name: str) -> None:
-        """Take the folder of *name* away and start it anew."""
+        """Take the folder of *name* away and start it again."""
         cluster = self.cluster
         cluster.post = [x for x in cluster.post if name not in (x.sender, x.receiver)]
         self.kept = [x for x in self.kept if name not in (x.sender, x.receiver)]
@@ -151,7 +151,7 @@ class WatchedMembers(Watched):
         self.wipes += 1
 
     def heal(self) -> None:
-        """Stop all faults: those who are listed must agree, and all of them vote."""
+        """Stop all faults: those that are listed must agree, and all of them vote."""
         cluster = self.cluster
         cluster.post.clear()
         cluster.cut.clear()

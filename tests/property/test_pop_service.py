@@ -1,4 +1,4 @@
-"""POP by its requests beside a small model: who gets what, when again, how often, and until when.
+"""POP by its requests beside a small model: what comes to whom, when, how often, and how long.
 
 One broker group without consensus: a fail-over is another broker over the same applied state, or
 over a snapshot of it. Deliveries, dead letters and lag are compared after every step.

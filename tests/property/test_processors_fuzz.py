@@ -37,7 +37,7 @@ values = st.one_of(
     st.binary(max_size=4),
     st.booleans(),
 )
-# Mostly whole requests, with some fields replaced or gone.
+# Mostly whole requests, with some fields replaced or missing.
 base = {
     **dict.fromkeys("adefghjl", "0"),
     "a": "p",

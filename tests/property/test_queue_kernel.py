@@ -1,4 +1,4 @@
-"""The columns' kernel says what the row-wise checker says, however the rows are cut."""
+"""The kernel over columns agrees with the row-wise checker, however the rows are cut."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_hashed_pull_is_judged_as_its_values() -> None:
         expected = row_wise(plain, (TOPIC, 0))
         operations = folded(random_history(random.Random(seed), 12), random.Random(seed))
         said, found = by_columns(operations, (TOPIC, 0), random.Random(seed))
-        where = f"folded random_history(random.Random({seed})): {found}"
+        where = f"unpacked random_history(random.Random({seed})): {found}"
         if not expected:
             assert said.is_valid, where
             names["valid"] += 1

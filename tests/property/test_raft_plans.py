@@ -189,7 +189,7 @@ def test_any_plan_keeps_what_was_committed_and_ends_in_agreement(
 
 
 def test_plans_are_worth_playing() -> None:
-    """Plans in which nobody leads and nothing is committed would find nothing."""
+    """Plans in which no member leads and nothing is committed would find nothing."""
     leaders = committed = 0
     for seed in range(6):
         rng = random.Random(seed)

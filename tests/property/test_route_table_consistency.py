@@ -44,7 +44,7 @@ class Node:
 
 @dataclass
 class Model:
-    """Addresses and the queues of each name; everything else is worked out anew."""
+    """Addresses and the queues of each name; everything else is computed again."""
 
     nodes: dict[tuple[str, str], Node] = field(default_factory=dict)
     queues: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)

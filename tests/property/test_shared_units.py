@@ -105,7 +105,7 @@ class Model:
                 self.store.queue(*key).delete_before(bounds.min_offset)
 
     def rot_end(self) -> None:
-        """Flip a byte of the file that tells how far the shared units go."""
+        """Flip a byte of the file that holds how far the shared units go."""
         path = f"{shared_folder(ROOT)}/end"
         if path in self.disk.files:
             at = self.rng.randrange(2) * SLOT_STRIDE_BYTES + self.rng.randrange(SLOT_HEADER_BYTES)

@@ -7,11 +7,11 @@ the start makes one of these; what may be acknowledged is never lost without a s
 =========  ========================================================================
 same       log, vote, tables, queues and key index are those of the sound folder,
            once the entries that it has are applied
-doubtful   the replica follows until a leader has refilled it; it does not vote
+voteless   the replica follows until a leader has refilled it; it does not vote
 refused    it does not start, and names the file
 stranger   it is a new member without a vote
 keyless    the key index lacks keys; its files are RocketMQ's and have no checksum
-trusting   it forgets its doubt, which one file alone records
+trusting   it forgets that it may not vote, which one file alone records
 =========  ========================================================================
 """
 
@@ -178,7 +178,7 @@ def truncated_by_a_start() -> Folder:
 
 
 def with_floors(*segments: int) -> list[bytes]:
-    """Return a log with entries that make all replicas give up so many of the first segments."""
+    """Return a log with entries that make all replicas give up *count* of the first segments."""
     writer = usual(40)
     store = ReplicaStore(CrashDisk(), settings(Path(ROOT)), StateTables)
     append(store, writer.frames)
@@ -227,7 +227,7 @@ def installed() -> Folder:
     return folder
 
 
-def doubtful() -> Folder:
+def voteless() -> Folder:
     """A replica that lost what it had acknowledged."""
     folder = running()
     store = folder.open()
@@ -300,7 +300,7 @@ def outcome(folder: Folder, disk: CrashDisk, sound: Found) -> str:
     if found.doubt < sound.doubt and (found.vote, found.frames) == (sound.vote, sound.frames):
         return "trusting"
     if any(found.doubt) and found.doubt >= sound.doubt and found.vote == sound.vote:
-        return "doubtful"
+        return "voteless"
     if replace(found, keys=sound.keys) == sound:
         return "keyless"
     differing = [name for name in vars(sound) if getattr(found, name) != getattr(sound, name)]
@@ -347,7 +347,7 @@ def with_file(disk: CrashDisk, path: str, content: bytes | None) -> CrashDisk:
 
 SAME = frozenset({"same"})
 REFUSED = frozenset({"refused"})
-DOUBTFUL = frozenset({"doubtful"})
+VOTELESS = frozenset({"voteless"})
 SLOTS = {"half": REFUSED}
 """Without one of its slots a file is none that a crash leaves."""
 
@@ -361,7 +361,7 @@ RIGHT: dict[str, dict[str, frozenset[str]]] = {
     },
     "raft/anchor": {
         **dict.fromkeys(("flipped", "half", "empty"), REFUSED),
-        **dict.fromkeys(("missing", "older"), DOUBTFUL),
+        **dict.fromkeys(("missing", "older"), VOTELESS),
     },
     "raft/commit_mark": SLOTS,
     # That it was there is written nowhere else.
@@ -378,14 +378,14 @@ RIGHT: dict[str, dict[str, frozenset[str]]] = {
         "missing": frozenset({"stranger"}),
     },
     "raft/install": {
-        "flipped": DOUBTFUL | REFUSED,
-        **dict.fromkeys(("missing", "half", "empty"), DOUBTFUL),
+        "flipped": VOTELESS | REFUSED,
+        **dict.fromkeys(("missing", "half", "empty"), VOTELESS),
     },
     "raft/installation": SLOTS,
     "raft/keyindex": {},
     # A log without its begin is of no use without them.
     "raft/snapshot": dict.fromkeys(
-        ("flipped", "missing", "half", "empty", "older"), DOUBTFUL | SAME
+        ("flipped", "missing", "half", "empty", "older"), VOTELESS | SAME
     ),
     "raft/truncation": SLOTS,
     "raft/vote": dict.fromkeys(("missing", "half", "empty"), REFUSED),
@@ -413,7 +413,7 @@ MAKERS: tuple[Callable[[], Folder], ...] = (
     shortened,
     refilling,
     installed,
-    doubtful,
+    voteless,
 )
 
 

@@ -22,9 +22,9 @@ BLOCKS = 20
 JOINED = 1_000
 """Histories that are judged at once."""
 BY_ROWS = 16
-"""Every so many-th is judged row by row as well."""
+"""Every n-th is judged row by row as well."""
 THROUGH_TABLES = 512
-"""Every so many-th is judged alone as well, through tables of Arrow."""
+"""Every n-th is judged alone as well, through tables of Arrow."""
 
 
 def compare(rng: random.Random, size_max: int) -> int:
@@ -35,7 +35,7 @@ def compare(rng: random.Random, size_max: int) -> int:
     for at in sorted(found ^ truth):
         rows = "\n".join(map(str, histories[at]))
         pytest.fail(
-            f"exhaustive search says {at not in truth}, the kernel {at not in found}\n{rows}"
+            f"exhaustive search finds {at not in truth}, the kernel {at not in found}\n{rows}"
         )
     for at in range(0, JOINED, BY_ROWS):
         by_rows = check_history(histories[at]).violations

@@ -38,7 +38,7 @@ NAMES = {
 
 
 def both(history: History, folder: Path) -> tuple[list[Verdict], list[Verdict]]:
-    """Return what the row-wise edition says of a history, and what is said of its tables."""
+    """Return the row-wise verdicts on a history, and those on its tables."""
     settled = bool(history.replica_reads)
     expected = check_row_wise(history, settled=settled, late_max_ns=LATE_MAX_NS, idempotent=True)
     in_columns = check_everything(

@@ -1,4 +1,4 @@
-"""Nothing due waits while a leader serves, routes name who is there; what fails that is found."""
+"""Nothing due waits while a leader serves, routes name what is there; what fails that is found."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_a_torn_tail_is_cut_and_comes_back_from_the_leader() -> None:
     assert ran.sometimes["torn_tail_cut"] == 1
     assert ran.world is not None
     node = ran.world.brokers[event.node]
-    assert not node.is_trusted, "it lost what it had promised"
+    assert not node.is_trusted, "it lost what it had acknowledged"
     assert ran.sometimes["doubt_ended"] == 0, "and cannot know"
     assert node.seen_commit == max(other.seen_commit for other in ran.world.brokers.values())
 

@@ -21,7 +21,7 @@ FULL = Plan(
     steps=tuple(Step(15_000, Kind.DISK_FULL, target, 30_000) for target in "012"),
     workload=LOAD,
 )
-"""Every disk is full for so long that retention looks at it several times."""
+"""Every disk is full long enough for retention to check it several times."""
 
 
 def broken(played: Played) -> set[str]:

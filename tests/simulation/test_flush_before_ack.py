@@ -1,4 +1,4 @@
-"""What an acknowledgement promises, in each mode, shown by stopping disks and networks.
+"""What an acknowledgement guarantees, in each mode, shown by stopping disks and networks.
 
 ========================  ======================================================
 SYNC_FLUSH (default)      on disk at the leader and at a majority, then the ack

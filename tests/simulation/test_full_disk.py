@@ -1,4 +1,4 @@
-"""A replica whose disk says that it is full: sends are refused as not stored, space heals it.
+"""A replica whose disk reports that it is full: sends are refused as not stored, space heals it.
 
 With real processes on small file systems: tests/integration/test_full_disk.py.
 """

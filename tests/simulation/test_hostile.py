@@ -139,7 +139,7 @@ def test_messages_are_rolled_by_leader_after_leader() -> None:
     options = {"store.timer_roll_window_slot": str(ROLL_WINDOW_S)}
     found, rolled = run_world(5, main, WorldSettings(options=options))
     assert sorted(found, key=int) == [b"%d" % number for number in range(12)]
-    assert max(rolled) >= 24, "each was stored anew"
+    assert max(rolled) >= 24, "each was stored again"
     assert len(rolled) >= 2, "while one leader after the other was killed"
 
 

@@ -1,4 +1,4 @@
-"""Groups that elect and change their members while a minority is away; nobody is healed first."""
+"""Groups elect and change their members while a minority is away; no member is healed first."""
 
 from __future__ import annotations
 

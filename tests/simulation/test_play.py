@@ -1,4 +1,4 @@
-"""Plans played in a world: kept promises are valid, the same plan is the same run."""
+"""Plans played in a world: kept guarantees are valid, the same plan is the same run."""
 
 from __future__ import annotations
 

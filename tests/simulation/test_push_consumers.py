@@ -1,4 +1,4 @@
-"""Members of a consumer group in whole simulated clusters: who owns what, and what is heard."""
+"""Members of a consumer group in simulated clusters: which owns what, and what is received."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIRST = PushConfig(consume_from=FROM_FIRST)
 
 
 class Members:
-    """Consumers on machines of their own, and what they heard."""
+    """Consumers on machines of their own, and what they received."""
 
     def __init__(self, world: World, config: PushConfig = FIRST, *, orderly: bool = False) -> None:
         self.world = world
@@ -96,7 +96,7 @@ class Members:
         self.consumers.pop(name, None)
 
     async def produce(self, node: ClientNode) -> None:
-        """Send for ever, and remember what was acknowledged."""
+        """Send until cancelled, and remember what was acknowledged."""
         assert node.instance is not None
         async with Producer(node.instance, "p", ProducerConfig(send_timeout_s=6)) as producer:
             number = 0
@@ -344,7 +344,7 @@ def test_in_order_no_message_is_consumed_before_earlier_ones() -> None:
         await world.sleep(15)
         await leader.start()
         members.kill("a")
-        # A leader that is new tells nothing at first: the timer finds out.
+        # A new leader sends no notice at first: the timer finds it.
         await members.settle("b", within_s=25)
         await world.sleep(5)
         world.clients["p"].kill()

@@ -19,7 +19,7 @@ PLAN = Plan(
     ),
     workload=Workload(interval_ms=3_000),
 )
-"""Who leads stands still while another is elected; then clients that were idle ask it."""
+"""The leader stands still while another is elected; then clients that were idle ask it."""
 
 
 def broken(played: Played) -> set[str]:

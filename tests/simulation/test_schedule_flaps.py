@@ -45,7 +45,7 @@ pytestmark = pytest.mark.slow
 
 FLAPS = 100
 SECONDS_PER_FLAP = 6
-"""A third more than a flap takes; the test says when they did not fit in."""
+"""A third more than a flap takes; the test reports when they did not fit in."""
 
 DEPOSED_WITHIN_S = 4.0
 """A leader that no majority answers has to know it by then: an election timeout, a heartbeat."""
@@ -212,7 +212,7 @@ class Watch:
             try:
                 await group.transfer_leadership()
             except (ChangePendingError, ChangeRefusedError):
-                await world.sleep(0.5)  # somebody is still catching up
+                await world.sleep(0.5)  # a follower is still behind
             except NotLeaderError:
                 break
         await self._another(world, term)

@@ -33,7 +33,7 @@ def with_a_secret(world: World) -> None:
     for node in world.brokers.values():
         mount = node.disk.mount()
         mount.make_dir("/etc")
-        mount.replace(SECRET_FILE, b"thirty-two bytes that nobody has")
+        mount.replace(SECRET_FILE, b"thirty-two bytes that none of us has")
         raft = msgspec.structs.replace(node.config.raft, secret_file=SECRET_FILE)
         node.config = dataclasses.replace(node.config, raft=raft)
 
@@ -67,7 +67,7 @@ def test_a_stranger_gets_nothing_while_members_change() -> None:
     )
     played = play(at_the_peer_ports(13, *faults))
     assert played.is_valid, played.verdict.reason
-    # A wiped member names itself to all who claim to be configured, until it has a list.
+    # A wiped member names itself to all that claim to be configured, until it has a list.
     for taken in ("stranger_told", "stranger_called"):
         assert not played.sometimes[taken], taken
     assert played.operations["send_ok"] > 30
@@ -96,7 +96,7 @@ def test_a_stranger_that_wants_the_name_gets_no_message(arg: int) -> None:
 
 
 def test_a_stranger_gets_no_message_while_leaders_are_killed() -> None:
-    # A NameServer that starts again knows nobody: the stranger may be first, the group comes back.
+    # A NameServer that starts again knows no broker: a stranger may be first, the group comes back.
     kills = (
         Step(8_000, Kind.NAMESRV_KILL, "all", 1_500),
         Step(14_000, Kind.KILL, "leader", 3_000),

@@ -1,4 +1,4 @@
-"""Two sites and no link between them: who is listed, used and acknowledges, and the way back.
+"""Two sites and no link between them: which is listed, used and acknowledges, and the way back.
 
 ::
 
@@ -254,7 +254,7 @@ class TwoRooms:
     # -- while the sites are apart ---------------------------------------------------------
 
     def assert_sites_listed(self, world: World, left: list[str], right: list[str]) -> None:
-        """Each NameServer lists who stands in its site, and the leader where there can be one."""
+        """Each NameServer lists the brokers of its site, and the leader where there can be one."""
         for name_server, site in (("ns0", left), ("ns1", right)):
             _, listing = self.seen.listed(name_server)
             here = {world.brokers[name].endpoint for name in site if name in world.brokers}

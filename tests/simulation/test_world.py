@@ -124,7 +124,7 @@ def test_no_majority_is_a_violation_where_one_is_demanded() -> None:
 
 
 def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNode) -> None:
-    """Make *invariant* look broken to those who watch."""
+    """Make *invariant* appear broken to what checks it."""
     checks, promises = world.checks, world.promises
     assert leader.group is not None
     assert follower.group is not None
@@ -133,7 +133,7 @@ def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNod
         case "log_matching":
             checks.committed[checks.last_committed + 1] = 1
         case "two_leaders":
-            checks.leaders = dict.fromkeys(range(10), "somebody else")
+            checks.leaders = dict.fromkeys(range(10), "another")
             leader.kill()
         case "two_leaders_for_long":
             world.last_term, checks.led_since_s = 99, -100.0

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
 
 LATE = "delivered late"
-"""Judged only where a run says how late a message may come."""
+"""Judged only where a run states how late a message may come."""
 REMOVED = [kind for kind in PLANTERS if kind[0] == retention.NAME]
 """Judged only where a plan gives what is kept."""
 KINDS = [kind for kind in PLANTERS if kind[1] != LATE and kind not in REMOVED]

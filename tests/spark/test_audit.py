@@ -1,4 +1,4 @@
-"""An audit spread over Spark's tasks says what one process says."""
+"""An audit spread over Spark's tasks finds what one process finds."""
 
 from __future__ import annotations
 

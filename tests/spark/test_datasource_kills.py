@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
 MESSAGES = 100_000
 IN_FLIGHT = 400
 KILL_AT = (20_000, 45_000, 70_000)
-"""A leader is killed when so many messages are acknowledged."""
+"""A leader is killed when this many messages are acknowledged."""
 RESTART_AT = 55_000
 """The query is stopped and goes on from its checkpoint."""
 BATCH_WAIT_S = 120.0
@@ -40,7 +40,7 @@ SETTINGS: dict[str, object] = {
 
 
 class Sender:
-    """Sends messages in a thread; others wait until so many are acknowledged."""
+    """Sends messages in a thread; others wait until *count* are acknowledged."""
 
     def __init__(self, namesrv: str) -> None:
         self._namesrv = namesrv

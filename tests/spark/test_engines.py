@@ -210,7 +210,7 @@ def test_windows_and_kernel_contradict_each_other_nowhere(spark: SparkSession) -
 
 
 def test_no_frame_of_the_windows_is_without_an_end(spark: SparkSession) -> None:
-    """Such a frame is computed anew for each row: minutes for a million of them."""
+    """Such a frame is computed again for each row: minutes for a million of them."""
     from tests.oracles.windows import bad_offsets
 
     frame = bad_offsets(*frames(spark, random_queues(1)[0]))

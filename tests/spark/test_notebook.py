@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last, and shows what it says it shows."""
+"""The notebook runs from its first cell to its last, and shows what its text states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about Spark does what it says."""
+"""The commands of the page about Spark do what it states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structured Streaming says of a run that goes on what the check in one process says of it."""
+"""Structured Streaming gives a run that goes on the verdict of the check in one process."""
 
 from __future__ import annotations
 

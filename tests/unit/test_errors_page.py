@@ -1,4 +1,4 @@
-"""docs/reference/errors.md says what the code does."""
+"""docs/reference/errors.md states what the code does."""
 
 from __future__ import annotations
 

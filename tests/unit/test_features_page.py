@@ -1,4 +1,4 @@
-"""The page of features says yes only where a test proves it."""
+"""The page of features claims a feature only where a test proves it."""
 
 from __future__ import annotations
 

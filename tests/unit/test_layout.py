@@ -31,7 +31,7 @@ TOP_LEVEL = {
 }
 MADE_BY_TOOLS = {"build", "dist", "runs", "sim-failures", "store"}
 TEXT_SUFFIXES = {".py", ".pyi", ".md", ".toml", ".conf", ".txt", ".svg", ".sh", ".yml", ""}
-# In two parts, so that this file does not hold what it looks for.
+# In two parts, so that this file does not hold what it searches.
 INDEX_ADDRESSES = ("pypi" + ".org", "python" + "hosted", "index" + "-url", "/sim" + "ple/")
 WORKPLACE = ("/wo" + "rk/", "../sha" + "red", "hel" + "per sess" + "ion", "iss" + "ue #")
 

@@ -1,4 +1,4 @@
-"""The pages hang together: no dead link, none that nobody finds."""
+"""The pages hang together: no dead link, none that the index does not list."""
 
 from __future__ import annotations
 

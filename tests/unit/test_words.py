@@ -1,4 +1,4 @@
-"""Plain words: packages, pages and names of tests do without those of `tests/lint/words.txt`."""
+"""Plain words: code, tests, examples and pages do without those of `tests/lint/words.txt`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,30 @@ from tests.harness.shipped_files import ROOT
 WORDS_FILE: Final = ROOT / "tests" / "lint" / "words.txt"
 
 CLEAN: Final = (
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples", "docs"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml"),
     *("client", "commitlog", "dledger", "jepsen_like", "namesrv", "remoting", "spark_jobs"),
+    *("docs", "examples", "tests"),
 )
 """Files and folders that keep to plain words. Only ever longer."""
 
 LEFT_OUT: Final = (
-    "docs/internals/decisions",  # records of their day: they stay as they were written
     "commitlog/store_paths.py",  # names a file of older versions
+    "tests/lint/words.txt",  # the list
+    "tests/unit/test_words.py",  # shows what is found
+)
+
+SUFFIXES: Final = frozenset(
+    {".py", ".md", ".txt", ".toml", ".conf", ".yaml", ".yml", ".tpl", ".j2"}
 )
 
 _CODE = re.compile(
-    r"```.*?```|``[^`]+``|`[^`\n]+`|\]\([^)]*\)|https?://\S+|[\w./-]+\.(?:py|md)\b", re.DOTALL
+    r"```.*?```|``[^`]+``|`[^`\n]+`|\]\([^)]*\)|https?://\S+|[\w./-]+\.(?:py|md)\b|\w+\.\w+\(",
+    re.DOTALL,
 )
 
+
+_MARKUP = re.compile(r"<style>.*?</style>|\{[{%#].*?[}%#]\}|<[^<>]*>", re.DOTALL)
+"""What a template holds beside its text."""
 
 _ARGUMENT = re.compile(r"^ +\*{0,2}\w+:(?= )", re.MULTILINE)
 """The name of an argument, in front of what it is."""
@@ -51,7 +61,8 @@ def words() -> dict[str, str]:
 def pattern(vocabulary: dict[str, str]) -> re.Pattern[str]:
     """Return what finds any of these words in prose, in identifiers of tests too."""
     longest_first = sorted(vocabulary, key=len, reverse=True)
-    return re.compile(rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b", re.IGNORECASE)
+    phrases = (r"\s+".join(map(re.escape, word.split())) for word in longest_first)
+    return re.compile(rf"\b(?:{'|'.join(phrases)})\b", re.IGNORECASE)
 
 
 WORDS: Final = pattern(words())
@@ -68,17 +79,23 @@ def prose_of_module(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+def _blank(found: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", found[0])
+
+
 def uses(prose: str, first_line: int, where: str) -> Iterator[Use]:
     """Yield the words found in prose, code in backticks and addresses left out."""
-    blank = _CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), prose)
-    blank = _ARGUMENT.sub(lambda found: " " * len(found[0]), blank)
+    blank = _ARGUMENT.sub(_blank, _CODE.sub(_blank, prose))
     for found in WORDS.finditer(blank):
-        yield Use(where, first_line + blank.count("\n", 0, found.start()), found[0].lower())
+        word = " ".join(found[0].lower().split())
+        yield Use(where, first_line + blank.count("\n", 0, found.start()), word)
 
 
 def uses_in_file(path: Path) -> list[Use]:
     where = path.relative_to(ROOT).as_posix()
     text = path.read_text()
+    if path.suffix == ".j2":
+        text = _MARKUP.sub(_blank, text)
     parts = prose_of_module(text) if path.suffix == ".py" else [(1, text)]
     return sorted({use for line, prose in parts for use in uses(prose, line, where)})
 
@@ -87,7 +104,9 @@ def clean_files() -> list[Path]:
     found: list[Path] = []
     for name in CLEAN:
         path = ROOT / name
-        inside = [path] if path.is_file() else [*path.rglob("*.py"), *path.rglob("*.md")]
+        inside = [path]
+        if path.is_dir():
+            inside = [file for file in path.rglob("*") if file.suffix in SUFFIXES]
         found += [
             file for file in inside if not file.relative_to(ROOT).as_posix().startswith(LEFT_OUT)
         ]
@@ -96,7 +115,8 @@ def clean_files() -> list[Path]:
 
 def test_clean_files_keep_to_plain_words() -> None:
     files = clean_files()
-    assert files
+    for folder in ("docs", "examples", "tests"):
+        assert any(path.is_relative_to(ROOT / folder) for path in files), folder
     found = [use for path in files for use in uses_in_file(path)]
     advice = words()
     assert not found, "\n".join(
@@ -127,6 +147,8 @@ def test_names_of_tests_are_plain_and_short() -> None:
         ),
         ("raise ValueError('the reign is over')\n", [(1, "reign")]),
         ("await clock.sleep(1)\n", []),
+        ("script = 'import time; time.sleep(1)'\n", []),
+        ('x = "waits for\\n  ever"\n', [(1, "for ever")]),
         ('"""Calls `clock.sleep` and ``who``."""\n', []),
         ('x = f"{a} was told {b}"\n', [(1, "told")]),
     ],

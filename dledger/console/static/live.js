@@ -8,7 +8,7 @@
       const answer = await fetch(part.dataset.from, { credentials: "same-origin" });
       if (!answer.ok) throw new Error(answer.status);
       const text = await answer.text();
-      // A form somebody is about to send stays as it is.
+      // A form that a user is about to send stays as it is.
       if (!part.contains(document.activeElement) && !part.querySelector("details[open]")) {
         part.innerHTML = text;
       }

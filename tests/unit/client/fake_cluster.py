@@ -154,7 +154,7 @@ class Broker(Node):
         self.group = group
         # Called with each SEND_RECORDS or 310 when this node leads; returns an answer instead.
         self.intercept: Callable[[RemotingCommand], Handled] | None = None
-        # What it says of its group; None: nothing, as an older release.
+        # What it reports of its group; None: nothing, as an older release.
         self.identity: str | None = None
         # Codes with which the next questions for its capabilities are refused.
         self.not_now: list[int] = []
@@ -528,7 +528,7 @@ class Group:
         self.brokers = [Broker(world, self, f"10.0.0.1:{first_port + i}") for i in range(members)]
         self.leader: str | None = self.brokers[0].address
         self.registered: dict[int, str] = {}
-        # What NameServers say of it: its identity, and who of it names none.
+        # What NameServers report of it: its identity, and the members that name none.
         self.stated = ""
         self.without: list[str] = []
         self.register()
@@ -540,7 +540,7 @@ class Group:
             broker.identity = identity
 
     def register(self) -> None:
-        """Let the NameServers know who leads now."""
+        """Let the NameServers know the leader."""
         others = [b.address for b in self.brokers if b.address != self.leader]
         self.registered = {i + 1: address for i, address in enumerate(others)}
         if self.leader is not None:

@@ -172,7 +172,7 @@ async def test_every_message_of_a_batch_is_found_and_steps_go_together() -> None
         config = ProducerConfig(enable_msg_trace=True, trace_topic="MY_TRACES")
         async with Producer(client, "p", config) as producer:
             batch = await producer.send_batch([Message("T", b"%d" % i) for i in range(3)])
-            await producer.send_oneway(Message("T", b"not traced: nobody knows"))
+            await producer.send_oneway(Message("T", b"not traced: the outcome is unknown"))
             await producer.send(Message("MY_TRACES", b"not traced: a trace itself"))
         found = steps(group, "MY_TRACES")
         (message,) = (m for m in traces(group, "MY_TRACES") if m.keys)
@@ -217,7 +217,7 @@ async def test_polls_are_traced() -> None:
 
 async def test_half_messages_and_decisions_are_traced() -> None:
     async def unasked(_: MessageExt) -> LocalTransactionState:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no broker asks")
 
     async def commit(_: HalfMessage) -> LocalTransactionState:
         await trio.lowlevel.checkpoint()

@@ -183,7 +183,7 @@ def test_open_files_are_bounded_and_all_are_readable(root: Path) -> None:
 
 
 class RecordingDisk(OsDisk):
-    """Tells which files were flushed."""
+    """Keeps which files were flushed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -436,7 +436,7 @@ def test_a_new_file_survives_the_power_after_the_flush(monkeypatch: pytest.Monke
 
 
 class FewDescriptors(OsDisk):
-    """A disk of a process that may have only so many files open."""
+    """A disk of a process that may have only a limited number of files open."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

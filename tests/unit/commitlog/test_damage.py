@@ -126,7 +126,7 @@ def test_entry_and_unit_damaged_together_come_back_too() -> None:
             entry_log.frame(index)
         entry_log.repair.mark_damaged(index)
     with pytest.raises(CorruptEntryError):
-        entry_log.repair.rewrite(frames[6])  # nobody knows yet what comes before it
+        entry_log.repair.rewrite(frames[6])  # what comes before it is not known yet
     for index in (5, 6):
         entry_log.repair.rewrite(frames[index])
         entry_log.repair.mark_whole(index)

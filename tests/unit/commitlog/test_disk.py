@@ -1,4 +1,4 @@
-"""A platform that lacks a call: the disk takes the nearest one and promises the same."""
+"""A platform that lacks a call: the disk takes the nearest one and guarantees the same."""
 
 from __future__ import annotations
 
@@ -403,7 +403,7 @@ SEGMENT_BYTES = 1 << 16
 
 
 def load_again() -> ModuleType:
-    """Load the module anew, so that it looks at the platform again."""
+    """Load the module again, so that it reads the platform again."""
     assert real_disk.__file__ is not None
     spec = importlib.util.spec_from_file_location("disk_of_another_platform", real_disk.__file__)
     assert spec is not None

@@ -133,7 +133,7 @@ def test_a_query_goes_past_a_file_that_cannot_be_read() -> None:
     assert index.query("T", "k30", 9, *ALWAYS) == []
     assert index.query("T", "k3", 9, *ALWAYS) == [4]
     assert (noted, index.is_behind, index.has_unreadable) == ([paths[1]], True, True)
-    assert disk.exists(MARK)  # what is put from now on is not taken before the mark is gone
+    assert disk.exists(MARK)  # what is put from now on is not taken before the mark is removed
     put(index, 48, 1)
     assert (index.end_phy_offset, disk.exists(MARK)) == (19, False)
 

@@ -104,9 +104,9 @@ def test_acl_check_shows_the_decision(
         (["add", "someone-else", "--topic", "T=WRITE"], 2, "is not DENY, PUB, SUB or PUB|SUB"),
         (["add", "someone-else", "--white", "10.0.0"], 2, "--white: '10.0.0' is not an address"),
         (["grant", "order-service"], 2, "nothing to grant"),
-        (["grant", "nobody", "--topic", "T=PUB"], 1, "account nobody does not exist"),
+        (["grant", "stranger", "--topic", "T=PUB"], 1, "account stranger does not exist"),
         (["revoke", "order-service", "--topic", "T"], 1, "the account has no line about T"),
-        (["rm", "nobody"], 1, "account nobody does not exist"),
+        (["rm", "stranger"], 1, "account stranger does not exist"),
         (["ls", "--file", "/missing.toml"], 2, "/missing.toml: No such file"),
     ],
 )

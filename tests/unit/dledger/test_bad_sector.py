@@ -1,4 +1,4 @@
-"""Bytes of the log that the disk does not give back: found, refused, repaired; nobody ends."""
+"""Bytes of the log that the disk does not give back: found, refused, repaired; no member ends."""
 
 from __future__ import annotations
 

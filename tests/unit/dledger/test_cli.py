@@ -216,7 +216,7 @@ def test_a_reader_that_has_enough_ends_a_command_without_a_word() -> None:
 
 
 def row(**changes: object) -> dict[str, object]:
-    """What one member of a healthy group of two says."""
+    """The status of one member of a healthy group of two."""
     healthy: dict[str, object] = {
         "broker": "a",
         "id": 0,
@@ -234,7 +234,7 @@ def row(**changes: object) -> dict[str, object]:
 
 
 def follower(**changes: object) -> dict[str, object]:
-    """What the other one says."""
+    """The status of the other one."""
     base: dict[str, object] = {
         "id": 2,
         "address": "h:2",
@@ -473,7 +473,7 @@ def test_tables_of_members_fit_into_80_columns(
     assert max(map(len, out.splitlines())) <= 80
     for word in (*columns, "127.0.0.1:10911", "absent", "123"):
         assert word in out
-    assert out.count("\n") == len(rows) + 4, "no cell is folded"
+    assert out.count("\n") == len(rows) + 4, "no cell is wrapped"
 
 
 def test_members_are_those_of_the_leaders_list() -> None:

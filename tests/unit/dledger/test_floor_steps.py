@@ -1,4 +1,4 @@
-"""With very many queues the floor moves in steps: none of them looks at all queues."""
+"""With very many queues the floor moves in steps: none of them reads all queues."""
 
 from __future__ import annotations
 

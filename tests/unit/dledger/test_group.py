@@ -245,7 +245,7 @@ async def test_failing_service_leaves_others_running(tmp_path: Path) -> None:
             raise KeyError("T")
 
         def answered(_: Proposed) -> None:
-            raise RuntimeError("nobody reads the answer")
+            raise RuntimeError("no client reads the answer")
 
         group.services += [failing, steady]
         group.on_applied += [listener, lambda _: heard.append(1)]
@@ -420,7 +420,7 @@ async def test_a_transfer_that_fails_seals_what_waited(tmp_path: Path) -> None:
         leader = await groups.leader()
         await leader.group.submit(batch(b"a"))
         target = groups.others(leader.name)[0]
-        # The target hears everything, and has no space to lead in.
+        # The target receives everything, and has no space to lead in.
         groups.replicas[target].group.node.owner.may_lead = lambda: False
         async with trio.open_nursery() as nursery:
             nursery.start_soon(leader.group.submit, batch(b"b"))

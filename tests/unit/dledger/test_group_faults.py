@@ -178,7 +178,7 @@ async def test_what_is_not_sealed_in_time_is_answered_as_not_stored(tmp_path: Pa
         assert bodies(leader.group) == [b"before", b"y"]
 
 
-# -- doubt is kept -------------------------------------------------------------------------
+# -- no vote is kept----------------------------------------------------------------------
 
 
 def opened(disk: CrashDisk, *, sync_flush: bool = True) -> ReplicaStore:
@@ -295,7 +295,7 @@ def test_clean_async_stop_leaves_no_uncertainty() -> None:
 
 
 async def test_a_mark_of_another_entry_commits_nothing() -> None:
-    """A follower that truncated, wrote anew and lost power finds the old entry there again."""
+    """A follower that truncated, wrote again and lost power finds the old entry there again."""
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
         await leader.group.submit(batch(b"x"))

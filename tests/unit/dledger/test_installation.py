@@ -86,7 +86,7 @@ class Leader:
 
 
 def follower(leader: Leader, shared: int, own: int) -> CrashDisk:
-    """Return the disk of a follower with *shared* entries of the leader and *own* of nobody's."""
+    """Return the disk of a follower with *shared* entries of the leader and *own* ones."""
     disk = CrashDisk()
     store = opened(disk)
     for index in range(1, shared + 1):

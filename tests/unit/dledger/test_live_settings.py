@@ -488,7 +488,7 @@ def test_live_settings_request_must_be_confirmed(
     command.ext[CONFIRMED_FIELD] = "true"
     assert processor.update(CONNECTION, command).code == 0
     assert parts.retention.settings.keep_bytes == 1
-    # The account in the request was checked by nobody here.
+    # The account in the request was not checked here.
     assert parts.retention.asked_by == {"size": "10.0.0.1"}
 
 

@@ -55,7 +55,7 @@ async def test_loop_stall_forgets_a_turn_after_a_minute(mock_clock: MockClock) -
 
 
 class Loop:
-    """A loop whose turns take as long as the test says, and so much of the processor."""
+    """A loop whose turns take the time that the test sets, elapsed and of the processor."""
 
     def __init__(self, clock: MockClock) -> None:
         self.clock = clock

@@ -1,4 +1,4 @@
-"""What a newer version wrote or says is refused with one line, and left as it is."""
+"""What a newer version wrote or sends is refused with one line, and left as it is."""
 
 from __future__ import annotations
 

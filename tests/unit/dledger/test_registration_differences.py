@@ -78,7 +78,7 @@ class World(RegisteringBroker):
         return set(self.name_server.routes.all_topics())
 
     async def begin(self, nursery: trio.Nursery, topics: int = 30) -> list[tuple[int, int]]:
-        """Have so many topics and let them be registered; return the requests for that."""
+        """Have *count* topics and let them be registered; return the requests for that."""
         if topics:
             await self.change(put=made(0, topics))
         nursery.start_soon(self.registration.run)
@@ -152,7 +152,7 @@ async def test_all_topics_go_to_a_name_server_that_forgot_the_broker(
 
 async def test_bad_differences_send_all_topics(world: World, nursery: trio.Nursery) -> None:
     await world.begin(nursery)
-    # Somebody else registered this address meanwhile, with another version.
+    # Another broker registered this address meanwhile, with another version.
     command, _ = await world.registration._with_all_topics(0)
     body = RegisterBrokerBody.decode(command.body)
     body.topic_config_serialize_wrapper.data_version.counter = 77

@@ -105,7 +105,7 @@ async def test_member_with_a_hole_neither_votes_nor_leads() -> None:
         leader = await filled(groups)
         follower, third = (groups.replicas[name] for name in groups.others(leader.name))
         for replica in (leader, third):
-            # Nobody helps.
+            # No other member helps.
             replica.group.node.sender.on_fetch = lambda *_: None  # type: ignore[method-assign]  # sends no repair
         spoil(groups, follower, 6)
         await scrubbed(follower)

@@ -1,4 +1,4 @@
-"""A port that another process has: said before anything is started, with the setting's name."""
+"""A port that another process has: reported before anything is started, with the setting's name."""
 
 from __future__ import annotations
 

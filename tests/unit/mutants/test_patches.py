@@ -1,4 +1,4 @@
-"""Planted bugs: every patch fits the product as it is, and acts when its head says."""
+"""Planted bugs: every patch fits the product as it is, and acts when its head states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The score: who found a planted bug, and what the counts say."""
+"""The score: which test found a planted bug, and the counts."""
 
 from __future__ import annotations
 

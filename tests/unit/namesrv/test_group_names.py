@@ -77,7 +77,7 @@ def test_older_members_stay_during_an_upgrade() -> None:
             addr, broker_id, identity=OURS, members={A, B, C}, data_version=version(state=state)
         )
 
-    # C is upgraded and follows; A and B are refreshed as they were. Nobody names the thief.
+    # C is upgraded and follows; A and B are refreshed as they were. None of them names the thief.
     table.register_broker(upgraded(C, 3, 5), 1)
     assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
     assert table.stated_identities("T1") == {"broker-a": [OURS, A, B]}

@@ -102,7 +102,7 @@ def register_body(
     filters: Iterable[str] = (),
     perm: int = 6,
 ) -> RegisterBrokerBody:
-    """Return what a broker with these topics says."""
+    """Return the registration of a broker with these topics."""
     return RegisterBrokerBody(
         topic_config_serialize_wrapper=TopicConfigSerializeWrapper(
             topic_config_table={

@@ -1,4 +1,4 @@
-"""The pool of connections, and what a failed call says of the message."""
+"""The pool of connections, and the outcome of the message that a failed call reports."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ async def test_broken_connection_is_made_again(
 
 
 async def test_refused_connection_means_not_stored(client: RemotingClient) -> None:
-    with pytest.raises(ConnectFailedError, match="no connection to nobody:9") as raised:
-        await client.invoke("nobody:9", request(ECHO))
+    with pytest.raises(ConnectFailedError, match="no connection to absent:9") as raised:
+        await client.invoke("absent:9", request(ECHO))
     assert raised.value.outcome == "not_stored"
     assert raised.value.refresh_route
 
@@ -196,7 +196,7 @@ async def test_every_request_is_signed_with_what_it_is_sent_as(
     for serialize in SerializeType:
         command = request(NOTE, {"topic": "T"}, b"body", serialize=serialize)
         await client.invoke("b:1", command)
-        # A second try of the same request is signed anew.
+        # A second try of the same request is signed again.
         command.body = b"other"
         await client.invoke_oneway("b:1", command)
     await trio.testing.wait_all_tasks_blocked()

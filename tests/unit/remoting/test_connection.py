@@ -136,7 +136,7 @@ async def test_an_answer_is_noted_after_the_connection_ended(linked: Linked) -> 
     near, far = linked(None, table(watched))
     near.invoke_oneway(request(ECHO))
     await trio.testing.wait_all_tasks_blocked()
-    far.close("the peer has gone")
+    far.close("the peer has closed")
     await trio.testing.wait_all_tasks_blocked()
     for _ in range(2):
         assert not far.reply(held[0], response_to(held[0]))
@@ -504,7 +504,7 @@ async def test_answers_reach_a_peer_that_has_stopped_sending(wire: Any) -> None:
 async def test_timed_out_calls_leave_nothing_behind(
     wire: Any, autojump_clock: trio.testing.MockClock, rounds: int
 ) -> None:
-    """Up to 100,000 calls time out: the table is empty after it, late answers find nobody."""
+    """Up to 100,000 calls time out: the table is empty after it, late answers find no caller."""
     one = wire(limits=ConnectionLimits(write_buffer_bytes=1 << 30, max_pending_calls=100_000))
     timed_out = 0
 

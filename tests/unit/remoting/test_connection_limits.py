@@ -1,4 +1,4 @@
-"""Places of connections: who gets in, who gives way.
+"""Places of connections: which gets one, which gives way.
 
 Many requests of one moment are spread over turns of the event loop.
 """

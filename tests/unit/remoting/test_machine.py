@@ -40,7 +40,7 @@ from remoting.machine import (
 
 
 class Measured:
-    """Work that takes as long as it says, by the clock the executor reads."""
+    """Work that takes a given time, by the clock the executor reads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -86,7 +86,7 @@ async def test_work_that_becomes_cheap_again_comes_back_inline(
 
 
 async def test_slow_work_is_tried_inline_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a thread, under load, all work looks slow; only a trial inline shows that it is not."""
+    """In a thread, under load, all work appears slow; only a trial inline shows that it is not."""
     now = 0.0
     monkeypatch.setattr("remoting.machine.time.perf_counter", lambda: now)
     executor = AdaptiveExecutor(inline_limit_s=0.001)
@@ -388,7 +388,7 @@ def collection(blocks: Blocks) -> Iterator[GarbageCollection]:
 def look(
     collection: GarbageCollection, seconds: float = 0.0, new_objects: int = NEW_MIN + 500
 ) -> None:
-    """Look when so many objects are new, and a few more."""
+    """Check when that many objects are new, and a few more."""
     collection._clock.now += seconds  # type: ignore[attr-defined]  # the clock above
     new: list[list[int]] = [[] for _ in range(new_objects)]
     collection.look()
@@ -422,7 +422,7 @@ def test_garbage_is_not_looked_for_where_tables_grow(
     del old
     blocks.count = 4_000_000 + 100_000 * BLOCKS_PER_ROW
     look(collection, FULL_INTERVAL_S)
-    assert not is_gone(), "rows take so much"
+    assert not is_gone(), "rows take that much"
     blocks.count += 1
     look(collection)
     assert is_gone()

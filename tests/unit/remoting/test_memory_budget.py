@@ -120,7 +120,7 @@ def test_many_half_frames_never_hold_more_than_the_limit() -> None:
         frames.relieve(tick * LOOK_EVERY_S)
         assert frames.used_bytes <= frames.limit_bytes
         assert frames.waiting_bytes <= frames.max_waiting_bytes
-    # Each had its turn and gave way to one that waited; the last ones have nobody to give way to.
+    # Each had its turn and gave way to one that waited; for the last ones no other waits.
     assert sum(peer.ended for peer in peers) == frames.given_way == 147
     assert frames.used_bytes == 3 * FRAME
 
@@ -162,7 +162,7 @@ def test_slow_frame_gives_way_only_to_one_that_waits() -> None:
         now += STALLED_S / 2
         frames.progress(slow.ticket, 1, now)
         frames.relieve(now)
-    assert not slow.ended  # nobody waits
+    assert not slow.ended  # no other waits
     frames.take(waiting.ticket, FRAME, 100, now)
     frames.relieve(now + LOOK_EVERY_S)
     assert slow.ended

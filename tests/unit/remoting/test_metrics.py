@@ -117,7 +117,7 @@ def test_a_long_family_comes_in_pieces_and_has_its_name_once() -> None:
 
 @dataclass
 class Refusing:
-    """A guard that refused so many requests."""
+    """A guard with a given count of refused requests."""
 
     refused: int
 

@@ -151,13 +151,13 @@ async def test_http_server_reports_a_failing_page_and_goes_on() -> None:
 
     def sometimes() -> Iterable[str]:
         if not next(pages):
-            raise OffsetOutOfRangeError("entry 7 is gone")
+            raise OffsetOutOfRangeError("entry 7 is lost")
         yield "a 1\n"
 
     async with serving(sometimes) as network:
         first = await answer_to(network, GET)
         assert first.startswith(b"HTTP/1.1 500 ")
-        assert first.endswith(b"entry 7 is gone\n")
+        assert first.endswith(b"entry 7 is lost\n")
         assert (await answer_to(network, GET)).endswith(b"\r\n\r\na 1\n")
 
 

@@ -170,7 +170,7 @@ async def test_drain_answers_every_request_under_way(
         await trio.sleep(0.5)
         began_s = trio.current_time()
         await server.drain(10)
-        assert trio.current_time() - began_s < 0.1  # the client left; nobody had to be cut off
+        assert trio.current_time() - began_s < 0.1  # the client left; no connection had to be cut
     assert outcomes == {"not_stored"}
     assert codes <= {0, 14}
     assert 0 in codes

@@ -1,4 +1,4 @@
-"""A server under pressure: half frames, idle connections, unread answers, and who is served."""
+"""A server under pressure: half frames, idle connections, unread answers; others are served."""
 
 from __future__ import annotations
 

@@ -49,9 +49,9 @@ def test_toml_lines_of_tables_and_keys() -> None:
 
 
 class PortTable(Struct, frozen=True, kw_only=True):
-    """``[door]``: a port."""
+    """``[listener]``: a port."""
 
-    port: Annotated[int, setting("Port.", "doorPort", "oldDoorPort", ge=1, is_live=True)] = 1
+    port: Annotated[int, setting("Port.", "listenPort", "oldListenPort", ge=1, is_live=True)] = 1
     names: Annotated[tuple[str, ...], setting("Addresses.", "names", parse=parse_addresses)] = (
         "a:1",
     )
@@ -63,13 +63,13 @@ class FlagTable(Struct, frozen=True, kw_only=True):
     on: Annotated[bool, setting("Whether it is on.")] = False
 
 
-SCHEMA = Schema({"door": PortTable, "flag": FlagTable})
+SCHEMA = Schema({"listener": PortTable, "flag": FlagTable})
 
 
 @dataclass(frozen=True, slots=True)
 class PortConfig(Config):
     schema: ClassVar[Schema] = SCHEMA
-    door: PortTable = field(default_factory=PortTable)
+    listener: PortTable = field(default_factory=PortTable)
     flag: FlagTable = field(default_factory=FlagTable)
 
 
@@ -81,14 +81,14 @@ def reader_of(*files: ConfigFile, options: Mapping[str, object] | None = None) -
 
 
 def test_schema_lists_settings_keys_and_limits() -> None:
-    assert list(SCHEMA.settings) == ["door.port", "door.names", "flag.on"]
+    assert list(SCHEMA.settings) == ["listener.port", "listener.names", "flag.on"]
     assert SCHEMA.keys == {
-        "doorPort": "door.port",
-        "oldDoorPort": "door.port",
-        "names": "door.names",
+        "listenPort": "listener.port",
+        "oldListenPort": "listener.port",
+        "names": "listener.names",
     }
-    port = SCHEMA.settings["door.port"]
-    assert (port.table, port.name, port.about, port.is_live) == ("door", "port", "Port.", True)
+    port = SCHEMA.settings["listener.port"]
+    assert (port.table, port.name, port.about, port.is_live) == ("listener", "port", "Port.", True)
     with pytest.raises(ValueError, match="expected a whole number >= 1"):
         port.parse("0")
     assert port.parse("8 KiB") == 8192
@@ -96,40 +96,40 @@ def test_schema_lists_settings_keys_and_limits() -> None:
 
 
 def test_reader_takes_toml_before_properties() -> None:
-    conf = ConfigFile("d.conf", "doorPort=3\nthreads=9\n")
-    toml = ConfigFile("d.toml", "[door]\nport = 2\nnames = 'b:2;c:3'\n")
+    conf = ConfigFile("d.conf", "listenPort=3\nthreads=9\n")
+    toml = ConfigFile("d.toml", "[listener]\nport = 2\nnames = 'b:2;c:3'\n")
     reader = reader_of(conf, toml, options={"flag.on": "true"})
-    assert reader.values == {"door.port": 3, "door.names": ("b:2", "c:3"), "flag.on": True}
+    assert reader.values == {"listener.port": 3, "listener.names": ("b:2", "c:3"), "flag.on": True}
     assert reader.sources == {
-        "door.port": "d.conf",
-        "door.names": "d.toml",
+        "listener.port": "d.conf",
+        "listener.names": "d.toml",
         "flag.on": "command line",
     }
-    assert reader.places["door.port"] == Place("d.conf", 1)
+    assert reader.places["listener.port"] == Place("d.conf", 1)
     assert reader.warnings == ("d.conf: threads is accepted and changes nothing: there are none",)
     assert reader.mistakes == []
 
 
 def test_reader_collects_every_mistake() -> None:
-    conf = ConfigFile("d.conf", "doorPort=x\n\ndorPort=1\n=2\n")
-    reader = reader_of(conf, options={"door.names": "a"})
+    conf = ConfigFile("d.conf", "listenPort=x\n\nlisenPort=1\n=2\n")
+    reader = reader_of(conf, options={"listener.names": "a"})
     assert reader.mistakes == [
-        "d.conf:1: doorPort = 'x': expected a whole number",
-        "d.conf:3: unknown setting dorPort (did you mean doorPort?)",
+        "d.conf:1: listenPort = 'x': expected a whole number",
+        "d.conf:3: unknown setting lisenPort (did you mean listenPort?)",
         "d.conf:4: a key is needed before the value '2'",
-        "command line: door.names = 'a': 'a' is not host:port",
+        "command line: listener.names = 'a': 'a' is not host:port",
     ]
 
 
 def test_reader_derives_and_expands() -> None:
     reader = SettingsReader(SCHEMA, ignored={})
-    reader.derive("door.names", ("~/x",), "door.port")
-    assert reader.sources["door.names"] == "from door.port"
-    reader.values["door.names"] = "~/x"
-    reader.expand_home("door.names", "")
-    assert reader.values["door.names"] == "~/x"
-    reader.expand_home("door.names", "/home/mq")
-    assert reader.values["door.names"] == "/home/mq/x"
+    reader.derive("listener.names", ("~/x",), "listener.port")
+    assert reader.sources["listener.names"] == "from listener.port"
+    reader.values["listener.names"] = "~/x"
+    reader.expand_home("listener.names", "")
+    assert reader.values["listener.names"] == "~/x"
+    reader.expand_home("listener.names", "/home/mq")
+    assert reader.values["listener.names"] == "/home/mq/x"
 
 
 def test_config_file_that_is_no_text_is_named(tmp_path: Path) -> None:
@@ -147,16 +147,16 @@ def path_of(key: str) -> str:
 
 def test_config_changes_are_the_differences() -> None:
     config = PortConfig()
-    values = config.changes({"doorPort": "7", "flag.on": "false"}, path_of=path_of, daemon="door")
-    assert values == {"door.port": 7}
+    values = config.changes({"listenPort": "7", "flag.on": "false"}, path_of=path_of, daemon="d")
+    assert values == {"listener.port": 7}
     changed = config.with_values(values, "by hand")
-    assert changed.changed_settings() == [("door.port", "7", "by hand")]
-    assert config.door.port == 1
+    assert changed.changed_settings() == [("listener.port", "7", "by hand")]
+    assert config.listener.port == 1
     assert changed.flag is config.flag
 
 
 def test_config_refuses_a_change_that_needs_a_start() -> None:
-    with pytest.raises(ConfigError, match=r"flag\.on cannot change while the door runs"):
-        PortConfig().changes({"flag.on": "true"}, path_of=path_of, daemon="door")
-    with pytest.raises(ConfigError, match="doorPort = '0': expected a whole number >= 1"):
-        PortConfig().changes({"doorPort": "0"}, path_of=path_of, daemon="door")
+    with pytest.raises(ConfigError, match=r"flag\.on cannot change while the listener runs"):
+        PortConfig().changes({"flag.on": "true"}, path_of=path_of, daemon="listener")
+    with pytest.raises(ConfigError, match="listenPort = '0': expected a whole number >= 1"):
+        PortConfig().changes({"listenPort": "0"}, path_of=path_of, daemon="listener")

@@ -52,7 +52,7 @@ HEADERS = [parse_header(frame) for frame in LOG.frames]
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three equal folders; whoever changes one changes it back."""
+    """Three equal folders; a test that changes one changes it back."""
     return write_group(tmp_path_factory.mktemp("group"), LOG.frames)
 
 
@@ -187,7 +187,7 @@ def test_a_flipped_byte_of_a_key_index_file_is_found(
     path = data.draw(st.sampled_from(files))
     slots_end = 40 + 4 * INDEX_SLOTS
     counted = int.from_bytes(path.read_bytes()[36:40])
-    # Entry number 0 is nobody's.
+    # Entry number 0 has no owner.
     byte = data.draw(
         st.integers(0, slots_end - 1) | st.integers(slots_end + 20, slots_end + 20 * counted - 1)
     )

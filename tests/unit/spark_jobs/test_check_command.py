@@ -144,7 +144,7 @@ def test_check_over_the_row_limit_is_unknown(tmp_path: Path) -> None:
     assert queue_log.NAME in {verdict.checker for verdict in check_source(source)}
 
 
-# -- what a run promised, from its folder ----------------------------------------------------
+# -- what a run guarantees, from its folder ----------------------------------------------------
 
 TRANSACTIONS = Workload(transactions_per_mille=500, idempotent=True)
 PLAN = Plan(1, 1_000, workload=TRANSACTIONS, settings=Configured(lock_lease_ms=7_000))

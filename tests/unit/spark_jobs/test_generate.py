@@ -74,7 +74,7 @@ def test_generated_anomaly_found_by_name_with_witnesses(
     verdicts = check_everything(history)
     ours = [v for verdict in verdicts for v in verdict.violations if v.checker == made.checker]
     assert {v.name for v in ours} >= {kind}, f"{shape}: {ours}"
-    if kind == queue_log.INCONSISTENT_OFFSETS:  # a value nobody sent is put in its place here
+    if kind == queue_log.INCONSISTENT_OFFSETS:  # here a value that was never sent
         ours = [v for v in ours if v.name == kind]
     assert {v.name for v in ours} == {kind}, f"{shape}: {ours}"
     assert any(set(made.witnesses) <= set(v.operations) for v in ours), f"{shape}: {made}, {ours}"

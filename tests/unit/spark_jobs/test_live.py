@@ -78,7 +78,7 @@ def test_what_is_kept_does_not_grow_with_the_run(tmp_path: Path) -> None:
     assert sum(op.f == F.SEND and op.outcome == Outcome.OK for op in history.operations) > 14_000
     in_a_write = 30_000 // WRITES
     assert max(progress.in_flight for progress in reported) < 2 * in_a_write
-    # Unknown sends that nobody ever sees are waited for; all else is in flight or remembered.
+    # Unknown sends that are never seen are waited for; all else is in flight or remembered.
     rest = [progress.kept - progress.in_flight for progress in reported]
     assert max(rest) < 2 * (VALUES_KEPT + in_a_write) + 30_000 // 50
     assert max(progress.in_flight for progress in reported[WRITES // 2 :]) <= 2 * max(

@@ -1,4 +1,4 @@
-"""The notebook is that of its source, and the runs it ships are what it says of them."""
+"""The notebook is that of its source, and the runs it ships are as it describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command says while Spark works."""
+"""What a command prints while Spark works."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Running:
 
 @dataclass
 class Tracker:
-    """What Spark says."""
+    """The output of Spark."""
 
     stages: dict[int, Running | None] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""What Spark needs of the machine, said before it fails in its own words."""
+"""What Spark needs of the machine, reported before Spark itself fails."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Heard:
             self.running -= 1
 
     async def wait_for(self, count: int, within_s: float = 100.0) -> None:
-        """Wait until so many messages were heard."""
+        """Wait until *count* messages were received."""
         with trio.fail_after(within_s):
             while len(self.bodies) < count:
                 await trio.sleep(0.01)

@@ -52,7 +52,7 @@ async def test_lock_of_another_client_keeps_the_queue_unread(
 ) -> None:
     heard = Heard()
     group = world.groups["g"]
-    group.locks["c", WIRE_QUEUE] = ("somebody else", trio.current_time())
+    group.locks["c", WIRE_QUEUE] = ("another client", trio.current_time())
     await send(producer, 8)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
         await heard.wait_for(6)
@@ -77,7 +77,7 @@ async def test_queue_begins_again_where_others_have_left_it(
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
         await heard.wait_for(4)
         await trio.sleep(6)  # the offset is committed
-        group.locks["c", WIRE_QUEUE] = ("somebody else", trio.current_time())
+        group.locks["c", WIRE_QUEUE] = ("another client", trio.current_time())
         await trio.sleep(25)  # the renewal is refused
         await send(producer, 4, queues=1, first=4)
         await trio.sleep(5)
@@ -109,7 +109,7 @@ async def test_lock_without_renewal_ends_after_thirty_seconds(
         await send(producer, 1, queues=1, first=1)
         await trio.sleep(20)
         assert heard.bodies == [b"0"]
-        # It asks once a second while nobody says.
+        # It asks once a second while there is no answer.
         asked = [s.at for s in world.seen if s.code == lock and s.at > began + 40]
         assert len(asked) >= 8
         for broker in group.brokers:
@@ -253,7 +253,7 @@ async def test_listener_ends_when_the_lock_of_its_queue_is_lost(
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
         await heard.wait_for(1)
         began = trio.current_time()
-        group.locks["c", WIRE_QUEUE] = ("somebody else", began)
+        group.locks["c", WIRE_QUEUE] = ("another client", began)
         with trio.fail_after(22):  # the renewal is refused
             while heard.running:
                 await trio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Readers follow the leader as soon as anybody has heard of a new one."""
+"""Readers follow the leader as soon as the client knows of a new one."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ async def test_owned_queue_does_not_wait_for_a_pull_of_a_silent_broker(world: Wo
         await settled(consumer)
         await trio.sleep(1)
         group = world.groups["g"]
-        group.elect(1)  # the old leader says nothing of it to the pulls it holds
+        group.elect(1)  # the old leader does not answer the pulls it holds
         await send(producer, 4)
-        # Somebody in this client asks the old leader for anything and is redirected.
+        # Another part of this client asks the old leader for anything and is redirected.
         one.leaders.learn("g", group.brokers[1].address, group.term)
         began = trio.current_time()
         await heard.wait_for(4)

@@ -182,7 +182,7 @@ async def test_commits_are_seen_by_the_next_query(world: World, client: ClientIn
 
 async def test_commit_without_an_answer_is_unknown_not_refused() -> None:
     def lost(asked: RemotingCommand) -> RemotingCommand:
-        return outcome_answer(asked, Condition.LEADERSHIP_LOST, "who knows")
+        return outcome_answer(asked, Condition.LEADERSHIP_LOST, "not known")
 
     async with (
         open_world() as world,

@@ -31,7 +31,7 @@ from client.core.route import MessageQueue
         ([["a", "b"]], ["a", "b"]),
         ([["b", "a"], ["a", "b"], []], ["a", "b"]),  # one broker has just started
         ([["a"], ["a"], ["a", "b"]], ["a"]),  # one has not noticed the end of b
-        ([["a", "b"], ["a"]], ["a", "b"]),  # of two, nobody can tell which is right
+        ([["a", "b"], ["a"]], ["a", "b"]),  # of two, none is known to be right
         ([["a"], [], []], []),
         ([["a", "a"], [], []], []),
         ([[]], []),
@@ -168,7 +168,7 @@ def test_location_stands_before_the_only_separator(broker: str, room: str | None
 def test_config_strategy_gives_its_queues_that_exist() -> None:
     own = [MessageQueue("T", "b", 2), MessageQueue("T", "b", 9), MessageQueue("U", "b", 0)]
     strategy = ByConfig(own)
-    assert strategy.allocate("g", "nobody listed", queues_of(4), ["c"]) == [own[0]]
+    assert strategy.allocate("g", "no client listed", queues_of(4), ["c"]) == [own[0]]
 
 
 def test_nearby_shares_a_location_without_consumers() -> None:

@@ -1,4 +1,4 @@
-"""Receives that share requests: who gets what, and what becomes of those that are cancelled."""
+"""Receives that share requests: which gets what, and what becomes of those that are cancelled."""
 
 from __future__ import annotations
 

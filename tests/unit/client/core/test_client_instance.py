@@ -1,4 +1,4 @@
-"""One instance shared by producers and consumers: heartbeats, life, errors."""
+"""One instance shared by producers and consumers: heartbeats, start and end, errors."""
 
 from __future__ import annotations
 

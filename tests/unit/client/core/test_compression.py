@@ -1,4 +1,4 @@
-"""Bodies folded in RocketMQ's three ways: ours, those of others, damaged ones, and bombs."""
+"""Bodies compressed in RocketMQ's three ways: ours, those of others, damaged ones, and bombs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_compress_at_a_higher_level_is_smaller(kind: CompressionType) -> None:
 
 
 def test_lz4_frames_have_blocks_on_their_own() -> None:
-    """Java's reader refuses others; FLG is the fifth byte, bit 5 says independent."""
+    """Java's reader refuses others; FLG is the fifth byte, bit 5 means independent."""
     folded = compress(TEXT * 50, LZ4, 5)
     assert folded[:4] == bytes.fromhex("04224d18")
     assert folded[4] & 0x20
@@ -114,7 +114,7 @@ def zstd_bomb_without_its_size(size: int) -> bytes:
 
 BOMBS: dict[str, tuple[Callable[[int], bytes], int]] = {
     "lz4": (lambda size: lz4.frame.compress(bytes(size)), 0x101),
-    "zstd that says its size": (
+    "zstd with its size": (
         lambda size: zstandard.ZstdCompressor().compress(bytes(size)),
         0x201,
     ),

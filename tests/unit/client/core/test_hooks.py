@@ -290,7 +290,7 @@ async def test_hooks_run_for_half_messages_and_decisions() -> None:
     order = Message("T", b"order", tags="A")
 
     async def unasked(_: MessageExt) -> LocalTransactionState:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no broker asks")
 
     async def commit(_: HalfMessage) -> LocalTransactionState:
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Nothing is sent to a broker of another group, whatever the route says."""
+"""Nothing is sent to a broker of another group, whatever the route holds."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class FakeReplies:
     Attributes:
         requests: Each that was stored, as a consumer gets it.
         known: Address of a broker to the clients that registered with it, with their groups.
-        pushed: What clients said to 326.
+        pushed: What clients answered to 326.
         refuse: Answers to 325 before any push, first come first served.
     """
 
@@ -86,7 +86,7 @@ class FakeReplies:
 
 
 async def push(connection: Connection, header: SendMessageHeader, body: bytes) -> RemotingCommand:
-    """Send 326 as RocketMQ does and return what the client says."""
+    """Send 326 as RocketMQ does and return the client's answer."""
     pushed = ReplyMessageHeader(
         header.producer_group,
         header.topic,

@@ -302,7 +302,7 @@ async def test_send_without_a_session_is_not_stored() -> None:
         world.client() as client,
         Producer(client, "p", ProducerConfig(send_timeout_s=1.0)) as producer,
     ):
-        # The group says it leads, and answers no opening.
+        # The group reports that it leads, and answers no opening.
         for broker in world.groups["g"].brokers:
             processor = broker.processors._processors[RequestCode.OPEN_PRODUCER]
             broker.processors._processors[RequestCode.OPEN_PRODUCER] = processor._replace(

@@ -412,7 +412,7 @@ async def test_send_moves_to_another_group_when_its_own_is_dead() -> None:
 
 
 async def test_send_leaves_a_group_without_a_leader(world: World) -> None:
-    """Its members answer and the NameServers still list a leader: only time tells."""
+    """Its members answer and the NameServers still list a leader: only time shows it."""
     other = await world.add_group("h", 1, 10950)
     async with world.client() as client, Producer(client, "p") as producer:
         await producer.publish_queues("T")

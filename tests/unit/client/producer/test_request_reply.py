@@ -167,7 +167,7 @@ def test_what_is_no_request_has_no_reply() -> None:
     assert not is_request(message(CLUSTER="c"))
 
 
-# -- who knows the requester -----------------------------------------------------------------
+# -- which broker knows the requester --------------------------------------------------------
 
 
 async def test_all_members_know_the_requester_before_its_first_request() -> None:
@@ -302,7 +302,7 @@ async def test_reply_confirms_a_push_of_rocketmq_to_the_byte(world: World) -> No
     (command,) = FrameDecoder().feed(size + head + header + b"that")
     processor = client.server_requests.get(326)
     assert processor is not None
-    said = processor.handler(None, command)  # type: ignore[arg-type]  # not looked at
+    said = processor.handler(None, command)  # type: ignore[arg-type]  # not read
     assert isinstance(said, RemotingCommand)
     text = (
         b'{"code":0,"extFields":{},"flag":1,"language":"PYTHON","opaque":3,'
@@ -342,7 +342,7 @@ async def test_a_reply_to_a_request_of_unknown_fate_is_returned() -> None:
 
         def store_and_forget(asked: RemotingCommand) -> RemotingCommand:
             stage.replies._sent(asked)
-            return answer(asked, Condition.LEADERSHIP_LOST, "who knows")
+            return answer(asked, Condition.LEADERSHIP_LOST, "not known")
 
         leader.intercept = store_and_forget
         nursery.start_soon(stage.answer)

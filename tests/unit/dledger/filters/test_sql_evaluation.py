@@ -18,7 +18,7 @@ YES, NO = True, False
 @pytest.mark.parametrize(
     ("text", "properties", "expected"),
     [
-        # The right side says what a property is read as.
+        # The right side decides what a property is read as.
         ("a = 5", {"a": "5"}, YES),
         ("a = 5", {"a": "05"}, YES),
         ("a = 5", {"a": "5.0"}, NO),

@@ -196,7 +196,7 @@ def test_what_shows_or_sends_has_no_audit_line(broker: Broker, lines: Lines) -> 
     assert audits(lines) == []
 
 
-# ------------------------------------------------------------------------------ who, and secrets
+# ----------------------------------------------------------------------- accounts and secrets
 
 
 ACCOUNTS = f"""\

@@ -1,6 +1,6 @@
 """Which member a reader is sent to: alive, with almost everything, RocketMQ's id 1 first.
 
-Pulls with SQL92 expressions: what comes, what is answered, who waits.
+Pulls with SQL92 expressions: what comes, what is answered, what waits.
 """
 
 from __future__ import annotations

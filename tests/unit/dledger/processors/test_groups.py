@@ -104,7 +104,7 @@ def test_a_group_goes_with_its_offsets_if_asked(broker: Broker, field: str) -> N
     broker.group.settle()
     state = broker.group.state
     assert (state.subscription_group("g"), state.consumer_offset("g", "T", 0)) == (None, None)
-    assert state.consumer_offset("g", "T", 1) is None, "what waited for the next flush is gone"
+    assert state.consumer_offset("g", "T", 1) is None, "what waited for the next flush is dropped"
     assert state.consumer_offset("h", "T", 0) == 6
 
 

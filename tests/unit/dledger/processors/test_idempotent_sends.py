@@ -186,7 +186,7 @@ def test_of_an_expired_session_only_what_is_on_its_way_is_known(sender: Sender) 
     group.settle()
     group.clock.now_s += SESSION_IDLE_MAX_MS / 1000 + 1  # type: ignore[union-attr]  # it is the manual clock
     sender.propose(sender.stamp(1, 0))
-    # Somebody else's entry is applied first, and closes the session by its store time.
+    # An entry of another producer is applied first, and closes the session by its store time.
     group.state.producers.open(b"y" * 16, 99, group.clock.wall_ms())
     assert group.state.producers.get(ID) is None
     assert isinstance(sender.sends.judge(sender.stamp(1, 0)), SendInFlight)

@@ -1,4 +1,4 @@
-"""POP over the fake group: who gets what, when it comes again, what its handle is good for."""
+"""POP over the fake group: what comes to which client, when again, and what a handle does."""
 
 from __future__ import annotations
 
@@ -386,7 +386,7 @@ def test_last_message_dies_without_another_to_hand_out(broker: Broker) -> None:
 
 
 def test_notice_calls_for_a_spent_message(broker: Broker) -> None:
-    """Who polls by notices alone must come for it: a POP is what gives it up."""
+    """A client that polls by notices alone gets it by its next POP."""
     broker.make_topic("T", queues=1)
     broker.group.put("T", 0, b"a")
     retries(broker.group, 0)
@@ -519,7 +519,7 @@ def test_notification_answers_and_takes_no_message(broker: Broker) -> None:
 
 
 def test_notification_sees_behind_many_other_tags(broker: Broker) -> None:
-    """A receive looks at some hundred messages at a time, and passes over what does not match."""
+    """A receive reads some hundred messages at a time, and passes over what does not match."""
     broker.make_topic("T", queues=1)
     for _ in range(2 * MIN_SCAN_UNITS // 100):
         broker.group.put("T", 0, *[b"x"] * 100)

@@ -1,4 +1,4 @@
-"""Pulls: order of checks, what is found, what is answered, who waits."""
+"""Pulls: order of checks, what is found, what is answered, what waits."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ async def test_a_request_that_makes_no_sense_changes_nothing(
         (NotLeaderError("h:1", 3), 14, "not_stored"),
         (ChangePendingError("wait"), 14, "not_stored"),
         (ChangeRefusedError("never"), 1, "not_stored"),
-        (UnknownOutcomeError("who knows"), 1, "unknown"),
+        (UnknownOutcomeError("not known"), 1, "unknown"),
     ],
 )
 async def test_refusal_names_what_happened(error: MQError, code: int, outcome: str) -> None:

@@ -1,4 +1,4 @@
-"""Replies reach the client that waits for them; the broker says if they did, and keeps them."""
+"""Replies reach the client that waits for them; the broker reports if they did, and keeps them."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def test_producers_say_goodbye_without_a_group() -> None:
 
 
 def test_a_message_that_is_not_there_needs_no_right() -> None:
-    """The handler says that it is not there."""
+    """The handler answers that it is not there."""
     assert rights(CODE.VIEW_MESSAGE_BY_ID, {"offset": "101"}) == []
 
 

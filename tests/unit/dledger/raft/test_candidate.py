@@ -144,7 +144,7 @@ def test_the_middle_date_decides(ahead: list[int], expected: int) -> None:
 def test_of_dates_that_contradict_each_other_the_log_decides(
     years: int, is_own: bool, others: int
 ) -> None:
-    """Two of two, of three while one is away, of four or five: one half says this, one that."""
+    """Two of two, of three while one is away, of four or five: the halves have two dates."""
     found, clock = clocks(others + 1)
     wrong_ms = clock.wall_ms() + years * YEAR_MS
     right_ms = clock.wall_ms()

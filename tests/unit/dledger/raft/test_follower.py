@@ -10,7 +10,7 @@ from tests.harness.raft_cluster import Cluster
 
 
 def heartbeat_alone(cluster: Cluster, leader: str, follower: str) -> RaftNode:
-    """Let one heartbeat pass and nothing else; return who got it."""
+    """Let one heartbeat pass and nothing else; return the members that received it."""
     cluster.post = []
     cluster.node(leader).leader.send_heartbeats()
     cluster.collect(leader)

@@ -111,7 +111,7 @@ def test_a_late_copy_of_an_append_cuts_nothing(guards: Guards, tmp_path: Path) -
 
 @proves("idempotent_append")
 def test_follower_commits_only_what_it_has_verified(guards: Guards, tmp_path: Path) -> None:
-    """n1 has an entry nobody else has; an empty append below it must not commit it."""
+    """n1 has an entry that no other member has; an empty append below it must not commit it."""
     cluster = Cluster(tmp_path, guards=guards)
     cluster.elect("n1")
     cluster.cut = {("n1", "n0"), ("n1", "n2")}
@@ -190,7 +190,7 @@ def test_returning_member_does_not_depose_the_leader(guards: Guards, tmp_path: P
 
 
 def test_member_with_a_higher_term_comes_back(tmp_path: Path) -> None:
-    """Silence about lower terms would leave it outside for ever (consensus.md, 10)."""
+    """Silence about lower terms would leave it outside without end (consensus.md, 10)."""
     cluster = Cluster(tmp_path)
     cluster.elect("n0")
     cluster.node("n2").core.observe_term(142)

@@ -136,7 +136,7 @@ def frame(kind: Kind, said: object) -> bytes:
 
 
 async def answers(groups: Groups, *sent: bytes) -> list[PeerFrame]:
-    """Say something to n0 as a stranger; return what it says before it hangs up."""
+    """Send something to n0 as a stranger; return its frames before it closes."""
     decoder = PeerFrameDecoder()
     frames: list[PeerFrame] = []
     stream = await groups.network.connect("127.0.0.1", 40911, timeout_s=1)
@@ -255,7 +255,7 @@ async def test_member_proves_itself_and_asks_back(
 
 
 async def test_the_proof_for_one_member_does_not_open_another(groups: Groups) -> None:
-    """A stranger hands what n1 says to it on to n0, word for word."""
+    """A stranger relays the frames of n1 to n0, byte for byte."""
     groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
     node = (await groups.start("n0")).group.node
     called = {**WITH_NONCE, "to": "n2"}

@@ -87,7 +87,7 @@ class Faults:
     def check(self, what: str) -> None:
         if what in self.errors:
             self.raised[what] += 1
-            raise OSError(self.errors[what], "as the kernel says")
+            raise OSError(self.errors[what], "as the kernel reports")
 
 
 class FaultyStream:
@@ -140,7 +140,7 @@ def lines_of(lines: list[Any]) -> list[Any]:
 
 
 def break_machine(groups: Groups, name: str) -> Faults:
-    """Let the network of *name*, which has not started, fail as is said later."""
+    """Let the network of *name*, which has not started, fail as is set later."""
     faults, network_of = Faults(), groups.network_of
 
     def faulty(asked: str) -> Any:
@@ -266,7 +266,7 @@ class Caller:
         await self.memory.update(self.decoder, len(data), found)
 
     async def send_and_stall(self, size: int) -> None:
-        """Send so much of the largest frame, and then nothing."""
+        """Send *size* bytes of the largest frame, and then nothing."""
         try:
             with self.scope:
                 await self.read(LARGE)

@@ -1,4 +1,4 @@
-"""A member in corners the plans do not reach: full disks, lost promises, late answers."""
+"""A member in corners the plans do not reach: full disks, lost acknowledgements, late answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def flush_log_only(member: Member) -> None:
 
 
 def reconnect(cluster: Cluster, name: str) -> None:
-    """Make all connections from and to *name* anew."""
+    """Make all connections from and to *name* again."""
     node = cluster.node(name)
     for other in cluster.names:
         if other != name:
@@ -65,7 +65,7 @@ def test_winner_without_space_steps_down(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_error_of_the_disk_stops_the_node_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An OSError must not pass for that of a connection, which is only made anew."""
+    """An OSError must not pass for that of a connection, which is only made again."""
     cluster = Cluster(tmp_path, 1)
     node = cluster.elect("n0")
 
@@ -194,7 +194,7 @@ def test_nothing_is_applied_before_it_is_on_the_local_disk(tmp_path: Path) -> No
 
 
 def test_campaign_that_reaches_no_member_ends(tmp_path: Path) -> None:
-    """The library would keep it for the moment of the next connection, whoever leads by then."""
+    """The library would keep it for the next connection, whichever member leads by then."""
     cluster = Cluster(tmp_path)
     node = cluster.node("n0")
     cluster.clock.now_s += 10.0
@@ -227,7 +227,7 @@ def test_an_acknowledgement_waits_for_the_term_it_is_given_in(tmp_path: Path) ->
     assert leader.replicator.peers["n2"].match_index == leader.journal.last_index
 
 
-# -- doubt ---------------------------------------------------------------------------------
+# -- eligibility------------------------------------------------------------------------------
 
 
 def test_refilled_member_votes_without_new_writes(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_acks_before_a_loss_count_no_more(
 
 
 def test_log_behind_its_term_record_opens_newer(tmp_path: Path) -> None:
-    """A power cut may keep entries of a term whose record it took: nobody leads in it twice."""
+    """A power cut may keep entries of a term whose record it took: no member leads in it twice."""
     cluster = Cluster(tmp_path, 1)
     cluster.elect("n0")
     cluster.append("n0", b"x")
@@ -332,7 +332,7 @@ def test_uncertain_member_votes_only_when_most_are(tmp_path: Path, in_doubt: lis
 
 
 def most_lose_promises(cluster: Cluster) -> int:
-    """Commit an entry on n0 and n1, let n1 really lose it, and n1 and n2 be in doubt."""
+    """Commit an entry on n0 and n1, let n1 really lose it, and n1 and n2 be not eligible."""
     cluster.elect("n0")
     cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n2" in (a, b)}
     index = cluster.append("n0", b"x")
@@ -348,7 +348,7 @@ def most_lose_promises(cluster: Cluster) -> int:
 
 
 def let_stand(cluster: Cluster, *names: str) -> list[str]:
-    """Let members stand one after the other; return who leads."""
+    """Let members stand one after the other; return the leader."""
     for name in names:
         cluster.clock.now_s += 10.0
         cluster.node(name).begin_election()
@@ -444,7 +444,7 @@ def test_vote_of_a_new_folder_is_not_counted(tmp_path: Path) -> None:
     while not node.term:
         cluster.step()
     node.contacts.on_hello(
-        replace(cluster.node("n1").contacts.hello("control"), incarnation="made anew")
+        replace(cluster.node("n1").contacts.hello("control"), incarnation="made again")
     )
     cluster.run()
     assert cluster.members["n1"].term_vote.voted_for == "n0"

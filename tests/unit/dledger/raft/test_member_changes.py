@@ -1,4 +1,4 @@
-"""Members come and go in groups driven by hand: who is counted, when, and what a cut undoes."""
+"""Members come and go in groups driven by hand: which count, when, and what a cut undoes."""
 
 from __future__ import annotations
 
@@ -475,7 +475,7 @@ def test_transfer_request_counts_from_the_leader_only(tmp_path: Path) -> None:
 
 
 def test_change_is_refused_when_too_few_can_vote(tmp_path: Path) -> None:
-    """A voter in doubt is connected and cannot vote: the list after it could never commit."""
+    """A voter that is not eligible is connected: the list after it could never commit."""
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     cluster.append("n0", b"x")
@@ -493,7 +493,7 @@ def test_change_is_refused_when_too_few_can_vote(tmp_path: Path) -> None:
 
 
 def test_three_of_four_elect_over_a_half_sent_removal(tmp_path: Path) -> None:
-    """A removed member with the longest log votes for nobody and may not stand (thesis, 4.2.2)."""
+    """A removed member with the longest log gives no vote and may not stand (thesis, 4.2.2)."""
     for reached in ([], ["n1"], ["n2"], ["n1", "n2"], ["n2", "n3"]):
         cluster = Cluster(tmp_path / "-".join(["reached", *reached]), 4)
         leader = cluster.elect("n0")

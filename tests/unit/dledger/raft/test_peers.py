@@ -90,7 +90,7 @@ def test_roster_forgets_an_address_that_changed(
 
 
 def call(name: str, incarnation: str) -> Hello:
-    """What a caller says of itself."""
+    """What a caller sends of itself."""
     return answer(name, {}, inc=incarnation)
 
 
@@ -210,7 +210,7 @@ def hello(name: str, incarnation: str = "", *, doubtful: bool = False) -> Hello:
     ],
 )
 def test_list_commits_with_a_majority_that_votes(connected: list[Hello], can: bool) -> None:
-    """Name and incarnation count, the leader counts itself, doubt does not."""
+    """Name and incarnation count, the leader counts itself; eligibility does not matter."""
     assert could_commit(LIST, connected) is can
 
 

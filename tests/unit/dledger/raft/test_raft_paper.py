@@ -90,7 +90,7 @@ def campaign(cluster: Cluster, name: str) -> RaftNode:
     node.begin_election()
     node.settle()
     while node.core.role is not Role.CANDIDATE and not node.is_leader:
-        assert cluster.step(), f"{name} found nobody who would vote for it"
+        assert cluster.step(), f"{name} found no member that would vote for it"
     return node
 
 
@@ -129,7 +129,7 @@ def add(cluster: Cluster, leader: str, name: str) -> None:
 @pytest.mark.parametrize("kind", [Kind.VOTE, Kind.HEARTBEAT, Kind.APPEND_REPLY, Kind.TERM_NOTICE])
 @pytest.mark.parametrize("role", list(Role), ids=lambda role: role.value)
 def test_a_member_that_sees_a_newer_term_follows_in_it(role: Role, kind: Kind) -> None:
-    """§5.1: whoever sees a larger term takes it; a candidate or leader reverts to follower."""
+    """§5.1: a larger term that is seen is taken; a candidate or leader reverts to follower."""
     cluster = group()
     node = cluster.node("n0")
     if role is Role.CANDIDATE:
@@ -180,7 +180,7 @@ def test_members_begin_as_followers() -> None:
 
 
 def test_leader_keeps_authority_by_heartbeats() -> None:
-    """§5.2: leaders send periodic heartbeats to all followers, who then start no election."""
+    """§5.2: leaders send periodic heartbeats to all followers, which then start no election."""
     cluster = group(5)
     leader = cluster.elect("n0")
 
@@ -613,7 +613,7 @@ def test_elected_member_has_all_committed_entries(lagging: str) -> None:
 
 
 def test_no_two_members_apply_different_entries_at_one_index() -> None:
-    """§5.4.3, State Machine Safety: what one has applied at an index, nobody applies otherwise."""
+    """§5.4.3, State Machine Safety: no two members apply different entries at an index."""
     cluster = group(5)
 
     for leadership, leader in enumerate(["n0", "n1", "n2", "n3", "n4", "n0"]):
@@ -685,7 +685,7 @@ def test_the_same_append_twice_does_no_harm() -> None:
 
 
 def test_leader_sends_many_heartbeats_per_timeout() -> None:
-    """§5.6: broadcast time is far below the election timeout: several beats may be lost."""
+    """§5.6: broadcast time is far below the election timeout: several heartbeats may be lost."""
     cluster = group()
     leader = cluster.elect("n0")
     settings = leader.settings
@@ -716,7 +716,7 @@ def test_safety_does_not_depend_on_time() -> None:
         letters, cluster.post = cluster.post, []
         for letter in letters:
             cluster.deliver(letter)
-    cluster.clock.now_s -= 1.0  # its clock says that no time has passed at all
+    cluster.clock.now_s -= 1.0  # its clock shows that no time has passed at all
     cluster.cut = set()
 
     index = cluster.append("n0", b"of yesterday")
@@ -1193,7 +1193,7 @@ def test_a_deposed_leader_answers_no_read() -> None:
 
 
 def test_pre_vote_changes_no_term_and_no_vote() -> None:
-    """Thesis §9.6: a candidate increments its term only after a majority says it would vote."""
+    """Thesis §9.6: a candidate increments its term once a majority answers that it would vote."""
     cluster = group()
     cluster.clock.now_s += 1.0
 
@@ -1210,10 +1210,10 @@ def test_pre_vote_changes_no_term_and_no_vote() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "granted"),
-    [("none", True), ("hears a leader", False), ("leads", False), ("has a newer log", False)],
+    [("none", True), ("has a leader", False), ("leads", False), ("has a newer log", False)],
 )
 def test_pre_vote_is_granted_by_those_that_would_vote(reason: str, granted: bool) -> None:
-    """Thesis §9.6: granted if the log is new enough and no leader was heard for a timeout."""
+    """Thesis §9.6: granted if the log is new enough and no leader was there for a timeout."""
     cluster = group()
     leader = cluster.elect("n1" if reason == "leads" else "n2")
     if reason == "has a newer log":
@@ -1234,7 +1234,7 @@ def test_pre_vote_is_granted_by_those_that_would_vote(reason: str, granted: bool
 
 
 def test_two_that_stand_at_once_do_not_split_the_vote() -> None:
-    """Each asks before it has heard the other: the first in the order of names goes on."""
+    """Each asks before the other's request has come: the first in the order of names goes on."""
     cluster = group()
     cluster.elect("n2")
     isolate(cluster, "n2")
@@ -1274,7 +1274,7 @@ def test_pre_vote_grant_delays_the_granter() -> None:
 
 
 def test_returning_member_does_not_raise_the_term() -> None:
-    """Thesis §9.6: one that was partitioned does not increase its term, so disturbs nobody."""
+    """Thesis §9.6: one that was partitioned does not increase its term, so disturbs no leader."""
     cluster = group()
     leader = cluster.elect("n0")
     isolate(cluster, "n2")
@@ -1319,7 +1319,7 @@ def test_transfer_updates_its_target_first() -> None:
 
 
 def test_transfer_target_wins_beside_a_leader() -> None:
-    """Thesis §3.10, §4.2.3: no timeout, no pre-vote; the request says that it is a transfer."""
+    """Thesis §3.10, §4.2.3: no timeout, no pre-vote; the request states that it is a transfer."""
     cluster = group()
     cluster.elect("n0")
     cluster.heartbeat("n0")

@@ -1,4 +1,4 @@
-"""What somebody who is no member says at the peer port changes nothing and ends nobody."""
+"""What a peer that is no member sends to the peer port changes nothing and ends no member."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_running_lease_never_changes_hands(
     }
     for key, before in locks.items():
         if now < LEASE_S and (before.client_id, key) not in unlocked:
-            assert after[key] == before, "nobody but its holder ends a grant within its lease"
+            assert after[key] == before, "only its holder ends a grant within its lease"
     for key, lock_after in after.items():
         if lock_after != locks.get(key):
             assert lock_after.token == 10

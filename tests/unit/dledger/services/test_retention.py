@@ -1,4 +1,4 @@
-"""Which segments go, what the record about it says, and when a request asks for it.
+"""Which segments are deleted, what the record about it holds, and when a request asks for it.
 
 Hours of the local day, over the changes to summer time and back.
 """
@@ -81,7 +81,7 @@ class Group:
 
 
 class Kept:
-    """A retention service, the log it looks at and the disk that it is on."""
+    """A retention service, the log it reads and the disk that it is on."""
 
     def __init__(self, clock: ManualClock, *, used: float = 0.0, age_hours: int = 0) -> None:
         hour_now = clock.wall_ms() // HOUR_MS % 24

@@ -205,7 +205,7 @@ async def test_an_entry_of_unknown_outcome_is_never_delivered_twice(
     world.group.commit_latency_s = 0.5
     await trio.sleep(0.01)
     assert world.group.waiting == 1
-    # Appended, then deposed before the answer: nobody knows, but it is in the log.
+    # Appended, then deposed before the answer: its outcome is unknown, but it is in the log.
     world.group.append()
     world.depose()
     await trio.sleep(1)

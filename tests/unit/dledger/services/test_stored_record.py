@@ -165,7 +165,7 @@ async def test_a_copy_compares_what_it_computes(leader: LeaderServices) -> None:
     position = scheduled(leader)
     record = StoredRecords(leader.group).read(position)
     assert decode_record(copy_of(record, Run("T", 3, 1))).queue_id == 3
-    rot_body(leader, position)  # under the hands of who read it
+    rot_body(leader, position)  # after it was read, before it is used
     with pytest.raises(CorruptRecordError, match="does not fit its checksum"):
         copy_of(record, Run("T", 3, 1))
 

@@ -1,4 +1,4 @@
-"""Check-back on virtual time: who is asked when, how often, and what becomes of the undecided."""
+"""Check-back on virtual time: which producer is asked when, and how the undecided end."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ async def test_a_new_leader_goes_on_counting(world: World, nursery: trio.Nursery
     world.group.lead()
     nursery.start_soon(world.serve)
     await trio.sleep(15)
-    assert len(producer.asked) == 2  # an interval since the last one, whoever asked
+    assert len(producer.asked) == 2  # an interval since the last one of any leader
     await trio.sleep(5)
     assert asked(producer)[2:] == [(half.offset, 3)]
 

@@ -1,4 +1,4 @@
-"""Grants in the tables: tokens are entry indexes, and nobody ends a grant that is not there."""
+"""Grants in the tables: tokens are entry indexes, and nothing ends a grant that is not there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker's clock does what the runner says, and nothing jumps that must not."""
+"""A broker's clock does what the runner orders, and nothing jumps that must not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets which address: every way between two names leads over a link the runner owns."""
+"""Which node gets which address: every way between two names leads over a link the runner owns."""
 
 from __future__ import annotations
 

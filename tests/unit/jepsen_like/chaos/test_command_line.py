@@ -15,7 +15,7 @@ from jepsen_like.plans.plan import Plan, encode_plan
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return the one line a refused command says."""
+    """Return the one line a refused command prints."""
     assert main(["chaos", *arguments]) == 2
     reported = capsys.readouterr()
     assert reported.out == ""
@@ -41,7 +41,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("--name-servers", "0"), "--name-servers"),
         (("--faults", "kil"), "see dledger-chaos list-faults"),
         (("--workload", "mixd"), "see dledger-chaos list-workloads"),
-        (("--plan", "gone.json"), "--plan gone.json: No such file"),
+        (("--plan", "absent.json"), "--plan absent.json: No such file"),
         (("--plan", "bad.json"), "no plan"),
         (("--set", "nonsense"), "expected table.name=value"),
         (("--namesrv", "foo"), "'foo' is not host:port"),
@@ -63,7 +63,7 @@ def test_a_bad_argument_starts_nothing(
 
 @pytest.mark.parametrize("command", ["check", "report", "minimize"])
 def test_folder_without_a_run_is_reported(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert "gone is no run, here or in runs; name one" in refused(capsys, command, "gone")
+    assert "absent is no run, here or in runs; name one" in refused(capsys, command, "absent")
 
 
 def test_minimize_needs_a_violation_of_own_brokers(
@@ -83,8 +83,8 @@ def test_minimize_needs_a_violation_of_own_brokers(
 
 
 def test_serve_names_why_it_cannot(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "gone is no folder; give the --store of a run" in refused(
-        capsys, "serve", "--store", "gone"
+    assert "absent is no folder; give the --store of a run" in refused(
+        capsys, "serve", "--store", "absent"
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

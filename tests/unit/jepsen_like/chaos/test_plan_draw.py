@@ -26,7 +26,7 @@ def lost(checker: str = "total_queue") -> Verdict:
 
 
 class Play:
-    """Breaks the promise whenever the culprit is in the plan; another one always."""
+    """Breaks the guarantee whenever the culprit is in the plan; another one always."""
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []
@@ -56,7 +56,7 @@ def test_smallest_plan_with_the_violation_is_kept(tmp_path: Path) -> None:
     assert candidates.smallest is not None
     assert [step.at_ms for step in candidates.smallest.steps] == [CULPRIT.at_ms]
     assert candidates.ran is not None
-    # The one that came to no verdict stays too: somebody wants to know why.
+    # The one that came to no verdict stays too: a person wants to know why.
     left = sorted((tmp_path / "minimize").iterdir())
     assert left == [tmp_path / "minimize" / "1", candidates.ran.folder]
     assert decode_plan((candidates.ran.folder / "plan.json").read_text()) == candidates.smallest

@@ -1,4 +1,4 @@
-"""What a carrier does at a socket that is full, or gone: with socket pairs, so that no byte is in
+"""What a carrier does at a socket that is full, or closed: with socket pairs, so that no byte is in
 between."""
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ async def test_closed_side_found_by_a_send_is_a_reset(
     said = b"last words"
     pair.right.send(said)
     pair.right.close()
-    pair.out.take(memoryview(b"to nobody"))
+    pair.out.take(memoryview(b"to no peer"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pair.home.read)
         await pair.home.deliver()

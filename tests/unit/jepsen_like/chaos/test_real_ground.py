@@ -1,4 +1,4 @@
-"""Which links of a real run a step may break: those of NameServers too, so rooms have some.
+"""Which links of a real run a step may break: those of NameServers too.
 
 Links of a run: those the kernel cuts, and those that cannot be broken here.
 """
@@ -125,7 +125,7 @@ class LinkNetwork(RunNetwork):
 async def settled(network: LinkNetwork, orders: int) -> list[str]:
     """Return what the router was sent when there is that much of it, and forget it."""
     with trio.fail_after(10):
-        while len(network.orders) < orders:  # a worker thread tells it
+        while len(network.orders) < orders:  # a worker thread reports it
             await trio.sleep(0.001)
     reported, network.orders = network.orders, []
     return reported

@@ -24,7 +24,7 @@ def compare(seed: int, count: int, size_max: int, offsets: int | None = None) ->
         violations = check_register(operations)
         truth = is_linearizable(operations)
         assert (not violations) == truth, (
-            f"seed {seed}, history {number}: exhaustive search says {truth}, "
+            f"seed {seed}, history {number}: exhaustive search finds {truth}, "
             f"the checker {violations}\n" + "\n".join(map(str, operations))
         )
         verdicts[not truth] += 1

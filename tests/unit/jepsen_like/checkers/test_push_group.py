@@ -1,4 +1,4 @@
-"""Every kind of broken promise of a push group is seen, and a good run is none."""
+"""Every kind of broken guarantee of a push group is seen, and a good run is none."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tests.oracles.queue_log import check_history as check_rows
 
 FAST_BLOCK = 3_000
 BY_KERNEL = 8
-"""Every so many-th history is judged in columns as well; `test_queue_kernel` judges more."""
+"""Every n-th history is judged in columns as well; `test_queue_kernel` judges more."""
 
 
 def check_history(operations: list[Operation]) -> Verdict:
@@ -45,7 +45,7 @@ def compare(seed: int, count: int, size_max: int) -> tuple[int, int]:
         violations = list(check_rows(operations).violations)
         truth = is_linearizable(operations)
         assert (not violations) == truth, (
-            f"seed {seed}, history {number}: exhaustive search says {truth}, "
+            f"seed {seed}, history {number}: exhaustive search finds {truth}, "
             f"the checker {violations}\n" + "\n".join(map(str, operations))
         )
         if number % BY_KERNEL == 0:

@@ -35,7 +35,7 @@ class Rows:
 
 @pytest.fixture
 def good() -> Rows:
-    """A message tried until it is given up, one given up at once, one nobody knows of."""
+    """A message tried until it is given up, one given up at once, one that no send knows."""
     rows = Rows()
     for tries in range(MAX_TRIES):
         rows.gave(7, tries)

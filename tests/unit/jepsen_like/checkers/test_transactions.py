@@ -130,7 +130,7 @@ def test_rows_without_value_found_by_half_offset() -> None:
     rows[1].value = -1
     assert names(*rows, held=(100,)) == []
     assert names(*rows) == [transactions.COMMIT_LOST]
-    rows[1].txn = 8  # leads nowhere: whose commit it was nobody can tell
+    rows[1].txn = 8  # leads nowhere: whose commit it was cannot be found
     assert names(*rows) == []
 
 

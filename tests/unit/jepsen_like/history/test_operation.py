@@ -1,4 +1,4 @@
-"""A history survives the crash of whoever writes it: whole rows, and a torn last one."""
+"""A history survives the crash of its writer: whole rows, and a torn last one."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_every_kind_can_be_drawn() -> None:
 
 
 def test_a_seed_keeps_the_plan_it_had_when_it_was_written_down() -> None:
-    """Documents name seeds: who changes how plans are drawn hunts and writes these anew."""
+    """Documents name seeds: a change of how plans are drawn needs a new hunt for these."""
     steps = [step for seed in range(40) for step in draw_plan(seed, 600).steps]
     text = "\n".join(f"{s.at_ms} {s.kind} {s.target} {s.for_ms} {s.arg}" for s in steps)
     assert (len(steps), crc32(text.encode())) == (4_357, 2_715_030_720)

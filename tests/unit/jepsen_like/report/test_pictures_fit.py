@@ -19,7 +19,7 @@ from jepsen_like.report.wording import kind_text
 from tests.harness.run_folders import make_run, write_run
 
 TOUCH_PX = 2.0
-"""Boxes of texts have a margin; so much of it may be shared."""
+"""Boxes of texts have a margin; this part of it may be shared."""
 
 
 def shown(axes: Axes) -> list[Text]:

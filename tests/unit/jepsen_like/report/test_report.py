@@ -1,4 +1,4 @@
-"""A page says what its run folder says: verdict, numbers, witnesses; and says what is missing."""
+"""A page shows what its run folder holds: verdict, numbers, witnesses; and what is missing."""
 
 from __future__ import annotations
 

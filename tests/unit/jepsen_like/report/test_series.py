@@ -58,7 +58,7 @@ TINY = [
     op(6, 2.5, 1000),
     op(7, 4.0, 5, F.PULL),
 ]
-"""Seconds: 0 served; 1 and 2 not, a send hangs from 2.5 to 3.5; 3 served; 4 nobody sends."""
+"""Seconds: 0 served; 1 and 2 not, a send hangs from 2.5 to 3.5; 3 served; 4 no client sends."""
 
 
 def test_the_span_reaches_from_the_first_call_to_the_last_return() -> None:

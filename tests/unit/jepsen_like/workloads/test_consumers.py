@@ -96,4 +96,4 @@ async def test_what_one_has_in_hand_its_double_leaves_to_it(
     assert in_hand in (0, 1)
     assert in_hand == 0 or woken == [MESSAGES]
     offsets = [offset for _, offset in clients.commits]
-    assert offsets == [MESSAGES], "whoever has it in hand, and nobody else"
+    assert offsets == [MESSAGES], "the member that has it in hand, and no other"

@@ -1,6 +1,6 @@
 """Account files of both kinds: what they say, and what is refused in them.
 
-Accounts are read again; a broken file keeps those there were, and says so.
+Accounts are read again; a broken file keeps those there were, and reports it.
 
 Credentials from files of both kinds.
 

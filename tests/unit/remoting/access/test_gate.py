@@ -78,7 +78,7 @@ def clock() -> ManualClock:
 def called(
     gate: AccessGate, command: RemotingCommand, host: str = "10.1.1.1"
 ) -> tuple[str, list[RemotingCommand]]:
-    """Return what the refusal says, empty when there was none, and what reached the handler."""
+    """Return the text of the refusal, empty when there was none, and what reached the handler."""
     reached: list[RemotingCommand] = []
 
     def handler(_: Any, asked: RemotingCommand) -> RemotingCommand:
@@ -91,7 +91,7 @@ def called(
     assert processor is not None
     try:
         connection = SimpleNamespace(peer_address=(host, 1), attributes={})
-        answered = processor.handler(connection, command)  # type: ignore[arg-type]  # what a guard looks at
+        answered = processor.handler(connection, command)  # type: ignore[arg-type]  # what a guard reads
     except AccessRefusedError as error:
         return str(error), reached
     assert isinstance(answered, RemotingCommand)
@@ -132,7 +132,7 @@ def test_gate_binds_an_account_to_its_names_not_administrators(gate: AccessGate)
         (request(FREE), "No accessKey is configured"),
         (request(FREE, {"AccessKey": ""}), "No accessKey is configured"),
         (request(FREE, {"AccessKey": 7}), "No accessKey is configured"),
-        (signed(FREE, "nobody-1"), "Check signature failed for accessKey=nobody-1"),
+        (signed(FREE, "stranger-1"), "Check signature failed for accessKey=stranger-1"),
         (request(FREE, {"AccessKey": "admin-1"}), "Check signature failed for accessKey=admin-1"),
         (
             request(FREE, {"AccessKey": "admin-1", "Signature": "AAAA"}),
@@ -177,7 +177,7 @@ def test_a_handler_learns_whose_rights_counted(gate: AccessGate) -> None:
     assert admitted_account(connection) == ""
     guarded(connection, signed(FOR_ADMINS, "admin-1"))
     assert seen == ["admin-1"]
-    # A name that somebody only claims is not taken over.
+    # A name that a client only claims is not taken over.
     with pytest.raises(AccessRefusedError):
         guarded(connection, request(FOR_ADMINS, {"AccessKey": "admin-2"}))
     assert admitted_account(connection) == "admin-1"
@@ -261,7 +261,7 @@ def test_every_handler_of_a_table_with_a_guard_is_guarded(gate: AccessGate) -> N
             processor = copy.get(code)
             assert processor is not None
             with pytest.raises(AccessRefusedError):
-                processor.handler(SimpleNamespace(peer_address=("10.1.1.1", 1)), request(code))  # type: ignore[arg-type]  # what a guard looks at
+                processor.handler(SimpleNamespace(peer_address=("10.1.1.1", 1)), request(code))  # type: ignore[arg-type]  # what a guard reads
 
 
 def test_without_a_guard_the_handler_is_the_handler_itself() -> None:
