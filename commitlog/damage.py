@@ -157,15 +157,6 @@ class LogRepair:
         """Note that entry *index* was put right, durably."""
         self._log.damaged.remove(index)
 
-    def rewrite(self, frame: Buffer) -> EntryHeader:
-        """Write another replica's copy of a damaged entry over it; durable after the next flush.
-
-        Raises: As `accept` and `write_copies`.
-        """
-        header = self.accept(frame)
-        self.write_copies([(header, frame)])
-        return header
-
     def accept(self, frame: Buffer) -> EntryHeader:
         """Compare another replica's copy of a damaged entry with what is known of it here.
 

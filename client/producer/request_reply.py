@@ -55,12 +55,6 @@ class Send(Protocol):
         """Return when it is stored."""
 
 
-def is_request(message: MessageExt) -> bool:
-    """Return whether a requester waits for a reply to *message*."""
-    properties = message.properties
-    return PROPERTY_CORRELATION_ID in properties and PROPERTY_REPLY_TO_CLIENT in properties
-
-
 def reply_message(
     request: MessageExt, body: Buffer, *, tags: str = "", keys: str | Sequence[str] = ""
 ) -> Message:

@@ -1,7 +1,7 @@
 """What happened in a run, as one number: a digest over every event, and the last few in words.
 
 Two runs of one seed must give the same digest in any interpreter with any hash seed. When they do
-not, the first event that differs is found by asking both for all of them (`Trace.keep_all`).
+not, the last events of both are compared.
 """
 
 from __future__ import annotations
@@ -64,10 +64,6 @@ class Trace:
         self._last: deque[tuple[float, int, int, int, int]] = deque(maxlen=LAST_EVENTS)
         self.counts: Counter[int] = Counter()
         self.sometimes: Counter[str] = Counter()
-
-    def keep_all(self) -> None:
-        """Keep every event in words from now on."""
-        self._last = deque(self._last)
 
     def note(self, event: int, node: int, first: int = 0, second: int = 0) -> None:
         """Take one event in.

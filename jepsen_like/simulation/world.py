@@ -277,10 +277,6 @@ class World:
         leader = self.leader()
         return [node for node in self.replicas() if node is not leader]
 
-    def most_behind(self) -> BrokerNode | None:
-        """Return the running replica with the shortest committed log."""
-        return min(self.replicas(), key=lambda node: (node.seen_commit, node.name), default=None)
-
     async def heal(
         self, *, start: bool = True, clients: bool = False, away: Collection[str] = ()
     ) -> None:

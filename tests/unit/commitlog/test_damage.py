@@ -39,6 +39,11 @@ def spoil(disk: CrashDisk, entry_log: EntryLog, index: int, byte: int) -> None:
     disk.files[f"{ROOT}/commitlog/{base:020d}"].content[position - base] ^= 0x10
 
 
+def rewrite(entry_log: EntryLog, frame: bytes) -> None:
+    """Write *frame*, another replica's copy of a damaged entry, over it."""
+    entry_log.repair.write_copies([(entry_log.repair.accept(frame), frame)])
+
+
 def spoil_unit(disk: CrashDisk, index: int) -> None:
     disk.files[INDEX].content[32 * index + 3] ^= 1
 
@@ -70,7 +75,7 @@ def test_any_damaged_byte_is_found_and_put_right(byte: int) -> None:
     with pytest.raises(CorruptEntryError):
         entry_log.record_at(entry_log.position_at(5) + 76)
     assert bytes(entry_log.frame(4)) == frames[4]
-    entry_log.repair.rewrite(frames[5])
+    rewrite(entry_log, frames[5])
     entry_log.flush()
     entry_log.repair.mark_whole(5)
     assert suspects(entry_log) == []
@@ -82,7 +87,7 @@ def test_what_was_put_right_is_durable_after_the_flush() -> None:
     disk, entry_log, frames = filled()
     spoil(disk, entry_log, 5, 80)
     entry_log.repair.mark_damaged(5)
-    entry_log.repair.rewrite(frames[5])
+    rewrite(entry_log, frames[5])
     assert entry_log.begin_flush() is not None
     entry_log.flush()
     again = opened(disk.power_cut(lambda: False))
@@ -99,7 +104,7 @@ def test_only_the_very_entry_is_written() -> None:
     broken[100] ^= 1
     for copy in (bytes(other.frame(5)), bytes(broken), b"", frames[5][:-1], frames[5] + b"x"):
         with pytest.raises(CorruptEntryError):
-            entry_log.repair.rewrite(copy)
+            rewrite(entry_log, copy)
     assert content(disk) == before
 
 
@@ -126,9 +131,9 @@ def test_entry_and_unit_damaged_together_come_back_too() -> None:
             entry_log.frame(index)
         entry_log.repair.mark_damaged(index)
     with pytest.raises(CorruptEntryError):
-        entry_log.repair.rewrite(frames[6])  # what comes before it is not known yet
+        rewrite(entry_log, frames[6])  # what comes before it is not known yet
     for index in (5, 6):
-        entry_log.repair.rewrite(frames[index])
+        rewrite(entry_log, frames[index])
         entry_log.repair.mark_whole(index)
     assert (bytes(disk.files[INDEX].content), content(disk)) == (sound, before)
     assert suspects(entry_log) == []

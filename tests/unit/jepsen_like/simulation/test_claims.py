@@ -46,7 +46,7 @@ def test_claims_leave_out_only_what_is_known_damaged(index: int) -> None:
     base = position - position % SEGMENT_BYTES
     disk.flip(PATHS.segment(base), position - base + 100, position - base + 101)
     log.repair.mark_damaged(index)
-    log.repair.rewrite(frame)  # written, and not flushed
+    log.repair.write_copies([(log.repair.accept(frame), frame)])  # written, and not flushed
     assert not doubtful(disk, log)
     log.repair.mark_whole(index)
     assert doubtful(disk, log)
