@@ -327,10 +327,10 @@ def identities(records: Buffer) -> list[MessageIdentity]:
     return [_identity(record) for record in iter_records(records)]
 
 
-def stored_records(
-    group: BrokerGroup, position: int, sent: Sequence[MessageIdentity]
+def first_records(
+    group: BrokerGroup, first: StoredSend | SendInFlight, sent: Sequence[MessageIdentity]
 ) -> list[Record]:
-    """Return the records of the first attempt, which stand at *position*.
+    """Return the records of the *first* attempt, which is stored or in flight.
 
     Args:
         sent: What the repetition holds.
@@ -338,7 +338,13 @@ def stored_records(
         SequenceTooOldError: They are stored, but no longer kept here or damaged.
         SequenceReusedError: They are other messages.
     """
+    if isinstance(first, SendInFlight):
+        in_flight = list(iter_records(first.records))
+        if [_identity(record) for record in in_flight] != list(sent):
+            raise _reused()
+        return in_flight
     records: list[Record] = []
+    position = first.position
     try:
         for identity in sent:
             record = decode_record(group.log.record_at(position))
@@ -357,16 +363,6 @@ def stored_records(
             "the first attempt was stored, but its messages are damaged here and being repaired"
         ) from error
     return records
-
-
-def check_same(first: Buffer, sent: Sequence[MessageIdentity]) -> None:
-    """Check that a repetition holds the messages of the *first* attempt.
-
-    Raises:
-        SequenceReusedError: It does not.
-    """
-    if identities(first) != list(sent):
-        raise _reused()
 
 
 def _identity(record: Record) -> MessageIdentity:

@@ -36,9 +36,7 @@ from commitlog.record import (
     SYS_FLAG_NEED_UNWRAP,
     SYS_FLAG_TRANSACTION_MASK,
     Record,
-    decode_record,
     encode_record,
-    iter_records,
 )
 from dledger.broker_settings import BrokerSettings
 from dledger.filters.expiry import EXPIRE_MARK, expire_after_ms
@@ -63,8 +61,7 @@ from dledger.processors.idempotent_sends import (
     ProducerSends,
     SendInFlight,
     behind,
-    check_same,
-    stored_records,
+    first_records,
 )
 from dledger.processors.timer_sends import TimedSend, TimerSends, handle_of
 from dledger.services.delayed_message import (
@@ -196,17 +193,13 @@ class SendProcessor:
         sent: list[MessageIdentity],
     ) -> Handled:
         """Answer what the first attempt was answered, or will be."""
+        records = first_records(self._group, first, sent)
+        sizes = [record.size for record in records]
+        stored = partial(self._answer, command, *self._names(header, records[0], sizes))
         if isinstance(first, SendInFlight):
-            check_same(first.records, sent)
-            head = decode_record(first.records)
-            sizes = [record.size for record in iter_records(first.records)]
-            stored = partial(self._answer, command, *self._names(header, head, sizes))
             first.join(answer_when_done(connection, command, self._group, stored, self._always))
             return DEFERRED
-        found = stored_records(self._group, first.position, sent)
-        sizes = [record.size for record in found]
-        placed = Proposed("stored", (found[0].queue_offset,), first.position)
-        return self._answer(command, *self._names(header, found[0], sizes), placed)
+        return stored(Proposed("stored", (records[0].queue_offset,), first.position))
 
     def _names(
         self, header: SendMessageHeader, head: Record, sizes: list[int]

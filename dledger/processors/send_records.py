@@ -52,9 +52,8 @@ from dledger.processors.idempotent_sends import (
     ProducerSends,
     SendInFlight,
     behind,
-    check_same,
+    first_records,
     identities,
-    stored_records,
 )
 from dledger.services.pending_configs import TopicView
 from dledger.state.producer_sessions import StoredSend
@@ -267,31 +266,23 @@ class SendRecordsProcessor:
         accepted = tuple(run for i, run in enumerate(runs) if i not in refused)
         if refused:
             records, sizes = _without_refused(records, sizes, runs, refused)
-        sent = identities(records)
-        if isinstance(first, StoredSend):
-            found = stored_records(self._group, first.position, sent)
-            starts = np.cumsum([0, *(run.count for run in accepted)])[:-1].tolist()
-            if any(
-                (found[at].topic, found[at].queue_id) != (run.topic, run.queue_id)
-                for at, run in zip(starts, accepted, strict=True)
-            ):
-                raise SequenceReusedError("under this sequence it was sent to other queues")
-            return response_to(
-                command,
-                0,
-                None,
-                {
-                    "results": _results(
-                        len(runs), refused, tuple(found[at].queue_offset for at in starts)
-                    ),
-                    "phy_offset": first.position,
-                    "store_host": pack_host(*found[0].store_host),
-                    "store_time_ms": found[0].store_timestamp_ms,
-                },
-            )
-        check_same(first.records, sent)
-        first.join(self.answering(connection, command, len(runs), refused))
-        return DEFERRED
+        found = first_records(self._group, first, identities(records))
+        if isinstance(first, SendInFlight):
+            first.join(self.answering(connection, command, len(runs), refused))
+            return DEFERRED
+        starts = np.cumsum([0, *(run.count for run in accepted)])[:-1].tolist()
+        if any(
+            (found[at].topic, found[at].queue_id) != (run.topic, run.queue_id)
+            for at, run in zip(starts, accepted, strict=True)
+        ):
+            raise SequenceReusedError("under this sequence it was sent to other queues")
+        return _stored(
+            command,
+            _results(len(runs), refused, tuple(found[at].queue_offset for at in starts)),
+            first.position,
+            pack_host(*found[0].store_host),
+            found[0].store_timestamp_ms,
+        )
 
     def answering(
         self,
@@ -303,16 +294,12 @@ class SendRecordsProcessor:
         """Return what answers the request once its proposal is done."""
 
         def stored(placed: Proposed) -> RemotingCommand:
-            return response_to(
+            return _stored(
                 command,
-                0,
-                None,
-                {
-                    "results": _results(runs, refused, placed.first_offsets),
-                    "phy_offset": placed.phy_offset,
-                    "store_host": self._settings.store_host,
-                    "store_time_ms": placed.store_time_ms,
-                },
+                _results(runs, refused, placed.first_offsets),
+                placed.phy_offset,
+                self._settings.store_host,
+                placed.store_time_ms,
             )
 
         return answer_when_done(connection, command, self._group, stored)
@@ -355,6 +342,23 @@ class SendRecordsProcessor:
         """Note the topics that a proposal makes; return what to call when it is done."""
         pending = self._topics.pending
         return [pending.put(name, config) for name, config in taken.create.items()]
+
+
+def _stored(
+    command: RemotingCommand,
+    results: list[list[int | str]],
+    phy_offset: int,
+    store_host: bytes,
+    store_time_ms: int,
+) -> RemotingCommand:
+    """Return the answer of records that are stored."""
+    ext = {
+        "results": results,
+        "phy_offset": phy_offset,
+        "store_host": store_host,
+        "store_time_ms": store_time_ms,
+    }
+    return response_to(command, 0, None, ext)
 
 
 def _runs_of(command: RemotingCommand) -> tuple[tuple[Run, ...], int]:
