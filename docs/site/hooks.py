@@ -27,6 +27,8 @@ COPIES = "files"
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 _LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]+?src=[\"']?([^\"'\s>]+)|"
                      r"<link[^>]+?href=[\"']?([^\"'\s>]+)")  # fmt: skip
+_NAME = re.compile(r"(?<=<code>)[^<>]{13,}(?=</code>)")
+_SEPARATOR = re.compile(r"(?<=\w)(?:::|[/._=-])(?=\w)")
 _REMOTE = re.compile(r"^(?:https?:)?//")
 
 
@@ -61,6 +63,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"{match[1]}{relative}{match[3]}"
 
     return _LINK.sub(replace, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let long names break behind their separators: in a table they break nowhere else."""
+    return _NAME.sub(lambda code: _SEPARATOR.sub(r"\g<0><wbr>", code[0]), html)
 
 
 def on_post_build(config: Any) -> None:
