@@ -38,7 +38,7 @@ def counts(files: Sequence[str]) -> tuple[int, int]:
 
 @contextmanager
 def stays(entered: list[str]) -> Iterator[None]:
-    """Append each file of this repository that the code of the block enters, as often as it does."""
+    """Append each file of this repository that code of the block enters, each time it does."""
     top = f"{ROOT}/"
 
     def note(frame: FrameType, event: str, _: object) -> None:

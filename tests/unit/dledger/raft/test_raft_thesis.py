@@ -1,0 +1,496 @@
+"""The rules of the Raft thesis that apply here: members, snapshots, clients.
+
+One test a rule, each with its section of the thesis, or of the paper. In `test_guards`: a leader
+without a majority steps down (thesis §6.2). In `test_members`: a new leader changes no list before
+it has committed something.
+
+Left out is what this product does otherwise: clients' serial numbers against doubles (§8; message
+keys are the clients' business), joint consensus (§6; changes go one at a time, thesis ch. 4) and
+leases for reads (thesis §6.4.1; a read always asks a majority).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from commitlog.entry import parse_header
+from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
+from dledger.raft.identity import Hello
+from dledger.raft.member import RaftNode
+from dledger.raft.peers import ContradictionError, NotAMemberError
+from dledger.raft.wire import Kind
+from tests.harness.raft_cluster import Cluster
+from tests.harness.scenario import ScenarioCluster
+from tests.unit.dledger.raft.paper_group import (
+    add,
+    campaign,
+    fill,
+    frame,
+    group,
+    isolate,
+    listed,
+    posted,
+    receivers,
+    remove,
+)
+
+# -- thesis ch. 4 (§6): cluster membership changes -----------------------------------------
+
+
+def test_newest_list_counts_committed_or_not() -> None:
+    """Thesis §4.1: each server uses the new configuration as soon as it is in its log."""
+    cluster = group()
+    leader = cluster.elect("n0")
+    cluster.join("n3")
+    cluster.members["n1"].flushes_by_itself = cluster.members["n2"].flushes_by_itself = False
+
+    add(cluster, "n0", "n3")
+    cluster.run()
+
+    assert leader.commit_index < leader.journal.members.index
+    for name in ("n0", "n1", "n2"):
+        assert listed(cluster.node(name)).learner("n3") is not None
+
+
+def test_removed_member_is_not_counted() -> None:
+    """Thesis §4.1: the entry itself is committed by a majority of the new configuration."""
+    cluster = group(4)
+    leader = cluster.elect("n0")
+    isolate(cluster, "n1", "n3")
+    index = cluster.append("n0", b"two of four are no majority")
+    cluster.run()
+    uncommitted = leader.commit_index
+
+    remove(cluster, "n0", "n3")
+    cluster.run()
+
+    assert uncommitted == index - 1
+    assert listed(leader).voter_names == ("n0", "n1", "n2")
+    assert leader.commit_index == leader.journal.members.index == index + 1
+
+
+def test_a_change_waits_for_the_one_before_it() -> None:
+    """Thesis §4.1: no change begins before the previous one is committed."""
+    cluster = group(5)
+    leader = cluster.elect("n0")
+    remove(cluster, "n0", "n4")
+
+    with pytest.raises(ChangePendingError, match="not committed yet"):
+        remove(cluster, "n0", "n3")
+    cluster.run()
+    remove(cluster, "n0", "n3")
+
+    assert listed(leader).voter_names == ("n0", "n1", "n2")
+
+
+def test_only_one_voter_comes_or_goes_in_one_change() -> None:
+    """Thesis §4.1: one at a time, so that any majority before and after overlap."""
+    cluster = group(5)
+    leader = cluster.elect("n0")
+    voters = [listed(leader).voter(name) for name in ("n3", "n4")]
+    after = listed(leader)
+    for voter in voters:
+        assert voter is not None
+        after = after.without(voter)
+
+    with pytest.raises(ChangeRefusedError, match="more than one member"):
+        leader.changes.change(after)
+
+    assert listed(leader).voter_names == ("n0", "n1", "n2", "n3", "n4")
+    assert leader.journal.last_index == leader.journal.members.index
+
+
+def test_cut_entry_restores_the_list_before() -> None:
+    """Thesis §4.1: a server must be prepared to fall back to the previous configuration."""
+    cluster = group()
+    cluster.elect("n0")
+    cluster.heartbeat("n0")
+    before = listed(cluster.node("n0"))
+    isolate(cluster, "n0")
+    remove(cluster, "n0", "n2")
+    cluster.members["n0"].flush()
+    assert listed(cluster.node("n0")) != before
+
+    cluster.elect("n1")
+    cluster.cut = set()
+    cluster.pass_time("n1", 1.0)
+
+    assert listed(cluster.node("n0")) == before
+    assert cluster.node("n0").roster.other_voters == ("n1", "n2")
+
+
+def vouched(cluster: Cluster, by: str, name: str) -> Hello:
+    """Return the answer of *by* in which a newer list holds *name* besides its own."""
+    hello = cluster.node(by).contacts.hello("data", to_member=True)
+    key = cluster.node(name).contacts.hello("data").key
+    return replace(hello, members=(*hello.members, key), members_index=hello.members_index + 1)
+
+
+def test_member_refuses_unvouched_callers() -> None:
+    """Thesis §4.1 lets anybody lead; a stranger on the network must not."""
+    cluster = group()
+    cluster.elect("n0")
+    cluster.heartbeat("n0")
+    remove(cluster, "n0", "n2")
+    cluster.run()
+    cluster.heartbeat("n0")
+    follower = cluster.node("n1")
+    last = follower.journal.last_index
+
+    of_members: list[tuple[Kind, tuple[int, ...]]] = [
+        (Kind.APPEND, (last, 1, last)),
+        (Kind.HEARTBEAT, (1, 0)),
+        (Kind.VOTE, (9, 1, True)),
+        (Kind.PRE_VOTE, (2, 9, 1)),
+        (Kind.SNAPSHOT, (last + 9, 0, 10)),
+        (Kind.TIMEOUT_NOW, (last,)),
+        (Kind.FETCH, (1, last)),
+    ]
+    for kind, fields in of_members:
+        with pytest.raises(NotAMemberError, match="n2 sends"):
+            follower.receive("n2", frame(kind, 2, *fields))
+    follower.receive("n2", frame(Kind.TERM_NOTICE, 2))
+    follower.receive("n2", frame(Kind.PRE_VOTE_REPLY, 2, 2, False))
+
+    assert (follower.leader_id, follower.term) == ("n0", 1)
+
+
+def test_what_is_vouched_for_in_an_older_list_counts_for_nothing() -> None:
+    cluster = group()
+    cluster.elect("n0")
+    cluster.heartbeat("n0")
+    old = cluster.node("n0").contacts.hello("data", to_member=True)
+    remove(cluster, "n0", "n2")
+    cluster.run()
+    cluster.heartbeat("n0")
+    cluster.node("n1").link_up("n0", "data", old)
+
+    with pytest.raises(NotAMemberError):
+        cluster.node("n1").receive("n2", frame(Kind.VOTE, 2, 9, 1, True))
+
+
+def test_member_follows_a_leader_not_on_its_list() -> None:
+    """Thesis §4.1: appends are accepted from a leader outside the server's latest configuration.
+
+    Another member must answer for it.
+    """
+    cluster = group()
+    cluster.elect("n0")
+    cluster.heartbeat("n0")
+    remove(cluster, "n0", "n2")
+    cluster.run()
+    follower = cluster.node("n1")
+    assert listed(follower).voter("n2") is None
+    last = follower.journal.last_index
+    follower.link_up("n0", "data", vouched(cluster, "n0", "n2"))
+
+    follower.receive("n2", frame(Kind.APPEND, 2, last, 1, last))
+    replies = posted(cluster, "n1", Kind.APPEND_REPLY)
+
+    assert (follower.leader_id, follower.term) == ("n2", 2)
+    assert [tuple(reply.frame.fields) for reply in replies] == [(True, last)]
+
+
+def test_a_member_votes_for_a_candidate_that_is_not_on_its_list() -> None:
+    """Thesis §4.1: votes are granted to a candidate outside the server's latest configuration."""
+    cluster = group()
+    cluster.elect("n0")
+    remove(cluster, "n0", "n2")
+    cluster.run()
+    voter = cluster.node("n1")
+    voter.link_up("n0", "data", vouched(cluster, "n0", "n2"))
+    cluster.clock.now_s += 1.0
+
+    voter.receive("n2", frame(Kind.VOTE, 2, 9, 1, False))
+
+    assert receivers(posted(cluster, "n1", Kind.VOTE_REPLY)) == ["n2"]
+
+
+def test_a_new_member_catches_up_before_it_is_counted() -> None:
+    """Thesis §4.2.1: a new server joins as a non-voting one and is promoted when caught up."""
+    cluster = group()
+    leader = cluster.elect("n0")
+    for number in range(10):
+        cluster.append("n0", str(number).encode())
+    cluster.join("n3")
+    add(cluster, "n0", "n3")
+    cluster.run()
+    isolate(cluster, "n1", "n2")
+
+    index = cluster.append("n0", b"x")
+    cluster.run()
+    counted_as_learner = leader.commit_index == index
+    cluster.cut = set()
+    cluster.pass_time("n0", 2.0)
+
+    assert not counted_as_learner
+    assert listed(leader).voter_names == ("n0", "n1", "n2", "n3")
+    assert cluster.chains()["n3"] == cluster.chains()["n0"]
+
+
+def test_a_leader_that_is_to_go_hands_its_leadership_over_first() -> None:
+    """Thesis §4.2.2: a leader to be removed transfers its leadership, and the next removes it."""
+    cluster = group()
+    leader = cluster.elect("n0")
+    with pytest.raises(ChangeRefusedError, match="transfer its leadership first"):
+        remove(cluster, "n0", "n0")
+
+    leader.transfers.begin("n1")
+    leader.settle()
+    cluster.run()
+    remove(cluster, "n1", "n0")
+    cluster.run()
+
+    assert listed(cluster.node("n1")).voter_names == ("n1", "n2")
+    assert not cluster.node("n0").roster.is_self_voter
+    assert not leader.is_leader
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["knows", "does not know"])
+def test_a_removed_member_does_not_disturb_the_others(knows: bool) -> None:
+    """Thesis §4.2.3: servers that were removed stand for election and must not depose anybody."""
+    cluster = group(4)
+    leader = cluster.elect("n0")
+    if not knows:
+        cluster.cut = {(name, "n3") for name in cluster.names}
+    remove(cluster, "n0", "n3")
+    cluster.run()
+    cluster.cut = set()
+
+    for _ in range(5):
+        cluster.clock.now_s += 0.3
+        cluster.heartbeat("n0")
+        cluster.node("n3").begin_election()
+        cluster.run()
+
+    assert leader.is_leader
+    assert [cluster.node(name).term for name in cluster.names] == [1, 1, 1, 1]
+
+
+def test_member_with_a_leader_ignores_vote_requests() -> None:
+    """Thesis §4.2.3: within the minimum election timeout neither term nor vote is changed."""
+    cluster = group()
+    leader = cluster.elect("n0")
+    cluster.heartbeat("n0")
+    vote = frame(Kind.VOTE, 5, 9, 4, False)
+
+    for name in ("n0", "n1"):
+        cluster.node(name).receive("n2", vote)
+    hearing = [cluster.node(name).term for name in cluster.names]
+    cluster.clock.now_s += leader.settings.election_timeout_s
+    cluster.node("n1").receive("n2", vote)
+
+    assert hearing == [1, 1, 1]
+    assert cluster.node("n1").term == 5
+    assert receivers(posted(cluster, "n1", Kind.VOTE_REPLY)) == ["n2"]
+
+
+# -- §7 log compaction ---------------------------------------------------------------------
+
+
+def behind(cluster: ScenarioCluster) -> RaftNode:
+    """Let n2 miss more than n0, which leads, still has; return the leader."""
+    leader = cluster.elect("n0")
+    cluster.heartbeat("n0")
+    isolate(cluster, "n2")
+    for number in range(6):
+        cluster.append("n0", bytes(1500) + str(number).encode())
+    cluster.run()
+    cluster.heartbeat("n0")
+    cluster.retain("n0", leader.commit_index)
+    assert leader.journal.anchor_index > cluster.members["n2"].log.last_index
+    cluster.cut = set()
+    cluster.reconnect("n0", "n2")
+    return leader
+
+
+def install_all(cluster: ScenarioCluster) -> None:
+    """Run the group until nothing moves; what is offered is installed."""
+    for _ in range(4):
+        cluster.run()
+        for name in list(cluster.installs):
+            cluster.install(name)
+
+
+def test_follower_behind_the_floor_gets_a_snapshot() -> None:
+    """§7: when the next entry to send was discarded, the leader sends its snapshot instead."""
+    cluster = ScenarioCluster()
+    leader = behind(cluster)
+    anchor = leader.journal.anchor_index
+
+    install_all(cluster)
+
+    follower = cluster.members["n2"]
+    assert follower.node.installation.count == 1
+    assert follower.log.first_index == anchor + 1
+    assert follower.log.last_chain == leader.journal.log.last_chain
+    assert follower.node.commit_index == leader.commit_index
+    assert listed(follower.node) == listed(leader)
+
+
+def test_a_snapshot_carries_the_last_index_and_term_it_replaces() -> None:
+    """§7: they support the consistency check of the first append that follows the snapshot."""
+    cluster = ScenarioCluster()
+    leader = behind(cluster)
+    anchor = leader.journal.anchor_index
+    install_all(cluster)
+    follower = cluster.node("n2")
+
+    follower.receive("n0", frame(Kind.APPEND, 1, anchor, 1, anchor))
+    replies = posted(cluster, "n2", Kind.APPEND_REPLY)
+    with pytest.raises(ContradictionError, match=f"committed index {anchor}"):
+        follower.receive("n0", frame(Kind.APPEND, 1, anchor, 0, anchor))
+
+    assert follower.journal.term_at(anchor) == leader.journal.term_at(anchor) == 1
+    assert [tuple(r.frame.fields) for r in replies] == [(True, leader.journal.last_index)]
+
+
+def test_a_snapshot_of_what_a_member_has_already_cuts_nothing() -> None:
+    """§7: a snapshot that describes a prefix of the log leaves what follows it in place."""
+    cluster = ScenarioCluster()
+    leader = cluster.elect("n0")
+    for body in (b"a", b"b", b"c"):
+        cluster.append("n0", body)
+    cluster.run()
+    cluster.heartbeat("n0")
+    before = cluster.chains()["n1"]
+
+    cluster.node("n1").receive("n0", frame(Kind.SNAPSHOT, 1, 3, 0, 4, payload=b"late"))
+    replies = posted(cluster, "n1", Kind.SNAPSHOT_REPLY)
+
+    assert cluster.chains()["n1"] == before
+    assert cluster.installs == {}
+    assert [tuple(r.frame.fields) for r in replies] == [(3, 4, leader.journal.last_index + 1)]
+
+
+def test_snapshot_is_compared_before_a_cut() -> None:
+    """§7: only the entry itself, not its index, shows that a log has what a snapshot describes."""
+    cluster = ScenarioCluster()
+    leader = cluster.elect("n0")
+    for body in (b"a", b"b", b"c"):
+        cluster.append("n0", body)
+    cluster.run()
+    node, before = cluster.node("n1"), cluster.chains()["n1"]
+    index = node.journal.commit_index + 1
+    assert index <= node.journal.last_index
+
+    node.receive("n0", frame(Kind.SNAPSHOT, 1, index, 0, 4, payload=b"late"))
+    assert cluster.installs == {"n1": ("n0", b"late")}
+    node.declined("n0", index, index + 1)
+    replies = posted(cluster, "n1", Kind.SNAPSHOT_REPLY)
+
+    assert cluster.chains()["n1"] == before
+    assert [tuple(r.frame.fields) for r in replies] == [(index, 0, index + 1)]
+    cluster.heartbeat("n0")
+    assert node.commit_index == leader.commit_index == leader.journal.last_index
+
+
+def test_pieces_of_a_snapshot_count_only_in_their_order() -> None:
+    """§7, figure 13: data is written at its offset, and the member waits until all is there."""
+    cluster = ScenarioCluster()
+    node = cluster.node("n1")
+    node.receive("n0", frame(Kind.HEARTBEAT, 1, 1, 0))
+
+    answers = []
+    for offset, piece in [(4, b"shot"), (0, b"snap"), (0, b"snap"), (4, b"shot")]:
+        node.receive("n0", frame(Kind.SNAPSHOT, 1, 9, offset, 8, payload=piece))
+        cluster.post.clear()
+        answers += [tuple(r.frame.fields) for r in posted(cluster, "n1", Kind.SNAPSHOT_REPLY)]
+
+    assert answers == [(9, 0, 0), (9, 4, 0), (9, 4, 0)]
+    assert cluster.installs == {"n1": ("n0", b"snapshot")}
+
+
+# -- §8 client interaction, thesis ch. 6 ---------------------------------------------------
+
+
+def test_a_leader_begins_its_term_with_an_entry_of_its_own() -> None:
+    """§8: it commits a blank no-op, and so learns what is committed, without a client's help."""
+    cluster = group()
+    for name in cluster.names:
+        fill(cluster, name, [1, 1, 1])
+
+    leader = campaign(cluster, "n0")
+    while not leader.is_leader:
+        assert cluster.step()
+    known_at_first = leader.commit_index
+    cluster.run()
+
+    first = parse_header(leader.journal.log.frame(4))
+    assert (first.index, first.term, first.record_count) == (leader.state.noop_index, 2, 0)
+    assert known_at_first == 0
+    assert leader.commit_index >= leader.state.noop_index
+
+
+def test_follower_names_the_leader() -> None:
+    """§8: a client that asks another member learns the most recent leader."""
+    cluster = group()
+    before = cluster.node("n2").transfers.leader_client_address()
+    cluster.elect("n1")
+
+    reported = [cluster.node(name).transfers.leader_client_address() for name in ("n0", "n2")]
+
+    assert before is None
+    assert reported == ["n1:10911", "n1:10911"]
+
+
+def asked(node: RaftNode, deadline_s: float) -> list[NotLeaderError | None]:
+    """Ask for a read on *node*; the returned list gets the answer."""
+    answers: list[NotLeaderError | None] = []
+    node.leader.reads.add(node.commit_index, deadline_s, answers.append)
+    if node.leader.reads.needs_heartbeat:
+        node.leader.send_read_heartbeats()
+    return answers
+
+
+def answer_reads(node: RaftNode) -> None:
+    """Answer the reads of *node* that may be answered now."""
+    for on_done in node.leader.reads.pop_ready(
+        node.leader.confirmed_heartbeat(), node.commit_index
+    ):
+        on_done(None)
+
+
+@pytest.mark.parametrize(
+    ("size", "echoes", "answered"), [(3, 1, True), (5, 1, False), (5, 2, True)]
+)
+def test_read_needs_a_majority_of_later_echoes(size: int, echoes: int, answered: bool) -> None:
+    """§8, thesis §6.4: before a read is answered, heartbeats are exchanged with a majority."""
+    cluster = group(size)
+    leader = cluster.elect("n0")
+    isolate(cluster, *cluster.names[1 + echoes :])
+
+    answers = asked(leader, cluster.clock.now_s + 1.0)
+    answer_reads(leader)
+    at_once = list(answers)
+    cluster.run()
+    answer_reads(leader)
+
+    assert at_once == []
+    assert answers == [None] * answered
+
+
+def test_a_deposed_leader_answers_no_read() -> None:
+    """§8, thesis §6.4: a leader must check that it was not deposed, or its answer may be stale."""
+    cluster = group()
+    old = cluster.elect("n0")
+    isolate(cluster, "n0")
+    answers = asked(old, cluster.clock.now_s + 60.0)
+    cluster.run()
+    new = cluster.elect("n1")
+    cluster.append("n1", b"newer")
+    cluster.run()
+
+    cluster.cut = set()
+    beat = frame(Kind.HEARTBEAT_REPLY, 1, 2, 0, False)  # an echo of its leadership that comes late
+    for name in ("n1", "n2"):
+        old.receive(name, beat)
+    answer_reads(old)
+    cluster.heartbeat("n1")
+    answer_reads(old)
+
+    assert answers == []
+    assert new.is_leader
+    assert not old.is_leader
