@@ -81,7 +81,9 @@ class OpenTelemetryHook:
         """Prepare.
 
         Args:
-            tracer_provider, meter_provider, propagator: None: those that are set globally.
+            tracer_provider: Makes the spans; None: the one that is set globally.
+            meter_provider: Makes the instruments; None: the one that is set globally.
+            propagator: Writes and reads contexts; None: the one that is set globally.
             clock: Times sends and consumptions.
         """
         self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider)

@@ -70,7 +70,9 @@ WORDS: Final = pattern(words())
 
 def prose_of_module(source: str) -> Iterator[tuple[int, str]]:
     """Yield comments and strings of a module, docstrings among them, each with its first line."""
-    if WORDS.search(source):  # reading all code as tokens takes long
+    if not WORDS.search(source):  # reading all code as tokens takes long
+        return
+    if any("#" in line and WORDS.search(line, line.index("#")) for line in source.splitlines()):
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.COMMENT:
                 yield token.start[0], token.string

@@ -81,7 +81,7 @@ class FailingService(MemoryFileSystem):
     def _act(self) -> None:
         self.acts += 1
         if self.acts == self.fails_at:
-            raise ConnectionResetError("the service is gone")
+            raise ConnectionResetError("the service is away")
 
     def open(self, *args: Any, **more: Any) -> Any:
         self._act()
@@ -113,7 +113,7 @@ def test_service_that_fails_leaves_backup_of_before(
             # The last acts only remove what the new manifest no longer names.
             assert rows["last_index"] in (before["last_index"], len(FRAMES))
     assert len(errors) > 5
-    assert all(error.retriable and "the service is gone" in str(error) for error in errors)
+    assert all(error.retriable and "the service is away" in str(error) for error in errors)
     assert verify(AddressDisk(service), ROOT).rows()["last_index"] == len(FRAMES)
     assert files_at(service).keys() == done.manifest.files | {MANIFEST}
 
