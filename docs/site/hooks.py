@@ -27,7 +27,9 @@ COPIES = "files"
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 _LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]+?src=[\"']?([^\"'\s>]+)|"
                      r"<link[^>]+?href=[\"']?([^\"'\s>]+)")  # fmt: skip
-_NAME = re.compile(r"(?<=<code>)[^<>]{13,}(?=</code>)")
+_BLOCK_OR_NAME = re.compile(
+    r"<pre\b.*?</pre>|(?<=<code>)(?P<name>[^<>]{13,})(?=</code>)", re.DOTALL
+)
 _SEPARATOR = re.compile(r"(?<=\w)(?:::|[/._=-])(?=\w)")
 _REMOTE = re.compile(r"^(?:https?:)?//")
 
@@ -67,7 +69,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     """Let long names break behind their separators: in a table they break nowhere else."""
-    return _NAME.sub(lambda code: _SEPARATOR.sub(r"\g<0><wbr>", code[0]), html)
+
+    def breaks(found: re.Match[str]) -> str:
+        return _SEPARATOR.sub(r"\g<0><wbr>", found[0]) if found["name"] else found[0]
+
+    return _BLOCK_OR_NAME.sub(breaks, html)
 
 
 def on_post_build(config: Any) -> None:

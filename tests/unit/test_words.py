@@ -150,7 +150,7 @@ def test_names_of_tests_are_plain_and_short() -> None:
         ("raise ValueError('the reign is over')\n", [(1, "reign")]),
         ("await clock.sleep(1)\n", []),
         ("script = 'import time; time.sleep(1)'\n", []),
-        ('x = "waits for\\n  ever"\n', [(1, "for ever")]),
+        ('"""It waits for\n  ever."""\n', [(1, "for ever")]),
         ('"""Calls `clock.sleep` and ``who``."""\n', []),
         ('x = f"{a} was told {b}"\n', [(1, "told")]),
     ],
