@@ -485,7 +485,7 @@ async def test_observer_copies_and_votes_only_when_asked(tmp_path: Path) -> None
             await changes.observe(groups.others(leader.name)[0], ("127.0.0.1", 1))
         with pytest.raises(ChangeRefusedError, match="no observer"):
             await changes.promote("n9")
-        # With two voters gone an observer makes no majority.
+        # With two voters away an observer makes no majority.
         for name in set(groups.others(leader.name)) - {"n3"}:
             groups.replicas.pop(name).kill()
         with pytest.raises(UnknownOutcomeError):
