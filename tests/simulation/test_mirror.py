@@ -58,7 +58,7 @@ class Copies:
             await node.clock.sleep(0.5)
 
     async def mirror(self, node: ClientNode) -> None:
-        """Copy for ever, with a source that is always slower than a step."""
+        """Copy without end, with a source that is always slower than a step."""
         assert node.instance is not None
         cluster, copy = ClusterCopies(node.instance), QueueCopy(HERE, THERE)
         while True:
