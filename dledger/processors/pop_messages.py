@@ -83,12 +83,15 @@ class PopMessages:
     def may_pop(self, key: PopKey) -> bool:
         """Return whether the queue is there, stays, and is not consumed by pulls."""
         config = self._topics.config(key[1])
+        group = self._topics.subscription_group(key[0])
         return (
             config is not None
             and config.readable
             and 0 <= key[2] < config.read_queue_nums
             and not self._topics.pending.removes(key[1])
             and not self._topics.pending_groups.removes(key[0])
+            # The group may have been paused since the request came.
+            and (group is None or group.consume_enable)
             and not self._locks.is_held(key)
             and not self._offsets.is_on_its_way(key)
             and not self._is_overtaken(key)

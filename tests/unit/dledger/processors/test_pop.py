@@ -505,6 +505,28 @@ def test_held_pop_wakes_at_an_arrival(broker: Broker) -> None:
     assert answer_of(broker, second) is None, "one message, one consumer"
 
 
+def test_held_pop_of_a_paused_group_gets_nothing(broker: Broker) -> None:
+    broker.make_topic("T")
+    group = broker.group
+    held = hold(broker)
+    asked = hold(broker, RequestCode.NOTIFICATION)
+    paused = SubscriptionGroupConfig("g", consume_enable=False)
+    group.propose(state_batch(SubscriptionGroupsChange(put=(paused,))), lambda _: None)
+    group.settle()
+    group.put("T", 0, b"one")
+    group.settle()
+    assert [answer_of(broker, each) for each in (held, asked)] == [None, None]
+    assert not group.state.pops
+    resumed = SubscriptionGroupConfig("g")
+    group.propose(state_batch(SubscriptionGroupsChange(put=(resumed,))), lambda _: None)
+    group.settle()
+    group.put("T", 0, b"two")
+    group.settle()
+    answered = answer_of(broker, held)
+    assert answered is not None
+    assert bodies(answered) == [(b"one", 0), (b"two", 0)]
+
+
 def test_notification_answers_and_takes_no_message(broker: Broker) -> None:
     broker.make_topic("T", queues=2)
     command = hold(broker, RequestCode.NOTIFICATION)
