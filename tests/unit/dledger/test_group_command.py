@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from client.admin.groups import OffsetMove
@@ -33,6 +35,7 @@ from dledger.cli.main import main
 from dledger.cli.stats_command import stats_row
 from dledger.output import CliError, ExitCode
 from remoting.protocol.bodies import (
+    BrokerData,
     BrokerStatsData,
     BrokerStatsItem,
     ClientConnection,
@@ -40,7 +43,10 @@ from remoting.protocol.bodies import (
     MessageModel,
     OffsetWrapper,
     SubscriptionData,
+    SubscriptionGroupConfig,
 )
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, request, response_to
 
 T0, T1, U0 = (MessageQueue(topic, "g", q) for topic, q in (("T", 0), ("T", 1), ("U", 0)))
 ONLINE = ConsumerConnection(
@@ -248,3 +254,47 @@ def test_logs_are_found_in_folders_and_too_many_are_refused(tmp_path: Path) -> N
 def test_a_bundle_is_one_folder() -> None:
     with tarfile.open(fileobj=io.BytesIO(packed({"b": b"2", "a": b"1"}))) as archive:
         assert archive.getnames() == ["dledger-debug/a", "dledger-debug/b"]
+
+
+class Leaders:
+    """Broker groups, each with its own configuration of one consumer group."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *configs: SubscriptionGroupConfig) -> None:
+        self.configs = {f"b{number}": config for number, config in enumerate(configs)}
+        for name in ("groups_of", "ask_leader"):
+            monkeypatch.setattr(f"dledger.cli.ask_cluster.{name}", getattr(self, name))
+        monkeypatch.setattr("dledger.cli.group_command._require_known", self.require_known)
+
+    async def require_known(self, _admin: object, _group: str) -> None:
+        """Every group is."""
+
+    async def groups_of(self, _namesrvs: object, _cluster: object) -> list[BrokerData]:
+        return [BrokerData("c", name) for name in self.configs]
+
+    async def ask_leader(
+        self, group: BrokerData, code: int, _ext: object, body: bytes = b""
+    ) -> RemotingCommand:
+        if code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
+            self.configs[group.broker_name] = SubscriptionGroupConfig.decode(body)
+            return response_to(request(code))
+        config = self.configs[group.broker_name]
+        return response_to(request(code), 0, None, {}, config.encode())
+
+
+def test_pause_reaches_every_broker_group_and_changes_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = [
+        SubscriptionGroupConfig("G", retry_max_times=3, consume_message_orderly=True),
+        SubscriptionGroupConfig("G", consume_enable=False),
+        SubscriptionGroupConfig("G", retry_queue_nums=2),
+    ]
+    leaders = Leaders(monkeypatch, *before)
+    assert main(["group", "pause", "G", "--output", "json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["changed"] == ["b0", "b2"]
+    paused = [msgspec.structs.replace(config, consume_enable=False) for config in before]
+    assert list(leaders.configs.values()) == paused
+    assert main(["group", "resume", "G", "--output", "json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["changed"] == ["b0", "b1", "b2"]
+    resumed = [msgspec.structs.replace(config, consume_enable=True) for config in before]
+    assert list(leaders.configs.values()) == resumed

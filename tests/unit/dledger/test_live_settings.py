@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -221,6 +222,15 @@ def test_live_settings_reach_their_part(live: LiveSettings, parts: Parts, path: 
     live.update({key: text}, is_confirmed=True)
     assert look(parts) == expected
     assert live.config.sources[path] == ("changed while it runs")
+
+
+def test_live_settings_leave_entries_as_large_as_the_log_takes(
+    live: LiveSettings, parts: Parts
+) -> None:
+    parts.group.settings = replace(parts.group.settings, entry_bytes_max=54_321)
+    live.update({"raft.propose_timeout_ms": "700"})
+    assert parts.group.settings.quorum_timeout_s == 0.7
+    assert parts.group.settings.entry_bytes_max == 54_321
 
 
 def test_live_settings_reach_half_messages(live: LiveSettings, parts: Parts) -> None:

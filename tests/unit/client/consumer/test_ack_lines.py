@@ -15,6 +15,7 @@ from client.core.errors import (
     RequestFailedError,
     RequestTimedOutError,
 )
+from client.core.route import MessageQueue
 from commitlog.errors import MQError
 from remoting.protocol.codes import RequestCode, ResponseCode
 from tests.unit.client.consumer.popping import PopBroker
@@ -85,6 +86,40 @@ async def test_acks_wait_for_the_request_under_way(
     await trio.sleep(1)
     assert acks(broker) == [(SINGLE, 1), (BATCH, 4), (BATCH, 3)]
     assert broker.acked == set(range(8))
+
+
+async def test_acks_of_two_topics_share_no_request(
+    broker: PopBroker, consumer: SimpleConsumer, nursery: trio.Nursery
+) -> None:
+    """What one topic's rights refuse is no answer for the other."""
+    first, second = await consumer.receive(2)
+    second.message_queue = MessageQueue("U", "b", 0)
+    for message in (first, second):
+        nursery.start_soon(consumer.ack, message)
+    await trio.sleep(1)
+    assert acks(broker) == [(SINGLE, 1)] * 2
+    assert broker.acked == {0, 1}
+
+
+async def test_short_time_of_one_ack_leaves_the_others_theirs(
+    broker: PopBroker, consumer: SimpleConsumer, nursery: trio.Nursery
+) -> None:
+    messages = await consumer.receive(2)
+    results: dict[int, type] = {}
+
+    async def ack(message: ReceivedMessage, timeout_s: float) -> None:
+        try:
+            await consumer.ack(message, timeout_s=timeout_s)
+        except MQError as error:
+            results[message.queue_offset] = type(error)
+        else:
+            results[message.queue_offset] = type(None)
+
+    for message, timeout_s in zip(messages, (broker.delay_s / 2, 10.0), strict=True):
+        nursery.start_soon(ack, message, timeout_s)
+    await trio.sleep(1)
+    assert acks(broker) == [(BATCH, 2)]
+    assert results == {0: RequestTimedOutError, 1: type(None)}
 
 
 async def test_each_caller_gets_its_own_result(broker: PopBroker, consumer: SimpleConsumer) -> None:

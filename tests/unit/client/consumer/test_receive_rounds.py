@@ -137,16 +137,18 @@ async def test_call_for_many_shares_no_request(broker: PopBroker, calls: Calls) 
 
 async def test_first_call_gets_the_first_message(broker: PopBroker, calls: Calls) -> None:
     """Those that got nothing wait on, in front of those that came later."""
-    for name in "ab":
+    for name in "abcd":
         calls.begin(name)
-        await trio.sleep(0)
-    await trio.sleep(1)
-    calls.begin("c")
-    for number, name in enumerate("abc"):
+        await trio.sleep(broker.delay_s)
+    for number, name in enumerate("abcde"):
         broker.send()
         await trio.sleep(1)
         assert calls.got[name] == [number]
-    assert set(calls.got) == set("abc")
+        if name == "a":
+            assert pops(broker) == [1, 3], "the others are asked for together"
+            calls.begin("e")
+            await trio.sleep(broker.delay_s)
+    assert set(calls.got) == set("abcde")
 
 
 async def test_call_that_does_not_wait_asks_by_itself(broker: PopBroker, calls: Calls) -> None:
@@ -216,6 +218,11 @@ async def test_message_of_a_cancelled_call_goes_to_the_next(
     assert calls.got == {"next": [0]}
     assert broker.handed_out[0] == 1
     assert broker.seen.count((CHANGE, 1)) == 0
+    calls.begin("later")
+    await trio.sleep(1)
+    broker.send()
+    await trio.sleep(1)
+    assert calls.got == {"next": [0], "later": [1]}, "the one that has ended takes no more"
 
 
 async def test_message_of_the_last_call_goes_back(broker: PopBroker, calls: Calls) -> None:

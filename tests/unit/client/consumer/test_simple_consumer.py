@@ -11,9 +11,14 @@ import pytest
 import trio
 
 from client.consumer.ack_batches import ACK_MESSAGES_MAX, ack_requests
-from client.consumer.pop_calls import ReceivedMessage, _messages
+from client.consumer.pop_calls import PopCalls, ReceivedMessage, _messages
 from client.consumer.simple_consumer import DOWN_S, SimpleConsumer
-from client.core.errors import BrokerUnreachableError, DamagedAnswerError, ReceiptStaleError
+from client.core.errors import (
+    BrokerUnreachableError,
+    DamagedAnswerError,
+    ReceiptStaleError,
+    RequestTimedOutError,
+)
 from client.core.route import MessageQueue
 from commitlog.record import encode_record
 from dledger.testing.doubles import ManualClock
@@ -131,6 +136,25 @@ def test_places_of_a_request_are_those_a_broker_counts() -> None:
     (only,) = ack_requests("g", [given[2], given[1], given[0]])
     assert [item.offsets for item in only.items] == [[2], [5, 7]]
     assert only.places == [0, 2, 1]
+
+
+def test_items_of_one_request_have_their_own_topic() -> None:
+    (queue, receipt), other = (received()[0].message_queue, received()[0].receipt), received()[1]
+    (only,) = ack_requests(
+        "g", [(queue, receipt), (MessageQueue("U", "b", 0), receipt), (queue, other.receipt)]
+    )
+    assert [(item.t, item.offsets) for item in only.items] == [("T", [5, 7]), ("U", [5])]
+    assert only.places == [0, 2, 1]
+
+
+async def test_batch_with_an_unreadable_answer_is_not_known_to_be_done(
+    nursery: trio.Nursery,
+) -> None:
+    """The broker refuses part of it, and does not name which."""
+    instance = Instance(nursery, stale={5})
+    calls = PopCalls(instance, "g")  # type: ignore[arg-type]  # a double
+    with pytest.raises(RequestTimedOutError, match="cannot be read"):
+        await calls.ack_each([(each.message_queue, each.receipt) for each in received()])
 
 
 def test_receipts_of_one_message_have_a_place_each() -> None:

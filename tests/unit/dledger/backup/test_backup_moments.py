@@ -1,0 +1,196 @@
+"""Backups at bad moments: power fails, the source moves on meanwhile, two begin together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commitlog.disk import OsDisk
+from commitlog.entry import parse_header
+from commitlog.mark import SlotFile
+from commitlog.seams import Lock
+from commitlog.store_paths import StorePaths
+from dledger.backup.create import create
+from dledger.backup.restore import restore
+from dledger.backup.source import Source
+from dledger.backup.verify import verify
+from dledger.raft.journal import parse_term_vote
+from dledger.state.tables import StateTables
+from dledger.store import ReplicaStore
+from dledger.testing.crash_disk import CrashDisk
+from tests.harness.replica_folders import SEGMENT_BYTES, settings
+from tests.unit.dledger.backup.test_backup import (
+    FRAMES,
+    OWNER,
+    back_up,
+    content,
+    opened,
+    restored,
+    source_folder,
+)
+
+OLD = 20
+"""Entries of the backup that was there before."""
+
+CONFIG_BYTES_MAX = 400
+"""No list of one member is as long."""
+
+
+def nothing() -> bool:
+    return False
+
+
+def on(disk: CrashDisk, source: Path) -> None:
+    create(disk, Source(OsDisk(), str(source)), "/bk", made_at_ms=1)
+
+
+def test_finished_backup_survives_a_power_cut(tmp_path: Path) -> None:
+    disk = CrashDisk()
+    for commit in (OLD, len(FRAMES)):
+        on(disk, source_folder(tmp_path / "n0", commit))
+        assert verify(disk.power_cut(nothing), "/bk").entries == commit
+
+
+def test_power_cut_leaves_the_earlier_backup_or_the_new(tmp_path: Path) -> None:
+    before, rng, cuts = CrashDisk(), random.Random(1), list[CrashDisk]()
+    on(before, source_folder(tmp_path / "n0", OLD))
+    disk = before.copy()
+
+    def cut(_kind: str, _path: str) -> None:
+        cuts.append(disk.power_cut(nothing))
+        cuts.append(disk.power_cut(lambda: rng.random() < 0.5))
+
+    disk.fault = cut
+    on(disk, source_folder(tmp_path / "n0"))
+    found = [verify(each, "/bk").entries for each in cuts]
+    assert set(found) == {OLD, len(FRAMES)}
+    assert found == sorted(found), "no cut brings the earlier one back"
+
+
+def test_restored_folder_survives_a_power_cut(tmp_path: Path) -> None:
+    disk = CrashDisk()
+    on(disk, source_folder(tmp_path / "n0"))
+    restore(disk, "/bk", "/new", owner=OWNER, rng=random.Random(1))
+    store = ReplicaStore(disk.power_cut(nothing), settings(Path("/new")), StateTables)
+    assert not store.damaged
+    assert (store.log.first_index, store.log.last_index) == (1, len(FRAMES) + 1)
+    assert store.restored_commit_index == len(FRAMES)
+    for index in range(1, len(FRAMES) + 1):
+        assert bytes(store.log.frame(index)) == bytes(FRAMES[index - 1])
+
+
+def test_restored_log_goes_on_behind_a_full_segment(tmp_path: Path) -> None:
+    """The entry of the new list of members does not fit behind the last one."""
+    ends = {parse_header(frame).index: parse_header(frame).end_position for frame in FRAMES}
+    full = [
+        index
+        for index, end in ends.items()
+        if SEGMENT_BYTES - end % SEGMENT_BYTES < CONFIG_BYTES_MAX and index > 2
+    ]
+    segments = set()
+    for commit in full:
+        back_up(source_folder(tmp_path / "n0", commit), tmp_path / f"bk{commit}")
+        restored(tmp_path / f"bk{commit}", tmp_path / f"new{commit}")
+        with opened(tmp_path / f"new{commit}") as store:
+            assert store.log.last_index == commit + 1
+            begin = store.log.position_at(commit + 1)
+        segments.add(begin // SEGMENT_BYTES - (ends[commit] - 1) // SEGMENT_BYTES)
+    assert segments == {0, 1}, "one that fits, and one that does not"
+
+
+def test_restored_member_votes_in_no_term_of_its_log(tmp_path: Path) -> None:
+    back_up(source_folder(tmp_path / "n0"), tmp_path / "bk")
+    restored(tmp_path / "bk", tmp_path / "new")
+    slots = SlotFile(OsDisk(), StorePaths(str(tmp_path / "new")).vote)
+    payload = slots.load()
+    slots.close()
+    assert payload is not None
+    with opened(tmp_path / "new") as store:
+        newest = store.log.term_at(store.log.last_index)
+    assert parse_term_vote(payload) == (newest, None)
+    assert newest == parse_header(FRAMES[-1]).term + 1
+
+
+class MovingDisk(OsDisk):
+    """Does something once, in front of one of the looks at files of a member's state."""
+
+    def __init__(self, look: int, act: Callable[[], object]) -> None:
+        super().__init__()
+        self._look = look
+        self._act = act
+
+    def _before(self, path: str) -> None:
+        if "/raft/" in path:
+            self._look -= 1
+            if self._look == 0:
+                self._act()
+
+    def read(self, path: str) -> bytes:
+        self._before(path)
+        return super().read(path)
+
+    def exists(self, path: str) -> bool:
+        self._before(path)
+        return super().exists(path)
+
+    def is_past(self) -> bool:
+        """Return whether there were not as many looks."""
+        return self._look > 0
+
+
+STATE = ("raft/snapshot", "raft/commit_mark", "raft/anchor")
+"""In the order in which a checkpoint with retention writes them; entries are there before."""
+
+
+def checkpoint(folder: Path, to: Path, steps: int) -> None:
+    """Let a checkpoint of the member in *folder* come so far."""
+    entries = [str(path.relative_to(to)) for path in sorted((to / "commitlog").iterdir())]
+    for name in (*entries, *STATE[:steps]):
+        (folder / name).write_bytes((to / name).read_bytes())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_backup_of_a_source_that_moves_on_is_whole(tmp_path: Path, steps: int) -> None:
+    """A checkpoint with retention comes between any two looks of a backup at the folder."""
+    later = source_folder(tmp_path / "later", floor=2)
+    done = 0
+    for look in range(1, 40):
+        folder, target = source_folder(tmp_path / "n0", OLD), tmp_path / f"bk{look}"
+        disk = MovingDisk(look, lambda folder=folder: checkpoint(folder, later, steps))
+        created = create(disk, Source(disk, str(folder)), str(target), made_at_ms=1)
+        if disk.is_past():
+            break
+        contents = verify(OsDisk(), str(target))
+        assert contents.manifest == created.manifest
+        assert contents.manifest.end.index >= OLD
+        done += 1
+    assert 5 < done < 39
+
+
+class LateDisk(OsDisk):
+    """Does something in front of a lock that is taken."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self._act = act
+
+    def lock(self, path: str) -> Lock:
+        self._act()
+        return super().lock(path)
+
+
+def test_create_goes_on_from_what_another_one_has_made(tmp_path: Path) -> None:
+    source, target = source_folder(tmp_path / "n0"), tmp_path / "bk"
+    made: list[dict[str, bytes]] = []
+
+    def other() -> None:
+        back_up(source, target)
+        made.append(content(target / "log"))
+
+    done = back_up(source, target, LateDisk(other))
+    assert (done.copied_entries, done.copied_bytes) == (0, 0)
+    assert content(target / "log") == made[0]
+    assert verify(OsDisk(), str(target)).entries == len(FRAMES)
