@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from jepsen_like.checkers import (
     availability,
@@ -46,11 +45,11 @@ from jepsen_like.history.columns import (
     EVENTS,
     OPS,
     NodeKind,
+    chosen,
     events_of,
     floors_of,
     history_of,
     operations_of,
-    table_of,
 )
 from jepsen_like.history.operation import (
     NOTHING,
@@ -98,6 +97,7 @@ GIVEN_BACK: Final = Want((("f", _RETRIES),))
 FAILED: Final = Want(other_than=(("err", ""),))
 """Rows with an error, of any outcome."""
 SENDS: Final = Want((("f", (int(F.SEND),)),))
+_NO_EVENTS: Final = EVENTS.empty_table()
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -234,7 +234,7 @@ class _Check:
 
     def run(self) -> list[Verdict]:
         """Judge everything; a check that breaks is unknown, with its reason."""
-        self.source.prepare((REST, SHARED, GIVEN_BACK, filters.PULLS))
+        self.source.prepare((REST, SHARED, GIVEN_BACK, filters.PULLS), replicas=self.replicas)
         self.progress("operations")
         read = checked("rows", self._read)
         if not read.is_valid:
@@ -259,11 +259,11 @@ class _Check:
         rows = self.source.ops(REST, self.settings.rows_max)
         f = rows.column("f").to_numpy()
         of_offsets = (f == F.COMMIT) | (f == F.FETCH_COMMIT)
-        self.offsets = rows.filter(pa.array(of_offsets))
+        self.offsets = chosen(rows, of_offsets)
         plain = np.isin(f, _RETRIES)
         if not (f == F.PULL).any():
             plain |= of_offsets & (rows.column("token").to_numpy() == NOTHING)
-        rows = rows.filter(pa.array(~plain))
+        rows = chosen(rows, ~plain)
         self.rest = operations_of(rows, self.source.obs(Want(), 0))
         return Verdict("rows", "valid")
 
@@ -427,7 +427,7 @@ class _Check:
             return None
         rows_max = self.settings.rows_max
         tables = (self.source.ops(EVERYTHING, rows_max), self.source.obs(EVERYTHING, rows_max))
-        history = history_of(*tables, table_of(EVENTS, {}), self.source.nodes())
+        history = history_of(*tables, _NO_EVENTS, self.source.nodes())
         return batches.check_history(history)
 
     def polls(self) -> Verdict | None:

@@ -14,11 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from jepsen_like.checkers.fault_record import FaultRecord, Span
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
+from jepsen_like.history.columns import has_word
 from jepsen_like.history.operation import NEVER, F, Outcome
 
 NAME: Final = "availability"
@@ -71,14 +70,14 @@ def check_table(rows: Any, record: FaultRecord) -> Verdict | None:
     judged = _within(call, spans)
     outcome = rows.column("outcome").to_numpy()
     err = rows.column("err")
-    is_damaged = pc.equal(err, pa.scalar(DAMAGED_ERROR)).to_numpy()
+    is_damaged = has_word(err, (DAMAGED_ERROR,))
     damaged = np.flatnonzero(is_damaged & judged)
     undecided = np.flatnonzero((outcome == Outcome.INFO) & judged)
     op_id = rows.column("op_id").to_numpy()
     found = _too_few(int(judged.sum()), call[undecided], op_id[undecided])
     for at in damaged[np.lexsort((op_id[damaged], call[damaged]))][:REPORTED_MAX]:
         found.append(damaged_violation(int(op_id[at]), int(call[at])))
-    refused = pc.is_in(err, value_set=pa.array(sorted(REFUSED_ERRORS))).to_numpy()
+    refused = has_word(err, REFUSED_ERRORS)
     sends = judged & np.isin(rows.column("f").to_numpy(), SENDS) & ~refused
     found += _silent(spans, call[sends], op_id[sends], outcome[sends] == Outcome.OK)
     counts = {

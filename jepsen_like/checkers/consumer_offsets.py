@@ -24,11 +24,10 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from jepsen_like.checkers.kernel.facts import I64, Columns, Flags
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.columns import OBS, operations_of
+from jepsen_like.history.columns import OBS, chosen, operations_of
 from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
 
 NAME: Final = "consumer_offsets"
@@ -72,7 +71,7 @@ class _Cluster:
 def check_table(rows: Any) -> Verdict:
     """Return the verdict over the committed offsets in *rows*, a table of commits and reads."""
     columns = {name: rows.column(name).to_numpy() for name in _NUMBERS}
-    slots = _slots(rows, columns["queue"])
+    slots = slots_of(rows, columns["queue"])
     order = np.argsort(slots, kind="stable")
     cuts = np.flatnonzero(np.diff(slots[order])) + 1
     parts = np.split(order, cuts) if len(order) else []
@@ -82,7 +81,7 @@ def check_table(rows: Any) -> Verdict:
         if not is_register({name: column[part] for name, column in columns.items()})
     ]
     again = np.concatenate([np.zeros(0, dtype=np.int64), *wrong])
-    named = check_history(operations_of(rows.take(pa.array(again)), OBS.empty_table()))
+    named = check_history(operations_of(chosen(rows, again), OBS.empty_table()))
     undecided = named.validity == "unknown" and named.counts["reads"] > 0
     read = (columns["f"] == F.FETCH_COMMIT) & (columns["outcome"] == Outcome.OK)
     counts = {
@@ -95,7 +94,7 @@ def check_table(rows: Any) -> Verdict:
     return Verdict(NAME, "valid", (), counts)
 
 
-def _slots(rows: Any, queue: I64) -> I64:
+def slots_of(rows: Any, queue: I64) -> I64:
     """Return a number for each (group, topic, queue)."""
     slots = queue.astype(np.int64)
     for name in ("group", "topic"):

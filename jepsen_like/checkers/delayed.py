@@ -21,12 +21,11 @@ from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from jepsen_like.checkers.fault_record import FaultRecord
 from jepsen_like.checkers.retention import HolesOf, Missing, Queue, lost_of
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.columns import OBS, operations_of
+from jepsen_like.history.columns import OBS, chosen, operations_of
 from jepsen_like.history.operation import (
     NEVER,
     NOTHING,
@@ -261,5 +260,5 @@ def latest_before(rows: Any, offs: Iterable[int]) -> list[Operation]:
     last = np.maximum.accumulate(rank[order])
     wanted = np.unique(np.fromiter(offs, np.int64))
     place = np.searchsorted(end[order], wanted, side="right")
-    chosen = np.unique(proves[by_call[last[place[place > 0] - 1]]])
-    return operations_of(rows.take(pa.array(chosen)), OBS.empty_table())
+    found = np.unique(proves[by_call[last[place[place > 0] - 1]]])
+    return operations_of(chosen(rows, found), OBS.empty_table())

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import numpy as np
 
+from jepsen_like.checkers.consumer_offsets import slots_of
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from jepsen_like.history.columns import chosen
+from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 NAME: Final = "final_reads"
 
@@ -48,11 +49,11 @@ def check(reads: Iterable[Operation], offsets: Any) -> Verdict:
     found: list[Violation] = []
     for queue, by_process in sorted(queues.items()):
         found += _pages(queue, by_process[max(by_process)])
-    of_ok = offsets.filter(pc.equal(offsets.column("outcome"), int(Outcome.OK)))
-    slots = _slots(of_ok.filter(pc.equal(of_ok.column("f"), int(F.COMMIT))))
-    asked = of_ok.filter(pc.equal(of_ok.column("f"), int(F.FETCH_COMMIT)))
-    of_reader = pc.is_in(asked.column("process"), value_set=pa.array(processes, pa.int32()))
-    answered = _slots(asked.filter(of_reader))
+    f = offsets.column("f").to_numpy()
+    is_ok = offsets.column("outcome").to_numpy() == Outcome.OK
+    of_reader = np.isin(offsets.column("process").to_numpy(), list(processes))
+    slots = _slots(chosen(offsets, is_ok & (f == F.COMMIT)))
+    answered = _slots(chosen(offsets, is_ok & (f == F.FETCH_COMMIT) & of_reader))
     missing = sorted(slots.keys() - answered.keys())
     found += [not_asked(slot, slots[slot]) for slot in missing[:REPORTED_MAX]]
     counts = {"queues": len(queues), "slots": len(slots)}
@@ -89,13 +90,12 @@ def not_asked(slot: Slot, op_id: int) -> Violation:
 
 def _slots(rows: Any) -> dict[Slot, int]:
     """Return group, topic and queue of rows, each with the first operation on it."""
-    table = pa.table(
-        {
-            "group": rows.column("group").cast(pa.string()),
-            "topic": rows.column("topic").cast(pa.string()),
-            "queue": rows.column("queue"),
-            "op_id": rows.column("op_id"),
-        }
-    )
-    found = table.group_by(["group", "topic", "queue"]).aggregate([("op_id", "min")]).to_pylist()
-    return {(row["group"], row["topic"], row["queue"]): row["op_id_min"] for row in found}
+    if not rows.num_rows:
+        return {}
+    numbers = slots_of(rows, rows.column("queue").to_numpy())
+    _, first, which = np.unique(numbers, return_index=True, return_inverse=True)
+    least = np.full(len(first), NEVER)
+    np.minimum.at(least, which, rows.column("op_id").to_numpy())
+    one_of_each = chosen(rows, first)
+    words = (one_of_each.column(name).to_pylist() for name in ("group", "topic", "queue"))
+    return dict(zip(zip(*words, strict=True), least.tolist(), strict=True))

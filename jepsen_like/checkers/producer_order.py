@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from jepsen_like.checkers.kernel.facts import I64
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.columns import OBS, operations_of
+from jepsen_like.history.columns import OBS, chosen, operations_of
 from jepsen_like.history.operation import CLIENT_BITS, NEVER, NOTHING, Operation, Outcome
 
 NAME: Final = "producer_order"
@@ -38,7 +37,7 @@ class Lines:
     """
 
     def __init__(self, rows: Any) -> None:
-        self._rows = rows.filter(pa.array(rows.column("due_ns").to_numpy() == NOTHING))
+        self._rows = chosen(rows, rows.column("due_ns").to_numpy() == NOTHING)
         self._columns = {name: self._rows.column(name).to_numpy() for name in _NUMBERS}
         acked = (self._columns["outcome"] == Outcome.OK) & (self._columns["off"] != NOTHING)
         self._place = np.where(acked, self._columns["off"], NEVER)
@@ -94,7 +93,7 @@ class Lines:
         return overtaken(first, second, (int(place[highest]), int(place[at])))
 
     def _operation(self, row: int) -> Operation:
-        (op,) = operations_of(self._rows.take(pa.array([row])), OBS.empty_table())
+        (op,) = operations_of(chosen(self._rows, np.array([row])), OBS.empty_table())
         return op
 
 

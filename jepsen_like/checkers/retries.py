@@ -14,11 +14,10 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from jepsen_like.checkers.kernel.facts import I64, Flags
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.columns import OBS, operations_of
+from jepsen_like.history.columns import OBS, chosen, operations_of
 from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 NAME: Final = "retries"
@@ -128,9 +127,7 @@ def check_table(rows: Any, *, drained: bool) -> Verdict:
     if not drained or not len(wrong):
         return judge(NAME, (), counts, looked_at=counts["acknowledged"])
     again = np.flatnonzero(is_head | (np.isin(copies, wrong) & (said | there)))
-    named = check_history(
-        operations_of(rows.take(pa.array(again)), OBS.empty_table()), drained=drained
-    )
+    named = check_history(operations_of(chosen(rows, again), OBS.empty_table()), drained=drained)
     return msgspec.structs.replace(named, counts=counts)
 
 

@@ -35,6 +35,7 @@ from jepsen_like.history.operation import (
     ReplicaState,
     RunHeader,
 )
+from jepsen_like.history.small_tables import RowList, SmallTable
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 
@@ -187,6 +188,36 @@ def _check_words(name: str, words: Iterable[int]) -> None:
             raise RowOutOfRangeError(f"{name} holds {word}, beyond 64 bits")
 
 
+def _limits(schema: Any) -> tuple[tuple[str, int], ...]:
+    """Return the columns of a schema, and one past the greatest number of each; 0: words."""
+    return tuple(
+        (field.name, 1 << (field.type.bit_width - 1) if pa.types.is_integer(field.type) else 0)
+        for field in schema
+        if field.name != "run_id"
+    )
+
+
+_LIMITS: Final = {name: _limits(schema) for name, schema in SCHEMAS.items()}
+_ALL_64_BITS: Final = 1 << 63
+
+
+def fits_columns(ops: SmallTable, obs: SmallTable, nodes: RowList, events: RowList) -> bool:
+    """Whether the columns of Arrow hold these rows."""
+    for schema, table in (("ops", ops), ("obs", obs)):
+        for name, beyond in _LIMITS[schema]:
+            if 0 < beyond < _ALL_64_BITS and table.num_rows:
+                numbers = table.column(name).to_numpy()
+                if not -beyond <= numbers.min() <= numbers.max() < beyond:
+                    return False
+    for schema, rows in (("nodes", nodes), ("events", events)):
+        for row in rows.to_pylist():
+            for name, beyond in _LIMITS[schema]:
+                value = row[name]
+                if type(value) is not str if not beyond else not -beyond <= value < beyond:
+                    return False
+    return True
+
+
 def table_of(schema: Any, columns: dict[str, Any]) -> Any:
     """Return a table of *schema* from lists or arrays; words may be given as one string."""
     size = max((len(c) for c in columns.values() if not isinstance(c, str)), default=0)
@@ -235,11 +266,19 @@ def obs_table(run_id: str, operations: Iterable[Operation], reads: Iterable[Repl
     return table_of(OBS, {"run_id": run_id, **columns})
 
 
+def event_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Return the rows of `events` by the names of their columns."""
+    return list(map(msgspec.structs.asdict, events))
+
+
 def events_table(run_id: str, events: Sequence[Event]) -> Any:
     """Return `events`, in the order of the rows."""
-    names = (name for name in EVENTS.names if name != "run_id")
-    columns = {name: [getattr(event, name) for event in events] for name in names}
-    return table_of(EVENTS, {"run_id": run_id, **columns})
+    return _table_of_rows(EVENTS, run_id, event_rows(events))
+
+
+def _table_of_rows(schema: Any, run_id: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+    names = (name for name in schema.names if name != "run_id")
+    return table_of(schema, {"run_id": run_id, **{n: [row[n] for row in rows] for n in names}})
 
 
 _NODE_BLANK: Final[dict[str, Any]] = {
@@ -259,6 +298,16 @@ def nodes_table(
     """Return `nodes`: states, final reads, samples (names of fields → what a broker reported),
     floors.
     """
+    return _table_of_rows(NODES, run_id, node_rows(states, reads, samples, floors))
+
+
+def node_rows(
+    states: Iterable[ReplicaState],
+    reads: Iterable[ReplicaRead],
+    samples: Iterable[dict[str, Any]] = (),
+    floors: Iterable[FloorMove] = (),
+) -> list[dict[str, Any]]:
+    """Return the rows of `nodes` by the names of their columns; see `nodes_table`."""
     rows: list[dict[str, Any]] = [
         {
             **_NODE_BLANK,
@@ -301,17 +350,41 @@ def nodes_table(
         }
         for move in floors
     ]
-    names = (name for name in NODES.names if name != "run_id")
-    return table_of(NODES, {"run_id": run_id, **{n: [row[n] for row in rows] for n in names}})
+    return rows
+
+
+def chosen(rows: Any, which: npt.NDArray[Any]) -> Any:
+    """Return rows of a table, by flags or by their numbers."""
+    if isinstance(rows, SmallTable):
+        return rows.take(np.flatnonzero(which) if which.dtype == np.bool_ else which)
+    return rows.filter(pa.array(which)) if which.dtype == np.bool_ else rows.take(pa.array(which))
+
+
+def has_word(column: Any, words: Iterable[str]) -> npt.NDArray[np.bool_]:
+    """Return which rows of a column hold one of *words*."""
+    column, wanted = column.combine_chunks(), frozenset(words)
+    met = [word in wanted for word in column.dictionary.to_pylist()]
+    found: npt.NDArray[np.bool_] = np.array([*met, False], np.bool_)[column.indices.to_numpy()]
+    return found
 
 
 def operations_of(ops: Any, obs: Any) -> list[Operation]:
-    """Return the rows of `ops`, with what they found by `obs`, in the order of op ids."""
-    columns = [ops.column(name).to_pylist() for name in OP_FIELDS]
-    found: dict[int, Operation] = {}
-    for given in zip(*columns, strict=True):
-        op = Operation(**dict(zip(OP_FIELDS, given, strict=True)))
-        found[op.op_id] = op
+    """Return the rows of `ops`, with what they found by `obs`, in the order of op ids.
+
+    Of a table in memory they may be its own rows, which nobody may change.
+    """
+    if isinstance(ops, SmallTable):
+        found = {op.op_id: op for op in ops.operations()}
+        if obs.num_rows:
+            found = {op_id: msgspec.structs.replace(op) for op_id, op in found.items()}
+    else:
+        columns = [ops.column(name).to_pylist() for name in OP_FIELDS]
+        found = {}
+        for given in zip(*columns, strict=True):
+            op = Operation(**dict(zip(OP_FIELDS, given, strict=True)))
+            found[op.op_id] = op
+    if not obs.num_rows:
+        return [found[op_id] for op_id in sorted(found)]
     ids, offs, values = (obs.column(name).to_numpy() for name in ("op_id", "off", "value"))
     pulled = np.flatnonzero(ids != NOTHING)
     pulled = pulled[np.lexsort((offs[pulled], ids[pulled]))]
@@ -353,7 +426,10 @@ def floors_of(nodes: Any) -> list[FloorMove]:
     Raises:
         msgspec.MsgspecError: A row holds other fields.
     """
-    rows = nodes.filter(pa.array(nodes.column("kind").to_numpy() == NodeKind.FLOOR)).to_pylist()
+    if isinstance(nodes, RowList):
+        rows = [row for row in nodes.to_pylist() if row["kind"] == NodeKind.FLOOR]
+    else:
+        rows = chosen(nodes, nodes.column("kind").to_numpy() == NodeKind.FLOOR).to_pylist()
     return [
         FloorMove(
             at_ns=row["at_ns"],
@@ -381,7 +457,7 @@ class _FloorRest(msgspec.Struct, forbid_unknown_fields=True):
 def replica_reads_of(nodes: Any, obs: Any) -> list[ReplicaRead]:
     """Return the final reads: their heads from `nodes`, their messages from `obs`."""
     ids = obs.column("op_id").to_numpy()
-    rows = obs.filter(pa.array(ids == NOTHING))
+    rows = chosen(obs, ids == NOTHING)
     held: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
     columns = (rows.column(n).to_pylist() for n in ("replica", "topic", "queue", "off", "value"))
     for replica, topic, queue, off, value in zip(*columns, strict=True):

@@ -76,7 +76,12 @@ class LocalSource:
         self._met: dict[Want, list[Any]] | None = None
         self._gathered: Gathered | None = None
 
-    def prepare(self, ops: tuple[Want, ...], obs: tuple[Want, ...] = ()) -> None:
+    def prepare(
+        self,
+        ops: tuple[Want, ...],
+        obs: tuple[Want, ...] = (),
+        replicas: Replicas | None = None,
+    ) -> None:
         """Collect these rows in the one scan of `ops`, if it is to come."""
         if self._met is None:
             self._wants = ops

@@ -61,6 +61,16 @@ SUMMED: Final[Queue] = ("", -1)
 """In place of a queue: what is shared are the sums of the tables."""
 
 
+def rows_key(number: int) -> Queue:
+    """Return what stands in place of a queue: what is shared are rows of want *number*."""
+    return "", SUMMED[1] - 1 - number
+
+
+def number_of(key: Queue) -> int:
+    """Return the number of the want; negative: it is another share."""
+    return -1 if key[0] else SUMMED[1] - 1 - key[1]
+
+
 class Sharer:
     """Gathers the facts of the batches of one task, and the sums of their rows.
 
@@ -244,6 +254,8 @@ CUT: Final = 1
 """A `CutReport`."""
 SUMS: Final = 2
 """The sums of some rows, by table."""
+ROWS: Final = 3
+"""Rows of a want."""
 Judge = Callable[[Queue, int, QueueFacts, bool], tuple[int, Any]]
 """Given a queue, a chunk, its facts and whether the queue has several: which report it is."""
 
@@ -251,13 +263,16 @@ Judge = Callable[[Queue, int, QueueFacts, bool], tuple[int, Any]]
 def joined(shares: Iterable[Share], width: int, judge: Judge) -> Iterator[tuple[Queue, int, bytes]]:
     """Yield the report of each chunk; of a chunk all shares are given, in any order.
 
-    Sums go on as they are.
+    Sums, and rows of wants, go on as they are.
     """
     chunks: dict[tuple[Queue, int], QueueFacts] = {}
     cut: set[Queue] = set()
     for share in shares:
         if share.queue == SUMMED:
             yield SUMMED, SUMS, share.facts
+            continue
+        if number_of(share.queue) >= 0:
+            yield share.queue, ROWS, share.facts
             continue
         key = (share.queue, share.chunk)
         facts = chunks.get(key)

@@ -1,15 +1,12 @@
 """The Spark engine: facts are gathered where rows are read, shuffled by chunk, and judged there.
 
 The kernel decides; rows of suspects are read again, those of all queues in one pass.
-`FrameTables` are tables as DataFrames, which Spark's JVM reads from any address of Hadoop.
 """
 
 from __future__ import annotations
 
-import re
+import struct
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
-from operator import or_
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,8 +14,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from jepsen_like.checkers.kernel.chunks import Answer, Ask, spares_in
@@ -38,14 +34,15 @@ from jepsen_like.checkers.kernel.facts import (
 )
 from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, TooManyRowsError, Want
 from jepsen_like.checkers.kernel.tables import Batch, spares_of
-from jepsen_like.checkers.verdict import BadInputError
 from jepsen_like.history.columns import OBS, OPS, SCHEMAS
 from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from jepsen_like.history.sums import added as added_sums
 from spark_jobs.audit.folder import ReplicaFolder, open_folder
 from spark_jobs.audit.work import Done, Work, do
+from spark_jobs.engines.frames import FrameTables, arrow_of
 from spark_jobs.engines.shares import (
     CUT,
+    ROWS,
     SUMS,
     CutReport,
     Judge,
@@ -55,211 +52,18 @@ from spark_jobs.engines.shares import (
     first_look,
     joined,
     may_repeat,
+    number_of,
+    rows_key,
 )
-from spark_jobs.engines.splits import WANTED_SCHEMA, Act, SplitTables, wanted_rows
+from spark_jobs.engines.splits import SplitTables, stream_of
 from spark_jobs.tables import (
-    AGAIN,
     CHECKED,
     Tables,
     UnknownAddressError,
-    check_nulls,
     check_rows,
     check_sum,
-    checked_nodes,
     keep_memory,
 )
-
-# --------------------------------------------------------------------------------- answers of tasks
-
-
-_BAD = re.compile(r"BadInputError: (.+)")
-
-
-def arrow_of(place: str, rows: DataFrame, rows_max: int = 0) -> Any:
-    """Return rows as an Arrow table.
-
-    Args:
-        place: What is read, for a sentence.
-        rows: What is computed.
-        rows_max: More rows than this do not fit into the results of a job.
-
-    Raises:
-        BadInputError: A task met input that gives no verdict, or Spark cannot read the tables.
-        TooManyRowsError: The result is larger than this process takes.
-    """
-    try:
-        return rows.toArrow()
-    except Exception as error:  # what Spark raises has many types, of which a JVM's are no API
-        text = str(error)
-        bad = _BAD.search(text)
-        if bad:
-            raise BadInputError(bad[1].strip()) from error
-        if "spark.driver.maxResultSize" in text:
-            raise TooManyRowsError(rows_max) from error
-        first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason")
-        raise BadInputError(
-            f"Spark ended without an answer while it read {place} ({first[:200]}): see its log, or "
-            "check with --engine local"
-        ) from error
-
-
-# ---------------------------------------------------------------------------------- frames
-
-
-CONDITIONS_MAX: Final = 16
-"""Wants that Spark filters by: its planner is slow with long conditions, and ends at very long."""
-
-
-class FrameTables:
-    """The tables at an address that Spark opens.
-
-    Args:
-        spark: Where the work is done.
-        place: The folder.
-
-    Attributes:
-        frames: Table → DataFrame, as far as it was asked for.
-    """
-
-    def __init__(self, spark: SparkSession, place: str) -> None:
-        self._spark, self.place = spark, place.rstrip("/")
-        self.frames: dict[str, DataFrame] = {}
-
-    def name(self, table: str) -> str:
-        """Return the address of a table."""
-        return f"{self.place}/{table}.parquet"
-
-    def frame(self, table: str) -> DataFrame:
-        """Return a table.
-
-        Raises:
-            BadInputError: It is missing, or is no Parquet.
-        """
-        if table not in self.frames:
-            try:
-                self.frames[table] = self._spark.read.parquet(self.name(table))
-            except AnalysisException as error:
-                raise BadInputError(f"{self.name(table)} is missing: {AGAIN}") from error
-        return self.frames[table]
-
-    def read(self, file: str) -> bytes | None:
-        """Return the bytes of a small file; None: it is not there."""
-        try:
-            rows = self._spark.read.format("binaryFile").load(f"{self.place}/{file}")
-        except AnalysisException:
-            return None
-        found = arrow_of(self.place, rows.select("content")).column("content").to_pylist()
-        return bytes(found[0]) if found else None
-
-    def footer(self, _table: str) -> None:
-        """Return nothing: Spark alone opens the address, and shows no footer."""
-
-    def footers(self, table: str) -> Iterator[tuple[Any, int]]:
-        """Yield columns and number of rows of a table; see `Tables.footers`."""
-        frame = self.frame(table)
-        counted = arrow_of(self.name(table), frame.groupBy().count())
-        schema = pa.schema([(f.name, _kind(f.dataType.typeName())) for f in frame.schema])
-        yield schema, counted.column("count").to_pylist()[0]
-
-    def nodes(self) -> Any:
-        """Return the table `nodes`."""
-        return checked_nodes(self.name("nodes"), arrow_of(self.name("nodes"), self.frame("nodes")))
-
-    def events(self) -> Any:
-        """Return the table `events`."""
-        table = arrow_of(self.name("events"), self.frame("events"))
-        check_nulls(self.name("events"), table)
-        return table
-
-    def each(
-        self,
-        columns: Mapping[str, tuple[str, ...]],
-        act: Act,
-        schema: str,
-        queue: Queue | None = None,
-    ) -> DataFrame:
-        """Return what *act* yields of all partitions; see `SplitTables.each`."""
-        found = []
-        for table, names in columns.items():
-            rows = self.frame(table)
-            if queue is not None:
-                rows = rows.where(_is_of(queue))
-            found.append(
-                rows.select(*names).mapInArrow(_task(table, self.name(table), act), schema)
-            )
-        return reduce(DataFrame.unionByName, found)
-
-    def wanted(self, table: str, wants: tuple[Want, ...]) -> DataFrame:
-        """Return the rows of each want; see `SplitTables.wanted`."""
-        schema, name = SCHEMAS[table], self.name(table)
-
-        def task(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in found:
-                rows = _checked(name, batch, table)
-                for number, want in enumerate(wants):
-                    mask = Batch(rows, {}, schema).meets(want)
-                    if mask.any():
-                        kept = pa.Table.from_batches([rows.filter(pa.array(mask))])
-                        yield wanted_rows(number, kept)
-
-        rows = self.frame(table)
-        if len(wants) <= CONDITIONS_MAX:
-            terms = [term for want in wants if (term := _condition(want)) is not None]
-            rows = rows.where(reduce(or_, terms) if terms else sf.lit(False))
-        return rows.select(*schema.names).mapInArrow(task, WANTED_SCHEMA)
-
-
-def _task(table: str, name: str, act: Act) -> Any:
-    def task(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        keep_memory()
-        return act((table, Batch(_checked(name, b, table), {}, SCHEMAS[table])) for b in found)
-
-    return task
-
-
-def _checked(name: str, batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
-    check_nulls(name, batch)
-    return _with_words(batch, table)
-
-
-def _with_words(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
-    """Return *batch* with its words in dictionaries, as the kernel reads them."""
-    fields = [SCHEMAS[table].field(name) for name in batch.schema.names]
-    columns = [
-        column.cast(pa.string()).dictionary_encode()
-        if pa.types.is_dictionary(field.type)
-        else column
-        for field, column in zip(fields, batch.columns, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-_KINDS = {
-    "byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64(),
-    "string": pa.string(),
-}  # fmt: skip
-
-
-def _kind(name: str) -> Any:
-    return _KINDS.get(name, pa.null())
-
-
-def _is_of(queue: Queue) -> Column:
-    return (sf.col("topic") == queue[0]) & (sf.col("queue") == queue[1])
-
-
-def _condition(want: Want) -> Column | None:
-    terms: list[Column] = [
-        sf.col(name).isin([int(value) for value in values]) for name, values in want.among if values
-    ]
-    for name, value in want.other_than:
-        is_column = isinstance(value, str) and value in OPS.names
-        terms.append(sf.col(name) != (sf.col(str(value)) if is_column else sf.lit(value)))
-    if not terms:
-        return None
-    found = reduce(or_, terms)
-    return found if want.queue is None else found & _is_of(want.queue)
-
 
 SHARE_SCHEMA: Final = "topic string, queue int, chunk long, facts binary"
 REPORT_SCHEMA: Final = "topic string, queue int, kind int, report binary"
@@ -271,6 +75,11 @@ _FACTS: Final = {
 }
 _ALL: Final = {"ops": tuple(OPS.names), "obs": tuple(OBS.names)}
 """The first look sums all columns."""
+_HALVES: Final = Want((("f", (int(F.HALF),)),))
+_Part = tuple[int, bytes | memoryview]
+"""How many rows, and they as a stream."""
+_Report = tuple[str, int, int, bytes]
+"""Topic, queue, kind and report."""
 SHARES_OF_A_BATCH: Final = 16
 """Facts of chunks that a task hands on at once: 28 MB each at most."""
 
@@ -306,11 +115,24 @@ class SparkSource:
         self._width, self._sums = chunk_offsets, sums
         self._rows = SplitTables(spark, tables) if isinstance(tables, Tables) else tables
         self._ahead: dict[str, tuple[Want, ...]] = {}
-        self._met: dict[tuple[str, Want], Any] = {}
+        self._met: dict[tuple[str, Want], list[_Part]] = {}
+        self._replicas: Replicas | None = None
+        self._reports: list[_Report] | None = None
 
-    def prepare(self, ops: tuple[Want, ...], obs: tuple[Want, ...] = ()) -> None:
-        """Say which rows are asked for next: one pass over each table finds them all."""
+    def prepare(
+        self,
+        ops: tuple[Want, ...],
+        obs: tuple[Want, ...] = (),
+        replicas: Replicas | None = None,
+    ) -> None:
+        """Say which rows are asked for next: one pass over each table finds them all.
+
+        That pass judges the queues, too, where no transaction can have appended to them: what one
+        appended is known from rows that were asked for.
+        """
         self._ahead, self._met = {"ops": ops, "obs": obs}, {}
+        is_one_pass = replicas is not None and not self._rows.may_have("ops", _HALVES)
+        self._replicas = replicas if is_one_pass else None
 
     def nodes(self) -> Any:
         """Return the table `nodes`."""
@@ -336,7 +158,10 @@ class SparkSource:
         else:
             ahead = self._ahead.get(table, ())
             wants = ahead if want in ahead else (want,)
-            met = self._pass(table, wants, rows_max)
+            if table == "ops" and want in ahead and self._replicas is not None:
+                met = self._first_pass(wants, self._replicas, rows_max)
+            else:
+                met = self._pass(table, wants, rows_max)
             if want in ahead:
                 self._met |= {(table, one): met[number] for number, one in enumerate(wants)}
             found = met[wants.index(want)]
@@ -346,12 +171,25 @@ class SparkSource:
         parts = [pa.ipc.open_stream(rows).read_all().cast(schema) for _, rows in found]
         return pa.concat_tables(parts).unify_dictionaries() if parts else schema.empty_table()
 
-    def _pass(
-        self, table: str, wants: tuple[Want, ...], rows_max: int
-    ) -> list[list[tuple[int, bytes]]]:
+    def _first_pass(
+        self, wants: tuple[Want, ...], replicas: Replicas, rows_max: int
+    ) -> list[list[_Part]]:
+        """Read both tables once: return the rows of each want, and keep the reports of queues."""
+        self._replicas, self._reports = None, []
+        found: list[list[_Part]] = [[] for _ in wants]
+        judge = first_look(replicas, {})
+        for report in self._judged(judge, replicas, None, wants, rows_max):
+            topic, queue, kind, data = report
+            if kind == ROWS:
+                found[number_of((topic, queue))].append(_part_of(data))
+            else:
+                self._reports.append(report)
+        return found
+
+    def _pass(self, table: str, wants: tuple[Want, ...], rows_max: int) -> list[list[_Part]]:
         """Read a table once, and return the rows of each want as streams."""
         rows = arrow_of(self._rows.name(table), self._rows.wanted(table, wants), rows_max)
-        found: list[list[tuple[int, bytes]]] = [[] for _ in wants]
+        found: list[list[_Part]] = [[] for _ in wants]
         for number, count, stream in zip(
             *(column.to_pylist() for column in rows.columns), strict=True
         ):
@@ -370,7 +208,10 @@ class SparkSource:
         whole: list[QueueReport] = []
         cut: dict[Queue, list[CutReport]] = {}
         sums: list[dict[str, int]] = []
-        for topic, queue, kind, report in self._judged(first_look(replicas, added), replicas, None):
+        reports, self._reports = self._reports, None
+        if reports is None or appends:
+            reports = self._judged(first_look(replicas, added), replicas, None)
+        for topic, queue, kind, report in reports:
             if kind == SUMS:
                 sums.append(msgspec.msgpack.decode(report, type=dict[str, int]))
             elif kind == CUT:
@@ -382,8 +223,8 @@ class SparkSource:
         for table in _FACTS:
             total = added_sums(one.get(table, 0) for one in sums)
             check_sum(self._rows.name(table), total, self._sums.get(table))
-        for key, reports in sorted(cut.items()):
-            passes = _Passes(self, key, replicas, reports)
+        for key, chunks in sorted(cut.items()):
+            passes = _Passes(self, key, replicas, chunks)
             whole.append(judge_cut(key, passes, added.get(key), replicas))
         met = {report.key for report in whole}
         for key in [key for key in appends if key not in met]:
@@ -397,19 +238,28 @@ class SparkSource:
         return [report for *_, report in self._judged(judge, replicas, key)]
 
     def _judged(
-        self, judge: Judge, replicas: Replicas, queue: Queue | None
-    ) -> list[tuple[str, int, int, bytes]]:
+        self,
+        judge: Judge,
+        replicas: Replicas,
+        queue: Queue | None,
+        wants: tuple[Want, ...] = (),
+        rows_max: int = 0,
+    ) -> list[_Report]:
+        """Return the reports of chunks and the sums; rows of *wants*, too."""
         width, name = self._width, self._rows.name("ops")
 
         def gather(found: Iterator[tuple[str, Batch]]) -> Iterator[pa.RecordBatch]:
             sharer = Sharer(width, replicas, queue)
+            met = _Met(wants)
             for table, batch in found:
                 if table == "ops":
                     check_rows(name, {column: batch.numbers(column) for column in CHECKED})
+                    met.add(batch)
                 sharer.add(table, batch)
                 if sharer.is_full:
                     yield from _shared(sharer.take())
             yield from _shared(sharer.take())
+            yield from _shared(met.take())
             if queue is None:
                 yield from _shared([sharer.sums()])
 
@@ -429,7 +279,7 @@ class SparkSource:
         columns = _ALL if queue is None else _FACTS
         shares = self._rows.each(columns, gather, SHARE_SCHEMA, queue)
         dealt = shares.repartition(*_KEY)
-        reports = arrow_of(name, dealt.mapInArrow(decide, REPORT_SCHEMA))
+        reports = arrow_of(name, dealt.mapInArrow(decide, REPORT_SCHEMA), rows_max)
         return list(zip(*(column.to_pylist() for column in reports.columns), strict=True))
 
     def values(self, queue: Queue) -> DataFrame:
@@ -451,6 +301,41 @@ class SparkSource:
         return self._rows.each({"ops": _VALUES}, sends, VALUES_SCHEMA, queue)
 
 
+class _Met:
+    """Rows of `ops` that are wanted, of the batches of one task."""
+
+    def __init__(self, wants: tuple[Want, ...]) -> None:
+        self._wants = wants
+        self._parts: list[list[pa.RecordBatch]] = [[] for _ in wants]
+        self._first = 0
+
+    def add(self, batch: Batch) -> None:
+        """Add what is wanted of a batch."""
+        for want, parts in zip(self._wants, self._parts, strict=True):
+            rows = np.flatnonzero(batch.meets(want))
+            if len(rows):
+                self._first = self._first or int(batch.numbers("op_id")[0])
+                parts.append(batch.rows(rows))
+
+    def take(self) -> list[Share]:
+        """Return what was met, spread over the tasks that join shares."""
+        found = []
+        for number, parts in enumerate(self._parts):
+            if parts:
+                rows = pa.Table.from_batches(parts, OPS).unify_dictionaries().combine_chunks()
+                found.append(Share(rows_key(number), self._first, _as_bytes(rows)))
+        return found
+
+
+def _as_bytes(rows: Any) -> bytes:
+    return _COUNT.pack(rows.num_rows) + stream_of(rows)
+
+
+def _part_of(data: bytes) -> _Part:
+    return _COUNT.unpack_from(data)[0], memoryview(data)[_COUNT.size :]
+
+
+_COUNT: Final = struct.Struct("<q")
 _VALUES: Final = ("topic", "queue", "f", "outcome", "off", "value")
 
 

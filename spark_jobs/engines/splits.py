@@ -85,6 +85,10 @@ class SplitTables:
         rows = self._spark.range(0, len(splits), 1, max(1, len(splits)))
         return rows.mapInArrow(task, schema)
 
+    def may_have(self, table: str, want: Want) -> bool:
+        """Whether a table may have such a row, by the statistics of its files."""
+        return bool(self._splits((table,), None, (want,)))
+
     def wanted(self, table: str, wants: tuple[Want, ...]) -> DataFrame:
         """Return the rows of each want: its number, how many, and they themselves as a stream."""
         splits = self._splits((table,), None, wants)
@@ -222,14 +226,20 @@ def columns_of(want: Want) -> list[str]:
 
 def wanted_rows(number: int, rows: Any) -> pa.RecordBatch:
     """Return rows of a want as one row of `WANTED_SCHEMA`."""
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True)
-    with pa.ipc.new_stream(sink, rows.schema, options=options) as stream:
-        stream.write_table(rows)
     return pa.RecordBatch.from_pydict(
         {
             "number": pa.array([number], pa.int32()),
             "count": pa.array([rows.num_rows], pa.int64()),
-            "rows": pa.array([sink.getvalue().to_pybytes()], pa.binary()),
+            "rows": pa.array([stream_of(rows)], pa.binary()),
         }
     )
+
+
+def stream_of(rows: Any) -> bytes:
+    """Return the rows of a table as a stream of Arrow's."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True)
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as stream:
+        stream.write_table(rows)
+    found: bytes = sink.getvalue().to_pybytes()
+    return found

@@ -58,7 +58,8 @@ def digest(spark: SparkSession, folder: Path, edition: str, partitions: int = 0)
     """Return the digest of an edition, its rows dealt to partitions by lot on request."""
     from pyspark.sql import functions as sf
 
-    from spark_jobs.engines.spark import FrameTables, SparkSource, open_tables
+    from spark_jobs.engines.frames import FrameTables
+    from spark_jobs.engines.spark import SparkSource, open_tables
     from tests.oracles.windows import WindowsSource
 
     if edition == "windows":

@@ -59,8 +59,17 @@ class QueueReport(msgspec.Struct):
 class Source(Protocol):
     """An engine over the tables of one run."""
 
-    def prepare(self, ops: tuple[Want, ...], obs: tuple[Want, ...] = ()) -> None:
-        """Say which rows are asked for next: they may come from one scan, of the queues or not."""
+    def prepare(
+        self,
+        ops: tuple[Want, ...],
+        obs: tuple[Want, ...] = (),
+        replicas: Replicas | None = None,
+    ) -> None:
+        """Say which rows are asked for next: they may come from one scan.
+
+        Args:
+            replicas: Which were read, where `queues` is asked next: that scan may judge them.
+        """
         ...
 
     def nodes(self) -> Any:

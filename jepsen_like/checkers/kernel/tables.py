@@ -32,8 +32,19 @@ from jepsen_like.checkers.kernel.source import (
     TooManyRowsError,
     Want,
 )
-from jepsen_like.history.columns import OBS, OPS, events_table, nodes_table, obs_table, ops_table
+from jepsen_like.history.columns import (
+    OBS,
+    OPS,
+    event_rows,
+    events_table,
+    fits_columns,
+    node_rows,
+    nodes_table,
+    obs_table,
+    ops_table,
+)
 from jepsen_like.history.operation import History, Operation
+from jepsen_like.history.small_tables import NotSmallError, RowList, SmallTable
 
 _LOW: Final = 0xFFFFFFFF
 Each = Callable[[Callable[[Queue], QueueReport], Iterable[Queue]], Iterable[QueueReport]]
@@ -75,7 +86,8 @@ class Batch:
         if of_queue is not None and not of_queue.any():
             return met
         for name, values in want.among:
-            met |= np.isin(self.numbers(name), values)
+            numbers = self.numbers(name)
+            met |= numbers == values[0] if len(values) == 1 else np.isin(numbers, values)
         for name, value in want.other_than:
             if isinstance(value, str) and value in self._schema.names:
                 met |= self.numbers(name) != self.numbers(value)
@@ -187,16 +199,27 @@ class MemorySource:
     """The rows of a history as a `Source`."""
 
     def __init__(self, history: History) -> None:
-        run_id = history.header.run_id
         operations = [_counted(op) for op in history.operations]
-        self._events = events_table(run_id, history.events)
-        self._nodes = nodes_table(
-            run_id, history.replica_states, history.replica_reads, floors=history.floors
-        )
-        self._ops = _batches(ops_table(run_id, operations), OPS)
-        self._obs = _batches(obs_table(run_id, operations, history.replica_reads), OBS)
+        try:
+            self._ops = SmallTable.of_operations(operations)
+            self._obs = SmallTable.of_looks(operations, history.replica_reads)
+            self._nodes = RowList(
+                node_rows(history.replica_states, history.replica_reads, floors=history.floors)
+            )
+            self._events = RowList(event_rows(history.events))
+            fits = fits_columns(self._ops, self._obs, self._nodes, self._events)
+        except NotSmallError:
+            fits = False
+        if not fits:
+            _raise_what_is_wrong(history, operations)
+        self._by_ops, self._by_obs = Batch(self._ops, {}, OPS), Batch(self._obs, {}, OBS)
 
-    def prepare(self, ops: tuple[Want, ...], obs: tuple[Want, ...] = ()) -> None:
+    def prepare(
+        self,
+        ops: tuple[Want, ...],
+        obs: tuple[Want, ...] = (),
+        replicas: Replicas | None = None,
+    ) -> None:
         """Do nothing: all rows are in memory."""
 
     def nodes(self) -> Any:
@@ -209,21 +232,19 @@ class MemorySource:
 
     def ops(self, want: Want, rows_max: int) -> Any:
         """Return rows of `ops`."""
-        return _wanted(self._ops, OPS, want, rows_max)
+        return _wanted(self._ops, self._by_ops, want, rows_max)
 
     def obs(self, want: Want, rows_max: int) -> Any:
         """Return rows of `obs`."""
-        return _wanted(self._obs, OBS, want, rows_max)
+        return _wanted(self._obs, self._by_obs, want, rows_max)
 
     def queues(
         self, appends: Mapping[Queue, tuple[Operation, ...]], replicas: Replicas
     ) -> list[QueueReport]:
         """Judge every queue, one after the other."""
         gathered = Gathered()
-        for batch in self._ops:
-            gathered.add_ops(batch)
-        for batch in self._obs:
-            gathered.add_obs(batch, replicas)
+        gathered.add_ops(self._by_ops)
+        gathered.add_obs(self._by_obs, replicas)
         return gathered.reports(appends, replicas)
 
 
@@ -234,13 +255,21 @@ def _counted(op: Operation) -> Operation:
     return msgspec.structs.replace(op, cnt=len(op.values))
 
 
-def _batches(table: Any, schema: Any) -> list[Batch]:
-    return [Batch(batch, {}, schema) for batch in table.to_batches()]
+def _raise_what_is_wrong(history: History, operations: list[Operation]) -> None:
+    """Let Arrow name what its columns do not hold."""
+    run_id = history.header.run_id
+    events_table(run_id, history.events)
+    nodes_table(run_id, history.replica_states, history.replica_reads, floors=history.floors)
+    ops_table(run_id, operations)
+    obs_table(run_id, operations, history.replica_reads)
+    raise TypeError("a history in memory holds numbers of 64 bits and words, and nothing else")
 
 
-def _wanted(batches: Iterable[Batch], schema: Any, want: Want, rows_max: int) -> Any:
-    met = [(batch, np.flatnonzero(batch.meets(want))) for batch in batches]
-    found = pa.Table.from_batches([batch.rows(rows) for batch, rows in met if len(rows)], schema)
+def _wanted(table: SmallTable, batch: Batch, want: Want, rows_max: int) -> SmallTable:
+    if want.among or want.other_than:
+        found = table.take(np.flatnonzero(batch.meets(want)))
+    else:
+        found = table.take(np.zeros(0, dtype=np.int64))
     if found.num_rows > rows_max:
         raise TooManyRowsError(rows_max)
     return found
@@ -257,7 +286,7 @@ def table_to_numpy(table: Any, names: Sequence[str]) -> Columns:
 
 def codes_of(words: Any) -> npt.NDArray[np.int64]:
     """Return a number for each word of a column: its place among the different ones, sorted."""
-    every = np.array(words.cast(pa.string()).to_pylist(), dtype=object)
+    every = np.array(words.to_pylist(), dtype=object)
     return np.unique(every, return_inverse=True)[1].astype(np.int64)
 
 
