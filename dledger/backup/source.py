@@ -98,8 +98,14 @@ class Source:
             NotABrokersFolderError: Nothing in it is committed yet.
             CorruptStoreError: It is being refilled, or what is in it does not fit together.
         """
+        failure: NotABrokersFolderError | None = None
         for _ in range(ATTEMPTS_MAX):
-            picture = self._look()
+            try:
+                picture = self._look()
+            except NotABrokersFolderError as error:
+                failure = error  # or the begin moved past the mark that was read before it
+                continue
+            failure = None
             if picture.tables is None and picture.anchor.first_index == 1:
                 return picture
             if (
@@ -107,6 +113,8 @@ class Source:
                 and picture.anchor.first_index <= picture.applied_index + 1
             ):
                 return picture
+        if failure is not None:
+            raise failure
         raise CorruptStoreError(
             f"the tables in {self.root} do not fit the log there; nothing was copied. Take the "
             "folder of another member"

@@ -7,6 +7,7 @@
     score                     how many are found, by which judge, with which workload
     compare                   CPU seconds until found, with plain seeds and with guided ones
     brokers                   drawn plans against real processes
+    named                     do the tests that patches name still find their bugs?
     unseen                    which bugs do unit tests find?
     plant NUMBER FOLDER       a source tree with one bug, for ``dledger-chaos run --broker-tree``
 """
@@ -31,6 +32,7 @@ from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.plans.plan import Plan, encode_plan
 from tests.mutants import unseen as unseen_bugs
 from tests.mutants.hunt import BUDGET_CPU_S, FAST_BUDGET_CPU_S, Hunted, hunt
+from tests.mutants.named import run_named
 from tests.mutants.patches import REAL_BROKERS, Patch, read_patches
 from tests.mutants.real_brokers import Looked, look_for
 from tests.mutants.score import (
@@ -108,6 +110,26 @@ def unseen(*, only: Only = ()) -> int:
     What a unit test finds shows nothing of the simulator, so it does not count as found by it.
     """
     return ExitCode.FAILED if unseen_bugs.seen(list(_chosen(only).values()), note) else ExitCode.OK
+
+
+@app.command
+def named(
+    *,
+    only: Only = (),
+    jobs: Annotated[int, Parameter(help="Runs at the same time, one per core.")] = 2,
+) -> int:
+    """Run the tests that patches name against their bugs. Exit status 1 when a bug survives."""
+    naming = tuple(patch.number for patch in read_patches().values() if patch.tests)
+    results = run_named(
+        [patch for patch in _chosen(only, naming).values() if patch.tests],
+        jobs,
+        lambda named: note(
+            f"{named.number}: {'found' if named.found else 'SURVIVED'}: {named.said}"
+        ),
+    )
+    survived = [named.number for named in results if not named.found]
+    print(f"{len(results) - len(survived)} of {len(results)} found; survived: {survived or 'none'}")
+    return ExitCode.FAILED if survived else ExitCode.OK
 
 
 @app.command(name="hunt")

@@ -24,6 +24,7 @@ acts      when the bug acts. `at once`; or `by chance P`: each call of a functio
           something first
 finds     what is known to find it: `simulator`, `real brokers`, `unit tests`; or `nothing yet`,
           where no hunt has
+tests     files of tests that find it, each in a line of its own; `tests.mutants named` runs them
 unseen    why the simulator cannot find it, where that is known
 preset    the workload that a hunt plays; else drawn ones
 faults    the faults that a hunt draws from; else the usual ones
@@ -91,6 +92,7 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
     chance: float = 1.0
     """Of each call of a changed function to be the one with the bug."""
     finds: tuple[str, ...] = (SIMULATOR,)
+    tests: tuple[str, ...] = ()
     preset: str = ""
     faults: str = ""
     mode: str = ""
@@ -131,7 +133,7 @@ def parse(text: str) -> Patch:
         if not colon:
             raise ValueError(f"no field: {line!r}")
         fields.setdefault(name, []).append(value)
-    acts = fields.pop("acts")
+    acts, tests = fields.pop("acts"), fields.pop("tests", [])
     known = {name: " ".join(values) for name, values in fields.items()}
     patch = Patch(
         number=int(known.pop("number")),
@@ -140,6 +142,7 @@ def parse(text: str) -> Patch:
         acting=tuple(found for line in acts if (found := _acting(line)) is not None),
         chance=min(map(_chance, acts)),
         finds=tuple(known.pop("finds").split(", ")),
+        tests=tuple(tests),
         preset=known.pop("preset", ""),
         faults=known.pop("faults", ""),
         mode=known.pop("mode", ""),

@@ -42,6 +42,18 @@ def plant_tree(number: int, folder: Path, *, with_tests: bool = False) -> Path:
         StalePatchError: The product's text has moved on.
     """
     texts = planted_text(read_patches()[number])
+    copy_tree(folder, with_tests=with_tests)
+    for path, text in texts.items():
+        (folder / path).write_text(text)
+    return folder
+
+
+def copy_tree(folder: Path, *, with_tests: bool = False) -> Path:
+    """Copy the packages into *folder* and return it.
+
+    Args:
+        with_tests: Copy everything that is under version control.
+    """
     if with_tests:
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -56,8 +68,6 @@ def plant_tree(number: int, folder: Path, *, with_tests: bool = False) -> Path:
     else:
         for package in PACKAGES:
             shutil.copytree(ROOT / package, folder / package, dirs_exist_ok=True)
-    for path, text in texts.items():
-        (folder / path).write_text(text)
     shutil.copy2(ROOT / "tests/mutants/planted_chance.py", folder)
     return folder
 

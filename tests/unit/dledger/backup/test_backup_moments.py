@@ -97,6 +97,13 @@ def test_restored_log_goes_on_behind_a_full_segment(tmp_path: Path) -> None:
         with opened(tmp_path / f"new{commit}") as store:
             assert store.log.last_index == commit + 1
             begin = store.log.position_at(commit + 1)
+            for index in range(store.tables.applied_index + 1, commit + 2):
+                store.apply(index)
+            taken = store.begin_checkpoint(commit + 1)
+            assert taken is not None
+            taken.write()
+        back_up(tmp_path / f"new{commit}", tmp_path / f"again{commit}")
+        assert verify(OsDisk(), str(tmp_path / f"again{commit}")).entries == commit + 1
         segments.add(begin // SEGMENT_BYTES - (ends[commit] - 1) // SEGMENT_BYTES)
     assert segments == {0, 1}, "one that fits, and one that does not"
 
@@ -155,7 +162,9 @@ def checkpoint(folder: Path, to: Path, steps: int) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_backup_of_a_source_that_moves_on_is_whole(tmp_path: Path, steps: int) -> None:
     """A checkpoint with retention comes between any two looks of a backup at the folder."""
-    later = source_folder(tmp_path / "later", floor=2)
+    later = source_folder(tmp_path / "later", floor=4)
+    with opened(later) as store:
+        assert store.log.first_index > OLD + 1, "the tables of before end before the log begins"
     done = 0
     for look in range(1, 40):
         folder, target = source_folder(tmp_path / "n0", OLD), tmp_path / f"bk{look}"
