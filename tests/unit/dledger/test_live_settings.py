@@ -20,6 +20,7 @@ from dledger.registration import RegisteredBroker
 from dledger.services.retention import RetentionService
 from dledger.settings_tables import SETTINGS, BrokerTable, ClientTable, StoreTable
 from dledger.settings_text import IGNORED_KEYS, REFUSED_KEYS
+from dledger.state.tables import QueueBounds
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from remoting.errors import BadRequestError
 from remoting.properties import read_properties
@@ -409,6 +410,20 @@ def test_live_settings_take_longer_retention_at_once(
     live.update({"store.keep_bytes": "4000"}, is_confirmed=True)
     live.update({"store.keep_bytes": "5000"})
     live.update({"store.keep_bytes": "0"})
+
+
+def test_live_settings_count_only_what_is_kept_now(live: LiveSettings, broker: Broker) -> None:
+    fill(broker, 20)
+    broker.group.put("U", 0, b"newest")
+    queues = broker.group.state.queues
+    lost = []
+    for kept_from in (0, 3):
+        queues["T", 0] = QueueBounds(kept_from, queues["T", 0].max_offset)
+        with pytest.raises(ConfirmationNeededError) as raised:
+            live.update({"store.keep_bytes": "1"})
+        lost.append(raised.value.lost.messages["T"])
+    assert lost[0] > 3
+    assert lost[1] == lost[0] - 3
 
 
 def test_live_settings_count_what_would_go(live: LiveSettings, broker: Broker) -> None:
