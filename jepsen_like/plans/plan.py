@@ -235,6 +235,7 @@ class Workload(msgspec.Struct, frozen=True):
             and wait for up to `ROLLS_MAX` times as long; 0: the window of two days, which no plan
             reaches.
         receivers: Logical clients that receive messages one by one (POP).
+        shared_receivers: Those of one group on one machine share a consumer, and so its requests.
         steppers: Logical clients that read, send and commit in exactly-once steps.
     """
 
@@ -262,12 +263,14 @@ class Workload(msgspec.Struct, frozen=True):
     timer_roll_s: int = 0
     receivers: int = 0
     steppers: int = 0
+    shared_receivers: bool = False
 
 
 LATER_FIELDS: Final = (
     ("workload", "timer_roll_s"),
     ("workload", "receivers"),
     ("workload", "steppers"),
+    ("workload", "shared_receivers"),
     ("settings", "async_master"),
     ("settings", "sessions_max"),
     ("settings", "timer_load_units"),

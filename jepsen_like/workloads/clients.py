@@ -78,7 +78,7 @@ class WorkloadClients(Recorder):
         )
         self._transactions = Transactions(self, halves)
         self._filterers = Filterers(self, plan.seed)
-        self._receivers = Receivers(self, plan.seed)
+        self._receivers = Receivers(self, plan.seed, is_sharing=plan.workload.shared_receivers)
         self._steps = Steps(self)
         self._producers = Producers(self, stage, plan, self._transactions)
         gives_back = plan.workload.send_back_per_mille

@@ -91,7 +91,7 @@ PRESETS: Final[dict[str, Preset]] = {
     "pop": Preset(
         "consumers that receive messages one by one, acknowledge, forget, ask for more time and"
         " use old receipts: one consumer at a time, never again once acknowledged, none lost",
-        _workload(producers=16, consumers=0, readers=4, receivers=24),
+        _workload(producers=16, consumers=0, readers=4, receivers=24, shared_receivers=True),
     ),
     "steps": Preset(
         "consumers that read, send on and commit in one step, often several from one offset: each"

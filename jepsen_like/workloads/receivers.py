@@ -5,6 +5,9 @@ receipts are kept for a while: one that is used again must be refused. Some mess
 acknowledged together, with others of the same answer between them that are not. A message is handed
 out a few times only: what is forgotten each time goes to the dead letters, which are read in the
 end.
+
+Where they share, all of the first group on one machine use one consumer: what they ask for at the
+same time goes in one request, and what comes is dealt out to them.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ from remoting.protocol.receipt_handle import ReceiptHandle
 GROUP: Final = "receivers"
 INVISIBLE_S: Final = (2.0, 12.0)
 """How long messages are out: drawn between these."""
+SHARED_INVISIBLE_S: Final = (2.0, 6.0)
+"""Likewise, of those that share a consumer, one of these: only equal ones go together."""
 MAX_MESSAGES: Final = 4
 WAIT_S: Final = 2.0
 USED_RECEIPTS: Final = 16
@@ -53,9 +58,11 @@ DRAIN_S: Final = 2.0
 class Receivers:
     """The receivers of a run."""
 
-    def __init__(self, clients: Recorder, seed: int) -> None:
+    def __init__(self, clients: Recorder, seed: int, *, is_sharing: bool = False) -> None:
         self._clients = clients
         self._seed = seed
+        self._is_sharing = is_sharing
+        self._shared: tuple[ClientInstance, SimpleConsumer] | None = None
 
     async def make_groups(self, instance: ClientInstance) -> None:
         """Let the groups give messages up after a few times; return when that is stored."""
@@ -80,12 +87,20 @@ class Receivers:
     async def consume(self, instance: ClientInstance, index: int) -> None:
         """Be receiver *index* until it is over."""
         clients, rng = self._clients, rng_stream(self._seed, "receiver", index)
-        consumer = self._consumer(instance, in_order=bool(index % 2))
+        consumer = self._consumer_of(instance, index)
         used: deque[ReceivedMessage] = deque(maxlen=USED_RECEIPTS)
         process = clients.new_process()
         while await clients.pause(rng):
             with clients.acting():
                 process = await self._round(consumer, process, used, rng)
+
+    def _consumer_of(self, instance: ClientInstance, index: int) -> SimpleConsumer:
+        in_order = bool(index % 2)
+        if in_order or not self._is_sharing:
+            return self._consumer(instance, in_order=in_order)
+        if self._shared is None or self._shared[0] is not instance:
+            self._shared = (instance, self._consumer(instance, in_order=False))
+        return self._shared[1]
 
     def _consumer(self, instance: ClientInstance, *, in_order: bool) -> SimpleConsumer:
         # Not opened: receivers of one instance are of one group, which it has once.
@@ -102,6 +117,8 @@ class Receivers:
         """Receive once and deal with what came; return the process that goes on."""
         low, high = INVISIBLE_S
         invisible_s = round(low + (high - low) * rng.random(), 1)
+        if self._shared is not None and consumer is self._shared[1]:
+            invisible_s = SHARED_INVISIBLE_S[invisible_s > (low + high) / 2]
         wait_s = WAIT_S if rng.random() < 0.5 else 0.0
         messages = await self._receive(
             consumer, process, 1 + rng.randrange(MAX_MESSAGES), invisible_s, wait_s
