@@ -16,6 +16,7 @@ from commitlog.store_paths import StorePaths
 from dledger.backup.create import create
 from dledger.backup.restore import restore
 from dledger.backup.source import Source
+from dledger.backup.target import Target
 from dledger.backup.verify import verify
 from dledger.raft.journal import parse_term_vote
 from dledger.state.tables import StateTables
@@ -73,7 +74,7 @@ def test_power_cut_leaves_the_earlier_backup_or_the_new(tmp_path: Path) -> None:
 def test_restored_folder_survives_a_power_cut(tmp_path: Path) -> None:
     disk = CrashDisk()
     on(disk, source_folder(tmp_path / "n0"))
-    restore(disk, "/bk", "/new", owner=OWNER, rng=random.Random(1))
+    restore(Target(disk, "/bk"), disk, "/new", owner=OWNER, rng=random.Random(1))
     store = ReplicaStore(disk.power_cut(nothing), settings(Path("/new")), StateTables)
     assert not store.damaged
     assert (store.log.first_index, store.log.last_index) == (1, len(FRAMES) + 1)
