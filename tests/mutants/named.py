@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,10 @@ from tests.mutants.trees import copy_tree, environment_of, planted_text, sources
 FAILED: Final = (1, 2)
 """Exit status of pytest: tests failed, or a module that is imported breaks."""
 
-TEST_S: Final = 120
+SCENES: Final = "tests/simulation/"
+"""All tests of such a file run; elsewhere those that are slow do not."""
+
+TEST_S: Final = 300
 """Of one test: one that a bug lets wait without end is ended, and has found it."""
 
 
@@ -84,9 +87,11 @@ def _write(tree: Path, texts: dict[str, str], salt: int) -> None:
         os.utime(tree / path, (now_s, now_s - 100_000 + 10 * salt))
 
 
-def _run(tree: Path, tests: Iterable[str]) -> tuple[int, str]:
+def _run(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    command += ["-m", "not slow", "--timeout", f"{TEST_S}", *tests]
+    command += ["--timeout", f"{TEST_S}", *tests]
+    if not any(test.startswith(SCENES) for test in tests):
+        command += ["-m", "not slow"]
     done = subprocess.run(
         command,
         cwd=tree,

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from client.admin.admin import Admin
-from client.admin.groups import FIRST_MS
+from client.admin.groups import FIRST_MS, GroupAdmin
 from client.consumer.pull_consumer import PullConsumer
 from client.consumer.simple_consumer import SimpleConsumer
 from client.core.client_instance import ClientInstance
@@ -79,14 +79,16 @@ async def commit_as_rocketmq_does(
     """Commit plainly: the leader takes the offset for its next flush."""
     header = UpdateConsumerOffsetHeader(group, queue.topic, queue.queue_id, offset)
     ext = dict(header.encode())
-    await instance.ask_leader(queue.broker_name, RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+    await instance.ask_leader(
+        queue.broker_name, RequestCode.UPDATE_CONSUMER_OFFSET, ext, topic=queue.topic, timeout_s=4
+    )
 
 
 @pytest.mark.parametrize("leader_dies", [False, True])
 def test_reset_ends_what_is_out(leader_dies: bool) -> None:
     async def scene(world: World, node: ClientNode, queue: MessageQueue) -> None:
         assert node.instance is not None
-        admin = Admin(node.instance)
+        admin = GroupAdmin(node.instance)
         consumer = SimpleConsumer(
             node.instance, "poppers", {queue.topic: "*"}, invisible_s=INVISIBLE_S
         )
@@ -158,7 +160,8 @@ def test_step_beside_a_commit_is_in_one_order_with_it() -> None:
                     pass
 
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(step_on, stepper, number % 8 / 2_000)
+                nursery.start_soon(step_on, stepper, max(0, number % 16 - 8) / 2_000)
+                await node.clock.sleep(max(0, 8 - number % 16) / 2_000)
                 await setter.commit_offset(queue, 2)
             ended[is_stored] += 1
             assert await setter.committed_offset(queue) == 2, f"round {number}: {is_stored}"
