@@ -371,7 +371,7 @@ def has_word(column: Any, words: Iterable[str]) -> npt.NDArray[np.bool_]:
 def operations_of(ops: Any, obs: Any) -> list[Operation]:
     """Return the rows of `ops`, with what they found by `obs`, in the order of op ids.
 
-    Of a table in memory they may be its own rows, which nobody may change.
+    Of a table in memory they may be its own rows, which are not to be changed.
     """
     if isinstance(ops, SmallTable):
         found = {op.op_id: op for op in ops.operations()}

@@ -281,7 +281,7 @@ class Leaders:
         return response_to(request(code), 0, None, {}, config.encode())
 
 
-def test_pause_reaches_every_broker_group_and_changes_nothing_else(
+def test_pause_reaches_every_broker_group_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = [
