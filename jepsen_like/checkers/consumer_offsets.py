@@ -27,7 +27,7 @@ import numpy as np
 
 from jepsen_like.checkers.kernel.facts import I64, Columns, Flags
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.columns import OBS, chosen, operations_of
+from jepsen_like.history.columns import OBS, chosen, operations_of, slots_of
 from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
 
 NAME: Final = "consumer_offsets"
@@ -71,7 +71,7 @@ class _Cluster:
 def check_table(rows: Any) -> Verdict:
     """Return the verdict over the committed offsets in *rows*, a table of commits and reads."""
     columns = {name: rows.column(name).to_numpy() for name in _NUMBERS}
-    slots = slots_of(rows, columns["queue"])
+    slots = slots_of(rows)
     order = np.argsort(slots, kind="stable")
     cuts = np.flatnonzero(np.diff(slots[order])) + 1
     parts = np.split(order, cuts) if len(order) else []
@@ -92,16 +92,6 @@ def check_table(rows: Any) -> Verdict:
     if named.violations or undecided or not counts["reads"]:
         return msgspec.structs.replace(named, counts=counts)
     return Verdict(NAME, "valid", (), counts)
-
-
-def slots_of(rows: Any, queue: I64) -> I64:
-    """Return a number for each (group, topic, queue)."""
-    slots = queue.astype(np.int64)
-    for name in ("group", "topic"):
-        codes = rows.column(name).combine_chunks().indices.to_numpy().astype(np.int64)
-        _, slots = np.unique(slots, return_inverse=True)
-        slots = slots * (int(codes.max(initial=0)) + 1) + codes
-    return slots
 
 
 def is_register(slot: Columns) -> bool:

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from jepsen_like.checkers.consumer_offsets import slots_of
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.columns import chosen
+from jepsen_like.history.columns import chosen, slots_of
 from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 NAME: Final = "final_reads"
@@ -92,8 +91,7 @@ def _slots(rows: Any) -> dict[Slot, int]:
     """Return group, topic and queue of rows, each with the first operation on it."""
     if not rows.num_rows:
         return {}
-    numbers = slots_of(rows, rows.column("queue").to_numpy())
-    _, first, which = np.unique(numbers, return_index=True, return_inverse=True)
+    _, first, which = np.unique(slots_of(rows), return_index=True, return_inverse=True)
     least = np.full(len(first), NEVER)
     np.minimum.at(least, which, rows.column("op_id").to_numpy())
     one_of_each = chosen(rows, first)

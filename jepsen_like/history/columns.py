@@ -368,6 +368,16 @@ def has_word(column: Any, words: Iterable[str]) -> npt.NDArray[np.bool_]:
     return found
 
 
+def slots_of(rows: Any) -> npt.NDArray[np.int64]:
+    """Return a number for each group, topic and queue of rows."""
+    slots: npt.NDArray[np.int64] = rows.column("queue").to_numpy().astype(np.int64)
+    for name in ("group", "topic"):
+        codes = rows.column(name).combine_chunks().indices.to_numpy().astype(np.int64)
+        _, slots = np.unique(slots, return_inverse=True)
+        slots = slots * (int(codes.max(initial=0)) + 1) + codes
+    return slots
+
+
 def operations_of(ops: Any, obs: Any) -> list[Operation]:
     """Return the rows of `ops`, with what they found by `obs`, in the order of op ids.
 

@@ -50,7 +50,8 @@ class Column:
     def to_pylist(self) -> list[Any]:
         """Return numbers or words."""
         if self._words is None:
-            return self._numbers.tolist()
+            numbers: list[int] = self._numbers.tolist()
+            return numbers
         return [self._words[number] for number in self._numbers.tolist()]
 
     def combine_chunks(self) -> Column:
