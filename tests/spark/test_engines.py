@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -100,6 +100,28 @@ def test_engines_agree_on_retries_recalls_and_order(spark: SparkSession, tmp_pat
         assert digest_of(again) == digest_of(local), workload
         expected = check_row_wise(history, idempotent=True, late_max_ns=3 * MS)
         assert witnesses(again) == witnesses(expected), workload
+
+
+@pytest.mark.parametrize("plant", ["", "duplicate"])
+def test_history_without_half_messages_is_read_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str
+) -> None:
+    from spark_jobs.engines.spark import SparkSource
+
+    passes: list[str] = []
+    first, more, judged = SparkSource._first_pass, SparkSource._pass, SparkSource._judged
+    for name, act in (("_first_pass", first), ("_pass", more), ("_judged", judged)):
+
+        def counted(self: SparkSource, *rest: Any, act: Any = act, name: str = name) -> Any:
+            passes.append(name)
+            return act(self, *rest)
+
+        monkeypatch.setattr(SparkSource, name, counted)
+    generate(Shape(4_000, 10, 2, seed=3, plant=plant), tmp_path)
+    assert spark_digest(spark, tmp_path) == local_digest(tmp_path)
+    assert passes[:2] == ["_first_pass", "_judged"]
+    if not plant:
+        assert passes[2:] == []
 
 
 def witnesses(verdicts: list[Verdict]) -> list[tuple[str, str, tuple[int, ...]]]:

@@ -22,6 +22,8 @@ from jepsen_like.history.columns import OBS, OPS, obs_table, ops_table
 from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
 from spark_jobs.engines.shares import (
     CUT,
+    ROWS,
+    SUMMED,
     Counters,
     CutReport,
     Judge,
@@ -32,6 +34,8 @@ from spark_jobs.engines.shares import (
     first_look,
     joined,
     may_repeat,
+    number_of,
+    rows_key,
 )
 from spark_jobs.generate.history import Shape
 from tests.harness.clean_histories import clean_history
@@ -222,3 +226,13 @@ def test_counters_meet_where_two_chunks_hold_one_value() -> None:
 def test_counters_that_are_far_apart_or_twice_decide_nothing() -> None:
     assert may_repeat([counters_of(np.array([1, 1]))], np.zeros(0, np.int64))
     assert may_repeat([counters_of(np.array([1, 1 << 39]))], np.zeros(0, np.int64))
+
+
+def test_rows_of_wants_go_through_as_they_are() -> None:
+    keys = [rows_key(number) for number in (0, 1, 7)]
+    assert [number_of(key) for key in keys] == [0, 1, 7]
+    assert number_of(SUMMED) < 0
+    assert number_of(("T", -9)) < 0
+    shares = [Share(key, 5, b"%d" % at) for at, key in enumerate(keys)]
+    found = list(joined(shares, 10, first_look(NO_REPLICAS, {})))
+    assert found == [(key, ROWS, b"%d" % at) for at, key in enumerate(keys)]
