@@ -76,7 +76,7 @@ _FACTS: Final = {
 _ALL: Final = {"ops": tuple(OPS.names), "obs": tuple(OBS.names)}
 """The first look sums all columns."""
 _HALVES: Final = Want((("f", (int(F.HALF),)),))
-_Part = tuple[int, bytes | memoryview]
+_Part = tuple[int, bytes]
 """How many rows, and they as a stream."""
 _Report = tuple[str, int, int, bytes]
 """Topic, queue, kind and report."""
@@ -332,7 +332,7 @@ def _as_bytes(rows: Any) -> bytes:
 
 
 def _part_of(data: bytes) -> _Part:
-    return _COUNT.unpack_from(data)[0], memoryview(data)[_COUNT.size :]
+    return _COUNT.unpack_from(data)[0], data[_COUNT.size :]
 
 
 _COUNT: Final = struct.Struct("<q")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -169,7 +170,7 @@ def test_backup_of_a_source_that_moves_on_is_whole(tmp_path: Path, steps: int) -
     done = 0
     for look in range(1, 40):
         folder, target = source_folder(tmp_path / "n0", OLD), tmp_path / f"bk{look}"
-        disk = MovingDisk(look, lambda folder=folder: checkpoint(folder, later, steps))
+        disk = MovingDisk(look, partial(checkpoint, folder, later, steps))
         created = create(disk, Source(disk, str(folder)), str(target), made_at_ms=1)
         if disk.is_past():
             break

@@ -86,7 +86,9 @@ def test_later_term_and_other_leader_begin_again(acks: PendingAcks, state: Any) 
 
 
 @pytest.mark.parametrize("obstacle", ["vote", "hole"])
-def test_nothing_is_acknowledged_before_the_disk_has_it(acks: PendingAcks, state: Any, obstacle: str) -> None:
+def test_nothing_is_acknowledged_before_the_disk_has_it(
+    acks: PendingAcks, state: Any, obstacle: str
+) -> None:
     state.journal.term_vote.is_durable = obstacle != "vote"
     state.has_hole = obstacle == "hole"
     state.journal.stable_index = 5
