@@ -469,6 +469,7 @@ async def _run_parts(
             is_in_file=lambda name: accounts is not None and accounts.get(name) is not None,
             invoke=_leader_link(config, world, names_tls, nursery).invoke,
         )
+        processors.topics.when_known = registration.when_known
         parts = Parts(
             group,
             settings,

@@ -164,6 +164,9 @@ LIST_LOOK_S = 10.0
 EMPTY_LIST_LOOK_S = 1.0
 """How soon the first answer of an address server is noticed."""
 
+KNOWN_WITHIN_S: Final = 1.0
+"""How long a change of topics waits for a NameServer to know it: tools give a request 3 s."""
+
 UNREGISTER_TIMEOUT_S = 1.0
 """At a clean stop no NameServer may hold up the others; the connection's end shows it anyway."""
 
@@ -201,6 +204,12 @@ class _NameServer:
     has: DataVersion | None = None
 
 
+@dataclass(eq=False, frozen=True, slots=True)
+class _Waiting:
+    counter: int
+    then: Callable[[], None]
+
+
 class Registration:
     """Keeps this broker registered.
 
@@ -227,6 +236,9 @@ class Registration:
         self._known: dict[str, _NameServer] = {}
         self._topics_counter = group.state.topics_counter
         self._topics = TopicTable(group)
+        self._nursery: trio.Nursery | None = None
+        # One for each change of topics that is stored and not answered yet: handlers limit them.
+        self._waiting: list[_Waiting] = []
 
     @property
     def broker_id(self) -> int:
@@ -251,12 +263,48 @@ class Registration:
             for name_server in self._known.values():
                 name_server.wake.set()
 
+    def when_known(self, then: Callable[[], None]) -> None:
+        """Call *then* once the NameServers have the topics of now, or after `KNOWN_WITHIN_S`.
+
+        One that is not reachable, or refuses this broker, is not waited for. RocketMQ's brokers
+        answer a request for a topic then, and its proxy does not start where the route of a topic
+        that it made is not there at once.
+        """
+        waiting = _Waiting(self._group.state.topics_counter, then)
+        if self._nursery is None or self._is_known(waiting.counter):
+            then()
+            return
+        self._waiting.append(waiting)
+        self._nursery.start_soon(self._wait_at_most, waiting)
+
+    def _is_known(self, counter: int) -> bool:
+        return all(
+            server.has is not None and server.has.counter >= counter
+            for server in self._known.values()
+            if server.reachable and not server.refusal
+        )
+
+    def _end_known(self) -> None:
+        """End the wait for what NameServers have learned."""
+        for waiting in [each for each in self._waiting if self._is_known(each.counter)]:
+            self._end(waiting)
+
+    def _end(self, waiting: _Waiting) -> None:
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+            waiting.then()
+
+    async def _wait_at_most(self, waiting: _Waiting) -> None:
+        await self._clock.sleep(KNOWN_WITHIN_S)
+        self._end(waiting)
+
     async def run(self) -> None:
         """Register with every NameServer, until cancelled.
 
         Cancellation: The broker stays registered until it times out or `unregister` is called.
         """
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as self._nursery:
+            nursery = self._nursery
             while True:
                 wanted = set(self._name_servers())
                 for address in sorted(wanted - self._known.keys()):
@@ -279,6 +327,7 @@ class Registration:
         while self._known.get(name_server.address) is name_server:
             name_server.wake = trio.Event()
             registered = await self._register(name_server)
+            self._end_known()
             if name_server.reachable and name_server.told_id not in (None, self.broker_id):
                 # It changed while the news was under way: `role_changed` compared with the old.
                 name_server.wake.set()

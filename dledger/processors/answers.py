@@ -128,12 +128,15 @@ def propose_change(
     group: BrokerGroup,
     change: StateChange,
     notes: Callable[[], Iterable[OnDone]],
+    when_known: Callable[[Callable[[], None]], None] | None = None,
 ) -> None:
     """Propose a change of tables; answer *command* once its outcome is known.
 
     Args:
         notes: Notes what the change puts or deletes as in flight, once it is proposed. What it
             returns is called before *command* is answered.
+        when_known: Calls its argument when others know of the change, too: what is stored is
+            answered then.
     """
     noted: list[OnDone] = []
     answer = answer_when_done(connection, command, group)
@@ -141,7 +144,10 @@ def propose_change(
     def done(proposed: Proposed) -> None:
         for note in noted:
             note(proposed)
-        answer(proposed)
+        if when_known is not None and proposed.outcome == "stored":
+            when_known(lambda: answer(proposed))
+        else:
+            answer(proposed)
 
     group.propose(state_batch(change), done)
     noted.extend(notes())

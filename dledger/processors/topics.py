@@ -76,7 +76,7 @@ class TopicsProcessor:
 
     @handles(RequestCode.UPDATE_AND_CREATE_TOPIC, limit=Limit.ADMIN, rule=ADMIN)
     def update_and_create(self, connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 17 when the topic is as asked for."""
+        """Answer 17 when the topic is as asked for, and the NameServers know."""
         require_leader(self._group)
         header = CreateTopicHeader.decode(command.ext)
         config = self._config(header)
@@ -89,6 +89,7 @@ class TopicsProcessor:
             self._group,
             TopicsChange(put=(config,), asked_by=requester),
             lambda: [self._topics.pending.put(config.topic, config)],
+            self._topics.when_known,
         )
         return DEFERRED
 
@@ -119,6 +120,7 @@ class TopicsProcessor:
             self._group,
             change,
             lambda: [pending.put(name, config) for name, config in configs.items()],
+            self._topics.when_known,
         )
         return DEFERRED
 

@@ -156,6 +156,8 @@ class TopicView:
         self.pending_groups: PendingConfigs[SubscriptionGroupConfig] = PendingConfigs(
             group, self._applied_group
         )
+        self.when_known: Callable[[Callable[[], None]], None] = lambda then: then()
+        """Calls its argument once the NameServers have the topics of now; without any, at once."""
 
     def _applied_topic(self, topic: str) -> TopicConfig | None:
         return self._group.state.topic_config(topic)

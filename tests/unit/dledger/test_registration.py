@@ -12,6 +12,8 @@ import pytest
 import trio
 
 from dledger.broker_settings import member_numbers
+from dledger.registration import KNOWN_WITHIN_S
+from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import VirtualClock
 from remoting.errors import ConnectFailedError
@@ -190,6 +192,45 @@ async def test_changed_topic_is_registered_at_once(world: World, nursery: trio.N
     wrapper = calls[-1].body.topic_config_serialize_wrapper
     assert "T" in wrapper.topic_config_table
     assert wrapper.data_version.counter == 1
+
+
+def waits(world: World) -> list[float]:
+    """Return a list that gets the time when the topics of now are known."""
+    known: list[float] = []
+    world.registration.when_known(lambda: known.append(trio.current_time()))
+    return known
+
+
+async def test_topics_are_known_when_all_have_them(world: World, nursery: trio.Nursery) -> None:
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(5)
+    began = trio.current_time()
+    world.group.propose(state_batch(TopicsChange(put=(TopicConfig("T", 1, 1),))), lambda _: None)
+    world.group.settle()
+    known = waits(world)
+    assert known == []
+    await trio.sleep(5)
+    calls = [world.client.to(address)[-1] for address in world.addresses]
+    for call in calls:
+        assert "T" in call.body.topic_config_serialize_wrapper.topic_config_table
+    assert known == [max(call.at for call in calls)] == [pytest.approx(began, abs=0.1)]
+    assert waits(world) == [trio.current_time()]
+
+
+@pytest.mark.parametrize("trouble", ["slow", "down", "refusing"])
+async def test_name_server_in_trouble_is_not_waited_for_long(
+    world: World, nursery: trio.Nursery, trouble: str
+) -> None:
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(5)
+    getattr(world.client, trouble).add("ns1:9876")
+    began = trio.current_time()
+    world.group.propose(state_batch(TopicsChange(put=(TopicConfig("T", 1, 1),))), lambda _: None)
+    world.group.settle()
+    known = waits(world)
+    await trio.sleep(30)
+    assert known == [pytest.approx(began, abs=KNOWN_WITHIN_S + 0.1)]
+    assert waits(world) == [trio.current_time()]
 
 
 async def test_a_name_server_that_is_down_holds_up_no_other(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,6 +50,23 @@ def test_a_topic_is_made_changed_and_shown(broker: Broker) -> None:
         "attributes": {"message.type": "FIFO"},
     }
     assert broker.group.state.topics_counter == 2
+
+
+def test_change_is_answered_when_name_servers_know(broker: Broker) -> None:
+    """RocketMQ's proxy looks for the route of a topic right behind the answer."""
+    waiting: list[Callable[[], None]] = []
+    broker.processors.topics.when_known = waiting.append
+    ext = {
+        "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1",
+        "perm": "6", "topicFilterType": "SINGLE_TAG", "order": "false",
+    }  # fmt: skip
+    assert broker.handle(request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)) is DEFERRED
+    broker.group.settle()
+    assert broker.group.state.topic_config("T") is not None
+    assert broker.connection.replies == []
+    (then,) = waiting
+    then()
+    assert broker.connection.reply_.code == 0
 
 
 def test_asking_for_what_is_there_already_makes_no_entry(broker: Broker) -> None:
