@@ -32,7 +32,7 @@ from commitlog.record import decode_record
 from remoting.errors import BadRequestError
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
-from remoting.protocol.own_fields import STALE_FIELD, decode_stale
+from remoting.protocol.own_fields import FROM_NOW_FIELD, STALE_FIELD, decode_stale
 from remoting.protocol.pop_requests import (
     INIT_MAX,
     INIT_MIN,
@@ -134,6 +134,8 @@ class PopCalls:
             attempt_id,
         )
         fields = dict(header.encode())
+        if from_end:
+            fields[FROM_NOW_FIELD] = "true"
 
         def bounded(link: Link) -> int:
             most = max_messages if link.cbor else min(max_messages, ROCKETMQ_MESSAGES_MAX)

@@ -54,6 +54,7 @@ from remoting.protocol.headers import (
     TopicGroupHeader,
 )
 from remoting.protocol.outcome import Condition
+from remoting.protocol.own_fields import NOT_MADE_FIELD
 from remoting.seams import Clock
 
 MAX_GROUPS_PER_REQUEST: Final = 10_000
@@ -206,14 +207,20 @@ class SubscriptionGroupsProcessor:
 
     @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, limit=Limit.ADMIN, rule=SIGNED)
     def group_config(self, _connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 352: one group, 26 when there is none."""
+        """Answer 352: one group, or what it will be where its first pull may make it; else 26.
+
+        RocketMQ's brokers make a group that is asked for, and its proxy refuses clients of one
+        that is answered with 26.
+        """
         name = GroupHeader.decode(command.ext).group
-        config = self._topics.subscription_group(name)
+        config = self._topics.subscription_group_or_default(name)
         if config is None:
             raise RefusedError(
                 Condition.GROUP_NOT_EXIST, f"subscription group [{name}] does not exist"
             )
-        return response_to(command, 0, None, None, wire_group(config).encode())
+        not_made = self._topics.subscription_group(name) is None
+        ext = {NOT_MADE_FIELD: "true"} if not_made else None
+        return response_to(command, 0, None, ext, wire_group(config).encode())
 
     def _put(
         self,

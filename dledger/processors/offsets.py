@@ -63,6 +63,22 @@ NO_TIME = -1
 """Store time of the first message of an empty queue."""
 
 
+def starts_in_memory(group: BrokerGroup, topic: str, queue_id: int, recent_bytes: int) -> bool:
+    """Return whether a queue still has its first message, and that in memory.
+
+    Args:
+        recent_bytes: How much of the log's end is taken to be in memory.
+    """
+    bounds = group.state.queues.get((topic, queue_id))
+    if bounds is None or bounds.max_offset == 0:
+        return True
+    if bounds.min_offset > 0:
+        return False
+    unit = group.queues.queue(topic, queue_id).read(0, 1)
+    behind = group.log.end_position - int(unit["phy_offset"][0])
+    return behind <= recent_bytes
+
+
 def store_time_at(group: BrokerGroup, topic: str, queue_id: int, offset: int) -> int:
     """Return when the message at *offset* was stored, ms since the epoch.
 
@@ -146,7 +162,9 @@ class OffsetsProcessor:
         if (
             offset is None
             and header.set_zero_if_not_found is not False
-            and self._starts_in_memory(header.topic, header.queue_id)
+            and starts_in_memory(
+                self._group, header.topic, header.queue_id, self._settings.recent_bytes
+            )
         ):
             # A young queue is read from its begin, whatever consumeFromWhere is.
             offset = 0
@@ -161,16 +179,6 @@ class OffsetsProcessor:
                 ),
             )
         return _offset(command, offset)
-
-    def _starts_in_memory(self, topic: str, queue_id: int) -> bool:
-        bounds = self._group.state.queues.get((topic, queue_id))
-        if bounds is None or bounds.max_offset == 0:
-            return True
-        if bounds.min_offset > 0:
-            return False
-        unit = self._group.queues.queue(topic, queue_id).read(0, 1)
-        behind = self._group.log.end_position - int(unit["phy_offset"][0])
-        return behind <= self._settings.recent_bytes
 
     @handles(RequestCode.UPDATE_CONSUMER_OFFSET, limit=Limit.CLIENT, rule=CONSUMES)
     def update_consumer_offset(self, connection: Connection, command: RemotingCommand) -> Handled:

@@ -31,7 +31,7 @@ from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import PullMessageHeader
 from remoting.protocol.outcome import Condition, answer
-from remoting.protocol.own_fields import STALE_FIELD, encode_stale
+from remoting.protocol.own_fields import FROM_NOW_FIELD, STALE_FIELD, encode_stale
 from remoting.protocol.pop_requests import (
     INIT_MAX,
     MAX_REQUEST_BITS,
@@ -123,6 +123,7 @@ class PopProcessor:
             invisible_ms=header.invisible_time,
             is_fifo=bool(header.order),
             from_end=header.init_mode == INIT_MAX,
+            young_from_begin=FROM_NOW_FIELD not in command.ext,
         )
         hold_s = max(0, min(header.poll_time, MAX_SUSPEND_MS)) / 1000
 
@@ -292,6 +293,7 @@ class PopProcessor:
         invisible_ms: int = 0,
         is_fifo: bool = False,
         from_end: bool = False,
+        young_from_begin: bool = False,
     ) -> Receive:
         require_leader(self._group)
         config = self._checks.check_group(group_name)
@@ -318,6 +320,7 @@ class PopProcessor:
             invisible_ms=invisible_ms,
             is_fifo=is_fifo,
             from_end=from_end,
+            young_from_begin=young_from_begin,
             retries=config.retry_max_times,
             wants=self._checks.living(topic, codes, wants),
         )

@@ -37,6 +37,7 @@ from dledger.processors.answers import RefusedError
 from dledger.processors.client_table import TagCodes
 from dledger.processors.destination import Destinations
 from dledger.processors.get_message import MIN_SCAN_UNITS, SCAN_FACTOR
+from dledger.processors.offsets import starts_in_memory
 from dledger.processors.pull import PullProcessor
 from dledger.processors.send_back import dead_letter_copy
 from dledger.services.offset_commits import OffsetCommits
@@ -79,6 +80,10 @@ class PopMessages:
         self._pulls = pulls
         self._locks = locks
         self._throughput = throughput
+
+    def is_young(self, topic: str, queue_id: int) -> bool:
+        """Return whether a queue still has its first message, and that in memory."""
+        return starts_in_memory(self._group, topic, queue_id, self._settings.recent_bytes)
 
     def may_pop(self, key: PopKey) -> bool:
         """Return whether the queue is there, stays, and is not consumed by pulls."""

@@ -20,6 +20,7 @@ from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.status import RefusedError
 from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.own_fields import NOT_MADE_FIELD
 
 CONFIG_LIFETIME_S: Final = 30.0
 """How long the configuration of a topic or a group counts; as long as a route at the clients."""
@@ -256,6 +257,8 @@ class BrokerConfigs:
                 failure = error
                 continue
             if answer.code == ResponseCode.SUCCESS:
+                if NOT_MADE_FIELD in answer.ext:
+                    continue
                 return bytes(answer.body)
             if answer.code not in _HAS_NONE:
                 remark = answer.remark or ""

@@ -90,6 +90,9 @@ class PopReader(Protocol):
     def committed(self, key: PopKey) -> int | None:
         """Return the committed offset that is applied."""
 
+    def is_young(self, topic: str, queue_id: int) -> bool:
+        """Return whether a queue still has its first message, and that in memory."""
+
     def may_pop(self, key: PopKey) -> bool:
         """Return whether the queue is there, stays, and is not consumed by pulls."""
 
@@ -106,6 +109,7 @@ class Receive:
         wanted: Messages at most.
         max_bytes: Of messages, one in any case.
         from_end: A group without an offset begins where the queue ends.
+        young_from_begin: But for a queue that is young: there it begins where the queue does.
         retries: How often a message may be handed out after its first time.
         wants: What filters, for the reader alone.
     """
@@ -118,6 +122,7 @@ class Receive:
     invisible_ms: int
     is_fifo: bool = False
     from_end: bool = False
+    young_from_begin: bool = False
     retries: int = 16
     wants: object = None
 
@@ -322,7 +327,10 @@ class PopDecision:
             found = self.reader.find(receive, queue_id, max(since, low), wanted, max_bytes)
         # A new group's end of the queue is committed: what arrives from now on is behind it.
         begins = (
-            planned is None and row is None and receive.from_end and self.reader.start(key) is None
+            planned is None
+            and row is None
+            and self._from_end(receive, queue_id)
+            and self.reader.start(key) is None
         )
         if not again and found.until <= since and not begins:
             return None, 0
@@ -357,8 +365,14 @@ class PopDecision:
             return row.next_offset
         start = self.reader.start(key)
         if start is None:
-            return high if receive.from_end else 0
+            return high if self._from_end(receive, key[2]) else 0
         return min(start, high)
+
+    def _from_end(self, receive: Receive, queue_id: int) -> bool:
+        """Return whether a group without an offset begins where a queue ends."""
+        return receive.from_end and not (
+            receive.young_from_begin and self.reader.is_young(receive.topic, queue_id)
+        )
 
     def _again(
         self, receive: Receive, key: PopKey, row: PopRow | None, wanted: int, max_bytes: int

@@ -13,6 +13,9 @@ A send with `EXPECTED_FIELD` is stored only where the queue's next offset is tha
 
 Records of another cluster come with the queue and the offset that they have there.
 
+The answer of a broker that would make a consumer group carries `NOT_MADE_FIELD`. A receive with
+`FROM_NOW_FIELD` gets nothing of before.
+
 A batch of acknowledgements that is refused in part names in `STALE_FIELD` those that are stale.
 
 An idempotent producer stamps a send, so that the broker stores it once. In SEND_RECORDS the stamp
@@ -117,6 +120,16 @@ def _number(ext: ExtFields, name: str, most: int) -> int:
     if type(value) is not int or not 0 <= value <= most:
         raise BadRequestError(f"{name} is no number from 0 to {most}: {str(value)[:32]!r}")
     return value
+
+# --------------------------------------------------------------------------------- consumer groups
+
+NOT_MADE_FIELD: Final = "groupNotMade"
+"""Of the answer to GET_SUBSCRIPTIONGROUP_CONFIG: `true`, there is no such group at this broker; the
+body is what it gets at its first pull."""
+
+FROM_NOW_FIELD: Final = "fromNow"
+"""Of POP_MESSAGE whose `initMode` is 1: `true`, a new group begins at the end of each queue, young
+or not. RocketMQ's brokers let it begin with the first message of a young one."""
 
 
 # ---------------------------------------------------------------------------------- stale receipts

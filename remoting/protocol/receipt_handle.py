@@ -1,7 +1,8 @@
-"""The handle that a POP consumer acknowledges a message with: eight words. Pure.
+"""The handle that a POP consumer acknowledges a message with: eight words, or nine. Pure.
 
 Form: ``startOffset popTime invisibleTime reviveQid topicFlag brokerName queueId msgQueueOffset``.
-Clients put it together from the header of the answer and send it back as it is. Our brokers have
+Clients put it together from the header of the answer and send it back as it is; RocketMQ's proxy
+adds the position in the log, which states nothing more. Our brokers have
 no revive queues: that field names the grant. Numbers below 1,000 are revive queues of RocketMQ's
 brokers, where 999 stands for FIFO.
 
@@ -24,6 +25,7 @@ RETRY_TOPIC: Final = "1"
 _FIRST: Final = 1_000
 _RANGE: Final = (1 << 31) - _FIRST
 _WORDS: Final = 8
+_WORDS_OF_A_PROXY: Final = 9
 MAX_HANDLE_CHARS: Final = 1_024
 """Longer than any broker's name makes it."""
 
@@ -61,9 +63,9 @@ class ReceiptHandle:
             BadRequestError: It is none.
         """
         words = text.split(" ") if len(text) <= MAX_HANDLE_CHARS else []
-        if len(words) != _WORDS:
+        if len(words) not in (_WORDS, _WORDS_OF_A_PROXY):
             raise BadRequestError(f"a receipt handle has {_WORDS} words, not {len(words)}")
-        start, popped, invisible, revive, flag, name, queue_id, offset = words
+        start, popped, invisible, revive, flag, name, queue_id, offset = words[:_WORDS]
         try:
             return cls(
                 int(start),

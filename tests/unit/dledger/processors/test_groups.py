@@ -25,8 +25,9 @@ from remoting.protocol.bodies import (
 )
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.own_fields import NOT_MADE_FIELD
 from tests.harness.broker import Broker
-from tests.harness.fake_group import BROKER, LEADER, FakeConnection
+from tests.harness.fake_group import BROKER, LEADER, FakeConnection, FakeGroup
 
 
 def put(broker: Broker, name: str = "g", **changes: Any) -> RemotingCommand:
@@ -85,7 +86,18 @@ def test_all_groups_are_shown_built_in_ones_too(broker: Broker) -> None:
     assert wrapper.data_version.counter == 1
 
 
-def test_a_group_that_is_not_there_is_code_26(broker: Broker) -> None:
+def test_group_to_be_made_is_shown_and_not_made(broker: Broker) -> None:
+    """RocketMQ's proxy 5.5.0 asks for a group before anything else uses it."""
+    before = broker.group.log.last_index
+    response = broker.call(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "young"})
+    assert (response.code, response.ext[NOT_MADE_FIELD]) == (0, "true")
+    assert SubscriptionGroupConfig.decode(response.body) == SubscriptionGroupConfig("young")
+    assert broker.group.log.last_index == before
+    assert broker.group.state.subscription_group("young") is None
+
+
+def test_group_that_may_not_be_made_is_code_26(group: FakeGroup, clock: ManualClock) -> None:
+    broker = Broker(group, clock, auto_create_subscription_group=False)
     response = broker.call(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "nobody"})
     assert response.code == 26
 

@@ -695,8 +695,16 @@ def test_filter_passes_over_other_tags(broker: Broker) -> None:
     assert bodies(pop(broker, exp="wanted", expType="TAG")) == [(b"c", 0)]
 
 
+def test_handle_with_the_position_of_a_proxy_is_taken(popping: Broker) -> None:
+    """RocketMQ's proxy adds the position in the log."""
+    (handle, *_) = handles(pop(popping, maxMsgNums=1))
+    assert ack(popping, handle, extraInfo=f"{handle.encode()} 4711").code == 0
+    popping.group.settle()
+    assert popping.group.state.consumer_offset("g", "T", 0) == 1
+
+
 def test_new_group_may_begin_at_the_end(popping: Broker) -> None:
-    assert pop(popping, initMode=1).code == ResponseCode.PULL_NOT_FOUND
+    assert pop(popping, initMode=1, fromNow="true").code == ResponseCode.PULL_NOT_FOUND
     popping.group.settle()
     offset = popping.group.state.consumer_offset
     assert (offset("g", "T", 0), offset("g", "T", 1)) == (3, 0)
@@ -705,8 +713,25 @@ def test_new_group_may_begin_at_the_end(popping: Broker) -> None:
     assert sorted(bodies(pop(popping, initMode=1))) == [(b"d", 0), (b"e", 0)]
 
 
+def test_new_group_begins_a_young_queue_at_its_first(popping: Broker) -> None:
+    """RocketMQ's proxy asks for the end of each queue, and its brokers give all of a young one."""
+    assert sorted(bodies(pop(popping, initMode=1))) == [(b"a", 0), (b"b", 0), (b"c", 0)]
+    popping.group.put("T", 1, b"d")
+    assert bodies(pop(popping, initMode=1)) == [(b"d", 0)]
+
+
+def test_new_group_begins_an_old_queue_at_its_end(group: FakeGroup, clock: ManualClock) -> None:
+    broker = Broker(group, clock, recent_bytes=300)
+    broker.make_topic("T", queues=1)
+    broker.group.put("T", 0, b"a", b"b" * 1000)
+    assert pop(broker, initMode=1).code == ResponseCode.PULL_NOT_FOUND
+    broker.group.settle()
+    broker.group.put("T", 0, b"c")
+    assert bodies(pop(broker, initMode=1)) == [(b"c", 0)]
+
+
 def test_held_pop_of_a_new_group_gets_the_next(popping: Broker) -> None:
-    command = hold(popping, initMode=1)
+    command = hold(popping, initMode=1, fromNow="true")
     popping.group.put("T", 0, b"d")
     popping.group.settle()
     found = answer_of(popping, command)

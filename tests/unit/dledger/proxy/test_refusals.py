@@ -27,6 +27,7 @@ from remoting.protocol.bodies import SubscriptionGroupConfig
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import RecallHandle
+from remoting.protocol.own_fields import NOT_MADE_FIELD
 from remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
 from remoting.protocol.receipt_handle import ReceiptHandle
 from tests.unit.client.fake_cluster import Group, World, open_world
@@ -350,6 +351,11 @@ def busy(asked: RemotingCommand) -> RemotingCommand:
     return response_to(asked, ResponseCode.SYSTEM_ERROR, "no leader yet")
 
 
+def not_made(asked: RemotingCommand) -> RemotingCommand:
+    body = SubscriptionGroupConfig("clerks").encode()
+    return response_to(asked, 0, None, {NOT_MADE_FIELD: "true"}, body)
+
+
 def take_orders(group: Group) -> list[str]:
     """Let receives find nothing; return whether each was to be in order."""
     orders: list[str] = []
@@ -424,9 +430,12 @@ async def test_settings_of_a_group_are_not_guessed(world: World, service: Messag
     assert answer.settings.subscription.fifo
 
 
-async def test_group_is_stated_by_any_broker_group(world: World, service: MessagingService) -> None:
+@pytest.mark.parametrize("first", [busy, not_made])
+async def test_group_is_stated_by_any_broker_group(
+    world: World, service: MessagingService, first: Callable[[RemotingCommand], RemotingCommand]
+) -> None:
     other = await world.add_group("h", 1, 11_000)
-    Stated(world.groups["g"])
+    Stated(world.groups["g"], first)
     Stated(other, orderly)
     orders = take_orders(world.groups["g"])
     assert await receive(service) == pb.MESSAGE_NOT_FOUND

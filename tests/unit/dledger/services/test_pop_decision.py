@@ -50,6 +50,9 @@ class Reader:
     def committed(self, key: PopKey) -> int | None:
         return 0
 
+    def is_young(self, topic: str, queue_id: int) -> bool:
+        return True
+
     def may_pop(self, key: PopKey) -> bool:
         return not self.is_busy
 
