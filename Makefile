@@ -1,4 +1,4 @@
-# make setup | check | test | docs | spark | bench-spark | notebook | demo | bench-peers | determinism | mutants | soak | chaos | interop | matrix: each sets up what it needs; only Python 3.11+ and make must be there.
+# make setup | check | test | docs | spark | bench-spark | notebook | demo | bench-peers | determinism | mutants | soak | chaos | interop | mqadmin | matrix: each sets up what it needs; only Python 3.11+ and make must be there.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -29,7 +29,7 @@ TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
 TWO_AT_A_TIME := -n 2 --dist loadgroup
 ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
 
-.PHONY: setup docs console-pictures proto matrix peer-fuzz small-histories clean-histories check lint types imports unit unit-together unit-alone test test-long slow-together slow-alone chromium java spark bench-spark notebook demo bench bench-peers leader-kills determinism mutants mutants-unseen soak chaos chaos-mutants interop coverage clean
+.PHONY: setup docs console-pictures proto matrix peer-fuzz small-histories clean-histories check lint types imports unit unit-together unit-alone test test-long slow-together slow-alone chromium java spark bench-spark notebook demo bench bench-peers leader-kills determinism mutants mutants-unseen soak chaos chaos-mutants interop mqadmin coverage clean
 
 setup: $(STAMP)
 
@@ -104,6 +104,7 @@ CPP_CLIENT := rocketmq==0.4.4
 JS_CLIENT := ali-ons@3.12.0 urllib@2
 GRPC_PYTHON_CLIENT := rocketmq-python-client==5.1.2
 GRPC_NODE_CLIENT := rocketmq-client-nodejs@1.0.8
+JAVA_CLIENTS := 4.9.7 5.5.0
 
 interop: setup
 	test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
@@ -113,11 +114,22 @@ interop: setup
 	! command -v npm >/dev/null || test -d $(INTEROP)/node_modules/ali-ons || npm install --silent --no-audit --no-fund --no-package-lock --no-save --prefix $(INTEROP) $(JS_CLIENT)
 	! command -v npm >/dev/null || test -d $(INTEROP)/node_modules/rocketmq-client-nodejs || npm install --silent --no-audit --no-fund --no-package-lock --no-save --prefix $(INTEROP) $(JS_CLIENT) $(GRPC_NODE_CLIENT)
 	! command -v go >/dev/null || { mkdir -p $(INTEROP)/go && cp tests/interop/grpc_go/* $(INTEROP)/go && cd $(INTEROP)/go && go mod tidy -e 2>/dev/null && go build -o ../grpc_go .; }
-	! command -v mvn >/dev/null || test -f $(INTEROP)/java/complete || { mvn -q -B -f tests/peers/load/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(abspath $(INTEROP))/java && touch $(INTEROP)/java/complete; }
+	! command -v go >/dev/null || { mkdir -p $(INTEROP)/go-remoting && cp tests/interop/remoting_go/* $(INTEROP)/go-remoting && cd $(INTEROP)/go-remoting && go mod tidy -e 2>/dev/null && go build -o ../remoting_go .; }
+	! command -v mvn >/dev/null || $(MAKE) --no-print-directory $(JAVA_CLIENTS:%=$(INTEROP)/java-%/complete)
 	! command -v mvn >/dev/null || test -f $(INTEROP)/grpc_java/complete || { mvn -q -B -f tests/interop/grpc_java/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(abspath $(INTEROP))/grpc_java && touch $(INTEROP)/grpc_java/complete; }
 	! { test -f $(INTEROP)/grpc_java/complete && command -v javac >/dev/null; } || javac -nowarn -cp "$(INTEROP)/grpc_java/*" -d $(INTEROP)/grpc_java tests/interop/grpc_java/GrpcClient.java
 	! command -v cargo >/dev/null || { mkdir -p $(INTEROP)/rust && cp -Rp tests/interop/grpc_rust/. $(INTEROP)/rust && cargo build --quiet --manifest-path $(INTEROP)/rust/Cargo.toml --target-dir $(INTEROP)/rust/target && cp $(INTEROP)/rust/target/debug/grpc_rust $(INTEROP)/grpc_rust; }
 	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -rs --durations=10 -n 2 --dist worksteal tests/interop
+
+# The client and mqadmin of a version; with the newest RocketMQ's proxy.
+$(INTEROP)/java-%/complete: tests/interop/java/pom.xml
+	rm -rf $(@D)
+	mvn -q -B -f $< -Drocketmq=$* $(if $(filter $(lastword $(JAVA_CLIENTS)),$*),-Pproxy) dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(abspath $(@D))
+	touch $@
+
+# Writes the table of what each command of mqadmin does; make interop compares it.
+mqadmin: setup $(JAVA_CLIENTS:%=$(INTEROP)/java-%/complete)
+	DLEDGER_WRITE_PAGES=1 $(PYTEST) tests/interop/test_mqadmin.py
 
 # The code of the gRPC protocol, from its interface file; a test compares what is stored.
 proto: setup

@@ -121,6 +121,7 @@ def _number(ext: ExtFields, name: str, most: int) -> int:
         raise BadRequestError(f"{name} is no number from 0 to {most}: {str(value)[:32]!r}")
     return value
 
+
 # --------------------------------------------------------------------------------- consumer groups
 
 NOT_MADE_FIELD: Final = "groupNotMade"

@@ -40,6 +40,18 @@ GRPC_JAVA = TOOLS / "grpc_java"
 GRPC_RUST = TOOLS / "grpc_rust"
 """Built from `tests/interop/grpc_rust`, with Apache's Rust client in it."""
 
+REMOTING_GO = TOOLS / "remoting_go"
+"""Built from `tests/interop/remoting_go`, with Apache's Go client of the remoting protocol."""
+
+JAVA_VERSIONS = ("4.9.7", "5.5.0")
+"""Of RocketMQ's Java client and `mqadmin`; the jars of 5.5.0 have RocketMQ's proxy, too."""
+
+
+def java_jars(version: str) -> Path:
+    """Return the folder of RocketMQ's jars of a version."""
+    return TOOLS / f"java-{version}"
+
+
 needs_cpp_client = pytest.mark.skipif(
     platform.machine() != "x86_64" or not (TOOLS / "bin" / "python").exists(),
     reason=f"the C++ client is there for x86-64 only, or not prepared: {HOW}",
@@ -61,6 +73,14 @@ needs_grpc_node = pytest.mark.skipif(
     or not (TOOLS / "node_modules" / "rocketmq-client-nodejs").exists(),
     reason=f"no node, or Apache's Node.js client is not prepared: {HOW}",
 )
+needs_java = pytest.mark.skipif(
+    shutil.which("javac") is None
+    or not all((java_jars(version) / "complete").exists() for version in JAVA_VERSIONS),
+    reason=f"no Java, or RocketMQ's jars are not prepared: {HOW}",
+)
+needs_remoting_go = pytest.mark.skipif(
+    not REMOTING_GO.exists(), reason=f"no Go, or RocketMQ's Go client is not prepared: {HOW}"
+)
 needs_grpc_python = pytest.mark.skipif(
     not GRPC_PYTHON.exists(), reason=f"Apache's Python client is not prepared: {HOW}"
 )
@@ -69,6 +89,19 @@ needs_grpc_rust = pytest.mark.skipif(
 )
 
 Line = dict[str, Any]
+
+
+def compile_java(version: str, classes: Path, *names: str) -> tuple[str, ...]:
+    """Compile sources of `tests/interop/java`; return what starts a program of them but its name.
+
+    Args:
+        classes: Folder for the result.
+    """
+    jars = f"{java_jars(version)}/*"
+    sources = [str(SCRIPTS / "java" / f"{name}.java") for name in names]
+    command = ["javac", "-nowarn", "-cp", jars, "-d", str(classes), *sources]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    return "java", "-Xmx300m", "-XX:TieredStopAtLevel=1", "-cp", f"{classes}:{jars}"
 
 
 class ForeignClient:

@@ -95,7 +95,9 @@ async def answered(producer: ForeignClient, body: str, **asked: Any) -> Line:
     return answer
 
 
-async def send_all_kinds(producer: ForeignClient, *, recalls: bool = True) -> dict[str, Line]:
+async def send_all_kinds(
+    producer: ForeignClient, *, recalls: bool = True, asked_back: bool = True
+) -> dict[str, Line]:
     """Send messages of each kind, and return their answers by body."""
     sent: dict[str, Line] = {}
     for number in range(30):
@@ -112,7 +114,7 @@ async def send_all_kinds(producer: ForeignClient, *, recalls: bool = True) -> di
     for number in range(10):
         sent[f"f{number}"] = await answered(producer, f"f{number}", group="one", tags="A")
     sent["later"] = await answered(producer, "later", tags="A", deliver_in_s=4)
-    for end in ("commit", "rollback", "leave"):
+    for end in ("commit", "rollback", "leave")[: 3 if asked_back else 2]:
         sent[end] = await answered(producer, end, tags="A", transaction=end)
     if recalls:
         recalled = await answered(producer, "recalled", tags="A", deliver_in_s=60, recall=True)
@@ -141,11 +143,22 @@ def judge_consumed(consumer: ForeignClient, sent: dict[str, Line], wanted: set[s
 
 
 async def exchange_every_kind(
-    folder: Path, client: Started, endpoints: str, parts: Sequence[str], *, recalls: bool = True
+    folder: Path,
+    client: Started,
+    endpoints: str,
+    parts: Sequence[str],
+    *,
+    recalls: bool = True,
+    asked_back: bool = True,
 ) -> None:
-    """Send each kind of message, and assert what consumers of *parts* get."""
+    """Send each kind of message, and assert what consumers of *parts* get.
+
+    Args:
+        recalls: The client takes messages back.
+        asked_back: Producers of the topic are asked about transactions.
+    """
     async with client(folder / "producer", "produce", endpoints, "Orders") as producer:
-        sent = await send_all_kinds(producer, recalls=recalls)
+        sent = await send_all_kinds(producer, recalls=recalls, asked_back=asked_back)
         everything = set(sent) - {"rollback"}
         of_tags = everything - {f"m{number}" for number in range(2, 30, 3)}
         for part in parts:
@@ -159,7 +172,28 @@ async def exchange_every_kind(
                     error.add_note(f"missing: {sorted(wanted - bodies(consumer.lines))}")
                     raise
             judge_consumed(consumer, sent, wanted)
-        assert {"checked": "leave", "message_id": sent["leave"]["message_id"]} in producer.lines
+        if asked_back:
+            checked = {"checked": "leave", "message_id": sent["leave"]["message_id"]}
+            assert checked in producer.lines
+
+
+async def end_transactions(folder: Path, client: Started, endpoints: str, topic: str) -> None:
+    """Commit a message, roll one back, leave one undecided; assert what a consumer gets."""
+    async with client(folder / "deciding", "produce", endpoints, topic) as producer:
+        sent = {
+            end: await answered(producer, end, topic=topic, tags="A", transaction=end)
+            for end in ("commit", "rollback", "leave")
+        }
+        async with client(
+            folder / "paid", "receive", endpoints, "group-paid", topic, "*"
+        ) as consumer:
+            await consumer.until(lambda lines: bodies(lines) >= {"commit", "leave"}, CONSUME_S)
+        checked = {"checked": "leave", "message_id": sent["leave"]["message_id"]}
+        assert checked in producer.lines
+    assert Counter(line["body"] for line in consumer.messages) == {"commit": 1, "leave": 1}
+    for line in consumer.messages:
+        assert line["message_id"] == sent[line["body"]]["message_id"]
+        assert line.get("type", TRANSACTION) == TRANSACTION
 
 
 def has_all(wanted: set[str], lines: list[Line]) -> bool:
@@ -203,7 +237,7 @@ async def lose_nothing(
     cluster: LocalCluster,
     endpoints: str,
     parts: Sequence[str],
-    first: str,
+    first: str = "",
     *,
     again: bool = False,
     late: str = "",
@@ -211,6 +245,7 @@ async def lose_nothing(
     """Send and consume `MANY` messages while the leader dies, and then proxy *first*.
 
     Args:
+        first: Empty: no proxy dies.
         again: The proxy is started again at its address: the client knows no other.
         late: Proxy that runs only when the clients have connected to *first*: they choose among
             addresses at random.
@@ -247,7 +282,8 @@ async def lose_nothing(
                     await cluster.start(late)
                 while len(acknowledged()) < 2 * MANY // 3:
                     await trio.sleep(LOOK_S)
-                await cluster.kill(first)
+                if first:
+                    await cluster.kill(first)
                 if again:
                     await cluster.start(first)
                 while {"done": MANY} not in producer.lines:

@@ -5,7 +5,6 @@ The client is not changed in any way; it comes from its registry. Real processes
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -16,21 +15,14 @@ from client.consumer.pull_consumer import PullConsumer
 from client.core.message import Message
 from client.producer.producer import Producer
 from dledger.testing.clusters import process_cluster
-from tests.harness.foreign_client import HOW, SCRIPTS, TOOLS
+from tests.harness.foreign_client import SCRIPTS, java_jars, needs_java
 
-JARS = TOOLS / "java"
+JARS = java_jars("5.5.0")
 MESSAGES = 2_000
 BATCH = 500
 LOOK_S = 0.2
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        shutil.which("javac") is None or not (JARS / "complete").exists(),
-        reason=f"no Java, or RocketMQ's Java client is not prepared: {HOW}",
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), needs_java]
 
 
 async def compiled(folder: Path) -> list[str]:

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
-from dledger.cli.main import COMMANDS, build_app
+from dledger.cli.main import COMMANDS as DLEDGER_COMMANDS
+from dledger.cli.main import build_app
+from tests.harness.mqadmin_commands import ACCOUNTS, COMMANDS, NOT_THERE, WORKS, stated
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reference" / "command-line.md").read_text()
 MQADMIN_PAGE = (DOCS / "operate" / "from-mqadmin.md").read_text()
-NAMES = sorted(name for name, *_ in COMMANDS)
+NAMES = sorted(name for name, *_ in DLEDGER_COMMANDS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -74,3 +76,14 @@ def test_the_mqadmin_table_has_a_counterpart_or_none() -> None:
     names = [name for row in rows for name in re.findall(r"`([a-zA-Z]+)[ `]", row[0])]
     daily = {"clusterList", "topicStatus", "consumerProgress", "resetOffsetByTime", "printMsg"}
     assert daily <= set(names)
+
+
+def test_page_of_outcomes_has_each_mqadmin_command() -> None:
+    page = stated()
+    assert page.keys() == COMMANDS.keys()
+    rows = [line.split(" | ")[0] for line in MQADMIN_PAGE.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([a-zA-Z]+)[ `]", row)}
+    assert named <= COMMANDS.keys() | ACCOUNTS
+    for command, (older, newer) in page.items():
+        assert older in (WORKS, NOT_THERE), f"{command}: all that 4.9.7 has works"
+        assert newer

@@ -1,0 +1,96 @@
+"""RocketMQ's own proxy 5.5.0, in cluster mode, before three real brokers of ours.
+
+Neither it nor its clients are changed in any way: Apache's Python and Node.js clients of the gRPC
+protocol, and the Java client of the remoting protocol, to which it is a NameServer and a broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.admin.admin import Admin
+from client.connect import connect
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from tests.harness.foreign_client import (
+    GRPC_PYTHON,
+    SCRIPTS,
+    foreign_client,
+    needs_grpc_node,
+    needs_grpc_python,
+    needs_java,
+)
+from tests.harness.grpc_clients import end_transactions, exchange_every_kind, lose_nothing
+from tests.harness.java_remoting import java_client
+from tests.harness.remoting_clients import QUICK_CHECKS, TOPIC
+from tests.harness.remoting_clients import exchange_every_kind as exchange_by_remoting
+from tests.harness.rocketmq_proxy import RocketMqProxy, rocketmq_proxy
+
+pytestmark = [pytest.mark.slow, needs_java, pytest.mark.timeout(480)]
+
+PARTS = ("receive", "push")
+PAYMENTS = "Payments"
+
+
+def python_client(folder: Path, *arguments: str) -> Any:
+    """Start Apache's Python client in one of its parts."""
+    script = "grpc_python.py"
+    return foreign_client(folder, script, *arguments, command=(GRPC_PYTHON, SCRIPTS / script))
+
+
+def node_client(folder: Path, *arguments: str) -> Any:
+    """Start Apache's Node.js client in one of its parts."""
+    return foreign_client(folder, "grpc_node.mjs", *arguments)
+
+
+@asynccontextmanager
+async def cluster_behind_a_proxy(
+    folder: Path,
+) -> AsyncIterator[tuple[LocalCluster, RocketMqProxy]]:
+    """Run three brokers and RocketMQ's proxy.
+
+    There is a topic for messages of all types, and one for transactions: the proxy lets brokers ask
+    about those of such a topic alone.
+    """
+    async with local_cluster(folder / "cluster", settings=QUICK_CHECKS) as cluster:
+        async with connect([cluster.namesrv_address]) as sdk:
+            for topic, kind in ((TOPIC, "MIXED"), (PAYMENTS, "TRANSACTION")):
+                types = {"message.type": kind}
+                await Admin(sdk).create_topic(topic, queue_nums=4, attributes=types)
+        async with rocketmq_proxy(folder / "proxy", cluster.namesrv_address) as proxy:
+            yield cluster, proxy
+
+
+@needs_grpc_python
+async def test_every_kind_arrives_as_the_python_client_sent(tmp_path: Path) -> None:
+    async with cluster_behind_a_proxy(tmp_path) as (_, proxy):
+        await exchange_every_kind(tmp_path, python_client, proxy.address, PARTS, asked_back=False)
+        await end_transactions(tmp_path, python_client, proxy.address, PAYMENTS)
+
+
+@needs_grpc_node
+async def test_every_kind_arrives_as_the_node_client_sent(tmp_path: Path) -> None:
+    async with cluster_behind_a_proxy(tmp_path) as (_, proxy):
+        await exchange_every_kind(tmp_path, node_client, proxy.address, PARTS, asked_back=False)
+        await end_transactions(tmp_path, node_client, proxy.address, PAYMENTS)
+
+
+async def test_every_kind_arrives_as_the_java_client_sent(tmp_path: Path) -> None:
+    """Of this protocol the proxy passes no first decision on: brokers ask back for each."""
+    client = java_client("5.5.0", tmp_path / "classes")
+    async with cluster_behind_a_proxy(tmp_path) as (cluster, proxy):
+        namesrv = cluster.namesrv_address
+        await exchange_by_remoting(
+            tmp_path, client, namesrv, proxy.remoting_address, decisions=("commit", "leave")
+        )
+
+
+@needs_grpc_python
+async def test_nothing_is_lost_when_the_leader_dies(tmp_path: Path) -> None:
+    """Behind a proxy that starts again this client has no settings there for five minutes."""
+    async with cluster_behind_a_proxy(tmp_path) as (cluster, proxy):
+        await lose_nothing(tmp_path, python_client, cluster, proxy.address, PARTS)
