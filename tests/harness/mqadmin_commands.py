@@ -1,4 +1,4 @@
-"""Commands of RocketMQ's `mqadmin` as a team types them, and the page that says what they do."""
+"""Commands of RocketMQ's `mqadmin` as a team types them, and the page of what they do."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_commands_change_accounts_that_count(
     assert "stands in the file" in capsys.readouterr().err
     for _ in range(2):
         code = dledger(cluster, "acl", "rm", "order-service", "--cluster")
-    assert code != 0, "it is gone"
+    assert code != 0, "it is removed"
     assert "Check signature failed" in refused(cluster, "order-service", "another secret of it")
 
 

@@ -124,7 +124,7 @@ def test_restored_member_votes_in_no_term_of_its_log(tmp_path: Path) -> None:
 
 
 class MovingDisk(OsDisk):
-    """Does something once, in front of one of the looks at files of a member's state."""
+    """Does something once, in front of one of the reads of files of a member's state."""
 
     def __init__(self, look: int, act: Callable[[], object]) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class MovingDisk(OsDisk):
         return super().exists(path)
 
     def is_past(self) -> bool:
-        """Return whether there were not as many looks."""
+        """Return whether there were not as many reads."""
         return self._look > 0
 
 
@@ -163,7 +163,7 @@ def checkpoint(folder: Path, to: Path, steps: int) -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_backup_of_a_source_that_moves_on_is_whole(tmp_path: Path, steps: int) -> None:
-    """A checkpoint with retention comes between any two looks of a backup at the folder."""
+    """A checkpoint with retention comes between any two reads of a backup in the folder."""
     later = source_folder(tmp_path / "later", floor=4)
     with opened(later) as store:
         assert store.log.first_index > OLD + 1, "the tables of before end before the log begins"

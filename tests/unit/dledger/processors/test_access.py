@@ -40,7 +40,7 @@ class Leader:
         self.asked.append((address, command))
         if self.error is not None:
             raise self.error
-        return response_to(command, self.code, "as the leader says", {OUTCOME_FIELD: "stored"})
+        return response_to(command, self.code, "as the leader answers", {OUTCOME_FIELD: "stored"})
 
 
 @pytest.fixture
@@ -329,7 +329,7 @@ async def test_a_follower_passes_a_change_on_unchanged(follower: Broker, leader:
     Credentials("operator", "0123456789").sign(command)
     fields = dict(command.ext)
     answered = await asked_of(follower, command)
-    assert (answered.code, answered.remark) == (0, "as the leader says")
+    assert (answered.code, answered.remark) == (0, "as the leader answers")
     ((address, passed),) = leader.asked
     assert address == follower.group.leader_address
     assert (passed.code, dict(passed.ext), passed.body) == (command.code, fields, command.body)

@@ -53,7 +53,7 @@ def test_a_topic_is_made_changed_and_shown(broker: Broker) -> None:
 
 
 def test_change_is_answered_when_name_servers_know(broker: Broker) -> None:
-    """RocketMQ's proxy looks for the route of a topic right behind the answer."""
+    """RocketMQ's proxy reads the route of a topic right behind the answer."""
     waiting: list[Callable[[], None]] = []
     broker.processors.topics.when_known = waiting.append
     ext = {

@@ -131,7 +131,7 @@ def test_resources_are_written_as_rocketmq_does() -> None:
     ]
 
 
-# ------------------------------------------------------------- against RocketMQ's rules, as told
+# ------------------------------------------------------------- against RocketMQ's rules, by their text
 
 
 Raw = tuple[str, str, tuple[str, ...], tuple[str, ...], str]
@@ -156,7 +156,7 @@ raw_entries = st.tuples(
 
 
 def oracle(entries: list[Raw], kind: str, name: str, action: str, host: str) -> bool | None:
-    """Filter, then sort by what RocketMQ's page on ACL 2.0 says of priorities."""
+    """Filter, then sort by what RocketMQ's page on ACL 2.0 states of priorities."""
 
     def about(resource: str) -> tuple[int, int, int] | None:
         if resource == "*":
