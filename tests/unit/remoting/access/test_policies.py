@@ -131,7 +131,7 @@ def test_resources_are_written_as_rocketmq_does() -> None:
     ]
 
 
-# ------------------------------------------------------------- against RocketMQ's rules, by their text
+# -------------------------------------------------- against RocketMQ's rules, by their text
 
 
 Raw = tuple[str, str, tuple[str, ...], tuple[str, ...], str]
