@@ -82,7 +82,11 @@ def test_the_top_level_has_its_packages_and_no_other() -> None:
         and path.suffix != ".egg-info"
     }
     assert found == TOP_LEVEL | (found & {"LICENSE"})
-    with_code = {path.parent.name for path in ROOT.glob("*/*.py")}
+    with_code = {
+        path.parent.name
+        for path in ROOT.glob("*/*.py")
+        if path != ROOT / "tests" / "conftest.py"  # for every folder of tests
+    }
     assert with_code == set(PACKAGES)
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert sorted(wheel["packages"]) == sorted(PACKAGES)

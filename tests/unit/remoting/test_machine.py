@@ -383,6 +383,7 @@ def collection(blocks: Blocks) -> Iterator[GarbageCollection]:
     with collection.in_charge():
         yield collection
     gc.collect()
+    gc.freeze()  # as tests/conftest.py has left it
 
 
 def look(
@@ -486,3 +487,4 @@ def test_garbage_collection_gives_the_interpreter_its_part_back() -> None:
         gc.freeze()
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
+    gc.freeze()  # as tests/conftest.py has left it
