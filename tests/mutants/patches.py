@@ -42,6 +42,7 @@ import ast
 import re
 import textwrap
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -307,6 +308,7 @@ def _changed_names(patch: Patch, path: str, before: str, after: str) -> list[str
     return names
 
 
+@lru_cache(maxsize=256)  # bugs of one file follow each other
 def _functions_of(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in ast.parse(text).body:
@@ -326,6 +328,7 @@ class _WithoutFunctions(ast.NodeTransformer):
         return None
 
 
+@lru_cache(maxsize=256)
 def _rest_of(text: str) -> str:
     return ast.dump(_WithoutFunctions().visit(ast.parse(text)))
 
