@@ -66,6 +66,35 @@ class ServedGroup:
                 for service in services:
                     nursery.start_soon(service)
 
+    async def settle_kicked(self) -> None:
+        """What is proposed and only kicked becomes an entry, as in a group with a disk."""
+        propose = self.group.propose
+        proposed = trio.Event()
+
+        def noted(
+            batch: RecordBatch,
+            on_done: OnDone,
+            *,
+            is_applied: bool = True,
+            expected: ExpectedOffset | None = None,
+            commits: Sequence[OffsetCommit] = (),
+        ) -> None:
+            propose(batch, on_done, is_applied=is_applied, expected=expected, commits=commits)
+            proposed.set()
+
+        self.group.propose = noted  # type: ignore[method-assign]  # counts calls
+        if self.group.waiting:
+            proposed.set()
+        try:
+            while True:
+                await proposed.wait()
+                proposed = trio.Event()
+                await trio.sleep(0.01)
+                if self.group.waiting:
+                    self.group.settle()
+        finally:
+            self.group.propose = propose  # type: ignore[method-assign]  # as before
+
     def depose(self) -> None:
         """End the leadership and its services."""
         self.group.step_down()
@@ -130,26 +159,3 @@ class LeaderServices(ServedGroup):
     async def serve(self) -> None:
         """Run all services until cancelled; what one of them raises comes out."""
         await self.lead(*(service.run for service in self.services), self.settle_kicked)
-
-    async def settle_kicked(self) -> None:
-        """What is proposed and only kicked becomes an entry, as in a group with a disk."""
-        propose = self.group.propose
-        proposed = trio.Event()
-
-        def noted(
-            batch: RecordBatch,
-            on_done: OnDone,
-            *,
-            is_applied: bool = True,
-            expected: ExpectedOffset | None = None,
-            commits: Sequence[OffsetCommit] = (),
-        ) -> None:
-            propose(batch, on_done, is_applied=is_applied, expected=expected, commits=commits)
-            proposed.set()
-
-        self.group.propose = noted  # type: ignore[method-assign]  # counts calls
-        while True:
-            await proposed.wait()
-            proposed = trio.Event()
-            await trio.sleep(0.01)
-            self.group.settle()

@@ -28,6 +28,7 @@ class Heard:
         self.running = 0
         self.most_running = 0
         self.delay_s = 0.0
+        self._heard = trio.Event()
         self.answer: Callable[[DeliveredMessage, ConsumeContext], ConsumeStatus | None] = (
             lambda _message, _context: None
         )
@@ -43,6 +44,8 @@ class Heard:
             self.at += [trio.current_time()] * len(messages)
             self.messages += messages
             self.bodies += [message.body_bytes for message in messages]
+            self._heard.set()
+            self._heard = trio.Event()
             if self.delay_s:
                 await trio.sleep(self.delay_s)
             return self.answer(messages[0], context)
@@ -53,6 +56,7 @@ class Heard:
         """Wait until *count* messages were received."""
         with trio.fail_after(within_s):
             while len(self.bodies) < count:
+                await self._heard.wait()
                 await trio.sleep(0.01)
 
 

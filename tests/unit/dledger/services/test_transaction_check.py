@@ -79,14 +79,7 @@ class World(ServedGroup):
             clock=self.clock,
             floor_wanted=lambda: self.floor_wanted,
         )
-        await self.lead(service.run, self.settle)
-
-    async def settle(self) -> None:
-        """What is proposed and only kicked becomes an entry, as in a group with a disk."""
-        while True:
-            await trio.sleep(0.01)
-            if self.group.waiting:
-                self.group.settle()
+        await self.lead(service.run, self.settle_kicked)
 
 
 @pytest.fixture
