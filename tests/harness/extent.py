@@ -7,3 +7,13 @@ from typing import Final
 
 EXTENT: Final = int(os.environ.get("DLEDGER_TEST_EXTENT", "1"))
 """1 is what `make test` takes; `make test-long` takes more of each kind."""
+
+FAST_PART: Final = 4
+
+
+def examples(count: int) -> int:
+    """Return how many examples a property draws: *count* in `make test-long`, else fewer.
+
+    For fast properties whose examples take long: `make check` draws other ones in each run.
+    """
+    return count if EXTENT > 1 else -(-count // FAST_PART)

@@ -16,6 +16,7 @@ from commitlog.recovery import DamagedLogError
 from commitlog.store_paths import StorePaths
 from dledger.testing.crash_disk import SECTOR_BYTES, CrashDisk, Inode
 from tests.harness.entry_frames import next_frame, next_no_op
+from tests.harness.extent import examples
 
 ROOT = "/store"
 PATHS = StorePaths(ROOT)
@@ -152,7 +153,9 @@ class EntryLogModel(RuleBasedStateMachine):
 
 
 TestEntryLogModel = EntryLogModel.TestCase
-TestEntryLogModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestEntryLogModel.settings = settings(
+    max_examples=examples(60), stateful_step_count=30, deadline=None
+)
 
 
 def damaged_log() -> tuple[CrashDisk, Mark, list[bytes]]:
@@ -168,7 +171,7 @@ def damaged_log() -> tuple[CrashDisk, Mark, list[bytes]]:
 DISK, MARK, FRAMES = damaged_log()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1 << 32),
     mutations=st.integers(0, 4),

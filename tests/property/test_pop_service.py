@@ -26,6 +26,7 @@ from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.pop_requests import PopMessageResponseHeader
 from remoting.protocol.receipt_handle import ReceiptHandle
 from tests.harness.broker import Broker
+from tests.harness.extent import examples
 from tests.harness.fake_group import BROKER, FakeGroup, Term
 
 GROUPS = {"plain": False, "ordered": True}
@@ -246,4 +247,4 @@ class PopService(RuleBasedStateMachine):
 
 
 TestPopService = PopService.TestCase
-TestPopService.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestPopService.settings = settings(max_examples=examples(25), stateful_step_count=25, deadline=None)

@@ -17,7 +17,7 @@ from tests.harness.joined_histories import wrong_ones
 from tests.harness.queue_histories import is_linearizable, random_history
 from tests.oracles.queue_log import check_history
 
-HISTORIES = int(os.environ.get("DLEDGER_SMALL_HISTORIES", 200_000 * EXTENT))
+HISTORIES = int(os.environ.get("DLEDGER_SMALL_HISTORIES", 100_000 * EXTENT))
 BLOCKS = 20
 JOINED = 1_000
 """Histories that are judged at once."""

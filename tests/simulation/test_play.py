@@ -49,6 +49,7 @@ def test_a_plan_whose_guarantees_are_kept_is_valid(played: Played) -> None:
     assert len({read.node for read in played.history.replica_reads}) == 3
 
 
+@pytest.mark.slow
 def test_a_fault_that_the_end_cuts_short_was_done_until_then() -> None:
     played = play(SHORT.with_steps((Step(15_000, Kind.ISOLATE, "follower", 60_000),)))
     assert played.faults["isolate"] == 1
@@ -57,6 +58,7 @@ def test_a_fault_that_the_end_cuts_short_was_done_until_then() -> None:
     assert 4_900 <= lasted_ms <= 5_100
 
 
+@pytest.mark.slow
 def test_a_step_of_real_brokers_is_skipped_with_the_reason() -> None:
     played = play(SHORT.with_steps((Step(6_000, Kind.VERSION_SKEW, "leader", 3_000),)))
     assert played.is_valid, played.verdict.reason
@@ -66,12 +68,14 @@ def test_a_step_of_real_brokers_is_skipped_with_the_reason() -> None:
     assert played.faults["restarted_by_supervisor"] == 0, "it was stopped all the same"
 
 
+@pytest.mark.slow
 def test_the_same_plan_is_the_same_run_byte_for_byte(played: Played) -> None:
     again = play(SHORT)
     assert again.digest == played.digest
     assert encode_history(again.history) == encode_history(played.history)
 
 
+@pytest.mark.slow
 def test_a_plan_without_later_steps_is_the_same_before_them(played: Played) -> None:
     """Else a failing plan without them would be another run, and could not be made small."""
     fewer = play(SHORT.with_steps(SHORT.steps[:1]))

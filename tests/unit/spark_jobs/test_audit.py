@@ -34,6 +34,7 @@ from spark_jobs.audit.segment_report import (
     QUEUE_UNIT,
     Report,
 )
+from tests.harness.extent import examples
 from tests.harness.replica_folders import (
     INDEX_SLOTS,
     SEGMENT_BYTES,
@@ -83,7 +84,7 @@ def test_equal_replicas_are_equal_and_everything_was_looked_at(group: list[Path]
     assert [one.last_index for one in report.replicas] == [len(LOG.frames)] * 3
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     position=st.integers(0, HEADERS[-1].end_position - 1),
     mask=st.sampled_from([1 << bit for bit in range(8)]),
@@ -115,7 +116,7 @@ BLANKS = [
 ]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data(), mask=st.sampled_from([1 << bit for bit in range(8)]))
 def test_any_flipped_byte_of_a_blank_is_named(
     group: list[Path], data: st.DataObject, mask: int
@@ -159,7 +160,7 @@ def derived_bytes() -> Iterator[tuple[str, int, int]]:
     yield "raft/entryindex/" + "0" * 20, 32, 32 * (1 + len(LOG.frames))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data(), mask=st.sampled_from([1 << bit for bit in range(8)]))
 def test_a_flipped_byte_of_a_unit_is_named(
     group: list[Path], data: st.DataObject, mask: int
@@ -178,7 +179,7 @@ def test_a_flipped_byte_of_a_unit_is_named(
     assert (finding.file, finding.byte) == (file, byte)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data(), mask=st.sampled_from([1 << bit for bit in range(8)]))
 def test_a_flipped_byte_of_a_key_index_file_is_found(
     group: list[Path], data: st.DataObject, mask: int

@@ -16,6 +16,7 @@ from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.history.operation import NEVER, F, Outcome
 from jepsen_like.history.parquet import read_summary
 from spark_jobs.generate.history import PLANTERS, CannotPlantError, Shape, generate, planter_named
+from tests.harness.fast_part import fast_part
 from tests.harness.generated import generated
 from tests.harness.shipped_files import ROOT
 
@@ -64,7 +65,7 @@ def test_generated_client_ends_after_an_unknown_outcome(shape: Shape, tmp_path: 
     assert len(values) == len(set(values))
 
 
-@pytest.mark.parametrize("kind", PLANTERS)
+@pytest.mark.parametrize("kind", fast_part(PLANTERS, 4))
 @pytest.mark.parametrize("seed", [1])
 def test_generated_anomaly_found_by_name_with_witnesses(
     kind: str, seed: int, tmp_path: Path

@@ -18,6 +18,7 @@ def test_rows_in_memory_have_every_column_of_the_kernel() -> None:
     assert sum(len(block["op_id"]) for block in rows) == 2_000
 
 
+@pytest.mark.slow
 def test_bench_prints_a_figure_for_each_length(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--ops", "3000,6000", "--kernel-ops", "2000", "--output", "json"]
     assert main(["history", "bench", *arguments]) == 0

@@ -64,6 +64,7 @@ def test_bounds_cross_in_the_broken_run_alone(tmp_path: Path) -> None:
     assert crossed["broken"] > 10
 
 
+@pytest.mark.slow
 def test_a_violation_has_its_surroundings(tmp_path: Path) -> None:
     run = Looked(SHIPPED / "broken", tmp_path)
     outcome = judge_run(SHIPPED / "broken", "local", lambda: 0.0)

@@ -119,7 +119,7 @@ BOMBS: dict[str, tuple[Callable[[int], bytes], int]] = {
         0x201,
     ),
     "zstd that does not": (zstd_bomb_without_its_size, 0x201),
-    "zlib": (lambda size: zlib.compress(bytes(size), 9), 0x301),
+    "zlib": (lambda size: zlib.compress(bytes(size), 1), 0x301),
 }
 
 

@@ -113,6 +113,7 @@ def kept(record: Record) -> int:
     return len(record.property_map.get("F", ""))
 
 
+@pytest.mark.slow
 async def test_the_longest_properties_pass_every_service(
     autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery
 ) -> None:

@@ -31,6 +31,7 @@ from jepsen_like.checkers.pop_ends import (
     STALE,
 )
 from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from tests.harness.extent import examples
 from tests.oracles.pop import anomalies
 
 SPAN = 100
@@ -259,7 +260,7 @@ ROWS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(ROWS, st.integers(0, 20))
 def test_columns_decide_as_rows_against_rows(rows: list[Any], error_ms: int) -> None:
     operations = []

@@ -24,6 +24,7 @@ from jepsen_like.history.operation import (
     ReplicaRead,
     RunHeader,
 )
+from tests.harness.extent import examples
 from tests.harness.judged import judged
 from tests.oracles.holes import holes_of, most_placed
 
@@ -135,7 +136,7 @@ def judged_names(found: History, keeps: Keeps | None) -> set[str]:
 
 def test_random_moves_are_judged_alike_by_both_editions() -> None:
     rng = random.Random(16)
-    for _ in range(300):
+    for _ in range(examples(300)):
         keeps = Keeps(
             keep_bytes=rng.choice((0, 1_000, 2_500)),
             keep_ms=rng.choice((1, 5)),

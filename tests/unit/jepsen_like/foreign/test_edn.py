@@ -6,10 +6,11 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jepsen_like.foreign.edn import DEPTH_MAX, EdnError, Keyword, Symbol, Tagged, text_of, values
+from tests.harness.extent import examples
 
 NAMES = st.from_regex(r"[a-z][a-z0-9*!_?<>=/-]{0,8}", fullmatch=True).filter(
     lambda name: name not in ("nil", "true", "false")
@@ -38,6 +39,7 @@ HASHABLE = st.recursive(
 VALUES = HASHABLE | st.dictionaries(HASHABLE, HASHABLE, max_size=4)
 
 
+@settings(max_examples=examples(100))
 @given(st.lists(VALUES, max_size=4))
 def test_values_come_back_from_their_text(several: list[object]) -> None:
     assert list(values("\n".join(map(text_of, several)))) == several
