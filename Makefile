@@ -76,7 +76,7 @@ slow-alone: setup
 
 # The tests that draw seeds, plans and histories draw $(TEST_EXTENT) times as many: half an hour.
 test-long: setup
-	DLEDGER_TEST_EXTENT=$(TEST_EXTENT) $(PYTEST) -m slow --timeout 3600 --durations=25 $(TOGETHER)
+	DLEDGER_TEST_EXTENT=$(TEST_EXTENT) $(PYTEST) --timeout 3600 --durations=25 $(TOGETHER)
 	DLEDGER_TEST_EXTENT=$(TEST_EXTENT) $(PYTEST) --timeout 3600 tests/integration/test_long_log.py
 
 # The browser tests drive Debian's chromium; without one they are skipped and say so.
