@@ -1,7 +1,7 @@
 """What every run of tests does with the processor: no time for what shows nothing.
 
 The interpreter's collections of garbage go through all objects, thousands of tests among them: none
-runs while tests are collected, and no later one looks at what was there by then.
+runs while tests are collected, and no later one goes through what was there by then.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tests.harness.processor_budget import BUDGET_S, FACTOR, pytest_runtest_call
 
 
 class Item:
-    """A test, as far as the budget looks at it."""
+    """A test, as far as the budget reads it."""
 
     def __init__(self, *marks: str) -> None:
         self.marks = marks
@@ -26,7 +26,7 @@ class Item:
 def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return what the process will have spent, whenever it is asked."""
     left: list[float] = []
-    # Nothing is left when the budget of the test itself is looked at.
+    # Nothing is left when the budget of the test itself is read.
     monkeypatch.setattr(processor_budget, "spent_s", lambda: left.pop(0) if left else 0.0)
     monkeypatch.delitem(sys.modules, "coverage", raising=False)
     return left
