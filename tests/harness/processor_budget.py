@@ -19,7 +19,7 @@ BUDGET_S: Final = 1.0
 """What a fast test may take."""
 
 FACTOR: Final = 5
-"""A test fails at so many times its budget: processors differ, and the first test that imports a
+"""A test fails at this multiple of its budget: processors differ, and the first test that imports a
 library pays for it."""
 
 
