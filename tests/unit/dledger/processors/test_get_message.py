@@ -56,6 +56,7 @@ class Followers:
             group,
             **{
                 "own_id": 3,
+                "follower_ids": {},
                 "recent_bytes": RECENT,
                 "slave_read_enable": True,
                 "clock": clock,
