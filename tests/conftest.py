@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from tests.harness.processor_budget import pytest_runtest_call
+from tests.harness.processor_budget import pytest_runtest_call, pytest_terminal_summary
 
-__all__ = ["pytest_runtest_call"]
+__all__ = ["pytest_runtest_call", "pytest_terminal_summary"]
 
 
 def pytest_configure() -> None:

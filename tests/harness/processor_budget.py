@@ -1,8 +1,8 @@
-"""A bound on the processor time of each fast test: what takes longer is marked slow.
+"""A budget of processor time for each fast test: a run names those that take far more.
 
-Time of the processor, not of the clock: on a busy machine a test waits, but computes as much as
-elsewhere. Programs that it has started and waited for count as well; what fixtures of a module or a
-session make does not.
+It fails none: how fast a processor is belongs in no verdict. Time of the processor, not of the
+clock: on a busy machine a test waits, but computes as much as elsewhere. Programs that it has
+started and waited for count as well; what fixtures of a module or a session make does not.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ BUDGET_S: Final = 1.0
 """What a fast test may take."""
 
 FACTOR: Final = 5
-"""A test fails at this multiple of its budget: processors differ, and the first test that imports a
-library pays for it."""
+"""A test is named at this multiple of its budget: processors differ, and the first test that
+imports a library pays for it."""
+
+NAMED_MAX: Final = 20
+"""Tests that a run names: the longest."""
+
+NOTED: Final = "processor_s"
+"""Among the properties of a report."""
 
 
 def spent_s() -> float:
@@ -36,13 +42,31 @@ def is_bounded(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Fail a fast test that took far more than its budget."""
+    """Note what a fast test took that is far above its budget."""
     began_s = spent_s()
     yield
     took_s = spent_s() - began_s
     if is_bounded(item) and took_s > FACTOR * BUDGET_S:
-        pytest.fail(
-            f"took {took_s:.1f} s of processor time, the budget of a fast test is {BUDGET_S:g} s: "
-            "do less, or mark it slow",
-            pytrace=False,
-        )
+        item.user_properties.append((NOTED, took_s))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that took far more than their budget, the longest first."""
+    noted = sorted(
+        ((took_s, report.nodeid) for report in _passed(terminalreporter) for took_s in _of(report)),
+        reverse=True,
+    )
+    if not noted:
+        return
+    terminalreporter.section(f"fast tests above {FACTOR * BUDGET_S:g} s of processor time")
+    for took_s, name in noted[:NAMED_MAX]:
+        terminalreporter.line(f"{took_s:.1f} s  {name}: do less, or mark it slow")
+
+
+def _passed(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
+    found: list[pytest.TestReport] = reporter.getreports("passed")
+    return [report for report in found if report.when == "call"]
+
+
+def _of(report: pytest.TestReport) -> list[float]:
+    return [float(str(value)) for name, value in report.user_properties if name == NOTED]

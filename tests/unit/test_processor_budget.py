@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness import processor_budget
-from tests.harness.processor_budget import BUDGET_S, FACTOR, pytest_runtest_call
+from tests.harness.processor_budget import BUDGET_S, FACTOR, NOTED, pytest_runtest_call
+from tests.harness.shipped_files import ROOT
 
 
 class Item:
@@ -17,6 +21,7 @@ class Item:
 
     def __init__(self, *marks: str) -> None:
         self.marks = marks
+        self.user_properties: list[tuple[str, object]] = []
 
     def get_closest_marker(self, name: str) -> object | None:
         return name if name in self.marks else None
@@ -40,26 +45,64 @@ def call(item: Any) -> None:
         next(hook)
 
 
-def test_fast_test_over_its_budget_fails(spent: list[float]) -> None:
+def noted(item: Item) -> list[str]:
+    """Return what the report of a test has of its time."""
+    return [f"{value:.1f}" for name, value in item.user_properties if name == NOTED]
+
+
+def test_fast_test_over_its_budget_is_noted(spent: list[float]) -> None:
+    item = Item()
     spent += [7.0, 7.0 + FACTOR * BUDGET_S + 0.1]
-    with pytest.raises(pytest.fail.Exception, match=r"took 5\.1 s of processor time"):
-        call(Item())
+    call(item)
+    assert noted(item) == ["5.1"]
 
 
-def test_fast_test_within_its_budget_passes(spent: list[float]) -> None:
+def test_fast_test_within_its_budget_is_not_noted(spent: list[float]) -> None:
+    item = Item()
     spent += [7.0, 7.0 + FACTOR * BUDGET_S]
-    call(Item())
+    call(item)
+    assert noted(item) == []
 
 
 def test_slow_test_has_no_budget(spent: list[float]) -> None:
+    item = Item("slow")
     spent += [0.0, 1_000.0]
-    call(Item("slow"))
+    call(item)
+    assert noted(item) == []
 
 
 def test_coverage_lifts_the_budget(spent: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "coverage", types.ModuleType("coverage"))
+    item = Item()
     spent += [0.0, 1_000.0]
-    call(Item())
+    call(item)
+    assert noted(item) == []
+
+
+def test_run_names_the_longest_tests_first(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from tests.harness import processor_budget\n"
+        "from tests.harness.processor_budget import *\n"
+        "left = [0.0, 6.0, 0.0, 9.0, 0.0, 1.0]\n"
+        "processor_budget.spent_s = lambda: left.pop(0)\n"
+    )
+    (tmp_path / "test_three.py").write_text(
+        "def test_a(): pass\ndef test_b(): pass\ndef test_c(): pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "3 passed" in done.stdout
+    lines = [line.split() for line in done.stdout.splitlines() if "mark it slow" in line]
+    assert [(took, name.partition("::")[2]) for took, _, name, *_ in lines] == [
+        ("9.0", "test_b:"),
+        ("6.0", "test_a:"),
+    ]
 
 
 def test_test_that_fails_raises_its_own_error(spent: list[float]) -> None:
