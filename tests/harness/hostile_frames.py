@@ -226,5 +226,5 @@ class Hostile:
             host,
             int(port) if port.isdecimal() and len(port) < 30 else 0,
             self.rng.choice(ADDRESSES),
-            self.rng.choice(tuple(Standing)),
+            self.rng.choice((Standing.VOTER, *Standing)),
         )

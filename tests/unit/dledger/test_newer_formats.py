@@ -152,5 +152,5 @@ def test_an_append_with_a_newer_entry_closes_the_connection() -> None:
 
 
 def test_a_list_of_members_of_a_newer_version_is_refused() -> None:
-    with pytest.raises(Exception, match="version 2; newest known here is 1"):
-        Members.decode(cbor2.dumps({"v": 2, "members": []}))
+    with pytest.raises(Exception, match="version 3; newest known here is 2"):
+        Members.decode(cbor2.dumps({"v": 3, "members": []}))
