@@ -78,9 +78,6 @@ _MODULES = {
     "MessageType": "client.core.hooks",
     "SendMessageContext": "client.core.hooks",
     "SendMessageHook": "client.core.hooks",
-    # OpenTelemetry
-    "OpenTelemetryHook": "client.telemetry",
-    "trace_context_of": "client.telemetry",
     # Read message trace
     "TRACE_TOPIC": "client.trace",
     "TraceBean": "client.trace",
@@ -164,7 +161,6 @@ if TYPE_CHECKING:
     from client.producer.results import BatchSendResult, SendFuture
     from client.producer.transaction import HalfMessage, TransactionSendResult
     from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
-    from client.telemetry import OpenTelemetryHook, trace_context_of
     from client.trace import TRACE_TOPIC, TraceBean, TraceContext, TraceType
     from dledger import aio, blocking, errors, testing
     from remoting.protocol.access_bodies import AclConfig, AclInfo, PolicyEntryInfo, UserInfo
@@ -255,8 +251,6 @@ __all__ = [
     "MessageType",
     "SendMessageContext",
     "SendMessageHook",
-    "OpenTelemetryHook",
-    "trace_context_of",
     "TRACE_TOPIC",
     "TraceBean",
     "TraceContext",
