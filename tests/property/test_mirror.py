@@ -67,7 +67,7 @@ def with_ipv4_hosts(mirrored: Mirrored) -> None:
     async def stored(queue: MessageQueue, offset: int, records: Sequence[Buffer]) -> int:
         return await append(queue, offset, [with_ipv4_store_host(one) for one in records])
 
-    mirrored.target.append = stored  # type: ignore[method-assign]
+    mirrored.target.append = stored  # type: ignore[method-assign]  # as a broker stores
 
 
 @given(st.lists(actions, max_size=25), st.integers(0, 1000), st.sampled_from([0.0, 0.1, 0.4]))

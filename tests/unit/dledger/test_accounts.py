@@ -115,14 +115,14 @@ def test_a_disabled_account_is_refused_from_anywhere(group: FakeGroup, gate: Acc
     named = request(FREE, {ACCESS_KEY: "order-service"})
     assert refused(gate, named, "10.7.7.7") == ""
     put(group, replace(row, enabled=False))
-    absent = refused(gate, signed(FREE, "order-nobody"))
+    absent = refused(gate, signed(FREE, "order-unknown"))
     for command, host in (
         (signed(FREE, "order-service"), "10.1.1.1"),
         (named, "10.7.7.7"),
         (named, "10.9.9.9"),
     ):
         why = refused(gate, command, host)
-        assert why.replace("order-service", "order-nobody") == absent
+        assert why.replace("order-service", "order-unknown") == absent
 
 
 def test_policies_are_asked_with_the_address(group: FakeGroup, gate: AccessGate) -> None:
