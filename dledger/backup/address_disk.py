@@ -82,8 +82,12 @@ class AddressDisk:
         """Tell whether a file of that name is there."""
         with _failing("read", path):
             self._filesystem.invalidate_cache()
-            found: bool = self._filesystem.isfile(path)
-            return found
+            try:
+                # Not `isfile`: where the service does not answer, that states there is no file.
+                kind: str = self._filesystem.info(path)["type"]
+            except FileNotFoundError:
+                return False
+            return kind == "file"
 
     def list_dir(self, path: str) -> Sequence[str]:
         """Return the names below *path*, sorted; empty where there is nothing."""

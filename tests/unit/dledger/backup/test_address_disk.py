@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from commitlog.disk import OsDisk
 from dledger.backup.address_disk import (
@@ -116,6 +117,33 @@ def test_service_that_fails_leaves_backup_of_before(
     assert all(error.retriable and "the service is away" in str(error) for error in errors)
     assert verify(AddressDisk(service), ROOT).rows()["last_index"] == len(FRAMES)
     assert files_at(service).keys() == done.manifest.files | {MANIFEST}
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_service_that_fails_is_no_empty_folder(
+    tmp_path: Path, service: MemoryFileSystem, fails_at: int
+) -> None:
+    back_up_to(service, source_folder(tmp_path / "n0", 50))
+    before = files_at(service)
+    looks: list[str] = []
+
+    class Away(MemoryFileSystem):
+        isfile = AbstractFileSystem.isfile  # that of services: no answer counts as no file
+
+        def info(self, path: str, **more: Any) -> Any:
+            if path.endswith(MANIFEST):
+                looks.append(path)
+                if len(looks) == fails_at:
+                    raise ConnectionResetError("the service is away")
+            return super().info(path, **more)
+
+    away = Away(skip_instance_cache=True)
+    with pytest.raises(AddressFailedError, match="the service is away"):
+        back_up_to(away, source_folder(tmp_path / "n0"))
+    assert files_at(service) == before, "nothing of the backup is removed"
+    assert AddressDisk(away).exists(f"{ROOT}/{MANIFEST}")
+    assert not AddressDisk(away).exists(ROOT), "a folder is no file"
+    assert not AddressDisk(away).exists(f"{ROOT}/none/{MANIFEST}")
 
 
 def test_service_that_fails_is_no_damage(tmp_path: Path, service: MemoryFileSystem) -> None:
