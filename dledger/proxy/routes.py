@@ -178,23 +178,22 @@ class BrokerConfigs:
 
     async def types(self, topic: str) -> tuple[pb.MessageType, ...]:
         """Return the types of messages *topic* takes; all, where no broker states them in time."""
-        found = self._types.get(topic)
-        if found is not None and self._instance.clock.monotonic() < found[0]:
-            return found[1]
-        asking = self._asking.get(topic)
-        if asking is not None:
-            # Many senders ask at once; one question answers them all.
+        while True:
+            found = self._types.get(topic)
+            if found is not None and self._instance.clock.monotonic() < found[0]:
+                return found[1]
+            asking = self._asking.get(topic)
+            if asking is None:
+                break
+            # Many senders ask at once; one question answers them all, unless its sender leaves.
             await asking.wait()
-        else:
-            self._asking[topic] = trio.Event()
-            try:
-                await self._ask_types(topic)
-            finally:
-                self._asking.pop(topic).set()
-        found = self._types.get(topic)
-        return _EVERY_TYPE if found is None else found[1]
+        self._asking[topic] = trio.Event()
+        try:
+            return await self._ask_types(topic)
+        finally:
+            self._asking.pop(topic).set()
 
-    async def _ask_types(self, topic: str) -> None:
+    async def _ask_types(self, topic: str) -> tuple[pb.MessageType, ...]:
         """Ask for the types of *topic*; without an answer those known before count for longer."""
         lifetime_s = CONFIG_LIFETIME_S
         try:
@@ -211,6 +210,7 @@ class BrokerConfigs:
         if len(self._types) >= CONFIGS_MAX:
             self._types.clear()
         self._types[topic] = (self._instance.clock.monotonic() + lifetime_s, types)
+        return types
 
     async def group(self, group: str, topic: str) -> SubscriptionGroupConfig:
         """Return the configuration of a consumer group; the default where no broker has one.

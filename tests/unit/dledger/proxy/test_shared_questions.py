@@ -17,6 +17,7 @@ from dledger.proxy.receives import LINES_MAX, Receives
 from dledger.proxy.renewals import RenewalTable
 from dledger.proxy.routes import FAILED_LIFETIME_S, BrokerConfigs
 from dledger.proxy.service import ROUTED_MAX, MessagingService
+from remoting.processor import DEFERRED, Handled
 from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
@@ -57,6 +58,37 @@ async def test_senders_of_one_moment_ask_for_types_once(world: World) -> None:
                 nursery.start_soon(ask)
     assert found == [(pb.FIFO,)] * 20
     assert world.count(RequestCode.GET_TOPIC_CONFIG) == 1
+
+
+async def test_types_are_asked_for_again_when_asker_leaves(world: World) -> None:
+    config = TopicConfig("T", attributes={"+message.type": "FIFO"})
+    answers: list[RemotingCommand] = []
+
+    def state(asked: RemotingCommand) -> Handled:
+        answers.append(asked)
+        if len(answers) == 1:
+            return DEFERRED  # and never answered
+        return response_to(asked, 0, None, {}, config.encode())
+
+    for broker in world.groups["g"].brokers:
+        broker.on(RequestCode.GET_TOPIC_CONFIG, state)
+    found: list[object] = []
+    async with world.client() as client:
+        configs = BrokerConfigs(client)
+
+        async def ask() -> None:
+            found.append(await configs.types("T"))
+
+        async with trio.open_nursery() as nursery:
+            with trio.move_on_after(0.2) as hurry:
+                async with trio.open_nursery() as hurried:
+                    hurried.start_soon(ask)
+                    await trio.sleep(0.1)
+                    for _ in range(20):
+                        nursery.start_soon(ask)
+            assert hurry.cancelled_caught
+    assert found == [(pb.FIFO,)] * 20
+    assert world.count(RequestCode.GET_TOPIC_CONFIG) == 2
 
 
 async def test_broker_without_types_is_asked_once_a_second(world: World) -> None:
