@@ -266,9 +266,9 @@ class Registration:
     def when_known(self, then: Callable[[], None]) -> None:
         """Call *then* once the NameServers have the topics of now, or after `KNOWN_WITHIN_S`.
 
-        One that is not reachable, or refuses this broker, is not waited for. RocketMQ's brokers
-        answer a request for a topic then, and its proxy does not start where the route of a topic
-        that it made is not there at once.
+        One that is not reachable, or refuses this broker, is not waited for, and none is where
+        `run` does not run. RocketMQ's brokers answer a request for a topic then, and its proxy does
+        not start where the route of a topic that it made is not there at once.
         """
         waiting = _Waiting(self._group.state.topics_counter, then)
         if self._nursery is None or self._is_known(waiting.counter):
@@ -303,16 +303,21 @@ class Registration:
 
         Cancellation: The broker stays registered until it times out or `unregister` is called.
         """
-        async with trio.open_nursery() as self._nursery:
-            nursery = self._nursery
-            while True:
-                wanted = set(self._name_servers())
-                for address in sorted(wanted - self._known.keys()):
-                    name_server = self._known[address] = _NameServer(address)
-                    nursery.start_soon(self._keep_registered, name_server)
-                for address in sorted(self._known.keys() - wanted):
-                    self._known.pop(address).wake.set()
-                await self._clock.sleep(LIST_LOOK_S if wanted else EMPTY_LIST_LOOK_S)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                while True:
+                    wanted = set(self._name_servers())
+                    for address in sorted(wanted - self._known.keys()):
+                        name_server = self._known[address] = _NameServer(address)
+                        nursery.start_soon(self._keep_registered, name_server)
+                    for address in sorted(self._known.keys() - wanted):
+                        self._known.pop(address).wake.set()
+                    await self._clock.sleep(LIST_LOOK_S if wanted else EMPTY_LIST_LOOK_S)
+        finally:
+            self._nursery = None
+            for waiting in list(self._waiting):
+                self._end(waiting)
 
     async def unregister(self) -> None:
         """Take this broker out of every NameServer, at a clean stop; failures are logged.

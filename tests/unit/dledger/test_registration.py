@@ -233,6 +233,22 @@ async def test_name_server_in_trouble_is_not_waited_for_long(
     assert waits(world) == [trio.current_time()]
 
 
+async def test_end_of_registration_ends_waits(world: World) -> None:
+    async with trio.open_nursery() as registering:
+        registering.start_soon(world.registration.run)
+        await trio.sleep(5)
+        change = state_batch(TopicsChange(put=(TopicConfig("T", 1, 1),)))
+        world.group.propose(change, lambda _: None)
+        world.group.settle()
+        known = waits(world)
+        assert known == []
+        registering.cancel_scope.cancel()
+    assert known == [trio.current_time()]
+    world.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
+    world.group.settle()
+    assert waits(world) == [trio.current_time()]
+
+
 async def test_a_name_server_that_is_down_holds_up_no_other(
     world: World, nursery: trio.Nursery
 ) -> None:
