@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from client.admin.admin import Admin
@@ -182,19 +182,32 @@ async def add(
                     f"{broker}: account {name} exists already",
                     next_step="dledger acl grant --cluster",
                 )
-        await cluster.put_account(
-            name,
-            secret_key=drawn,
-            admin=admin,
-            white_address=white,
-            default_topic=default_topic,
-            default_group=default_group,
-            topics=topics,
-            groups=groups,
-        )
-    if secret is None:
-        sys.stdout.write(f"{drawn}\n")
+        with _shown_once(drawn if secret is None else None):
+            await cluster.put_account(
+                name,
+                secret_key=drawn,
+                admin=admin,
+                white_address=white,
+                default_topic=default_topic,
+                default_group=default_group,
+                topics=topics,
+                groups=groups,
+            )
     return ExitCode.OK
+
+
+@contextmanager
+def _shown_once(drawn: str | None) -> Iterator[None]:
+    """Print a drawn secret behind the change, also one that fails: a group may have it then."""
+    try:
+        yield
+    except BaseException:
+        if drawn is not None:
+            note("some broker groups may have the secret that is printed; see dledger acl ls")
+        raise
+    finally:
+        if drawn is not None:
+            sys.stdout.write(f"{drawn}\n")
 
 
 async def change_lines(
@@ -206,24 +219,28 @@ async def change_lines(
 ) -> int:
     """Set lines of an account in every broker group; None removes one."""
     async with _admin(namesrv) as admin:
+        wanted: list[tuple[str, bool, Lines, Lines]] = []
         for broker, rows in (await _accounts(admin)).items():
             row = rows.get(name)
             if row is None:
                 raise _no_account(name, broker)
+            lines = (
+                _changed(broker, row.topics, topics),
+                _changed(broker, row.groups, groups),
+            )
+            wanted.append((broker, row.admin, *lines))
+        # All of them are checked before the first one is changed.
+        for broker, is_admin, of_topics, of_groups in wanted:
             await admin.put_account(
-                name,
-                admin=row.admin,
-                topics=_changed(row.topics, topics),
-                groups=_changed(row.groups, groups),
-                broker_names=(broker,),
+                name, admin=is_admin, topics=of_topics, groups=of_groups, broker_names=(broker,)
             )
     return ExitCode.OK
 
 
-def _changed(lines: Lines, changes: Mapping[str, str | None]) -> dict[str, str]:
+def _changed(broker: str, lines: Lines, changes: Mapping[str, str | None]) -> dict[str, str]:
     for name, text in changes.items():
         if text is None and name not in lines:
-            raise CliError(f"the account has no line about {name}")
+            raise CliError(f"{broker}: the account has no line about {name}; nothing was changed")
     merged = {**lines, **changes}
     return {name: text for name, text in merged.items() if text is not None}
 
@@ -249,9 +266,11 @@ async def new_secret(namesrv: str, name: str, secret: str | None) -> int:
     """Give an account another secret in every broker group; print a drawn one once."""
     drawn = secrets.token_urlsafe(SECRET_BYTES) if secret is None else secret
     async with _admin(namesrv) as admin:
-        await admin.update_user(name, password=drawn)
-    if secret is None:
-        sys.stdout.write(f"{drawn}\n")
+        for broker, rows in (await _accounts(admin)).items():
+            if name not in rows:
+                raise _no_account(name, broker)
+        with _shown_once(drawn if secret is None else None):
+            await admin.update_user(name, password=drawn)
     return ExitCode.OK
 
 
