@@ -34,6 +34,9 @@ from remoting.protocol.access_bodies import AccessConfigHeader, AclInfo, UserInf
 ACCOUNT_BYTES_MAX: Final = 16 * 1024
 """Of an encoded account: some 300 lines or policies. Each is in memory and in every snapshot."""
 
+WHITE_BYTES_MAX: Final = 64 * 1024
+"""Of all global white addresses: as many patterns as may be. They are in every snapshot."""
+
 SUPER: Final = "Super"
 NORMAL: Final = "Normal"
 ENABLE: Final = "enable"
@@ -94,10 +97,10 @@ def checked(config: AccountConfig) -> AccountConfig:
         )
     if not config.access_key.isprintable() or config.access_key != config.access_key.strip():
         raise ValueError("an access key has printable characters, and no space at its ends")
-    account_of(config)
     size = len(cbor2.dumps(config.to_state()))
     if size > ACCOUNT_BYTES_MAX:
         raise ValueError(f"the account has {size} bytes, at most {ACCOUNT_BYTES_MAX}")
+    account_of(config)
     return config
 
 
@@ -156,8 +159,11 @@ def checked_white_addresses(text: str) -> str:
     """Return global white addresses as they are kept.
 
     Raises:
-        ValueError: One of them is no pattern of addresses.
+        ValueError: One of them is no pattern of addresses, or they are too many.
     """
+    size = len(text.encode())
+    if size > WHITE_BYTES_MAX:
+        raise ValueError(f"the addresses have {size} bytes, at most {WHITE_BYTES_MAX}")
     return WhiteAddresses(text).text
 
 

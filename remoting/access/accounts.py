@@ -39,6 +39,7 @@ PATTERNS_MAX: Final = 1_000
 """Patterns in one list: each is looked at for every request that none before it fits."""
 
 _CHOICE: Final = re.compile(r"(?P<head>[^{}]*\.)\{(?P<octets>[^{}]*)\}")
+_PARTS: Final = re.compile(r"(?:[^;,{}]|\{[^{}]*\}|[{}])+")
 _OCTETS: Final = 4
 _OCTET_MAX: Final = 255
 
@@ -66,6 +67,9 @@ class WhiteAddresses:
             raise ValueError(f"{len(patterns)} address patterns, at most {PATTERNS_MAX}")
         for pattern in patterns:
             self._add(pattern)
+            # A choice of octets is as many patterns.
+            if len(self._exact) + len(self._ranges) > PATTERNS_MAX:
+                raise ValueError(f"more than {PATTERNS_MAX} address patterns")
 
     def __bool__(self) -> bool:
         return self._anybody or bool(self._exact) or bool(self._ranges)
@@ -76,7 +80,10 @@ class WhiteAddresses:
             return
         choice = _CHOICE.fullmatch(pattern)
         if choice is not None:
-            for octet in choice["octets"].split(","):
+            octets = choice["octets"].split(",")
+            if len(octets) > PATTERNS_MAX:
+                raise ValueError(f"{len(octets)} address patterns, at most {PATTERNS_MAX}")
+            for octet in octets:
                 self._ranges.append(_ranges(choice["head"] + octet.strip(), pattern))
             return
         if ":" in pattern:
@@ -116,8 +123,7 @@ class WhiteAddresses:
 
 def _split(text: str) -> list[str]:
     """Cut at commas and semicolons that do not stand in braces."""
-    parts = re.split(r"[;,](?![^{]*\})", text)
-    return [part.strip() for part in parts if part.strip()]
+    return [part.strip() for part in _PARTS.findall(text) if part.strip()]
 
 
 def _ranges(text: str, shown: str) -> _Ranges:

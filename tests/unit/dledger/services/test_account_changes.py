@@ -12,6 +12,7 @@ from dledger.services.account_changes import (
     AccountExistsError,
     NoSuchAccountError,
     account_of,
+    checked,
     checked_white_addresses,
     created,
     updated,
@@ -185,3 +186,7 @@ def test_white_addresses_are_checked() -> None:
     assert checked_white_addresses("") == ""
     with pytest.raises(ValueError, match="not an address"):
         checked_white_addresses("10.0.0.*,everyone")
+    with pytest.raises(ValueError, match="bytes, at most 65536"):
+        checked_white_addresses("10.0.0.1" + " " * 70_000)
+    with pytest.raises(ValueError, match="bytes, at most 16384"):
+        checked(replace(PLAIN, white_address="10.0.0.1" + " " * 17_000))

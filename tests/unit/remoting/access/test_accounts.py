@@ -138,3 +138,20 @@ def test_addresses_report_what_is_no_pattern(pattern: str) -> None:
 def test_a_list_has_a_limit() -> None:
     with pytest.raises(ValueError, match="1001 address patterns, at most 1000"):
         WhiteAddresses(",".join(["10.0.0.1"] * 1001))
+
+
+def test_a_choice_of_octets_counts_as_many_patterns() -> None:
+    """Each is looked at for every request: one choice must not get round the limit."""
+    octets = ",".join(["1"] * 600)
+    assert WhiteAddresses(f"10.0.0.{{{octets}}}").fits("10.0.0.1")
+    with pytest.raises(ValueError, match="more than 1000 address patterns"):
+        WhiteAddresses(f"10.0.0.{{{octets}}},10.0.1.{{{octets}}}")
+    with pytest.raises(ValueError, match="1001 address patterns, at most 1000"):
+        WhiteAddresses(f"10.0.0.{{{','.join(['1'] * 1001)}}}")
+
+
+def test_a_long_list_is_cut_in_one_pass() -> None:
+    """A request carries it: at a cost of its square a broker would stand still for minutes."""
+    assert not WhiteAddresses("," * 4_000_000)
+    with pytest.raises(ValueError, match="not an address"):
+        WhiteAddresses("{" * 400_000)
