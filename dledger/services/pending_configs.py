@@ -66,6 +66,9 @@ class PendingConfigs(Generic[ConfigT]):
         self._pending: dict[str, _Pending[ConfigT]] = {}
 
     def __len__(self) -> int:
+        """Return how many names have a change in flight; what is applied is none any more."""
+        for name in list(self._pending):
+            self._newest(name)
         return len(self._pending)
 
     def put(self, name: str, config: ConfigT) -> OnDone:

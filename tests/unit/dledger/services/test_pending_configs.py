@@ -49,6 +49,18 @@ def test_a_change_answered_before_its_apply_counts_until_then(
     assert len(pending) == 0
 
 
+def test_what_is_applied_is_in_flight_no_more(
+    group: FakeGroup, pending: PendingConfigs[TopicConfig]
+) -> None:
+    """The limit of a table counts it: a name that is never asked about again must not stay."""
+    pending.put("T", OLD)(Proposed("stored", index=1))
+    pending.put("U", TopicConfig("U", 1, 1))(Proposed("stored", index=9))
+    assert len(pending) == 2
+    apply(group, TopicsChange(put=(OLD,)))
+    assert len(pending) == 1
+    assert pending.resolve("U") == TopicConfig("U", 1, 1)
+
+
 def test_unknown_removal_keeps_the_topic_closed(
     group: FakeGroup, pending: PendingConfigs[TopicConfig]
 ) -> None:
