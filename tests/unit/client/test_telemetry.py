@@ -26,6 +26,7 @@ from client.consumer.pull_consumer import PullConsumer
 from client.consumer.push_consumer import PushConsumer
 from client.core.client_instance import ClientInstance
 from client.core.errors import BrokerRefusedError, MessageIllegalError
+from client.core.hooks import ConsumeMessageContext
 from client.core.message import Message
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
@@ -157,6 +158,10 @@ async def test_context_travels_in_property_traceparent(
     assert first["own"] == "1"
     assert first["UNIQ_KEY"] == result.message_id != alone.message_id
     assert len({ids(span) for span in collected.spans("send T")}) == 3
+    records = [decode_record(each) for each in world.groups["g"].queue("T", QUEUE.queue_id)]
+    assert sorted(int(each.property_map["traceparent"].split("-")[2], 16) for each in records) == (
+        sorted(ids(span)[1] for span in collected.spans("send T"))
+    )
     async with PullConsumer(client, "c") as consumer:
         (pulled, *_) = (await consumer.pull(QUEUE, 0)).messages
         context = trace_context_of(pulled, TraceContextTextMapPropagator())
@@ -272,6 +277,19 @@ async def test_poll_leaves_the_current_span_alone(
         assert trace.get_current_span() is trace.INVALID_SPAN
         await consumer.commit()
     assert len(collected.spans("process T")) == 1
+
+
+async def test_listener_leaves_no_current_span(
+    client: ClientInstance, producer: Producer, collected: Collected
+) -> None:
+    await producer.send_to(QUEUE, Message("T", b"x"))
+    async with PullConsumer(client, "c") as consumer:
+        messages = (await consumer.pull(QUEUE, 0)).messages
+    context = ConsumeMessageContext("c", messages, QUEUE, is_listener=True)
+    collected.hook.consume_message_before(context)
+    assert trace.get_current_span() is not trace.INVALID_SPAN
+    collected.hook.consume_message_after(context)
+    assert trace.get_current_span() is trace.INVALID_SPAN
 
 
 async def test_illegal_message_leaves_no_span_open(

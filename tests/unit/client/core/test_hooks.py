@@ -22,6 +22,7 @@ from client.core.hooks import (
     LocalTransactionState,
     MessageType,
     SendMessageContext,
+    with_hook_properties,
 )
 from client.core.message import Message
 from client.core.message_ext import MessageExt, SendResult
@@ -403,3 +404,26 @@ async def test_hooks_run_for_plain_listeners() -> None:
             await trio.sleep(0.1)
     assert hook.after == [([b"0"], True, "CONSUME_SUCCESS", "SUCCESS")]
     assert world.count(RequestCode.CONSUMER_SEND_MSG_BACK) == 0
+
+
+class Giving:
+    """Gives each message the same properties."""
+
+    def __init__(self, given: dict[str, str]) -> None:
+        self.given = given
+
+    def send_message_properties(self, message: Message) -> dict[str, str]:
+        if "raise" in self.given:
+            raise ValueError(message.topic)
+        return self.given
+
+
+def test_properties_of_a_message_win_over_those_of_hooks() -> None:
+    message = Message("T", b"x", properties={"own": "1", "both": "mine"})
+    hooks = [Giving({"both": "theirs", "a": "1"}), Giving({"raise": ""}), Giving({"b": "2"})]
+    with capture_logs() as logs:
+        given = with_hook_properties(message, hooks)
+    assert given.properties == {"own": "1", "both": "mine", "a": "1", "b": "2"}
+    assert message.properties == {"own": "1", "both": "mine"}
+    assert [line["event"] for line in logs] == ["hook_failed"]
+    assert with_hook_properties(message, [Giving({})]) is message

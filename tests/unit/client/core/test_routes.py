@@ -152,6 +152,17 @@ async def test_borrowed_routes_are_bounded(
         assert [route is not None for route in known] == [False] * 7 + [True] * 3
 
 
+async def test_given_back_route_changes_nothing_again(autojump_clock: MockClock) -> None:
+    async with open_world() as world, world.client() as client:
+        await client.routes.publish("Never")
+        await trio.sleep(BORROWED_S)
+        client.routes.forget_unknown(())
+        assert client.routes.known_publish("Never") is None
+        version = client.routes.version
+        client.routes.forget_unknown(())
+        assert client.routes.version == version
+
+
 async def test_producer_forgets_topics_with_their_routes(autojump_clock: MockClock) -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         await producer.send(Message("T", b"one"))

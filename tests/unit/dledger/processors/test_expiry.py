@@ -92,6 +92,25 @@ def test_tags_are_compared_beside_the_time(broker: Broker, clock: ManualClock) -
     assert found(pull(broker, subscription="x || y")) == [b"b", b"c", b"d"]
 
 
+def test_expression_is_evaluated_beside_the_time(broker: Broker, clock: ManualClock) -> None:
+    send(broker, b"a", expiring(10, "size\x015\x02"))
+    for body, size in ((b"b", 5), (b"c", 1)):
+        send(broker, body, f"size\x01{size}\x02")
+    clock.now_s += 1
+    wanted = {"expressionType": "SQL92", "subscription": "size > 3"}
+    assert found(pull(broker, **wanted)) == [b"b"]
+
+
+def test_clock_behind_the_newest_message_expires_by_that(
+    broker: Broker, clock: ManualClock
+) -> None:
+    send(broker, b"a", expiring(500))
+    clock.now_s += 1
+    send(broker, b"b", expiring(500))
+    clock.skew_ms = -5_000
+    assert found(pull(broker)) == [b"b"]
+
+
 def test_pop_passes_expired_messages_over(broker: Broker, clock: ManualClock) -> None:
     for body, properties in ((b"a", expiring(10)), (b"b", ""), (b"c", expiring(10))):
         send(broker, body, properties)

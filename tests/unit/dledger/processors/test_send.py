@@ -345,11 +345,16 @@ def test_message_retried_too_often_is_a_dead_letter(
 
 
 @pytest.mark.parametrize(
-    ("holder", "times", "topic"),
-    [("g", "15", "%RETRY%g"), ("g", "16", "%DLQ%g"), ("other", "16", "%RETRY%g")],
+    ("holder", "times", "later_s", "topic"),
+    [
+        ("g", "15", 0, "%RETRY%g"),
+        ("g", "16", 0, "%DLQ%g"),
+        ("g", "16", 3600, "%RETRY%g"),
+        ("other", "16", 0, "%RETRY%g"),
+    ],
 )
 def test_send_to_retry_topic_counts_tries_of_lock_holders(
-    broker: Broker, holder: str, times: str, topic: str
+    broker: Broker, clock: ManualClock, holder: str, times: str, later_s: int, topic: str
 ) -> None:
     broker.make_topic()
     body = {
@@ -359,6 +364,7 @@ def test_send_to_retry_topic_counts_tries_of_lock_holders(
     }
     assert broker.call(RequestCode.LOCK_BATCH_MQ, {}, json.dumps(body).encode()).code == 0
     assert [key[0] for key in broker.group.state.queue_locks] == [holder]
+    clock.now_s += later_s
     broker.make_topic("%RETRY%g", 1)
     asked = ext(topic="%RETRY%g", queue_id="0", reconsume_times=times)
     assert broker.call(310, asked, b"x").code == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cbor2
 import pytest
 from hypothesis import given
@@ -121,6 +123,12 @@ def test_an_address_may_change_without_a_change_of_votes() -> None:
     check_change(THREE, moved, LEADER)
     assert moved.addresses("n1") == [("elsewhere", 7)]
     assert moved.is_voter("n1", "b")
+
+
+def test_learner_and_observer_of_one_name_are_refused() -> None:
+    observer = replace(learner("n3", "e"), standing=Standing.OBSERVER)
+    with pytest.raises(ChangeRefusedError, match="two members of one name"):
+        Members.of([*THREE.members, learner("n3", "d"), observer])
 
 
 def test_a_group_has_a_largest_size() -> None:
