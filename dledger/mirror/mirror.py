@@ -24,9 +24,10 @@ from dledger.mirror.plan import (
     Commit,
     QueueKey,
     Selection,
-    configs_to_put,
+    groups_to_put,
     offsets_to_commit,
     pair_brokers,
+    topics_to_put,
 )
 from dledger.mirror.queue_copy import QUEUES_AT_ONCE, QueueCopy
 from remoting.protocol.bodies import TopicConfig
@@ -66,8 +67,11 @@ class Round:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing was new."""
-        return not (self.copied_messages or self.commits or self.put_topics or self.put_groups)
+        """Whether no message and no offset was new.
+
+        Tables do not count: a target that keeps one otherwise is asked again in each round.
+        """
+        return not (self.copied_messages or self.commits)
 
 
 class Mirror:
@@ -113,7 +117,7 @@ class Mirror:
         """Copy until cancelled.
 
         Raises:
-            ConfigError: Broker groups have no counterpart.
+            ConfigError: Broker groups have no counterpart, in the first round.
         Cancellation: What is stored stays; the next mirror goes on behind it.
         """
         while True:
@@ -157,7 +161,14 @@ class Mirror:
         except MQError as error:
             done.errors["clusters"] = str(error)
             return done
-        self.pairs = pair_brokers(*names, self._given_pairs)
+        try:
+            self.pairs = pair_brokers(*names, self._given_pairs)
+        except ConfigError as error:
+            if not self.pairs:
+                raise
+            # There were counterparts: a NameServer that was just started knows few brokers.
+            done.errors["clusters"] = str(error)
+            return done
         for source, target in self.pairs.items():
             await self._guarded(done, source, partial(self._pair, source, target, done))
         self.rounds += 1
@@ -210,13 +221,13 @@ class Mirror:
         topics = {name: one for name, one in all_topics.items() if selection.has_topic(name)}
         all_groups = await source.groups(source_name)
         groups = {name: one for name, one in all_groups.items() if selection.has_group(name)}
-        new_topics = configs_to_put(topics, await target.topics(target_name))
+        new_topics = topics_to_put(topics, await target.topics(target_name))
         done.put_topics += await self._put(
             partial(target.put_topics, target_name),
             {f"topic {one.topic_name}": one for one in new_topics},
             done,
         )
-        new_groups = configs_to_put(groups, await target.groups(target_name))
+        new_groups = groups_to_put(groups, await target.groups(target_name))
         done.put_groups += await self._put(
             partial(target.put_groups, target_name),
             {f"consumer group {one.group_name}": one for one in new_groups},

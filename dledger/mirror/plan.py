@@ -2,7 +2,7 @@
 
 ::
 
-    pair_brokers ─► Selection ─► configs_to_put ─► judge each queue ─► offsets_to_commit
+    pair_brokers ─► Selection ─► topics_to_put ─► judge each queue ─► offsets_to_commit
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple, TypeVar
 
+from msgspec import structs
+
 from commitlog.errors import ConfigError
+from dledger.filters.expiry import EXPIRES_ATTRIBUTE, expires
 from dledger.state.topics import (
     AUTO_CREATE_TOPIC_KEY_TOPIC,
     BENCHMARK_TOPIC,
@@ -20,6 +23,7 @@ from dledger.state.topics import (
     NOT_ALLOWED_SEND_TOPICS,
     RETRY_PREFIX,
 )
+from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 
 # ------------------------------------------------------------------------------- what is copied
 
@@ -66,8 +70,10 @@ def pair_brokers(
     Those that *given* names first; then those of one name; then the last one of each side.
 
     Raises:
-        ConfigError: A group has no counterpart, or two have the same.
+        ConfigError: A group has no counterpart, or two have the same, or the source has none.
     """
+    if not source:
+        raise ConfigError("the source has no broker group: none is registered at its NameServers")
     unknown = [f"{name} at the source" for name in given if name not in source]
     unknown += [f"{name} at the target" for name in given.values() if name not in target]
     if unknown:
@@ -105,6 +111,36 @@ ConfigT = TypeVar("ConfigT")
 def configs_to_put(source: Mapping[str, ConfigT], target: Mapping[str, ConfigT]) -> list[ConfigT]:
     """Return what the target does not have as the source has it, by name."""
     return [config for name, config in sorted(source.items()) if target.get(name) != config]
+
+
+def topics_to_put(
+    source: Mapping[str, TopicConfig], target: Mapping[str, TopicConfig]
+) -> list[TopicConfig]:
+    """Return the topics that the target does not have as the source has them.
+
+    A broker does not take from a topic that it has messages which expire: that is no difference.
+    """
+    marked = {name for name, config in target.items() if expires(config.attributes)}
+    wanted = {
+        name: structs.replace(config, attributes={**config.attributes, EXPIRES_ATTRIBUTE: "true"})
+        if name in marked
+        else config
+        for name, config in source.items()
+    }
+    return configs_to_put(wanted, target)
+
+
+def groups_to_put(
+    source: Mapping[str, SubscriptionGroupConfig], target: Mapping[str, SubscriptionGroupConfig]
+) -> list[SubscriptionGroupConfig]:
+    """Return the consumer groups that the target does not have as the source has them.
+
+    What RocketMQ's brokers note of the subscriptions of a group is not kept by ours.
+    """
+    wanted = {
+        name: structs.replace(config, subscription_data_set=None) for name, config in source.items()
+    }
+    return configs_to_put(wanted, target)
 
 
 # ------------------------------------------------------------------------------- where it stands

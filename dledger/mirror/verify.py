@@ -17,9 +17,10 @@ from dledger.mirror.plan import (
     Commit,
     QueueKey,
     Selection,
-    configs_to_put,
+    groups_to_put,
     offsets_to_commit,
     pair_brokers,
+    topics_to_put,
 )
 from dledger.mirror.queue_copy import CHUNK_BYTES, DIGEST_BYTES, QUEUES_AT_ONCE, Source
 
@@ -116,8 +117,8 @@ async def _compare_pair(
     topics = {k: v for k, v in (await source.topics(here)).items() if selection.has_topic(k)}
     groups = {k: v for k, v in (await source.groups(here)).items() if selection.has_group(k)}
     theirs = await target.topics(there)
-    found.tables.extend(f"topic {one.topic_name}" for one in configs_to_put(topics, theirs))
-    changed = configs_to_put(groups, await target.groups(there))
+    found.tables.extend(f"topic {one.topic_name}" for one in topics_to_put(topics, theirs))
+    changed = groups_to_put(groups, await target.groups(there))
     found.tables.extend(f"consumer group {one.group_name}" for one in changed)
     limit = trio.CapacityLimiter(QUEUES_AT_ONCE)
     ends: dict[QueueKey, int] = {}

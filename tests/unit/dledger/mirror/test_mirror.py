@@ -1,0 +1,167 @@
+"""Rounds of a mirror: when it waits, what ends it, and what is no difference of two tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from client.admin.copies import ClusterCopies
+from client.core.errors import RequestFailedError
+from client.core.route import MessageQueue
+from commitlog.errors import ConfigError
+from dledger.mirror.mirror import FRUITLESS_MAX, PAUSE_S, ROUND_S, Mirror, Round
+from dledger.mirror.plan import Selection
+from dledger.mirror.verify import compare
+from dledger.testing.doubles import ManualClock
+from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from tests.harness.memory_queues import MemoryQueues
+
+BROKER = "broker-a"
+PLAIN = TopicConfig("T", read_queue_nums=1, write_queue_nums=1)
+EXPIRING = TopicConfig(
+    "T", read_queue_nums=1, write_queue_nums=1, attributes={"message.expires": "true"}
+)
+
+
+class Cluster(MemoryQueues):
+    """A cluster of one broker group in memory.
+
+    Attributes:
+        keeps: Topics that stay as they are, whatever is put.
+        refused: Topics that may not be put.
+    """
+
+    def __init__(self, *topics: TopicConfig, groups: Sequence[SubscriptionGroupConfig] = ()):
+        super().__init__()
+        self.names = [BROKER]
+        self.topic_table = {one.topic_name: one for one in topics}
+        self.group_table = {one.group_name: one for one in groups}
+        self.keeps: set[str] = set()
+        self.refused: set[str] = set()
+        self.puts = 0
+
+    async def broker_names(self) -> list[str]:
+        return self.names
+
+    async def topics(self, _: str) -> dict[str, TopicConfig]:
+        return dict(self.topic_table)
+
+    async def groups(self, _: str) -> dict[str, SubscriptionGroupConfig]:
+        return dict(self.group_table)
+
+    async def put_topics(self, _: str, configs: Sequence[TopicConfig]) -> None:
+        self.puts += 1
+        if self.refused & {one.topic_name for one in configs}:
+            raise RequestFailedError("refused", code=1)
+        self.topic_table |= {
+            one.topic_name: one for one in configs if one.topic_name not in self.keeps
+        }
+
+    async def put_groups(self, _: str, configs: Sequence[SubscriptionGroupConfig]) -> None:
+        self.puts += 1
+        self.group_table |= {one.group_name: one for one in configs}
+
+    async def all_bounds(self, broker: str, config: TopicConfig) -> dict[int, tuple[int, int]]:
+        queue = MessageQueue(config.topic_name, broker, 0)
+        return {0: (self.begin_of(queue), self.end(queue))}
+
+    async def committed(self, _: str) -> dict[tuple[str, str], dict[int, int]]:
+        return {}
+
+
+class EnoughError(Exception):
+    """Ends a mirror that runs until it is cancelled."""
+
+
+def mirror_of(source: Cluster, target: Cluster, clock: ManualClock) -> Mirror:
+    here, there = cast(ClusterCopies, source), cast(ClusterCopies, target)
+    return Mirror(here, there, clock, Selection())
+
+
+async def rounds(mirror: Mirror, count: int) -> list[Round]:
+    """Let a mirror run for so many rounds."""
+    found: list[Round] = []
+
+    def note(done: Round) -> None:
+        found.append(done)
+        if len(found) == count:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        await mirror.run(note)
+    return found
+
+
+async def test_a_table_that_is_kept_otherwise_is_put_in_peace() -> None:
+    """A target that does not keep a topic as it is put must not be asked without a pause."""
+    source, target, clock = Cluster(PLAIN), Cluster(), ManualClock()
+    target.keeps.add("T")
+    found = await rounds(mirror_of(source, target, clock), 6)
+    assert [done.put_topics for done in found] == [1] * 6
+    assert clock.now_s == 5 * ROUND_S
+
+
+async def test_what_is_done_once_ends_though_tables_are_put() -> None:
+    source, target, clock = Cluster(PLAIN, TopicConfig("U")), Cluster(), ManualClock()
+    target.keeps.add("T")
+    target.refused.add("U")
+    done = await mirror_of(source, target, clock).run_once()
+    assert list(done.errors) == ["topic U"]
+    assert clock.now_s == (FRUITLESS_MAX - 1) * PAUSE_S
+
+
+async def test_marks_that_a_broker_keeps_are_no_difference() -> None:
+    noted = SubscriptionGroupConfig("g", subscription_data_set=[{"topic": "T"}])
+    source = Cluster(PLAIN, groups=[noted])
+    target = Cluster(EXPIRING, groups=[SubscriptionGroupConfig("g")])
+    here, there = cast(ClusterCopies, source), cast(ClusterCopies, target)
+    assert (await compare(here, there, Selection())).is_same
+    (done,) = await rounds(mirror_of(source, target, ManualClock()), 1)
+    assert (done.put_topics, done.put_groups, target.puts) == (0, 0, 0)
+    source.topic_table["T"] = TopicConfig("T", read_queue_nums=1, write_queue_nums=1, order=True)
+    source.group_table["g"].retry_max_times = 3
+    assert (await compare(here, there, Selection())).tables == ["topic T", "consumer group g"]
+    (done,) = await rounds(mirror_of(source, target, ManualClock()), 1)
+    assert (done.put_topics, done.put_groups) == (1, 1)
+    assert target.topic_table["T"].order
+    assert target.topic_table["T"].attributes == EXPIRING.attributes
+    assert target.group_table["g"].retry_max_times == 3
+
+
+async def test_a_source_that_expires_marks_the_target() -> None:
+    source, target = Cluster(EXPIRING), Cluster(PLAIN)
+    (done,) = await rounds(mirror_of(source, target, ManualClock()), 1)
+    assert (done.put_topics, target.topic_table["T"]) == (1, EXPIRING)
+
+
+@pytest.mark.parametrize("is_source", [True, False])
+async def test_groups_that_go_away_end_no_running_mirror(is_source: bool) -> None:
+    """A NameServer that was just started knows no broker for some seconds."""
+    source, target, clock = Cluster(PLAIN), Cluster(), ManualClock()
+    queue = MessageQueue("T", BROKER, 0)
+    source.produce(queue, b"first")
+    mirror = mirror_of(source, target, clock)
+    assert (await mirror.round()).copied_messages == 1
+    changed = source if is_source else target
+    changed.names = []
+    source.produce(queue, b"second")
+    (done,) = await rounds(mirror, 1)
+    assert "clusters" in done.errors
+    assert done.copied_messages == 0
+    changed.names = [BROKER]
+    (done,) = await rounds(mirror, 1)
+    assert (done.errors, done.copied_messages) == ({}, 1)
+
+
+async def test_an_empty_cluster_is_not_the_same() -> None:
+    """A copy of nothing, found the same, would let someone delete the source."""
+    empty, full = Cluster(), Cluster(PLAIN)
+    empty.names = []
+    here, there = cast(ClusterCopies, empty), cast(ClusterCopies, full)
+    for pair in ((here, there), (there, here), (here, here)):
+        with pytest.raises(ConfigError, match=r"no broker group|the target has none"):
+            await compare(*pair, Selection())
+        with pytest.raises(ConfigError):
+            await Mirror(*pair, ManualClock(), Selection()).run_once()
