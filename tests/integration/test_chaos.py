@@ -122,7 +122,7 @@ def test_losses_of_an_asynchronous_flush_are_found(tmp_path: Path) -> None:
     code, said = chaos(
         tmp_path / "runs", "run", "--faults", "power_cut_all", "--time", "20", "--interval", "3",
         "--seed", "3", "--rate", "800", "--workload", "queue-log",
-        "--set", "store.flush_disk_type=ASYNC_FLUSH",
+        "--set", "store.flush_disk_type=ASYNC_FLUSH", "--set", "store.flush_interval_ms=2000",
     )  # fmt: skip
     assert (code, said["verdict"]) == (1, "invalid"), said
     assert said["lost"] > 0

@@ -131,6 +131,31 @@ def test_topic_made_again_is_not_continued() -> None:
     trio.run(play)
 
 
+def test_producer_between_two_chunks_stops_the_queue() -> None:
+    """The refused append is not simply made behind what the producer sent."""
+    mirrored = Mirrored(1, 0.0)
+    with_ipv4_hosts(mirrored)
+    append = mirrored.target.append
+
+    async def overtaken(queue: MessageQueue, offset: int, records: Sequence[Buffer]) -> int:
+        if offset == 5:
+            mirrored.target.append = append  # type: ignore[method-assign]
+            mirrored.target.produce(THERE, b"of a producer at the target")
+        return await append(queue, offset, records)
+
+    async def play() -> None:
+        mirrored.produce(5)
+        assert await mirrored.step(0) == Level()
+        mirrored.target.append = overtaken  # type: ignore[method-assign]
+        mirrored.produce(5)
+        found = await mirrored.step(0)
+        assert isinstance(found, Stopped), found
+        assert "offset 5 is another one" in found.why
+        assert mirrored.target.end(THERE) == 6
+
+    trio.run(play)
+
+
 def test_stopped_queue_goes_on_once_its_topic_is_made_again() -> None:
     mirrored = Mirrored(1, 0.0)
 

@@ -41,6 +41,7 @@ class Cluster(MemoryQueues):
         self.keeps: set[str] = set()
         self.refused: set[str] = set()
         self.puts = 0
+        self.offset_table: dict[tuple[str, str], dict[int, int]] = {}
 
     async def broker_names(self) -> list[str]:
         return self.names
@@ -68,7 +69,10 @@ class Cluster(MemoryQueues):
         return {0: (self.begin_of(queue), self.end(queue))}
 
     async def committed(self, _: str) -> dict[tuple[str, str], dict[int, int]]:
-        return {}
+        return self.offset_table
+
+    async def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
+        self.offset_table.setdefault((group, queue.topic), {})[queue.queue_id] = offset
 
 
 class EnoughError(Exception):
@@ -81,7 +85,7 @@ def mirror_of(source: Cluster, target: Cluster, clock: ManualClock) -> Mirror:
 
 
 async def rounds(mirror: Mirror, count: int) -> list[Round]:
-    """Let a mirror run for so many rounds."""
+    """Let a mirror run for *count* rounds."""
     found: list[Round] = []
 
     def note(done: Round) -> None:
@@ -165,3 +169,43 @@ async def test_an_empty_cluster_is_not_the_same() -> None:
             await compare(*pair, Selection())
         with pytest.raises(ConfigError):
             await Mirror(*pair, ManualClock(), Selection()).run_once()
+
+
+async def test_offsets_of_a_stopped_queue_are_not_committed() -> None:
+    """What stands there is not what the group consumed: it would skip messages that it has not."""
+    source, target = Cluster(PLAIN), Cluster(PLAIN)
+    queue = MessageQueue("T", BROKER, 0)
+    for number in range(3):
+        source.produce(queue, b"of the source %d" % number)
+        target.produce(queue, b"of the target %d" % number)
+    source.produce(queue, b"more")
+    source.offset_table["g", "T"] = {0: 3}
+    mirror = mirror_of(source, target, ManualClock())
+    (done,) = await rounds(mirror, 1)
+    assert list(mirror.stopped) == [queue]
+    assert (done.commits, target.offset_table) == (0, {})
+    target.make_again(queue)
+    (done,) = await rounds(mirror, 1)
+    assert (done.copied_messages, done.commits) == (4, 1)
+    assert target.offset_table == {("g", "T"): {0: 3}}
+
+
+async def test_a_queue_that_ends_early_at_one_side_differs() -> None:
+    """A cluster that returns nothing at an offset that it holds has lost what stood there."""
+    source, target = Cluster(PLAIN), Cluster(PLAIN)
+    queue = MessageQueue("T", BROKER, 0)
+    for number in range(3):
+        source.produce(queue, b"%d" % number)
+        target.produce(queue, b"%d" % number)
+    read = target.read
+
+    async def short(
+        queue: MessageQueue, offset: int, max_bytes: int, max_messages: int = 4096
+    ) -> list[memoryview]:
+        return (await read(queue, offset, max_bytes, max_messages))[: max(0, 2 - offset)]
+
+    target.read = short  # type: ignore[method-assign]
+    (found,) = (
+        await compare(cast(ClusterCopies, source), cast(ClusterCopies, target), Selection())
+    ).queues
+    assert (found.compared, found.differs_at, found.verdict) == (2, 2, "differs")

@@ -17,7 +17,7 @@ from remoting.processor import Limiter
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.outcome import OUTCOME_FIELD
-from remoting.protocol.signature import Credentials
+from remoting.protocol.signature import FORM, FRESH_FORM, Credentials
 from tests.harness.broker import Broker
 from tests.harness.fake_group import LEADER
 
@@ -346,6 +346,19 @@ async def test_what_was_passed_on_is_not_passed_on_again(follower: Broker, leade
     command.remark = PASSED_ON
     answered = await asked_of(follower, command)
     assert answered.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert leader.asked == []
+
+
+async def test_what_is_signed_for_a_connection_is_not_passed_on(
+    follower: Broker, leader: Leader
+) -> None:
+    """The leader could not check it: it would refuse what it takes from the SDK itself."""
+    command = request(CODE.AUTH_DELETE_USER, {"username": NAME})
+    Credentials("operator", "0123456789").sign(command)
+    command.ext[FORM] = FRESH_FORM
+    answered = await asked_of(follower, command)
+    assert answered.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert answered.ext["leaderAddr"] == follower.group.leader_address
     assert leader.asked == []
 
 

@@ -19,6 +19,7 @@ from dledger.testing.doubles import ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.outcome import OUTCOME_FIELD
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeGroup
 from tests.harness.stored_fields import kept_fields
@@ -220,3 +221,15 @@ def test_topic_made_again_begins_at_zero(broker: Broker) -> None:
     broker.make_topic("T", queues=2)
     (answer,) = answers_of(broker, copy(0, record(0)))
     assert (answer.code, answer.ext["offset"]) == (0, 1)
+
+
+def test_full_disk_takes_no_copies(broker: Broker) -> None:
+    broker.processors.space.is_full = True
+    refused = broker.handle(copy(0, record(0)))
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert refused.ext[OUTCOME_FIELD] == "not_stored"
+    broker.group.settle()
+    assert bounds(broker) == (0, 0)
+    broker.processors.space.is_full = False
+    (answer,) = answers_of(broker, copy(0, record(0)))
+    assert answer.code == 0

@@ -15,7 +15,7 @@ from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.receives import LINES_MAX, Receives
 from dledger.proxy.renewals import RenewalTable
-from dledger.proxy.routes import FAILED_LIFETIME_S, BrokerConfigs
+from dledger.proxy.routes import CONFIG_LIFETIME_S, FAILED_LIFETIME_S, BrokerConfigs
 from dledger.proxy.service import ROUTED_MAX, MessagingService
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
@@ -89,6 +89,29 @@ async def test_types_are_asked_for_again_when_asker_leaves(world: World) -> None
             assert hurry.cancelled_caught
     assert found == [(pb.FIFO,)] * 20
     assert world.count(RequestCode.GET_TOPIC_CONFIG) == 2
+
+
+async def test_known_types_count_while_no_broker_states_them(world: World) -> None:
+    config = TopicConfig("T", attributes={"+message.type": "FIFO"})
+    is_away = [False]
+
+    def state(asked: RemotingCommand) -> RemotingCommand:
+        if is_away[0]:
+            return response_to(asked, ResponseCode.SYSTEM_BUSY, "later")
+        return response_to(asked, 0, None, {}, config.encode())
+
+    for broker in world.groups["g"].brokers:
+        broker.on(RequestCode.GET_TOPIC_CONFIG, state)
+    async with world.client() as client:
+        configs = BrokerConfigs(client)
+        assert await configs.types("T") == (pb.FIFO,)
+        is_away[0] = True
+        await trio.sleep(CONFIG_LIFETIME_S)
+        assert await configs.types("T") == (pb.FIFO,)
+        is_away[0], config.attributes = False, {"+message.type": "DELAY"}
+        assert await configs.types("T") == (pb.FIFO,)
+        await trio.sleep(FAILED_LIFETIME_S)
+        assert await configs.types("T") == (pb.DELAY,)
 
 
 async def test_broker_without_types_is_asked_once_a_second(world: World) -> None:
