@@ -95,6 +95,11 @@ class ClientTable:
     def __len__(self) -> int:
         return len(self._clients)
 
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open."""
+        return sum(len(client.streams) for client in self._clients.values())
+
     def get(self, client_id: str) -> Client | None:
         """Return a client; None: unknown."""
         return self._clients.get(client_id)

@@ -8,10 +8,13 @@ from typing import Any, cast
 
 import pytest
 
+from client.connect import connect
 from dledger import topic_metrics
 from dledger.broker_metrics import READY_LAG_ENTRIES, BrokerMetrics, LeaderChanges, Readiness
 from dledger.group_api import BrokerGroup
 from dledger.processors.topics import MESSAGE_TYPES, TYPE_ATTRIBUTE
+from dledger.proxy.metrics import CallMetrics, ProxyMetrics
+from dledger.proxy.service import MessagingService
 from dledger.services.throughput import Traffic
 from dledger.state.pop import Out, PopRow
 from dledger.state.state_record import ConsumerOffsetsChange, TopicsChange, state_batch
@@ -555,7 +558,13 @@ def test_guide_lists_exactly_the_metrics(watched: Watched) -> None:
     of_broker = watched.page().kinds.keys()
     namesrv = NamesrvMetrics(routes, ServerMetrics([watched.port], None), "ns:9876")
     of_namesrv = MetricsPage.read("".join(namesrv.pieces())).kinds.keys()
-    assert named == of_broker | of_namesrv
+    calls = CallMetrics(ManualClock())
+    with calls.counted("SendMessage"):
+        pass
+    service = MessagingService(connect("127.0.0.1:1"), ("127.0.0.1", 8081))
+    proxy = ProxyMetrics(service, calls, "127.0.0.1:8081")
+    of_proxy = MetricsPage.read("".join(proxy.pieces())).kinds.keys()
+    assert named == of_broker | of_namesrv | of_proxy
 
 
 @dataclass
