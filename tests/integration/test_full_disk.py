@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from remoting.protocol.own_fields import GIVES_UP_FIELD, decode_given_up
 from tests.harness.eventually import WITHIN_S, all_statuses, eventually, wait_logged
 
 BODY_BYTES = 60_000
+SMALL_BYTES = 256 << 10
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 1 << 20,
     "store.mapped_file_size_consume_queue": 20_000,
@@ -101,6 +103,15 @@ async def fill_up(cluster: LocalCluster) -> list[bytes]:
     raise AssertionError("the disk was never full")
 
 
+def fill_rest(place: Path) -> None:
+    """Leave space for small files alone: a broker that is slow to fill a disk refuses early."""
+    with (place / "filler").open("wb", buffering=0) as filler:
+        with suppress(OSError):
+            while True:
+                filler.write(bytes(4_096))
+        filler.truncate(filler.tell() - SMALL_BYTES)
+
+
 async def read_all(cluster: LocalCluster) -> list[bytes]:
     async with connect([cluster.namesrv_address]) as client, PullConsumer(client, "c") as consumer:
         queues = await consumer.fetch_message_queues("t")
@@ -129,6 +140,7 @@ async def test_full_disk_refuses_sends_and_serves_reads(
         assert await read_all(cluster) == stored
         # Started on the full disk it does not lead, for it could not append.
         await cluster.kill("n0")
+        fill_rest(tmp_path / "small")
         await cluster.start("n0")
         with trio.fail_after(WITHIN_S):
             while (status := await raft_status(node.address)) is None:

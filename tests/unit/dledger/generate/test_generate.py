@@ -246,17 +246,21 @@ def test_chart_names_only_values_and_templates_that_there_are() -> None:
         assert f"\nkind: {kind}\n" in text
 
 
+def helm_documents(folder: Path, *settings: str) -> list[dict[str, Any]]:
+    """Return what helm makes of the chart with *settings*; it must be content with both."""
+    write(helm_files(), folder)
+    options = [*(part for one in settings for part in ("--set", one)), "--kube-version", "1.29.0"]
+    run_if_here("helm", "lint", "--strict", str(folder / "dledger"), *options)
+    done = subprocess.run(
+        ["helm", "template", "mq", str(folder / "dledger"), *options],
+        capture_output=True, text=True, check=True, env={**os.environ, "HOME": str(folder)},
+    )  # fmt: skip
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
 @pytest.mark.parametrize("replicas", [1, 3, 5])
 def test_helm_takes_the_chart(replicas: int, tmp_path: Path) -> None:
-    write(helm_files(), tmp_path)
-    number = f"broker.replicas={replicas}"
-    options = ["--set", number, "--kube-version", "1.29.0"]
-    run_if_here("helm", "lint", "--strict", str(tmp_path / "dledger"), *options)
-    done = subprocess.run(
-        ["helm", "template", "mq", str(tmp_path / "dledger"), *options],
-        capture_output=True, text=True, check=True, env={**os.environ, "HOME": str(tmp_path)},
-    )  # fmt: skip
-    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    documents = helm_documents(tmp_path, f"broker.replicas={replicas}")
     assert sorted(document["kind"] for document in documents) == sorted(
         ["Secret", *["Service", "PodDisruptionBudget", "StatefulSet"] * 2]
     )
@@ -270,3 +274,24 @@ def test_helm_takes_the_chart(replicas: int, tmp_path: Path) -> None:
     assert script.count(":20911") == replicas
     assert "n0-mq-broker-0.mq-broker.default.svc.cluster.local:20911" in script
     run_if_here("sh", "-n", "-c", script)
+
+
+def test_helm_adds_proxies_and_a_console(tmp_path: Path) -> None:
+    documents = helm_documents(tmp_path, "proxy.replicas=2", "console.replicas=1")
+    found = {
+        document["metadata"]["name"]: document["spec"]
+        for document in documents
+        if document["kind"] == "Deployment"
+    }
+    assert {name: spec["replicas"] for name, spec in found.items()} == {
+        "mq-proxy": 2,
+        "mq-console": 1,
+    }
+    (proxy,) = found["mq-proxy"]["template"]["spec"]["containers"]
+    assert main([*proxy["args"], "-p"]) == 0
+    assert "--advertised=mq-proxy.default.svc.cluster.local:8081" in proxy["args"]
+    (console,) = found["mq-console"]["template"]["spec"]["containers"]
+    assert console["args"][0] == "console"
+    assert console["readinessProbe"]["httpGet"]["httpHeaders"] == [
+        {"name": "Host", "value": "localhost"}
+    ]
