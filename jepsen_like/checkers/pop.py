@@ -12,6 +12,9 @@ may be apart. Receives of unknown outcome hand messages out that no row has: att
 missing, but never come twice, and never go back. A later attempt begins when the one before is
 over, however long its request was held before.
 
+A message is that of its queue: where sends, pulls or replicas show its value, one of them shows it
+at the offset at which it was handed out.
+
 How messages end, and which receipts count, is in `pop_ends`.
 
 Columns decide over all deliveries; the rows of wrong ones are named by number.
@@ -19,8 +22,8 @@ Columns decide over all deliveries; the rows of wrong ones are named by number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice, pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -46,6 +49,9 @@ IN_ORDER_SUFFIX: Final = "-in-order"
 REPORTED_MAX: Final = 8
 MS_NS: Final = 1_000_000
 OPERATIONS: Final = frozenset({F.RECEIVE, F.ACK, F.CHANGE_TIME, F.GIVEN_UP})
+
+Seen = Mapping[int, Collection[tuple[str, int, int]]]
+"""Value: the places, as topic, queue and offset, that others show it at."""
 
 _I64 = npt.NDArray[np.int64]
 _Place = tuple[str, str, int]
@@ -102,11 +108,14 @@ def _in(columns: _Columns, order: npt.NDArray[np.intp]) -> _Columns:
     return _Columns(*(column[order] for column in columns))
 
 
-def check_history(operations: Iterable[Operation], *, clock_error_ns: int = 0) -> Verdict:
+def check_history(
+    operations: Iterable[Operation], *, clock_error_ns: int = 0, seen: Seen | None = None
+) -> Verdict:
     """Return the verdict over all that groups received.
 
     Args:
         clock_error_ns: How far clocks of brokers may be apart.
+        seen: Where others show the values; None: it is not known.
     """
     rows = [op for op in operations if op.f in OPERATIONS]
     delivered = [op for op in rows if op.f == F.RECEIVE and op.outcome == Outcome.OK]
@@ -138,6 +147,7 @@ def check_history(operations: Iterable[Operation], *, clock_error_ns: int = 0) -
         violations += _out_of_order(by_attempt, ends, acks, names)
     ended = pop_ends.violations(rows, clock_error_ns=clock_error_ns)
     violations += _first_of_each(ended)
+    violations += _misplaced(delivered, seen or {})
     violations += _lost(heads, names, pop_ends.given_up_unseen(rows))
     counts = {
         "received": len(found.key),
@@ -321,6 +331,31 @@ def _out_of_order(
     return violations[:REPORTED_MAX]
 
 
+def received_values(operations: Iterable[Operation]) -> tuple[int, ...]:
+    """Return the values that were handed out, sorted."""
+    return tuple(
+        sorted(
+            {
+                op.value
+                for op in operations
+                if op.f == F.RECEIVE and op.outcome == Outcome.OK and op.off != NOTHING
+            }
+        )
+    )
+
+
+def _misplaced(delivered: list[Operation], seen: Seen) -> list[Violation]:
+    found: list[Violation] = []
+    for op in delivered:
+        places = seen.get(op.value)
+        if op.off != NOTHING and places and (op.topic, op.queue, op.off) not in places:
+            where = f"{op.group}@{op.topic}/{op.queue}"
+            found.append(Violation(OTHER, where, f"offset {op.off}", (op.op_id,), at_ns=op.ret_ns))
+            if len(found) == REPORTED_MAX:
+                break
+    return found
+
+
 def _first_of_each(found: list[Violation]) -> list[Violation]:
     counts: dict[str, int] = {}
     kept = []
@@ -341,8 +376,10 @@ def _lost(
     violations: list[Violation] = []
     for head in heads:
         received = there.get((head.group, head.topic, head.queue), set())
-        missing = [off for off in range(head.min_off, head.max_off) if off not in received]
-        if len(missing) <= unseen.get(head.group, 0):
+        allowed = unseen.get(head.group, 0)
+        every = (off for off in range(head.min_off, head.max_off) if off not in received)
+        missing = list(islice(every, allowed + REPORTED_MAX))  # a wrong end may be far away
+        if len(missing) <= allowed:
             continue
         where = f"{head.group}@{head.topic}/{head.queue}"
         violations += [
