@@ -415,3 +415,18 @@ def test_a_lost_extent_costs_a_search_and_nothing_else() -> None:
     disk, log, frames = killed_log(30)
     disk.unlink(PATHS.extent)
     assert content_of(open_log(disk, log.mark_at(20))) == frames
+
+
+@pytest.mark.parametrize("within", range(1, 5))
+def test_a_later_entry_is_found_where_a_piece_ends(
+    within: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes by which an entry is known may lie in two pieces of what is searched."""
+    disk, log, _ = killed_log(4)
+    size = log.position_at(4) + within
+    monkeypatch.setattr("commitlog.segment.ZERO_CHUNK_BYTES", size)
+    monkeypatch.setattr("commitlog.segment._ZEROS", bytes(size))
+    flip(disk, log.position_at(3) + 60)
+    with pytest.raises(DamagedLogError) as caught:
+        open_log(disk)
+    assert caught.value.damage.later_index == 4
