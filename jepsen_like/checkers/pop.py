@@ -15,7 +15,8 @@ over, however long its request was held before.
 A message is that of its queue: where sends, pulls or replicas show its value, one of them shows it
 at the offset at which it was handed out.
 
-How messages end, and which receipts count, is in `pop_ends`.
+How messages end, and which receipts count, is in `pop_ends`; what receives that wait must find, in
+`pop_waits`.
 
 Columns decide over all deliveries; the rows of wrong ones are named by number.
 """
@@ -29,7 +30,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.checkers import pop_ends
+from jepsen_like.checkers import pop_ends, pop_waits
+from jepsen_like.checkers.fault_record import FaultRecord
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
@@ -44,8 +46,7 @@ OUT_OF_ORDER: Final = "message handed out before the one ahead of it"
 LOST: Final = "message never handed out"
 OTHER: Final = "another message at its place"
 
-IN_ORDER_SUFFIX: Final = "-in-order"
-"""Ends the names of groups that receive in order."""
+IN_ORDER_SUFFIX: Final = pop_waits.IN_ORDER_SUFFIX
 REPORTED_MAX: Final = 8
 MS_NS: Final = 1_000_000
 OPERATIONS: Final = frozenset({F.RECEIVE, F.ACK, F.CHANGE_TIME, F.GIVEN_UP})
@@ -109,13 +110,18 @@ def _in(columns: _Columns, order: npt.NDArray[np.intp]) -> _Columns:
 
 
 def check_history(
-    operations: Iterable[Operation], *, clock_error_ns: int = 0, seen: Seen | None = None
+    operations: Iterable[Operation],
+    *,
+    clock_error_ns: int = 0,
+    seen: Seen | None = None,
+    record: FaultRecord | None = None,
 ) -> Verdict:
     """Return the verdict over all that groups received.
 
     Args:
         clock_error_ns: How far clocks of brokers may be apart.
         seen: Where others show the values; None: it is not known.
+        record: Of the faults of the run; None: there is none, and waits are not judged.
     """
     rows = [op for op in operations if op.f in OPERATIONS]
     delivered = [op for op in rows if op.f == F.RECEIVE and op.outcome == Outcome.OK]
@@ -148,6 +154,8 @@ def check_history(
     ended = pop_ends.violations(rows, clock_error_ns=clock_error_ns)
     violations += _first_of_each(ended)
     violations += _misplaced(delivered, seen or {})
+    if record is not None:
+        violations += pop_waits.violations(rows, record, clock_error_ns=clock_error_ns)
     violations += _lost(heads, names, pop_ends.given_up_unseen(rows))
     counts = {
         "received": len(found.key),

@@ -92,7 +92,10 @@ def check_row_wise(
             checked(
                 pop.NAME,
                 lambda: pop.check_history(
-                    operations, clock_error_ns=clock_error_ns, seen=_places(history)
+                    operations,
+                    clock_error_ns=clock_error_ns,
+                    seen=_places(history),
+                    record=record_of(history.events, election_ns),
                 ),
             )
         )
