@@ -462,7 +462,12 @@ class _Check:
         if not any(op.f in pop.OPERATIONS for op in self.rest):
             return None
         seen = self._places(pop.received_values(self.rest))
-        return pop.check_history(self.rest, clock_error_ns=self.settings.clock_error_ns, seen=seen)
+        return pop.check_history(
+            self.rest,
+            clock_error_ns=self.settings.clock_error_ns,
+            seen=seen,
+            record=self.record,
+        )
 
     def steps(self) -> Verdict | None:
         rows = _of(self.rest, *steps.OPERATIONS)

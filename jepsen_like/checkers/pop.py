@@ -15,7 +15,7 @@ over, however long its request was held before.
 A message is that of its queue: where sends, pulls or replicas show its value, one of them shows it
 at the offset at which it was handed out.
 
-How messages end, and which receipts count, is in `pop_ends`; what receives that wait must find, in
+How messages end, and which receipts count, is in `pop_ends`; what receives that last are given, in
 `pop_waits`.
 
 Columns decide over all deliveries; the rows of wrong ones are named by number.

@@ -1,13 +1,13 @@
-"""A receive that waits comes back with nothing only if nothing was there for it.
+"""A receive that lasts is given what becomes free meanwhile.
 
-A receive that found nothing has in *max_off* for how many ms it waited. A message is free from the
-end of a delivery until the receive that is given its next attempt is called: its next attempt is
-known, so nothing else can have held it. A receive of the same group that was called and answered
-meanwhile, and that waited on for `LATE_NS` after the message had become free, had to get it.
+A message is free from the end of a delivery until the receive that is given its next attempt is
+called: its next attempt is known, so nothing else can have held it. A receive of the same group
+that was answered before that, and that had lasted for `LATE_NS` beside the free message, waited in
+vain: it had to be given it at once, whatever it was given in the end.
 
 That is demanded where, by the record of faults, nothing was wrong, and not of groups that receive
 in order, whose messages wait for those ahead of them. A program may stand still for a moment: one
-of a hundred such receives is allowed.
+of a hundred receives that last so long is allowed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 IN_VAIN: Final = "receive waited in vain"
-NOTHING_THERE: Final = "NothingThere"
-"""Error of a receive that found nothing."""
 IN_ORDER_SUFFIX: Final = "-in-order"
 """Ends the names of groups that receive in order."""
 
 LATE_NS: Final = 1_000_000_000
-"""How long a receive that waits may take to notice a message."""
+"""How long a receive that is held may take to notice a message."""
 IN_VAIN_LEAST: Final = 2
 ALLOWED_PER_CENT: Final = 1
 REPORTED_MAX: Final = 8
@@ -77,19 +75,18 @@ def violations(
     """
     every = [op for op in rows if not op.group.endswith(IN_ORDER_SUFFIX)]
     free = _free(every, clock_error_ns)
-    waited, found = 0, list[Violation]()
+    lasted, found = set[tuple[int, int]](), list[Violation]()
     for op in every:
-        if op.f != F.RECEIVE or op.outcome != Outcome.FAIL or op.err != NOTHING_THERE:
+        receive = (op.process, op.call_ns)  # each message of its answer is a row
+        is_answered = op.f == F.RECEIVE and op.outcome != Outcome.INFO
+        if not is_answered or op.ret_ns < op.call_ns + LATE_NS or receive in lasted:
             continue
-        end_ns = op.call_ns + op.max_off * MS_NS
-        if op.max_off <= 0 or op.ret_ns < end_ns:
-            continue
-        waited += 1
+        lasted.add(receive)
         spans = free.get((op.group, op.topic))
-        one = None if spans is None else spans.there(end_ns - LATE_NS, op.ret_ns)
+        one = None if spans is None else spans.there(op.ret_ns - LATE_NS, op.ret_ns)
         if one is not None and record.quiet_ns(one.from_ns, op.ret_ns) == op.ret_ns - one.from_ns:
             found.append(_violation(one, op))
-    if len(found) < IN_VAIN_LEAST or 100 * len(found) <= ALLOWED_PER_CENT * waited:
+    if len(found) < IN_VAIN_LEAST or 100 * len(found) <= ALLOWED_PER_CENT * len(lasted):
         return []
     return found[:REPORTED_MAX]
 
@@ -122,10 +119,10 @@ def _free(rows: list[Operation], clock_error_ns: int) -> dict[_Line, _Spans]:
 
 def _violation(one: _Free, op: Operation) -> Violation:
     message = one.before
-    free_s = (op.ret_ns - one.from_ns) / 1e9
+    free_s, lasted_s = (op.ret_ns - one.from_ns) / 1e9, (op.ret_ns - op.call_ns) / 1e9
     text = (
         f"offset {message.off} of queue {message.queue} was free for {free_s:.1f} s when a receive "
-        f"that had waited for {op.max_off} ms came back with nothing"
+        f"that had lasted for {lasted_s:.1f} s came back without it"
     )
     subject = f"{op.group}@{op.topic}"
     return Violation(IN_VAIN, subject, text, (message.op_id, op.op_id), at_ns=op.ret_ns)

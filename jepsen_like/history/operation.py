@@ -60,8 +60,7 @@ class F(IntEnum):
     FILTERED = 15
     """A pull with an expression: it passed the offsets from *off* to *max_off*."""
     RECEIVE = 16
-    """A message received by POP, *cnt* times now, with the receipt *txn* for *status* ms; one that
-    found nothing waited *max_off* ms."""
+    """A message received by POP, *cnt* times now, with the receipt *txn* for *status* ms."""
     ACK = 17
     """Of a message received with the receipt *txn*."""
     CHANGE_TIME = 18

@@ -24,7 +24,6 @@ from client.core.errors import ClientError, NoRouteError, ReceiptStaleError, Unk
 from client.core.route import MessageQueue
 from commitlog.errors import MQError
 from jepsen_like.checkers.pop import IN_ORDER_SUFFIX
-from jepsen_like.checkers.pop_waits import NOTHING_THERE
 from jepsen_like.checkers.retries import DEAD_PREFIX
 from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from jepsen_like.seeded_rng import SimRng, rng_stream
@@ -171,8 +170,7 @@ class Receivers:
             clients.failed(op, error)
             return None if op.outcome == Outcome.INFO else []
         if not messages:
-            op.max_off = round(wait_s * 1000)
-            clients.refused(op, NOTHING_THERE)
+            clients.refused(op, "NothingThere")
             return []
         for place, message in enumerate(messages):
             if place:
