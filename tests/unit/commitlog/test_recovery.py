@@ -348,6 +348,24 @@ def test_a_truncation_after_an_open_is_not_taken_for_damage() -> None:
     assert content_of(open_log(disk)) == frames[:5]
 
 
+@pytest.mark.parametrize("appended", [1, 3, 5])
+def test_loss_after_a_truncation_and_a_clean_close_is_damage(appended: int) -> None:
+    """A truncation excuses an end before what was there then, not before what came since."""
+    disk, log, frames = killed_log(5)
+    log.truncate_from(5)
+    for _ in range(appended):
+        log.append(next_frame(log, 60, term=2))
+    cut = log.position_at(log.last_index)
+    size = log.end_position - cut
+    log.close()
+    assert open_log(disk.copy()).last_index == 4 + appended
+    base = cut - cut % SEGMENT
+    disk.files[PATHS.segment(base)].content[cut - base : cut - base + size] = bytes(size)
+    with pytest.raises(DamagedLogError):
+        open_log(disk)
+    assert content_of(open_log(disk, repair=True))[:4] == frames[:4]
+
+
 def test_repair_cuts_at_the_damage_and_reports_it() -> None:
     disk, log, frames = killed_log(30)
     mark = log.mark_at(30)
