@@ -104,8 +104,8 @@ def test_ends_far_away_are_judged_at_once() -> None:
 
 
 def test_what_retention_took_before_a_step_is_not_lost() -> None:
-    rows = (step(0, 0, 6, min_off=4), step(1, 2, 3, Outcome.INFO), output(2, 0, 4))
-    rows = (*rows, output(3, 0, 5), head(4, 8))
+    skipping = step(0, 0, 6, min_off=4)
+    rows = (skipping, step(1, 2, 3, Outcome.INFO), output(2, 0, 4), output(3, 0, 5), head(4, 8))
     found = [v.detail.split(",")[0] for v in check_history(rows).violations if v.name == LOST]
     assert found == ["offset 6", "offset 7"]
 
