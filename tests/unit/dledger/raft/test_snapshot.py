@@ -24,7 +24,7 @@ def test_chunks_that_come_twice_or_too_early_are_dropped() -> None:
 
 
 @pytest.mark.parametrize(("index", "total"), [(8, 6), (7, 5)])
-def test_another_snapshot_begins_anew(index: int, total: int) -> None:
+def test_another_snapshot_takes_the_place_of_the_first(index: int, total: int) -> None:
     """Leaders may write the tables of one index in other bytes: versions differ."""
     receiving = Receiving()
     receiving.add_chunk(7, 0, 6, chunk("abc"))

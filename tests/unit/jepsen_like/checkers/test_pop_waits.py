@@ -68,7 +68,7 @@ def test_receives_that_may_have_had_nothing_are_not_named(rows: tuple[Operation,
     assert found(*rows) == set()
 
 
-def test_receives_that_were_given_another_message_had_to_be_given_it() -> None:
+def test_another_message_is_no_excuse() -> None:
     other = [row(3, F.RECEIVE, 200, 1_900, 7, cnt=1), row(4, F.RECEIVE, 200, 1_900, 8, cnt=1)]
     other[1].process = other[0].process
     rows = (FIRST, *other, AGAIN)
