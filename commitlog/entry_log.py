@@ -430,12 +430,19 @@ class EntryLog(LogReader):
             raise self._health.refusal()
         if anchor.first_index <= self.first_index:
             return None
-        if anchor.first_index > self.durable_index or anchor != self.anchor_at(anchor.first_index):
+        if anchor.first_index > self.durable_index or not self._stands_at(anchor):
             raise InvariantBroken(
                 f"retention up to entry {anchor.first_index} of a log that is durable up to "
                 f"{self.durable_index}"
             )
         return Drop(self._files.disk, self._files.paths, anchor)
+
+    def _stands_at(self, anchor: Anchor) -> bool:
+        # Not the store time: it stands in the entry before, which may wait for its repair, for
+        # ever where no other replica has it any more.
+        before = anchor.first_index - 1
+        there = (self.position_at(anchor.first_index), self.term_at(before), self.chain_at(before))
+        return there == (anchor.position, anchor.prev_term, anchor.prev_chain)
 
     def detach(self, drop: Drop) -> None:
         """Begin with the anchor that *drop* has noted; what stands before it is not read again."""

@@ -294,7 +294,9 @@ def check_change(before: Members, after: Members, leader: tuple[str, str]) -> No
     if len(counted) > 1:
         raise ChangeRefusedError("more than one member in one change; nothing was changed")
     for key in counted:
-        if key in new and new[key].is_voter and key not in old:
+        was = old.get(key)
+        is_learner = was is not None and was.standing is Standing.LEARNER
+        if key in new and new[key].is_voter and not is_learner:
             raise ChangeRefusedError(f"{key[0]} was no learner before; nothing was changed")
 
 

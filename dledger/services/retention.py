@@ -104,7 +104,11 @@ class SegmentedLog(Protocol):
         """Return where an entry starts."""
 
     def anchor_at(self, index: int) -> Anchor:
-        """Return the anchor of a log that would begin with entry *index*."""
+        """Return the anchor of a log that would begin with entry *index*.
+
+        Raises:
+            CorruptEntryError: The entry before it is damaged.
+        """
 
     def index_of(self, position: int) -> int:
         """Return the entry that holds the byte at *position*."""
@@ -166,16 +170,20 @@ def choose_floor(
 ) -> tuple[Anchor, str] | None:
     """Return the furthest floor that the settings ask for, and its cause; None: nothing goes.
 
-    By force one segment goes at most, and only when nothing else does.
+    By force one segment goes at most, and only when nothing else does. Where the last entry of a
+    segment waits for its repair, that segment goes together with the next one.
 
     Args:
         segments_max: Segments that go at most; None: no limit.
     """
     chosen: tuple[Anchor, str] | None = None
     for count, index in enumerate(segment_starts(entry_log, settings.mapped_file_size_commit_log)):
-        anchor = entry_log.anchor_at(index)
-        if count == segments_max or anchor.position > look.limit_position:
+        if count == segments_max or entry_log.position_at(index) > look.limit_position:
             break
+        try:
+            anchor = entry_log.anchor_at(index)
+        except CorruptEntryError:
+            continue
         cause = _cause(anchor, entry_log.end_position, settings, look)
         if cause is None:
             if chosen is None and look.is_freed and look.disk_ratio >= force_ratio(settings):
@@ -194,7 +202,12 @@ def next_step(entry_log: SegmentedLog, state: StateTables, floor: Anchor) -> Anc
     if position is None or position >= floor.position:
         return floor
     index = max(entry_log.index_of(position), state.floor.first_index + 1)
-    return floor if index >= floor.first_index else entry_log.anchor_at(index)
+    if index >= floor.first_index:
+        return floor
+    try:
+        return entry_log.anchor_at(index)
+    except CorruptEntryError:
+        return floor  # the entry before it waits for its repair
 
 
 def _cause(anchor: Anchor, end_position: int, settings: StoreTable, look: Look) -> str | None:

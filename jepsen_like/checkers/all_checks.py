@@ -55,6 +55,7 @@ from jepsen_like.history.operation import (
     NOTHING,
     F,
     History,
+    Level,
     Operation,
     Outcome,
     ReplicaRead,
@@ -96,6 +97,8 @@ GIVEN_BACK: Final = Want((("f", _RETRIES),))
 """What consumers gave back, and what was found of it."""
 FAILED: Final = Want(other_than=(("err", ""),))
 """Rows with an error, of any outcome."""
+OF_ANY_MEMBER: Final = Want((("level", (int(Level.LOCAL),)),))
+"""Answers that asked no majority: all but the first offsets kept that they name proves nothing."""
 SENDS: Final = Want((("f", (int(F.SEND),)),))
 _NO_EVENTS: Final = EVENTS.empty_table()
 
@@ -234,7 +237,8 @@ class _Check:
 
     def run(self) -> list[Verdict]:
         """Judge everything; a check that breaks is unknown, with its reason."""
-        self.source.prepare((REST, SHARED, GIVEN_BACK, filters.PULLS), replicas=self.replicas)
+        wants = (REST, SHARED, GIVEN_BACK, OF_ANY_MEMBER, filters.PULLS)
+        self.source.prepare(wants, replicas=self.replicas)
         self.progress("operations")
         read = checked("rows", self._read)
         if not read.is_valid:
@@ -245,10 +249,16 @@ class _Check:
                 queue = (op.topic, op.queue)
                 self.appends[queue] = (*self.appends.get(queue, ()), op)
         self.progress("queues")
-        reports = self.source.queues(self.appends, self.replicas)
-        self.reports = sorted(reports, key=lambda report: report.key)
+        judged = checked("queues", self._judge_queues)
+        if not judged.is_valid:
+            return [judged]
         verdicts = (_verdict(name, check, self) for name, check in CHECKS.items())
         return [verdict for verdict in verdicts if verdict is not None]
+
+    def _judge_queues(self) -> Verdict:
+        reports = self.source.queues(self.appends, self.replicas)
+        self.reports = sorted(reports, key=lambda report: report.key)
+        return Verdict("queues", "valid")
 
     def _read(self) -> Verdict:
         """Read all rows that are judged row by row, but for what pulls found.
@@ -332,6 +342,7 @@ class _Check:
             for report in self.reports
             if report.judged.first_kept[0]
         ]
+        named = retention.greatest((*named, *retention.named_by(self._ops(OF_ANY_MEMBER))))
         return retention.check_floors(moves, self.heads, keeps, named)
 
     def _acked_at(self, homes: list[tuple[Queue, Home]]) -> dict[tuple[str, int, int], Operation]:
@@ -368,7 +379,13 @@ class _Check:
 
     def final_reads(self) -> Verdict | None:
         reads = final_reads.rows_of(self.rest)
-        return final_reads.check(reads, self.offsets) if self.settled and reads else None
+        if not self.settled or not reads:
+            return None
+        begins: dict[Queue, int] = {}
+        for head in self.heads:
+            key = (head.topic, head.queue)
+            begins[key] = max(begins.get(key, 0), head.min_off)
+        return final_reads.check(reads, self.offsets, begins)
 
     # -- row by row ------------------------------------------------------------------------
 
@@ -444,7 +461,13 @@ class _Check:
     def pop(self) -> Verdict | None:
         if not any(op.f in pop.OPERATIONS for op in self.rest):
             return None
-        return pop.check_history(self.rest, clock_error_ns=self.settings.clock_error_ns)
+        seen = self._places(pop.received_values(self.rest))
+        return pop.check_history(
+            self.rest,
+            clock_error_ns=self.settings.clock_error_ns,
+            seen=seen,
+            record=self.record,
+        )
 
     def steps(self) -> Verdict | None:
         rows = _of(self.rest, *steps.OPERATIONS)
@@ -470,6 +493,20 @@ class _Check:
         """Return rows without what they found."""
         rows = self.source.ops(want, self.settings.rows_max)
         return operations_of(rows, self.source.obs(Want(), 0))
+
+    def _places(self, values: tuple[int, ...]) -> dict[int, set[tuple[str, int, int]]]:
+        """Return where acknowledged sends, pulls and replicas show *values*."""
+        places: dict[int, set[tuple[str, int, int]]] = {}
+        if not values:
+            return places
+        want = Want((("value", values),))
+        for op in self._ops(want):
+            if op.f == F.SEND and op.outcome == Outcome.OK and op.off != NOTHING:
+                places.setdefault(op.value, set()).add((op.topic, op.queue, op.off))
+        for look in self.source.obs(want, self.settings.rows_max).to_pylist():
+            place = (look["topic"], look["queue"], look["off"])
+            places.setdefault(look["value"], set()).add(place)
+        return places
 
     def _sighted(self, rows: list[Operation], values: set[int]) -> History:
         """Return a history of *rows* and of every look at one of *values*, each on its own."""

@@ -2,12 +2,13 @@
 
 Its pulls and the end of each queue that it asked for carry the group `READER`; what it found is
 judged with all other reads. Here is judged that it was given all there is: the pages of a queue
-follow each other up to the end, and there is an answer for each offset that a group committed.
+begin where it begins and follow each other up to the end, and there is an answer for each offset
+that a group committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Final
 
@@ -33,12 +34,15 @@ def rows_of(operations: Iterable[Operation]) -> list[Operation]:
     return [op for op in operations if op.group == READER and op.outcome == Outcome.OK]
 
 
-def check(reads: Iterable[Operation], offsets: Any) -> Verdict:
+def check(
+    reads: Iterable[Operation], offsets: Any, begins: Mapping[tuple[str, int], int]
+) -> Verdict:
     """Return the verdict over the last reads of a run that has ended well.
 
     Args:
         reads: See `rows_of`; only the last client that asked for the end of a queue counts.
         offsets: The commits and fetches of the run, as rows of `ops`.
+        begins: From where on every replica has a queue afterwards; what is missing is not judged.
     """
     queues: dict[tuple[str, int], dict[int, list[Operation]]] = {}
     processes: set[int] = set()
@@ -47,7 +51,7 @@ def check(reads: Iterable[Operation], offsets: Any) -> Verdict:
         processes.add(op.process)
     found: list[Violation] = []
     for queue, by_process in sorted(queues.items()):
-        found += _pages(queue, by_process[max(by_process)])
+        found += _pages(queue, by_process[max(by_process)], begins.get(queue))
     f = offsets.column("f").to_numpy()
     is_ok = offsets.column("outcome").to_numpy() == Outcome.OK
     of_reader = np.isin(offsets.column("process").to_numpy(), list(processes))
@@ -59,17 +63,19 @@ def check(reads: Iterable[Operation], offsets: Any) -> Verdict:
     return judge(NAME, found, counts, looked_at=len(queues) + len(slots))
 
 
-def _pages(queue: tuple[str, int], rows: list[Operation]) -> list[Violation]:
+def _pages(queue: tuple[str, int], rows: list[Operation], held_from: int | None) -> list[Violation]:
     ends = [op for op in rows if op.f == F.MAX_OFFSET]
     pulls = sorted((op for op in rows if op.f == F.PULL and op.cnt), key=lambda op: op.off)
+    low = min((op.min_off for op in rows if op.min_off != NOTHING), default=0)
+    if held_from is not None and pulls and pulls[0].off > max(low, held_from):
+        return [cut_short(queue, max(low, held_from), pulls[0])]
     for first, second in pairwise(pulls):
         if second.off > first.off + first.cnt:
             return [cut_short(queue, first.off + first.cnt, first, second)]
     for asked in ends:
         reached = pulls[-1].off + pulls[-1].cnt if pulls else NOTHING
-        begin = min((op.min_off for op in rows if op.min_off != NOTHING), default=0)
-        if max(reached, begin) < asked.max_off:
-            return [cut_short(queue, max(reached, begin), asked, *pulls[-1:])]
+        if max(reached, low) < asked.max_off:
+            return [cut_short(queue, max(reached, low), asked, *pulls[-1:])]
     return []
 
 

@@ -12,21 +12,26 @@ may be apart. Receives of unknown outcome hand messages out that no row has: att
 missing, but never come twice, and never go back. A later attempt begins when the one before is
 over, however long its request was held before.
 
-How messages end, and which receipts count, is in `pop_ends`.
+A message is that of its queue: where sends, pulls or replicas show its value, one of them shows it
+at the offset at which it was handed out.
+
+How messages end, and which receipts count, is in `pop_ends`; what receives that last are given, in
+`pop_waits`.
 
 Columns decide over all deliveries; the rows of wrong ones are named by number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice, pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.checkers import pop_ends
+from jepsen_like.checkers import pop_ends, pop_waits
+from jepsen_like.checkers.fault_record import FaultRecord
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
@@ -41,11 +46,13 @@ OUT_OF_ORDER: Final = "message handed out before the one ahead of it"
 LOST: Final = "message never handed out"
 OTHER: Final = "another message at its place"
 
-IN_ORDER_SUFFIX: Final = "-in-order"
-"""Ends the names of groups that receive in order."""
+IN_ORDER_SUFFIX: Final = pop_waits.IN_ORDER_SUFFIX
 REPORTED_MAX: Final = 8
 MS_NS: Final = 1_000_000
 OPERATIONS: Final = frozenset({F.RECEIVE, F.ACK, F.CHANGE_TIME, F.GIVEN_UP})
+
+Seen = Mapping[int, Collection[tuple[str, int, int]]]
+"""Value: the places, as topic, queue and offset, that others show it at."""
 
 _I64 = npt.NDArray[np.int64]
 _Place = tuple[str, str, int]
@@ -102,11 +109,19 @@ def _in(columns: _Columns, order: npt.NDArray[np.intp]) -> _Columns:
     return _Columns(*(column[order] for column in columns))
 
 
-def check_history(operations: Iterable[Operation], *, clock_error_ns: int = 0) -> Verdict:
+def check_history(
+    operations: Iterable[Operation],
+    *,
+    clock_error_ns: int = 0,
+    seen: Seen | None = None,
+    record: FaultRecord | None = None,
+) -> Verdict:
     """Return the verdict over all that groups received.
 
     Args:
         clock_error_ns: How far clocks of brokers may be apart.
+        seen: Where others show the values; None: it is not known.
+        record: Of the faults of the run; None: there is none, and waits are not judged.
     """
     rows = [op for op in operations if op.f in OPERATIONS]
     delivered = [op for op in rows if op.f == F.RECEIVE and op.outcome == Outcome.OK]
@@ -138,6 +153,9 @@ def check_history(operations: Iterable[Operation], *, clock_error_ns: int = 0) -
         violations += _out_of_order(by_attempt, ends, acks, names)
     ended = pop_ends.violations(rows, clock_error_ns=clock_error_ns)
     violations += _first_of_each(ended)
+    violations += _misplaced(delivered, seen or {})
+    if record is not None:
+        violations += pop_waits.violations(rows, record, clock_error_ns=clock_error_ns)
     violations += _lost(heads, names, pop_ends.given_up_unseen(rows))
     counts = {
         "received": len(found.key),
@@ -321,6 +339,31 @@ def _out_of_order(
     return violations[:REPORTED_MAX]
 
 
+def received_values(operations: Iterable[Operation]) -> tuple[int, ...]:
+    """Return the values that were handed out, sorted."""
+    return tuple(
+        sorted(
+            {
+                op.value
+                for op in operations
+                if op.f == F.RECEIVE and op.outcome == Outcome.OK and op.off != NOTHING
+            }
+        )
+    )
+
+
+def _misplaced(delivered: list[Operation], seen: Seen) -> list[Violation]:
+    found: list[Violation] = []
+    for op in delivered:
+        places = seen.get(op.value)
+        if op.off != NOTHING and places and (op.topic, op.queue, op.off) not in places:
+            where = f"{op.group}@{op.topic}/{op.queue}"
+            found.append(Violation(OTHER, where, f"offset {op.off}", (op.op_id,), at_ns=op.ret_ns))
+            if len(found) == REPORTED_MAX:
+                break
+    return found
+
+
 def _first_of_each(found: list[Violation]) -> list[Violation]:
     counts: dict[str, int] = {}
     kept = []
@@ -341,8 +384,10 @@ def _lost(
     violations: list[Violation] = []
     for head in heads:
         received = there.get((head.group, head.topic, head.queue), set())
-        missing = [off for off in range(head.min_off, head.max_off) if off not in received]
-        if len(missing) <= unseen.get(head.group, 0):
+        allowed = unseen.get(head.group, 0)
+        every = (off for off in range(head.min_off, head.max_off) if off not in received)
+        missing = list(islice(every, allowed + REPORTED_MAX))  # a wrong end may be far away
+        if len(missing) <= allowed:
             continue
         where = f"{head.group}@{head.topic}/{head.queue}"
         violations += [

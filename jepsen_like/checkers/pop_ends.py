@@ -164,11 +164,14 @@ def _no_end(rows: list[Operation]) -> list[Violation]:
     values = {_message(op): op.value for op in _delivered(rows)}
     acked = {_message(op) for op in rows if op.f == F.ACK and op.outcome != Outcome.FAIL}
     given_up = {(op.group, op.value) for op in rows if op.f == F.GIVEN_UP}
+    received: dict[tuple[str, str, int], list[int]] = {}
+    for group, topic, queue, off in values:
+        received.setdefault((group, topic, queue), []).append(off)
     found = []
     for head in heads:
-        for off in range(head.min_off, head.max_off):
+        for off in sorted(received.get((head.group, head.topic, head.queue), ())):
             message = (head.group, head.topic, head.queue, off)
-            if message not in values or message in acked:
+            if not head.min_off <= off < head.max_off or message in acked:
                 continue
             if (head.group, values[message]) not in given_up:
                 found.append(_violation(NO_END, message, head))

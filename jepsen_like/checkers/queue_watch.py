@@ -4,9 +4,9 @@ An offset is closed once it was there before the earliest call still open: a rea
 misses it from now on is stale, whatever else is known. So of closed offsets one upper bound and one
 lower bound stay, and of the others their facts: what is kept is what is in flight, not the past.
 
-What it reports is always true. What it may miss, the check of the whole run finds: values read
-again after they were forgotten, values that no client sent, first offsets that go back,
-transactions. The rule for times is the kernel's, over ranks instead of offsets.
+What it reports is true where clients send each value once. What it may miss, the check of the whole
+run finds: values read again after they were forgotten, values that no client sent, first offsets
+that go back, transactions. The rule for times is the kernel's, over ranks instead of offsets.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ an earlier date and end of the log, so the entry can only prove more than the le
 
 A queue of a replica may begin later only where a floor lets it: the first offset of the queue that
 stands behind the floor. So may a queue in the answer to a client: of the answers that name a first
-offset kept the greatest is judged.
+offset kept the greatest is judged, those of members that asked no majority among them, since each
+knows a floor from the log only.
 
 Some offsets are removed before any row named their message: *holes*. A message that was
 acknowledged without an offset, a delayed or a transactional one, and that was seen nowhere may have
@@ -34,6 +35,7 @@ from jepsen_like.history.operation import (
     F,
     FloorMove,
     Level,
+    Operation,
     Outcome,
     ReplicaRead,
     cut_queues,
@@ -45,6 +47,9 @@ REMOVED: Final = "message removed without retention"
 NOT_ENTITLED: Final = "retention without entitlement"
 REPORTED_MAX: Final = 8
 
+Queue = tuple[str, int]
+
+_READS: Final = frozenset({F.PULL, F.MAX_OFFSET, F.MIN_OFFSET})
 _BY_AGE: Final = frozenset({"age", "request"})
 _BY_SIZE: Final = frozenset({"size"})
 
@@ -57,6 +62,25 @@ class Named(NamedTuple):
     min_off: int
     call_ns: int
     op_id: int
+
+
+def named_by(operations: Iterable[Operation]) -> list[Named]:
+    """Return the first offsets kept that the answers to reads of queues name."""
+    return [
+        Named(op.topic, op.queue, op.min_off, op.call_ns, op.op_id)
+        for op in sorted(operations, key=lambda op: (op.ret_ns, op.call_ns, op.op_id))
+        if op.f in _READS and op.outcome == Outcome.OK and op.topic and op.min_off > 0
+    ]
+
+
+def greatest(named: Iterable[Named]) -> list[Named]:
+    """Return of each queue the greatest of them; of equal ones the first."""
+    best: dict[Queue, Named] = {}
+    for one in named:
+        known = best.setdefault((one.topic, one.queue), one)
+        if one.min_off > known.min_off:
+            best[one.topic, one.queue] = one
+    return list(best.values())
 
 
 class Keeps(msgspec.Struct, frozen=True):
@@ -162,8 +186,6 @@ def check_floors(
     violations = [*found[:REPORTED_MAX], *lost[:REPORTED_MAX]]
     return judge(NAME, violations, counts, looked_at=len(heads) + len(rows))
 
-
-Queue = tuple[str, int]
 
 FILLING: Final = (int(F.SEND), int(F.PULL), int(F.MAX_OFFSET))
 """What names the messages of a queue, or proves where it ended."""

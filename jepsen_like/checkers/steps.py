@@ -13,8 +13,8 @@ Everything is exact: nothing depends on times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, pairwise
 from typing import Final
 
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
@@ -153,17 +153,19 @@ class _Judged:
                 found.append(self._violation(STRANGER, text, outputs[0]))
         for step in self.steps.values():
             outputs = by_step.get(step.op_id, [])
-            missing = set(range(step.min_off, step.max_off)) - {op.off for op in outputs}
+            there = {op.off for op in outputs}
+            every = (off for off in range(step.min_off, step.max_off) if off not in there)
+            missing = next(every, NOTHING)  # a wrong end may be far away
             ends = f"from {step.off} to {step.max_off}"
             if step.outcome == Outcome.FAIL and outputs:
                 found.append(self._violation(REFUSED, ends, step, outputs[0]))
             elif step.outcome == Outcome.OK and step.max_off > head.max_off:
                 text = f"{ends}, and {head.max_off} is committed"
                 found.append(self._violation(NOT_STORED, text, step, head))
-            elif head.cnt and missing and step.outcome == Outcome.OK and not outputs:
+            elif head.cnt and missing != NOTHING and step.outcome == Outcome.OK and not outputs:
                 found.append(self._violation(NOT_STORED, f"{ends}, no output", step))
-            elif head.cnt and missing and outputs:
-                text = f"{ends}: there is no output of {min(missing)}"
+            elif head.cnt and missing != NOTHING and outputs:
+                text = f"{ends}: there is no output of {missing}"
                 found.append(self._violation(IN_PARTS, text, step, outputs[0]))
         return found
 
@@ -178,12 +180,19 @@ class _Judged:
                 text = f"offset {off}, and {head.max_off} is committed"
                 found.append(self._violation(AHEAD, text, outputs[0], head))
         if head.cnt:
-            skipped: set[int] = set()
-            for step in self.steps.values():
-                if step.outcome != Outcome.FAIL:
-                    skipped.update(range(step.off, step.min_off))
-            for off in range(head.max_off):
-                if off not in by_offset and off not in skipped:
-                    text = f"offset {off}, and {head.max_off} is committed"
-                    found.append(self._violation(LOST, text, head))
+            for off in islice(self._unexplained(head.max_off, by_offset), REPORTED_MAX):
+                text = f"offset {off}, and {head.max_off} is committed"
+                found.append(self._violation(LOST, text, head))
         return found
+
+    def _unexplained(self, end: int, by_offset: Mapping[int, object]) -> Iterator[int]:
+        """Yield the offsets before *end* without an output that no step skipped."""
+        skipped = sorted(
+            (step.off, step.min_off)
+            for step in self.steps.values()
+            if step.outcome != Outcome.FAIL and step.off < step.min_off
+        )
+        at = 0
+        for low, high in (*skipped, (end, end)):
+            yield from (off for off in range(at, min(low, end)) if off not in by_offset)
+            at = max(at, high)

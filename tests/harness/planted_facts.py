@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jepsen_like.checkers import queue_log, retention, total_queue
-from jepsen_like.history.operation import NOTHING, Decision, F, Operation, Outcome
+from jepsen_like.checkers import final_reads, queue_log, retention, total_queue
+from jepsen_like.checkers.final_reads import READER
+from jepsen_like.history.operation import NOTHING, Decision, F, Level, Operation, Outcome
 from tests.harness.clean_histories import POLLERS
 from tests.harness.planted_anomalies import InapplicableError, Kind, Planted, Planter, Scene
 
@@ -63,6 +64,29 @@ def first_that_no_floor_lets(scene: Scene) -> Planted:
     return Planted((read.op_id,))
 
 
+def first_that_a_member_alone_names(scene: Scene) -> Planted:
+    """A member that asks no majority refuses an offset as too small that no floor lets go."""
+    planted = first_that_no_floor_lets(scene)
+    read = next(op for op in scene.ops if op.op_id in planted.witnesses)
+    read.f, read.off, read.level = int(F.PULL), read.min_off - 1, int(Level.LOCAL)
+    return planted
+
+
+def first_page_skipped(scene: Scene) -> Planted:
+    """The last client is not given the first page of a queue that replicas have from there on."""
+    queue = scene.queue(is_whole=False)
+    pulls = [op for op in scene.rows(F.PULL) if op.group == READER and op.values]
+    pulls = sorted((op for op in pulls if (op.topic, op.queue) == queue), key=lambda op: op.off)
+    if not pulls or pulls[0].cnt < 2:
+        raise InapplicableError
+    first = pulls[0]
+    held = [r for r in scene.history.replica_reads if (r.topic, r.queue) == queue]
+    if any(read.min_off > first.off for read in held):
+        raise InapplicableError  # retention may have taken it
+    first.off, first.cnt, first.values = first.off + 1, first.cnt - 1, first.values[1:]
+    return Planted((first.op_id,))
+
+
 def _send_without_offset(scene: Scene) -> Operation:
     send = scene.add_last(F.SEND, scene.queue())
     send.value = NEW_VALUE
@@ -114,6 +138,11 @@ FACTS: dict[str, tuple[Kind, Planter]] = {
         (retention.NAME, retention.REMOVED),
         first_that_no_floor_lets,
     ),
+    "first offset that a member alone names": (
+        (retention.NAME, retention.REMOVED),
+        first_that_a_member_alone_names,
+    ),
+    "first page skipped": ((final_reads.NAME, final_reads.CUT_SHORT), first_page_skipped),
     "send without an offset absent": (
         (queue_log.NAME, queue_log.STALE_READ),
         send_without_offset_absent,

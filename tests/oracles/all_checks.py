@@ -22,7 +22,7 @@ from jepsen_like.checkers.availability import NAME as AVAILABILITY
 from jepsen_like.checkers.fault_record import ELECTION_NS, record_of, with_late_effect
 from jepsen_like.checkers.final_reads import READER
 from jepsen_like.checkers.verdict import Verdict, checked
-from jepsen_like.history.operation import F, History, Outcome
+from jepsen_like.history.operation import NOTHING, F, History, Outcome
 from tests.oracles import (
     availability,
     final_reads,
@@ -89,7 +89,15 @@ def check_row_wise(
         )
     if any(op.f in pop.OPERATIONS for op in operations):
         verdicts.append(
-            checked(pop.NAME, lambda: pop.check_history(operations, clock_error_ns=clock_error_ns))
+            checked(
+                pop.NAME,
+                lambda: pop.check_history(
+                    operations,
+                    clock_error_ns=clock_error_ns,
+                    seen=_places(history),
+                    record=record_of(history.events, election_ns),
+                ),
+            )
         )
     if any(op.f in steps.OPERATIONS for op in operations):
         verdicts.append(checked(steps.NAME, lambda: steps.check_history(operations)))
@@ -136,3 +144,17 @@ def check_row_wise(
     if settled:
         verdicts.append(checked(total_queue.NAME, lambda: total_queue.check_history(history)))
     return verdicts
+
+
+def _places(history: History) -> dict[int, set[tuple[str, int, int]]]:
+    """Return where acknowledged sends, pulls and replicas show each value."""
+    places: dict[int, set[tuple[str, int, int]]] = {}
+    for op in history.operations:
+        if op.f == F.SEND and op.outcome == Outcome.OK and op.off != NOTHING:
+            places.setdefault(op.value, set()).add((op.topic, op.queue, op.off))
+        for at, value in enumerate(op.values):
+            places.setdefault(value, set()).add((op.topic, op.queue, op.off + at))
+    for read in history.replica_reads:
+        for at, value in enumerate(read.values):
+            places.setdefault(value, set()).add((read.topic, read.queue, read.min_off + at))
+    return places

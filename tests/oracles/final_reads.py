@@ -5,7 +5,7 @@ from __future__ import annotations
 from jepsen_like.checkers import final_reads
 from jepsen_like.checkers.final_reads import NAME, READER, REPORTED_MAX
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome
+from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, ReplicaRead
 
 
 def check_history(history: History) -> Verdict | None:
@@ -19,7 +19,9 @@ def check_history(history: History) -> Verdict | None:
     for queue in queues:
         rows = [op for op in own if (op.topic, op.queue) == queue]
         last = max(op.process for op in rows)
-        found += _missing(queue, [op for op in rows if op.process == last])
+        rows = [op for op in rows if op.process == last]
+        held = [read for read in history.replica_reads if (read.topic, read.queue) == queue]
+        found += _skipped(queue, rows, held) or _missing(queue, rows)
     committed: dict[final_reads.Slot, int] = {}
     for op in done:
         slot = (op.group, op.topic, op.queue)
@@ -35,6 +37,18 @@ def check_history(history: History) -> Verdict | None:
     found += [final_reads.not_asked(slot, committed[slot]) for slot in left[:REPORTED_MAX]]
     counts = {"queues": len(queues), "slots": len(committed)}
     return judge(NAME, found, counts, looked_at=len(queues) + len(committed))
+
+
+def _skipped(
+    queue: tuple[str, int], rows: list[Operation], held: list[ReplicaRead]
+) -> list[Violation]:
+    """Return the first offset that all replicas held later, and that comes before all pulls."""
+    pulls = sorted((op for op in rows if op.f == F.PULL and op.cnt), key=lambda op: op.off)
+    low = min((op.min_off for op in rows if op.min_off != NOTHING), default=0)
+    for off in range(low, pulls[0].off if pulls and held else 0):
+        if all(off >= read.min_off for read in held):
+            return [final_reads.cut_short(queue, off, pulls[0])]
+    return []
 
 
 def _missing(queue: tuple[str, int], rows: list[Operation]) -> list[Violation]:

@@ -183,6 +183,9 @@ def _check_times(columns: QueueColumns, subject: str) -> list[Violation]:
     gaps = np.flatnonzero(~filled)
     spare = np.flatnonzero(unbound)
     spare = spare[np.argsort(columns.send_call[spare], kind="stable")]
+    if len(gaps) > len(spare):
+        filled_by = length - len(gaps) + len(spare)
+        return _nobody(columns, send_off, filled_by, length, subject)
     absent: list[int] = []
     if (columns.send_ret[spare] != NEVER).any():
         spare, absent = _fill(columns, spare, gaps, lo, hi)

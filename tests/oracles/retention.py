@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from jepsen_like.checkers.retention import NAME, NOT_ENTITLED, REMOVED, REPORTED_MAX, Keeps
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import F, FloorMove, History, Level, Outcome
+from jepsen_like.history.operation import F, FloorMove, History, Outcome
 
 __all__ = ["check_history"]
 
@@ -59,13 +59,12 @@ def _answered(history: History) -> list[tuple[tuple[str, int, str, int], Violati
         for op in history.operations
         if op.f in (F.PULL, F.MAX_OFFSET, F.MIN_OFFSET)
         and op.outcome == Outcome.OK
-        and op.level == Level.LINEARIZABLE
         and op.min_off > 0
     ]
     found: list[tuple[tuple[str, int, str, int], Violation]] = []
     for topic, queue in sorted({(op.topic, op.queue) for op in reads}):
         its = [op for op in reads if (op.topic, op.queue) == (topic, queue)]
-        one = min(its, key=lambda op: (-op.min_off, op.ret_ns, op.call_ns, op.op_id))
+        one = min(its, key=lambda op: (-op.min_off, op.level, op.ret_ns, op.call_ns, op.op_id))
         floors = [m.min_off for m in history.floors if (m.topic, m.queue) == (topic, queue)]
         begin = max(floors, default=0)
         if one.min_off > begin:

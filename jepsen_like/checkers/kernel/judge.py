@@ -163,6 +163,8 @@ def judge_chunks(chunks: Sequence[Chunk], again: I64, look: LookAgain) -> Judged
         judged.beyond = _longest(chunks)
     is_clear = not (judged.offs or judged.values or judged.reads_wrong or judged.pulls_wrong)
     times = _Times(chunks, spares, bound, length) if is_clear and length <= attempts else None
+    if times is not None and times.empty:
+        judged.attempts, judged.beyond, times = length - times.empty, _longest(chunks), None
     if went_back or (times is not None and times.is_wrong):
         asks = [Ask() for _ in chunks] if times is None else times.asks()
         answers = look([msgspec.structs.replace(ask, lows=pack(lows)) for ask in asks])
@@ -270,6 +272,10 @@ class _Times:
         self.gaps = np.setdiff1d(free.off, bound[is_bound])
         unseen = np.flatnonzero(~is_bound & ~spares.failed)
         self.fillers = unseen[: len(self.gaps)]
+        self.empty = len(self.gaps) - len(self.fillers)
+        """Gaps that no send can have filled: an offset that two acknowledgements name is one."""
+        if self.empty:
+            return
         late: list[int] = []
         if spares.required[unseen].any():
             self._bind(self.gaps[:0], self.fillers[:0])

@@ -170,3 +170,24 @@ def test_damaged_entries_are_kept_by_index_and_place() -> None:
     assert (4 in damaged, damaged.overlaps(40, 50)) == (False, None)
     damaged.drop_outside(5, 9)
     assert damaged.indexes == [7]
+
+
+def test_what_is_cut_is_damaged_no_more() -> None:
+    _, entry_log, frames = filled()
+    for index in (3, 9, ENTRIES):
+        entry_log.repair.mark_damaged(index)
+    entry_log.truncate_from(8)
+    assert entry_log.damaged.ranges() == [(3, 3)]
+    while entry_log.last_index < ENTRIES:
+        entry_log.append(next_frame(entry_log, 60, term=7))
+    assert bytes(entry_log.frame(9)) != frames[9]
+    assert suspects(entry_log) == []
+
+
+def test_what_is_given_up_is_damaged_no_more() -> None:
+    _, entry_log, _ = filled()
+    anchor = entry_log.anchor_at(9)
+    for index in (2, 8, 9):
+        entry_log.repair.mark_damaged(index)
+    entry_log.drop_before(anchor)
+    assert entry_log.damaged.ranges() == [(9, 9)]

@@ -348,6 +348,24 @@ def test_a_truncation_after_an_open_is_not_taken_for_damage() -> None:
     assert content_of(open_log(disk)) == frames[:5]
 
 
+@pytest.mark.parametrize("appended", [1, 3, 5])
+def test_loss_after_a_truncation_and_a_clean_close_is_damage(appended: int) -> None:
+    """A truncation excuses an end before what was there then, not before what came since."""
+    disk, log, frames = killed_log(5)
+    log.truncate_from(5)
+    for _ in range(appended):
+        log.append(next_frame(log, 60, term=2))
+    cut = log.position_at(log.last_index)
+    size = log.end_position - cut
+    log.close()
+    assert open_log(disk.copy()).last_index == 4 + appended
+    base = cut - cut % SEGMENT
+    disk.files[PATHS.segment(base)].content[cut - base : cut - base + size] = bytes(size)
+    with pytest.raises(DamagedLogError):
+        open_log(disk)
+    assert content_of(open_log(disk, repair=True))[:4] == frames[:4]
+
+
 def test_repair_cuts_at_the_damage_and_reports_it() -> None:
     disk, log, frames = killed_log(30)
     mark = log.mark_at(30)
@@ -415,3 +433,18 @@ def test_a_lost_extent_costs_a_search_and_nothing_else() -> None:
     disk, log, frames = killed_log(30)
     disk.unlink(PATHS.extent)
     assert content_of(open_log(disk, log.mark_at(20))) == frames
+
+
+@pytest.mark.parametrize("within", range(1, 5))
+def test_a_later_entry_is_found_where_a_piece_ends(
+    within: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes by which an entry is known may lie in two pieces of what is searched."""
+    disk, log, _ = killed_log(4)
+    size = log.position_at(4) + within
+    monkeypatch.setattr("commitlog.segment.ZERO_CHUNK_BYTES", size)
+    monkeypatch.setattr("commitlog.segment._ZEROS", bytes(size))
+    flip(disk, log.position_at(3) + 60)
+    with pytest.raises(DamagedLogError) as caught:
+        open_log(disk)
+    assert caught.value.damage.later_index == 4

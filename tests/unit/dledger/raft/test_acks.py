@@ -19,16 +19,20 @@ class State:
         self.journal = SimpleNamespace(
             log=SimpleNamespace(generation=0),
             stable_index=0,
-            term_vote=SimpleNamespace(is_durable=True, durable_version=0),
+            term_vote=SimpleNamespace(is_durable=True, version=0, durable_version=0),
         )
         self.guards = SimpleNamespace(durable_before_promise=True)
         self.has_hole = False
-        self.peers = SimpleNamespace(reply=self._reply)
+        self.peers = SimpleNamespace(reply=self._reply, send_made=self._send_made)
         self.sent: list[tuple[str, int]] = []
+        self.voted: list[tuple[str, int]] = []
 
     def _reply(self, leader: str, kind: Kind, matches: bool, index: int) -> None:
         assert (kind, matches) == (Kind.APPEND_REPLY, True)
         self.sent.append((leader, index))
+
+    def _send_made(self, peer: str, frame: Any) -> None:
+        self.voted.append((peer, frame.term))
 
 
 @pytest.fixture
@@ -98,3 +102,30 @@ def test_nothing_is_acknowledged_before_the_disk_has_it(
     state.journal.term_vote.is_durable, state.has_hole = True, False
     acks.release()
     assert state.sent == [("n1", 5)]
+
+
+def test_vote_waits_for_the_version_it_was_given_in(acks: PendingAcks, state: Any) -> None:
+    vote = state.journal.term_vote
+    vote.version = 5
+    acks.defer_vote("n1", Kind.VOTE_REPLY, 3, ())
+    for durable, sent in ((4, []), (5, [("n1", 3)]), (6, [("n1", 3)])):
+        vote.durable_version = durable
+        acks.release()
+        assert state.voted == sent
+
+
+def test_vote_of_a_term_that_is_over_is_dropped(acks: PendingAcks, state: Any) -> None:
+    acks.defer_vote("n1", Kind.VOTE_REPLY, 3, ())
+    acks.defer_vote("n2", Kind.VOTE_REPLY, 4, ())
+    state.core.term = 4
+    acks.release()
+    assert state.voted == [("n2", 4)]
+
+
+def test_another_leader_is_acknowledged_what_it_sent(acks: PendingAcks, state: Any) -> None:
+    acks.defer_ack("n1", 10)
+    acks.defer_ack("n2", 4)
+    state.journal.stable_index = 12
+    acks.release()
+    assert (state.sent, acks.verified_index("n2", 3)) == ([("n2", 4)], 4)
+    assert acks.verified_index("n1", 3) == 0

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dledger.raft.candidate import (
     Ballot,
+    Candidate,
     ElectionTimer,
     is_up_to_date,
     majority,
@@ -83,6 +84,37 @@ def test_candidate_that_asked_just_now_stands_briefly() -> None:
     timer.begin_election(10.0)
     assert timer.is_candidate(10.19)
     assert not timer.is_candidate(10.21)
+
+
+def test_only_the_election_of_a_transfer_passes_by_a_leader() -> None:
+    """A later one waits for members that hear from a leader, as any other does."""
+    sent: list[tuple[int, bool]] = []
+    core = SimpleNamespace(
+        term=4, is_leader=False, leader_id="n0", campaign=lambda: None, observe_term=None
+    )
+    state: Any = SimpleNamespace(
+        core=core,
+        settings=SimpleNamespace(self_id="n1", group="g", sync_flush=True),
+        journal=SimpleNamespace(
+            last_index=9,
+            last_term=4,
+            log=SimpleNamespace(allocator=SimpleNamespace(has_reserve=True)),
+        ),
+        roster=SimpleNamespace(is_self_voter=True),
+        owner=SimpleNamespace(may_lead=lambda: True),
+    )
+    eligibility: Any = SimpleNamespace(doubtful=False, may_vote=lambda term, index: True)
+    acks: Any = SimpleNamespace(
+        defer_vote=lambda peer, kind, term, fields: sent.append((term, fields[2]))
+    )
+    installation: Any = SimpleNamespace(under_way=False)
+    unused: Any = None
+    candidate = Candidate(state, unused, unused, eligibility, acks, installation)
+    assert candidate.on_timeout_now("n0", 9)
+    for term in (5, 6, 7):
+        message = {"type": "request_vote", "term": term, "last_log_index": 9, "last_log_term": 4}
+        candidate.on_library_message("n2", message)
+    assert sent == [(5, True), (6, False), (7, False)]
 
 
 def test_a_voter_counts_once_and_in_its_own_term_only() -> None:

@@ -1,4 +1,4 @@
-"""None"""
+"""Term and vote: what is on disk, what a crash leaves of it, and what no member can have."""
 
 from __future__ import annotations
 
@@ -107,3 +107,18 @@ def test_a_term_or_vote_out_of_range_is_named_with_its_repair(
 @pytest.mark.parametrize("record", [(0, None), (TERM_MAX, "n0"), (7, "a name")], ids=repr)
 def test_a_term_and_vote_in_range_are_read(record: tuple[int, str | None]) -> None:
     assert parse_term_vote(cbor2.dumps(list(record))) == record
+
+
+def test_a_vote_that_changes_while_it_is_written_waits() -> None:
+    """What was written is the vote before: the newer one is lost with the power."""
+    disk = SimDisk(rng_stream(1))
+    vote = opened(disk)
+    vote.set(3, "n1")
+    version, record = vote.snapshot()
+    vote.set(4, "n2")
+    vote.write(record)
+    vote.mark_durable(version)
+    assert (vote.durable_version, vote.is_durable) == (version, False)
+    disk.power_cut()
+    again = opened(disk)
+    assert (again.term, again.voted_for) == (3, "n1")

@@ -94,6 +94,16 @@ def test_the_steps_of_adding_and_removing_are_allowed_one_by_one() -> None:
     assert removed.voter_names == ("n0", "n2", "n3")
 
 
+def test_an_observer_is_a_learner_before_it_votes() -> None:
+    observer = Member("n3", "d")
+    observed = THREE.with_learner(observer, Standing.OBSERVER)
+    with pytest.raises(ChangeRefusedError, match="was no learner"):
+        check_change(observed, observed.promoted(observer), LEADER)
+    asked = observed.asked_to_vote(observer)
+    check_change(observed, asked, LEADER)
+    check_change(asked, asked.promoted(observer), LEADER)
+
+
 @pytest.mark.parametrize(
     ("after", "says"),
     [

@@ -14,7 +14,7 @@ import pytest
 from commitlog.errors import FlushFailedError, InvariantBroken
 from dledger.raft.identity import Hello
 from dledger.raft.leader import could_commit
-from dledger.raft.membership import Member, Members, MembersLog
+from dledger.raft.membership import Member, Members, MembersLog, Standing
 from dledger.raft.peers import REASONS_MAX, REPEAT_S, Failure, Owner, Refusals, Roster
 from tests.harness.raft_cluster import Cluster
 
@@ -258,3 +258,10 @@ def test_disk_failure_is_no_connection_error() -> None:
     assert failure.error is raised
     assert isinstance(raised, FlushFailedError)
     assert not isinstance(raised, OSError)
+
+
+@pytest.mark.parametrize("standing", [Standing.LEARNER, Standing.OBSERVER])
+def test_members_without_a_vote_commit_no_list(standing: Standing) -> None:
+    members = LIST.with_learner(Member("n7", "n7-1"), standing)
+    assert not could_commit(members, [hello("n1"), hello("n7")])
+    assert could_commit(members, [hello("n1"), hello("n2"), hello("n7")])

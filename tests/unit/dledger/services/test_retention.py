@@ -17,6 +17,7 @@ import pytest
 import structlog.testing
 from msgspec import structs
 
+from commitlog.errors import CorruptEntryError
 from commitlog.mark import Anchor
 from commitlog.record import checked_body
 from commitlog.seams import utc
@@ -48,6 +49,7 @@ class Log:
 
     def __init__(self, stored_ms: int = 1) -> None:
         self.stored_ms = stored_ms
+        self.damaged: set[int] = set()
         self.first_index = 1
         self.first_position = 0
         self.last_index = ENTRIES
@@ -57,6 +59,8 @@ class Log:
         return (index - 1) * ENTRY_BYTES
 
     def anchor_at(self, index: int) -> Anchor:
+        if index - 1 in self.damaged:
+            raise CorruptEntryError(f"entry {index - 1} is damaged and waits for its repair")
         return Anchor(index, self.position_at(index), 1, 1, prev_store_time_ms=self.stored_ms)
 
     def index_of(self, position: int) -> int:
@@ -122,6 +126,19 @@ async def test_expired_segments_wait_for_their_hour_unless_asked_for(clock: Manu
     assert change.reason is not None
     assert (change.reason.cause, change.reason.asked_by) == ("request", "root at 10.0.0.1")
     # Asked once is done once.
+    assert await kept.service.check() is None
+
+
+async def test_a_damaged_last_entry_lets_its_segment_go_with_the_next(clock: ManualClock) -> None:
+    kept = Kept(clock, age_hours=2)
+    kept.log.damaged = {5, 20}
+    kept.service.expire_soon("")
+    floor = await kept.service.check()
+    assert floor is not None
+    assert floor.position == 3 * SEGMENT_BYTES
+    kept.remove_files()
+    kept.log.damaged = {20}
+    kept.service.expire_soon("")
     assert await kept.service.check() is None
 
 

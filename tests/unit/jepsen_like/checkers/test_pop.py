@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.pop import (
     AGAIN,
     EARLY,
@@ -30,7 +31,15 @@ from jepsen_like.checkers.pop_ends import (
     NO_END,
     STALE,
 )
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from jepsen_like.history.operation import (
+    NEVER,
+    NOTHING,
+    F,
+    History,
+    Operation,
+    Outcome,
+    RunHeader,
+)
 from tests.harness.extent import examples
 from tests.oracles.pop import anomalies
 
@@ -89,6 +98,26 @@ def test_clean_history_is_valid() -> None:
         "refused": 1,
         "given_up": 0,
     }
+
+
+def test_message_at_the_place_of_another_one_is_named() -> None:
+    rows = [received(0, 0, 1, 3, value=5), received(1, 0, 1, 4, value=6)]
+    seen = {5: {("T", 0, 2)}, 6: {("T", 0, 4), ("T", 1, 9)}}
+    (violation,) = check_history(rows, seen=seen).violations
+    assert (violation.name, violation.operations) == (OTHER, (0,))
+
+
+def test_received_message_is_that_of_its_queue() -> None:
+    send = row(0, F.SEND, 0, 1, 2, value=5, cnt=0, status=NOTHING, txn=NOTHING, group="")
+    rows = [send, received(1, 2, 3, 2, value=5), received(2, 2, 3, 7, value=5, group="other")]
+    verdicts = {each.checker: each for each in check_everything(History(RunHeader(""), rows))}
+    assert [(one.name, one.operations) for one in verdicts["pop"].violations] == [(OTHER, (2,))]
+
+
+def test_an_end_far_away_is_judged_at_once() -> None:
+    end = received(1, 2, 3, NOTHING, min_off=0, max_off=1 << 62, cnt=3)
+    found = check_history([received(0, 0, 1), end]).violations
+    assert {violation.name for violation in found} == {LOST, NO_END}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from jepsen_like.checkers import queue_log
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.kernel.facts import REPORTED_MAX
+from jepsen_like.checkers.kernel.tables import MemorySource
 from jepsen_like.checkers.queue_log import check_tables
 from jepsen_like.checkers.verdict import Verdict, checked, merge
 from jepsen_like.history.columns import obs_table, ops_table
@@ -301,3 +302,37 @@ def test_many_violations_are_reported_a_few_at_a_time() -> None:
     operations = [send(at, 999 - at, at * 10, at * 10 + 5) for at in range(1000)]
     verdict = check_history(operations)
     assert 1 <= len(verdict.violations) <= REPORTED_MAX
+
+
+def test_one_offset_acknowledged_twice_fills_no_other() -> None:
+    rows = [send(0, 1, 0, 10), send(1, 1, 5, 20)]
+    rows[1].value = rows[0].value
+    expected = [queue_log.OF_NO_SEND]
+    assert [violation.name for violation in check_history(rows).violations] == expected
+    assert [violation.name for violation in check_rows(rows).violations] == expected
+
+
+def test_values_sent_twice_are_judged() -> None:
+    """Such a queue may be undecided, and no checker breaks over it."""
+    for seed in range(300):
+        rng = random.Random(seed)
+        rows = random_history(rng, 7)
+        sends = [op for op in rows if op.f == F.SEND]
+        if len(sends) < 2:
+            continue
+        first, again = rng.sample(sends, 2)
+        for op in rows:
+            op.values = tuple(first.value if v == again.value else v for v in op.values)
+        again.value = first.value
+        verdict = check_everything(History(RunHeader(""), rows))[0]
+        assert verdict.checker == queue_log.NAME, f"seed {seed}: {verdict.reason}"
+        assert "Error" not in verdict.reason, f"seed {seed}"
+
+
+def test_kernel_that_breaks_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise IndexError("no such offset")
+
+    monkeypatch.setattr(MemorySource, "queues", broken)
+    (verdict,) = check_everything(History(RunHeader(""), [send(0, 0, 0, 10)]))
+    assert (verdict.validity, verdict.reason) == ("unknown", "IndexError: no such offset")

@@ -97,6 +97,19 @@ def test_an_anomaly_is_found(rows: tuple[Operation, ...], found: set[str]) -> No
     assert names(*rows) == found
 
 
+def test_ends_far_away_are_judged_at_once() -> None:
+    far = 1 << 62
+    rows = (step(0, 0, far), step(1, far, far + 2, min_off=far + 1), output(2, 0, 0), head(3, far))
+    assert names(*rows) == {LOST, IN_PARTS, NOT_STORED}
+
+
+def test_what_retention_took_before_a_step_is_not_lost() -> None:
+    skipping = step(0, 0, 6, min_off=4)
+    rows = (skipping, step(1, 2, 3, Outcome.INFO), output(2, 0, 4), output(3, 0, 5), head(4, 8))
+    found = [v.detail.split(",")[0] for v in check_history(rows).violations if v.name == LOST]
+    assert found == ["offset 6", "offset 7"]
+
+
 def test_steps_overlap_behind_a_longer_one() -> None:
     rows = (step(0, 0, 9), step(1, 2, 3), step(2, 8, 10))
     pairs = {each.operations for each in check_history(rows).violations if each.name == OVERLAP}

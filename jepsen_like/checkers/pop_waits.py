@@ -1,0 +1,128 @@
+"""A receive that lasts is given what becomes free meanwhile.
+
+A message is free from the end of a delivery until the receive that is given its next attempt is
+called: its next attempt is known, so nothing else can have held it. A receive of the same group
+that was answered before that, and that had lasted for `LATE_NS` beside the free message, waited in
+vain: it had to be given it at once, whatever it was given in the end.
+
+That is demanded where, by the record of faults, nothing was wrong, and not of groups that receive
+in order, whose messages wait for those ahead of them. A program may stand still for a moment: one
+of a hundred receives that last so long is allowed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import accumulate, pairwise
+from typing import Final, NamedTuple
+
+from jepsen_like.checkers.fault_record import FaultRecord
+from jepsen_like.checkers.verdict import Violation
+from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+
+IN_VAIN: Final = "receive waited in vain"
+IN_ORDER_SUFFIX: Final = "-in-order"
+"""Ends the names of groups that receive in order."""
+
+LATE_NS: Final = 1_000_000_000
+"""How long a receive that is held may take to notice a message."""
+IN_VAIN_LEAST: Final = 2
+ALLOWED_PER_CENT: Final = 1
+REPORTED_MAX: Final = 8
+MS_NS: Final = 1_000_000
+
+_Line = tuple[str, str]
+"""Group and topic."""
+
+
+class _Free(NamedTuple):
+    """A message that was free from one instant to another, between two deliveries."""
+
+    from_ns: int
+    to_ns: int
+    before: Operation
+
+
+class _Spans:
+    """Messages that were free, of one line."""
+
+    def __init__(self, spans: Iterable[_Free]) -> None:
+        ordered = sorted(spans, key=lambda span: (span.from_ns, span.to_ns))
+        self._begins = [span.from_ns for span in ordered]
+        self._longest = list(accumulate(ordered, self._later))
+
+    @staticmethod
+    def _later(one: _Free, other: _Free) -> _Free:
+        return other if other.to_ns > one.to_ns else one
+
+    def there(self, since_ns: int, until_ns: int) -> _Free | None:
+        """Return a message that was free at *since_ns* and still at *until_ns*."""
+        at = bisect_right(self._begins, since_ns)
+        one = self._longest[at - 1] if at else None
+        return one if one is not None and one.to_ns >= until_ns else None
+
+
+def violations(
+    rows: Iterable[Operation], record: FaultRecord, *, clock_error_ns: int = 0
+) -> list[Violation]:
+    """Return receives that waited in vain, if there are more than a few.
+
+    Args:
+        rows: Those of `pop.OPERATIONS`.
+        record: Of the faults of the run.
+        clock_error_ns: How far clocks of brokers may be apart.
+    """
+    every = [op for op in rows if not op.group.endswith(IN_ORDER_SUFFIX)]
+    free = _free(every, clock_error_ns)
+    lasted, found = set[tuple[int, int]](), list[Violation]()
+    for op in every:
+        receive = (op.process, op.call_ns)  # each message of its answer is a row
+        is_answered = op.f == F.RECEIVE and op.outcome != Outcome.INFO
+        if not is_answered or op.ret_ns < op.call_ns + LATE_NS or receive in lasted:
+            continue
+        lasted.add(receive)
+        spans = free.get((op.group, op.topic))
+        one = None if spans is None else spans.there(op.ret_ns - LATE_NS, op.ret_ns)
+        if one is not None and record.quiet_ns(one.from_ns, op.ret_ns) == op.ret_ns - one.from_ns:
+            found.append(_violation(one, op))
+    if len(found) < IN_VAIN_LEAST or 100 * len(found) <= ALLOWED_PER_CENT * len(lasted):
+        return []
+    return found[:REPORTED_MAX]
+
+
+def _free(rows: list[Operation], clock_error_ns: int) -> dict[_Line, _Spans]:
+    """Return when messages were free, by line."""
+    deliveries: dict[tuple[str, str, int, int], list[Operation]] = {}
+    changes: dict[tuple[str, str, int, int], list[Operation]] = {}
+    for op in rows:
+        message = (op.group, op.topic, op.queue, op.off)
+        if op.f == F.RECEIVE and op.outcome == Outcome.OK and op.off != NOTHING:
+            deliveries.setdefault(message, []).append(op)
+        elif op.f == F.CHANGE_TIME and op.outcome != Outcome.FAIL:
+            changes.setdefault(message, []).append(op)
+    found: dict[_Line, list[_Free]] = {}
+    for message, every in deliveries.items():
+        every.sort(key=lambda op: (op.cnt, op.call_ns))
+        for first, second in pairwise(every):
+            if second.cnt != first.cnt + 1:
+                continue  # what no row has may have held it in between
+            of_it = [op for op in changes.get(message, ()) if op.call_ns < second.ret_ns]
+            if any(op.outcome == Outcome.INFO for op in of_it):
+                continue
+            ends = [op.ret_ns + op.status * MS_NS for op in (first, *of_it)]
+            from_ns = max(ends) + clock_error_ns
+            if from_ns < second.call_ns:
+                found.setdefault(message[:2], []).append(_Free(from_ns, second.call_ns, first))
+    return {line: _Spans(spans) for line, spans in found.items()}
+
+
+def _violation(one: _Free, op: Operation) -> Violation:
+    message = one.before
+    free_s, lasted_s = (op.ret_ns - one.from_ns) / 1e9, (op.ret_ns - op.call_ns) / 1e9
+    text = (
+        f"offset {message.off} of queue {message.queue} was free for {free_s:.1f} s when a receive "
+        f"that had lasted for {lasted_s:.1f} s came back without it"
+    )
+    subject = f"{op.group}@{op.topic}"
+    return Violation(IN_VAIN, subject, text, (message.op_id, op.op_id), at_ns=op.ret_ns)

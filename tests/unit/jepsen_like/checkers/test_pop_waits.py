@@ -1,0 +1,99 @@
+"""A receive that waits must find what becomes free while it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from jepsen_like.checkers import pop
+from jepsen_like.checkers.fault_record import FaultRecord
+from jepsen_like.checkers.pop_waits import IN_VAIN, MS_NS, violations
+from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+
+QUIET = FaultRecord(())
+
+
+def row(op_id: int, f: F, call: int, ret: int, off: int = 0, **more: Any) -> Operation:
+    """Return a row with stamps in milliseconds."""
+    fields = {"topic": "T", "queue": 0, "off": off, "group": "g", "status": 100, **more}
+    outcome = fields.pop("outcome", Outcome.OK)
+    end = NEVER if outcome == Outcome.INFO else ret * MS_NS
+    return Operation(op_id, op_id, op_id, NOTHING, f, outcome, call * MS_NS, end, **fields)
+
+
+def in_vain(op_id: int, call: int, ret: int, **more: Any) -> Operation:
+    fields = {"outcome": Outcome.FAIL, "err": "NothingThere", **more}
+    return row(op_id, F.RECEIVE, call, ret, NOTHING, **fields)
+
+
+FIRST = row(0, F.RECEIVE, 0, 10, cnt=1, txn=1)
+AGAIN = row(9, F.RECEIVE, 5_000, 5_010, cnt=2, txn=2)
+WAITS = (in_vain(1, 100, 2_105), in_vain(2, 1_000, 3_001))
+"""The message is free from 110 ms on, and is handed out again at 5 s."""
+
+
+def found(*rows: Operation, record: FaultRecord = QUIET, clock_error_ms: int = 0) -> set[int]:
+    every = violations(rows, record, clock_error_ns=clock_error_ms * MS_NS)
+    assert {violation.name for violation in every} <= {IN_VAIN}
+    assert all(violation.operations[0] == 0 for violation in every)
+    return {violation.operations[1] for violation in every}
+
+
+def test_receives_that_waited_beside_a_free_message_are_named() -> None:
+    assert found(FIRST, *WAITS, AGAIN) == {1, 2}
+    verdict = pop.check_history((FIRST, *WAITS, AGAIN), record=QUIET)
+    assert {violation.name for violation in verdict.violations} == {IN_VAIN}
+    assert pop.check_history((FIRST, *WAITS, AGAIN)).is_valid
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (FIRST, *WAITS),  # it may have been given up, or handed out to an unknown client
+        (FIRST, *WAITS, row(9, F.RECEIVE, 5_000, 5_010, cnt=3)),  # one that no row has was between
+        (FIRST, *WAITS, row(9, F.RECEIVE, 2_000, 5_010, cnt=2)),  # it may have been theirs by then
+        (FIRST, WAITS[0], AGAIN),  # a single one
+        (FIRST, in_vain(1, 100, 1_099), in_vain(2, 1_000, 1_999), AGAIN),  # they hardly lasted
+        (FIRST, in_vain(1, 100, 1_109), in_vain(2, 0, 1_109), AGAIN),  # it was hardly free
+        (FIRST, *(replace(op, outcome=Outcome.INFO, ret_ns=NEVER) for op in WAITS), AGAIN),
+        (FIRST, *WAITS, row(3, F.CHANGE_TIME, 50, 60, status=4_000), AGAIN),
+        (FIRST, *WAITS, row(3, F.CHANGE_TIME, 50, 60, outcome=Outcome.INFO), AGAIN),
+        (FIRST, in_vain(1, 100, 2_105, group="h"), in_vain(2, 1_000, 3_001, group="h"), AGAIN),
+        (FIRST, in_vain(1, 100, 2_105, topic="S"), in_vain(2, 1_000, 3_001, topic="S"), AGAIN),
+    ],
+)
+def test_receives_that_may_have_had_nothing_are_not_named(rows: tuple[Operation, ...]) -> None:
+    assert found(*rows) == set()
+
+
+def test_another_message_is_no_excuse() -> None:
+    other = [row(3, F.RECEIVE, 200, 1_900, 7, cnt=1), row(4, F.RECEIVE, 200, 1_900, 8, cnt=1)]
+    other[1].process = other[0].process
+    rows = (FIRST, *other, AGAIN)
+    assert found(*rows) == set(), "two messages of one answer"
+    assert found(*rows, row(5, F.RECEIVE, 1_000, 2_000, 9, cnt=1)) == {3, 5}
+
+
+def test_groups_that_receive_in_order_are_not_judged() -> None:
+    rows = [replace(op, group="g-in-order") for op in (FIRST, *WAITS, AGAIN)]
+    assert found(*rows) == set()
+
+
+def test_a_fault_excuses_receives_that_it_met() -> None:
+    fault = FaultRecord(((2_000 * MS_NS, 2_001 * MS_NS),))
+    assert found(FIRST, *WAITS, AGAIN, record=fault) == set()
+    later = FaultRecord(((4_000 * MS_NS, 9_000 * MS_NS),))
+    assert found(FIRST, *WAITS, AGAIN, record=later) == {1, 2}
+
+
+def test_clocks_that_differ_free_a_message_later() -> None:
+    assert found(FIRST, *WAITS, AGAIN, clock_error_ms=900) == {1, 2}
+    assert found(FIRST, *WAITS, AGAIN, clock_error_ms=1_000) == set()
+
+
+def test_one_receive_of_a_hundred_may_wait_in_vain() -> None:
+    others = [in_vain(10 + at, 10_000 + at, 12_001 + at) for at in range(198)]
+    assert found(FIRST, *WAITS, AGAIN, *others) == set()
+    assert found(FIRST, *WAITS, AGAIN, *others[:-1]) == {1, 2}
