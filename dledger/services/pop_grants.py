@@ -30,7 +30,7 @@ from dledger.broker_errors import (
 from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_decision import PopDecision, PopReader, SpentKey
-from dledger.services.pop_lines import HandedOut, LineKey, PopAsk, PopLines
+from dledger.services.pop_lines import DueTimes, HandedOut, LineKey, PopAsk, PopLines
 from dledger.state.pop import PopKey
 from dledger.state.state_record import StateRecord, TopicsChange, state_record
 from dledger.waiting import wait_for
@@ -102,7 +102,7 @@ class PopGrants:
         self._waiting: deque[PopAsk] = deque()
         self._lines = PopLines()
         self._woken: dict[LineKey, None] = {}
-        self._due: dict[tuple[str, str], int] = {}
+        self._due = DueTimes()
         self._entry: _Entry | None = None
         self._term = 0
         self._out = (0, float("-inf"))
@@ -195,9 +195,8 @@ class PopGrants:
             self._leads()
             now = self._clock.monotonic()
             now_ms = self._group.store_time_ms
-            fired = [pair for pair, at_ms in self._due.items() if at_ms <= now_ms]
+            fired = self._due.take(now_ms)
             for pair in fired:
-                del self._due[pair]
                 self._wake(pair)
             for ask in self._lines.take_expired(now):
                 ask.on_done(ask, None)
@@ -214,8 +213,9 @@ class PopGrants:
         deadline = self._lines.next_deadline
         if deadline is not None:
             waits.append(deadline - self._clock.monotonic())
-        if self._due:
-            waits.append((min(self._due.values()) - self._group.store_time_ms) / 1000)
+        due_ms = self._due.next_ms
+        if due_ms is not None:
+            waits.append((due_ms - self._group.store_time_ms) / 1000)
         return max(0.0, min(waits))
 
     # ------------------------------------------------------------------------------ terms
@@ -277,13 +277,11 @@ class PopGrants:
     def _look_again(self, pairs: Iterable[tuple[str, str]], now_ms: int) -> None:
         """Let what waits for messages of a group in a topic be tried again a little later."""
         for pair in pairs:
-            if self._waits(pair):
-                at_ms = now_ms + PASSED_OVER_MS
-                self._due[pair] = min(at_ms, self._due.get(pair, at_ms))
+            if self._waits(pair) and self._due.note(pair, now_ms + PASSED_OVER_MS):
                 self._moved.set()
 
     def _waits(self, pair: tuple[str, str]) -> bool:
-        return any(line[0] == pair[0] for line in self._lines.of_topic(pair[1]))
+        return bool(self._lines.of_pair(pair))
 
     def _count_out(self) -> int:
         count, since = self._out
@@ -384,8 +382,7 @@ class PopGrants:
         now_ms = self._group.store_time_ms
         # One that is over already was passed over for a reason: not at once again.
         at_ms = max(min(ends), now_ms + 1_000 * (min(ends) <= now_ms))
-        if at_ms < self._due.get(pair, 1 << 62):
-            self._due[pair] = at_ms
+        if self._due.note(pair, at_ms):
             self._moved.set()
 
     def _try_line(self, line: LineKey, decision: PopDecision, taken: list[PopAsk]) -> bool:
@@ -396,10 +393,8 @@ class PopGrants:
         return True
 
     def _wake(self, pair: tuple[str, str]) -> None:
-        group, topic = pair
-        for line in self._lines.of_topic(topic):
-            if line[0] == group:
-                self._woken[line] = None
+        for line in self._lines.of_pair(pair):
+            self._woken[line] = None
 
     def _propose(self, asks: list[PopAsk], decision: PopDecision) -> None:
         change = decision.change
