@@ -485,6 +485,18 @@ def test_fifo_hands_out_again_before_what_is_new(popping: Broker) -> None:
     assert pop(popping, order="true").code == ResponseCode.PULL_NOT_FOUND
 
 
+def test_fifo_goes_on_where_the_message_before_has_died(broker: Broker) -> None:
+    broker.make_topic("T", queues=1)
+    retries(broker.group, 0)
+    broker.group.put("T", 0, b"a", b"b")
+    assert bodies(pop(broker, order="true", maxMsgNums=1)) == [(b"a", 0)]
+    pass_ms(broker, INVISIBLE_MS)
+    assert bodies(pop(broker, order="true")) == [(b"b", 0)], (
+        "with the entry that gives up the first"
+    )
+    assert broker.group.state.max_offset("%DLQ%g", 0) == 1
+
+
 def test_held_fifo_wakes_at_the_acknowledgement(popping: Broker) -> None:
     handle = handles(pop(popping, maxMsgNums=1, order="true"))[0]
     command = hold(popping, order="true", maxMsgNums=1)

@@ -33,9 +33,11 @@ def test_due_times_are_those_of_a_plain_table(seed: int) -> None:
     assert (due.next_ms, due.take(1 << 62)) == (None, [])
 
 
-def ask(group: str, topic: str, queue_id: int) -> PopAsk:
+def ask(group: str, topic: str, queue_id: int, owner: object = None) -> PopAsk:
     receive = Receive(group=group, topic=topic, queue_ids=(), wanted=1, max_bytes=1, invisible_ms=1)
-    return PopAsk(on_done=lambda _ask, _error: None, receive=receive, queue_id=queue_id)
+    return PopAsk(
+        on_done=lambda _ask, _error: None, receive=receive, queue_id=queue_id, owner=owner
+    )
 
 
 def test_lines_are_found_by_group_and_topic() -> None:
@@ -52,3 +54,14 @@ def test_lines_are_found_by_group_and_topic() -> None:
         lines.release(each)
     assert (lines.of_pair(("g", "T")), lines.of_topic("T"), lines.all()) == ([], [], [])
     assert not any((lines._of_pair, lines._of_topic, lines._of_owner))
+
+
+def test_requests_of_a_connection_are_found_until_they_end() -> None:
+    lines, first, second = PopLines(), object(), object()
+    held = [ask("g", "T", -1, first), ask("g", "U", -1, first), ask("g", "T", -1, second)]
+    for each in held:
+        lines.hold(each)
+    lines.release(held[0])
+    lines.release(held[0])
+    assert (lines.of_owner(first), lines.of_owner(second)) == ([held[1]], [held[2]])
+    assert (lines.count, lines.first(("g", "T", -1, False))) == (2, held[2])
