@@ -243,7 +243,7 @@ def test_topic_that_is_named_often_is_looked_at_once(
 
 
 class Offsets(dict[tuple[str, str], dict[int, int]]):
-    """Counts how often all of it is gone through."""
+    """Counts the passes over all of it."""
 
     passes = 0
 

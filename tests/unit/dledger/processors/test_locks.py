@@ -412,7 +412,7 @@ def test_a_token_that_is_no_number_is_refused(locking: Broker) -> None:
 
 
 class Locks(dict[LockKey, QueueLock]):
-    """Counts how often all of it is gone through."""
+    """Counts the passes over all of it."""
 
     passes = 0
 
