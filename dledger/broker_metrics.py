@@ -21,6 +21,7 @@ from dledger.group_api import BrokerGroup, ServiceCounts
 from dledger.processors.admin import earliest_message_ms, unflushed_bytes
 from dledger.processors.wiring import BrokerProcessors
 from dledger.services.throughput import Traffic
+from dledger.state.transactions import TransactionDecision
 from dledger.topic_metrics import LOOKS_PER_PIECE, TopicMetrics, bool_text, first_of
 from remoting.metrics import Family, Sample, ServerMetrics, family_text
 from remoting.protocol.bodies import ConsumeType
@@ -151,6 +152,7 @@ class BrokerMetrics:
             self._connection_families(left_out),
             self._storage_families(),
             self._broker_families(),
+            self._waiting_families(),
         ):
             yield from family_text(family, samples, self._labels)
         for family, samples in chain(
@@ -274,6 +276,28 @@ class BrokerMetrics:
             [({"processor": name}, limiter.in_use) for name, limiter in limiters.items()],
         )
 
+    def _waiting_families(self) -> Iterator[tuple[Family, Samples]]:
+        """Yield what waits for a decision or for its time, and what was decided here."""
+        state = self._group.state
+        if self._group.leadership is not None:
+            yield _gauge(
+                "rocketmq_half_messages",
+                "Transactions without a decision; known to the leader.",
+                len(state.transactions.open),
+            )
+            yield _gauge(
+                "rocketmq_timing_messages",
+                "Messages that the timer holds until their time; known to the leader.",
+                len(state.timers),
+            )
+        counts = self._processors.transactions.counts
+        for name, about, decision in (
+            ("rocketmq_commit_messages_total", "committed", TransactionDecision.COMMIT),
+            ("rocketmq_rollback_messages_total", "rolled back", TransactionDecision.ROLLBACK),
+        ):
+            about = f"Transactions that were {about} while this member led."
+            yield Family(name, "counter", about), [({}, counts[decision])]
+
     def _raft_families(self) -> Iterator[tuple[Family, Samples]]:
         group, status = self._group, self._group.status()
         leads = group.leadership is not None
@@ -313,6 +337,14 @@ class BrokerMetrics:
             "dledger_held_pulls",
             "Pulls that found nothing and wait.",
             self._processors.pull.held_count,
+        )
+        yield (
+            Family(
+                "dledger_transactions_given_up_total",
+                "counter",
+                "Transactions that had no decision in time while this member led.",
+            ),
+            [({}, self._processors.transactions.counts[TransactionDecision.GIVEN_UP])],
         )
         yield (
             Family(

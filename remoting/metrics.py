@@ -156,6 +156,23 @@ MAX_LATENCIES: Final = 300
 of text."""
 
 
+def request_code_name(code: int) -> str:
+    """Return the name of a request code of the remoting protocol; its number where it has none."""
+    return _code_name(RequestCode, code)
+
+
+def response_code_name(code: int) -> str:
+    """Return the name of a response code of the remoting protocol, likewise."""
+    return _code_name(ResponseCode, code)
+
+
+def _code_name(codes: type[RequestCode] | type[ResponseCode], code: int) -> str:
+    try:
+        return codes(code).name.lower()
+    except ValueError:
+        return str(code)
+
+
 class RpcLatency:
     """How long answers took, by request and response code.
 
@@ -163,7 +180,16 @@ class RpcLatency:
         left_out: Answers that are not counted because there were too many pairs of codes.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        protocol_type: str = "remoting",
+        request_name: Callable[[int], str] = request_code_name,
+        response_name: Callable[[int], str] = response_code_name,
+    ) -> None:
+        """Count from nothing; the functions return what a code is called on the page."""
+        self._protocol_type = protocol_type
+        self._request_name = request_name
+        self._response_name = response_name
         self.left_out = 0
         self._histograms: dict[tuple[int, int], Histogram] = {}
 
@@ -192,18 +218,11 @@ class RpcLatency:
         for (asked, answered), histogram in list(self._histograms.items()):
             yield from histogram.samples(
                 {
-                    "protocol_type": "remoting",
-                    "request_code": _code_name(RequestCode, asked),
-                    "response_code": _code_name(ResponseCode, answered),
+                    "protocol_type": self._protocol_type,
+                    "request_code": self._request_name(asked),
+                    "response_code": self._response_name(answered),
                 }
             )
-
-
-def _code_name(codes: type[RequestCode] | type[ResponseCode], code: int) -> str:
-    try:
-        return codes(code).name.lower()
-    except ValueError:
-        return str(code)
 
 
 # ---------------------------------------------------------------------------- what every port shows

@@ -38,12 +38,17 @@ def prometheus(
         tuple[str, ...] | None,
         Parameter(name="--namesrv", help="host:port of a NameServer's metrics; may be repeated."),
     ] = None,
+    proxy: Annotated[
+        tuple[str, ...] | None,
+        Parameter(help="host:port of a proxy's metrics; may be repeated."),
+    ] = None,
     to: To = None,
 ) -> int:
     """Write what Prometheus scrapes, and the alert rules."""
     from dledger.generate.prometheus import prometheus_files
 
-    return _give(prometheus_files(broker or ("127.0.0.1:5557",), name_server or ()), to)
+    brokers = broker or ("127.0.0.1:5557",)
+    return _give(prometheus_files(brokers, name_server or (), proxy or ()), to)
 
 
 @app.command
@@ -69,7 +74,7 @@ def compose(
     ] = "",
     to: To = None,
 ) -> int:
-    """Write a Containerfile, and a compose file of three NameServers and three brokers."""
+    """Write a Containerfile, and a compose file of a cluster with a proxy and a console."""
     from dledger.generate.containers import compose_files
 
     return _give(compose_files(image, advertise), to)

@@ -29,6 +29,7 @@ from dledger.console import (
 )
 from dledger.console.console import Console, RefusedError
 from dledger.console.guard import HEADERS, LOOPBACK_HOSTS
+from remoting.metrics import ALIVE_PATH, READY_PATH
 
 STATIC: Final = Path(__file__).parent / "static"
 
@@ -67,6 +68,8 @@ def routes() -> list[Route | Mount]:
         Route("/changes", account_pages.changes),
         Route("/runs", runs_page.runs),
         Route("/runs/report", runs_page.report),
+        Route(ALIVE_PATH, _alive),
+        Route(READY_PATH, _ready),
         Mount("/static", StaticFiles(directory=STATIC), name="static"),
     ]
 
@@ -88,6 +91,17 @@ class FixedHeaders:
             await send(message)
 
         await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
+
+
+async def _alive(_request: Request) -> Response:
+    return PlainTextResponse("alive\n")
+
+
+async def _ready(request: Request) -> Response:
+    console: Console = request.app.state.console
+    if console.watch.look is None:
+        return PlainTextResponse("the cluster has not been looked at yet\n", 503)
+    return PlainTextResponse("ready\n")
 
 
 async def _refused(request: Request, error: Exception) -> Response:

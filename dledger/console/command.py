@@ -54,13 +54,21 @@ async def console(
         Path | None, Parameter(help="Certificate: browsers then use https.")
     ] = None,
     tls_key_file: Annotated[Path | None, Parameter(help="Its key.")] = None,
+    plain_http: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Serve http at an address of a network: that of a container whose port is"
+            " published to its own machine alone, or that only a proxy with https reaches.",
+        ),
+    ] = False,
 ) -> int:
     """Serve a web console of a cluster until Ctrl-C.
 
     It only shows, unless --allow-changes is given. Every program that reaches its port sees what
     the console may read: it listens on this machine alone, unless --host names another address.
     """
-    check_binding(host, tls_cert_file, tls_key_file)
+    check_binding(host, tls_cert_file, tls_key_file, plain_http=plain_http)
     if runs is not None and not runs.is_dir():
         raise ConfigError(f"--runs: {runs} is no folder")
     configure_logs(form="text")
@@ -83,9 +91,13 @@ async def console(
     return 0
 
 
-def check_binding(host: str, cert_file: Path | None, key_file: Path | None) -> None:
+def check_binding(
+    host: str, cert_file: Path | None, key_file: Path | None, *, plain_http: bool = False
+) -> None:
     """Refuse what would put a console on a network without protection.
 
+    Args:
+        plain_http: An address of a network needs no TLS.
     Raises:
         ConfigError: An address of a network without TLS, or half of the files for it.
     """
@@ -95,11 +107,11 @@ def check_binding(host: str, cert_file: Path | None, key_file: Path | None) -> N
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         is_loopback = False
-    if not is_loopback and cert_file is None:
+    if not is_loopback and cert_file is None and not plain_http:
         raise ConfigError(
             f"--host {host} can be reached from other machines: give --tls-cert-file and"
             " --tls-key-file, or let a proxy with https and a sign-in stand before a console on"
-            " 127.0.0.1"
+            " 127.0.0.1; --plain-http where nothing else reaches that network"
         )
 
 

@@ -1,4 +1,7 @@
-"""An image without root, and a compose file: three NameServers, and three brokers of one group."""
+"""An image without root, and a compose file.
+
+It has three NameServers, three brokers of one group, a proxy for gRPC clients, and a console.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,18 @@ CLIENT_PORT: Final = 10911
 PEER_PORT: Final = 20911
 METRICS_PORT: Final = 5557
 NAMESRV_PORT: Final = 9876
+PROXY_PORT: Final = 8081
+CONSOLE_PORT: Final = 8180
 
 _PROBE: Final = (
     "import sys,urllib.request as r;r.urlopen(f'http://127.0.0.1:{sys.argv[1]}/readyz',timeout=3)"
 )
 
 CONTAINERFILE: Final = f"""\
-# Builds from the source tree: podman build -t dledger -f DIR/Containerfile .
+# Builds from the source tree: podman build --format docker -t dledger -f DIR/Containerfile .
 FROM docker.io/library/python:3.13-slim AS build
 COPY . /src
-RUN python -m venv /opt/dledger && /opt/dledger/bin/pip install --no-cache-dir /src
+RUN python -m venv /opt/dledger && /opt/dledger/bin/pip install --no-cache-dir '/src[proxy,console]'
 
 FROM docker.io/library/python:3.13-slim
 COPY --from=build /opt/dledger /opt/dledger
@@ -29,7 +34,7 @@ RUN useradd --uid {UID} --user-group --no-create-home --shell /usr/sbin/nologin 
 ENV PATH=/opt/dledger/bin:$PATH HOME=/var/lib/dledger PYTHONUNBUFFERED=1
 USER {UID}:{UID}
 VOLUME /var/lib/dledger
-EXPOSE {CLIENT_PORT} {PEER_PORT} {NAMESRV_PORT} {METRICS_PORT}
+EXPOSE {CLIENT_PORT} {PEER_PORT} {NAMESRV_PORT} {PROXY_PORT} {CONSOLE_PORT} {METRICS_PORT}
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=10s --retries=6 \\
     CMD ["python", "-c", "{_PROBE}", "{METRICS_PORT}"]
@@ -52,6 +57,8 @@ def compose_files(image: str, advertise: str) -> dict[str, str]:
     services |= {name: _name_server(image) for name in name_servers}
     for number, name in enumerate(brokers):
         services[name] = _broker(image, number, name, brokers, name_servers, advertise)
+    services["proxy"] = _proxy(image, name_servers, advertise)
+    services["console"] = _console(image, name_servers)
     if advertise:
         services[name_servers[0]]["ports"] = [f"{NAMESRV_PORT}:{NAMESRV_PORT}"]
     volumes: dict[str, dict[str, str]] = {"secret": {}, **{f"data-{name}": {} for name in brokers}}
@@ -104,7 +111,7 @@ def _broker(
 ) -> dict[str, Any]:
     port = CLIENT_PORT + 10 * number if advertise else CLIENT_PORT
     settings = {
-        "broker.namesrv_addr": ";".join(f"{server}:{NAMESRV_PORT}" for server in name_servers),
+        "broker.namesrv_addr": _addresses(name_servers),
         "broker.broker_ip1": advertise or name,
         "raft.group": "broker-a",
         "raft.self_id": name,
@@ -121,9 +128,39 @@ def _broker(
         **_container(image, ["broker", *options]),
         "depends_on": {
             "secret": {"condition": "service_completed_successfully"},
-            **{server: {"condition": "service_started"} for server in name_servers},
+            **_started(name_servers),
         },
         "volumes": [f"data-{name}:/var/lib/dledger", "secret:/var/lib/secret:ro"],
         "ulimits": {"nofile": 65_536},
         **({"ports": [f"{port}:{port}"]} if advertise else {}),
     }
+
+
+def _proxy(image: str, name_servers: list[str], advertise: str) -> dict[str, Any]:
+    listen, metrics = f"0.0.0.0:{PROXY_PORT}", f"0.0.0.0:{METRICS_PORT}"
+    options = ["--namesrv", _addresses(name_servers), "--listen", listen]
+    options += ["--advertised", f"{advertise or 'proxy'}:{PROXY_PORT}", "--metrics", metrics]
+    return {
+        **_container(image, ["proxy", *options]),
+        "depends_on": _started(name_servers),
+        **({"ports": [f"{PROXY_PORT}:{PROXY_PORT}"]} if advertise else {}),
+    }
+
+
+def _console(image: str, name_servers: list[str]) -> dict[str, Any]:
+    """Return the console, which only shows; its port is published to this machine alone."""
+    options = ["--namesrv", _addresses(name_servers), "--host", "0.0.0.0", "--plain-http"]
+    return {
+        **_container(image, ["console", *options, "--port", str(CONSOLE_PORT)]),
+        "healthcheck": {"test": ["CMD", "python", "-c", _PROBE, str(CONSOLE_PORT)]},
+        "depends_on": _started(name_servers),
+        "ports": [f"127.0.0.1:{CONSOLE_PORT}:{CONSOLE_PORT}"],
+    }
+
+
+def _addresses(name_servers: list[str]) -> str:
+    return ";".join(f"{server}:{NAMESRV_PORT}" for server in name_servers)
+
+
+def _started(names: list[str]) -> dict[str, dict[str, str]]:
+    return {name: {"condition": "service_started"} for name in names}

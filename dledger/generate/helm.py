@@ -1,4 +1,4 @@
-"""A Helm chart: NameServers and one broker group, each a StatefulSet with stable addresses."""
+"""A Helm chart: NameServers and one broker group with stable addresses, proxies, a console."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ _FILES: Final = (
     "templates/broker.yaml",
     "templates/namesrv.yaml",
     "templates/secret.yaml",
+    "templates/proxy.yaml",
+    "templates/console.yaml",
     "templates/NOTES.txt",
 )
 

@@ -172,16 +172,21 @@ ALERTS: Final = (
 )
 
 
-def prometheus_files(brokers: Sequence[str], name_servers: Sequence[str]) -> dict[str, str]:
+def prometheus_files(
+    brokers: Sequence[str], name_servers: Sequence[str], proxies: Sequence[str] = ()
+) -> dict[str, str]:
     """Return configuration and rules by file name.
 
     Args:
         brokers: ``host:port`` of the metrics of each broker; every member of every group.
         name_servers: The same of NameServers; may be empty.
+        proxies: The same of proxies.
     """
     jobs = [_job("dledger-broker", brokers)]
     if name_servers:
         jobs.append(_job("dledger-namesrv", name_servers))
+    if proxies:
+        jobs.append(_job("dledger-proxy", proxies))
     config = {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "rule_files": ["alerts.yml"],

@@ -103,6 +103,11 @@ class ClientTable:
         """Groups of consumers, and how many there are, those that came first in front."""
         return {group: len(clients) for group, clients in self._consumers.items()}
 
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open."""
+        return sum(len(client.streams) for client in self._clients.values())
+
     def get(self, client_id: str) -> Client | None:
         """Return a client; None: unknown."""
         return self._clients.get(client_id)

@@ -41,6 +41,9 @@ def proxy(
     advertised: Annotated[
         str | None, Parameter(help="host:port where clients reach this proxy.")
     ] = None,
+    metrics: Annotated[
+        str | None, Parameter(help="host:port for Prometheus and for probes.")
+    ] = None,
     config: Annotated[
         Path | None, Parameter(name=["--config", "-c"], help="TOML file with settings.")
     ] = None,
@@ -66,12 +69,14 @@ def proxy(
     Credentials and TLS towards brokers come from the environment, as for every client. SIGTERM and
     Ctrl-C stop it cleanly.
     """
-    named = {
+    named: dict[str, object] = {
         "proxy.namesrv_addr": namesrv,
         "server.listen": listen,
         "server.advertised": advertised,
     }
     try:
+        if metrics is not None:
+            named["metrics.listen_host"], named["metrics.listen_port"] = address_of(metrics)
         settings = load_config(
             [] if config is None else [ConfigFile.read(config)],
             options={path: value for path, value in named.items() if value is not None},
@@ -106,8 +111,14 @@ async def run_daemon(config: ProxyConfig) -> int:
     listen = address_of(server.listen)
     instance = connect(config.proxy.namesrv_addr or None, environment=os.environ)
     accounts = AccountStore(OsDisk(), server.acl_file) if server.acl_enable else None
+    metrics = config.metrics
     async with serving(
-        instance, listen, advertised=advertised, tls=tls_of(config), accounts=accounts
+        instance,
+        listen,
+        advertised=advertised,
+        tls=tls_of(config),
+        accounts=accounts,
+        page_at=(metrics.listen_host, metrics.listen_port) if metrics.listen_port else None,
     ) as port:
         log.info(
             "proxy_started", listen=f"{listen[0]}:{port}", namesrv=instance.config.name_servers

@@ -52,7 +52,25 @@ class ProxyTable(Struct, frozen=True, kw_only=True):
     ] = ""
 
 
-SCHEMA: Final = Schema({"server": ServerTable, "proxy": ProxyTable})
+class MetricsTable(Struct, frozen=True, kw_only=True):
+    """``[metrics]``: a page for Prometheus, and for probes."""
+
+    listen_port: Annotated[
+        int,
+        setting(
+            "Port that answers GET /metrics, /healthz and /readyz; 0: none. One that is taken is"
+            " left out with a warning.",
+            "metricsPromExporterPort",
+            ge=0,
+            le=PORT_MAX,
+        ),
+    ] = 0
+    listen_host: Annotated[
+        str, setting("Address to bind for it; there is no access control there.", min_length=1)
+    ] = "127.0.0.1"
+
+
+SCHEMA: Final = Schema({"server": ServerTable, "proxy": ProxyTable, "metrics": MetricsTable})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +81,7 @@ class ProxyConfig(Config):
 
     server: ServerTable = field(default_factory=ServerTable)
     proxy: ProxyTable = field(default_factory=ProxyTable)
+    metrics: MetricsTable = field(default_factory=MetricsTable)
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield the path of each setting that contradicts others, and why."""

@@ -23,10 +23,12 @@ from dledger.aio.guest import Guest, Held
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import full_name
+from dledger.proxy.metrics import CallMetrics, OpenCall, ProxyMetrics, served_page
 from dledger.proxy.service import MessagingService, Received
 from dledger.proxy.status import status_of
 from remoting.access.account_file import AccountStore
 from remoting.log import get_logger
+from remoting.tcp import TcpNetwork
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 
@@ -68,9 +70,10 @@ _log = get_logger(__name__)
 class _Handlers:
     """The calls of the service as gRPC takes them."""
 
-    def __init__(self, service: MessagingService, guest: Guest) -> None:
+    def __init__(self, service: MessagingService, guest: Guest, calls: CallMetrics) -> None:
         self._service = service
         self._guest = guest
+        self._calls = calls
 
     def table(self) -> dict[str, Any]:
         """Return a handler for each call of the interface file."""
@@ -102,15 +105,25 @@ class _Handlers:
 
         async def handle(request: Any, context: Any) -> Any:
             caller = caller_of(context)
-            try:
-                self._service.admit(name, request, caller)
-                return await self._guest.carry(self._service.in_time, call, request, caller)
-            except Exception as error:  # noqa: BLE001  # each has a code
-                return answer(status=_status(name, error))
+            with self._calls.counted(name) as counted:
+                try:
+                    self._service.admit(name, request, caller)
+                    carried = self._guest.carry(self._service.in_time, call, request, caller)
+                    answered = await carried
+                except Exception as error:  # noqa: BLE001  # each has a code
+                    answered = answer(status=_status(name, error))
+                counted.answered(answered)
+            return answered
 
         return handle
 
     async def _receive(self, request: pb.ReceiveMessageRequest, context: Any) -> None:
+        with self._calls.counted("ReceiveMessage") as counted:
+            await self._received(request, context, counted)
+
+    async def _received(
+        self, request: pb.ReceiveMessageRequest, context: Any, counted: OpenCall
+    ) -> None:
         caller = caller_of(context)
         received = Received(full_name(request.group))
         is_written = False
@@ -119,14 +132,16 @@ class _Handlers:
                 self._service.admit("ReceiveMessage", request, caller)
                 await self._guest.carry(self._service.receive_message, request, caller, received)
             except Exception as error:  # noqa: BLE001  # each has a code
-                status = _status("ReceiveMessage", error)
-                await context.write(pb.ReceiveMessageResponse(status=status))
+                refusal = pb.ReceiveMessageResponse(status=_status("ReceiveMessage", error))
+                await context.write(refusal)
+                counted.answered(refusal)
                 return
             for answer in received.answers:
                 if context.done():
                     return
                 await context.write(answer)
             is_written = True
+            counted.answered(*received.answers)
         finally:
             # Clients drop what they have of a call that did not end well.
             if not is_written:
@@ -135,14 +150,16 @@ class _Handlers:
 
     async def _pull(self, request: pb.PullMessageRequest, context: Any) -> None:
         caller = caller_of(context)
-        try:
-            self._service.admit("PullMessage", request, caller)
-            pull = self._service.pull_message
-            answers = await self._guest.carry(self._service.in_time, pull, request, caller)
-        except Exception as error:  # noqa: BLE001  # each has a code
-            answers = [pb.PullMessageResponse(status=_status("PullMessage", error))]
-        for answer in answers:
-            await context.write(answer)
+        with self._calls.counted("PullMessage") as counted:
+            try:
+                self._service.admit("PullMessage", request, caller)
+                pull = self._service.pull_message
+                answers = await self._guest.carry(self._service.in_time, pull, request, caller)
+            except Exception as error:  # noqa: BLE001  # each has a code
+                answers = [pb.PullMessageResponse(status=_status("PullMessage", error))]
+            for answer in answers:
+                await context.write(answer)
+            counted.answered(*answers)
 
     async def _telemetry(self, _requests: Any, context: Any) -> None:
         caller = caller_of(context)
@@ -203,6 +220,7 @@ async def serving(
     advertised: tuple[str, int] | None = None,
     tls: grpc.ServerCredentials | None = None,
     accounts: AccountStore | None = None,
+    page_at: tuple[str, int] | None = None,
 ) -> AsyncIterator[int]:
     """Serve while the block runs; yields the port.
 
@@ -214,6 +232,7 @@ async def serving(
         advertised: Where clients reach this proxy, if not at *listen*.
         tls: For the port; None: plain.
         accounts: Of clients; None: none is checked.
+        page_at: Where the page for Prometheus is served; None: nowhere.
     Raises:
         ConfigError: The address cannot be bound.
     """
@@ -234,18 +253,29 @@ async def serving(
         held = Held(guest, service.open())
         await held.open()
         try:
-            table = _Handlers(service, guest).table()
+            calls = CallMetrics(service.clock)
+            table = _Handlers(service, guest, calls).table()
             server.add_registered_method_handlers(SERVICE, table)
             checks = health.aio.HealthServicer()
             health_pb2_grpc.add_HealthServicer_to_server(checks, server)
             await server.start()
             for name in ("", SERVICE):
                 await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+            metrics = ProxyMetrics(service, calls, f"{host}:{bound}")
+            page = None
+            if page_at is not None:
+                page = Held(guest, served_page(metrics, TcpNetwork(), page_at))
+                await page.open()
             try:
                 yield bound
             finally:
-                await checks.enter_graceful_shutdown()
-                await server.stop(GRACE_S)
+                metrics.is_stopping = True
+                try:
+                    await checks.enter_graceful_shutdown()
+                    await server.stop(GRACE_S)
+                finally:
+                    if page is not None:
+                        await page.close()
         finally:
             await held.close()
     finally:

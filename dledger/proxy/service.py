@@ -43,6 +43,7 @@ from dledger.proxy.sends import Sends, TransactionId
 from dledger.proxy.status import OK, RefusedError, status_of
 from remoting.access.account_file import AccountStore
 from remoting.log import get_logger
+from remoting.seams import Clock
 
 LAST_MARGIN: Final = 0.5
 """Of the margin of a call is left when it is ended; its steps end earlier, with an error that
@@ -161,6 +162,16 @@ class MessagingService:
                 yield
             finally:
                 nursery.cancel_scope.cancel()
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that its calls are measured with."""
+        return self._instance.clock
+
+    @property
+    def renewed_messages(self) -> int:
+        """How many messages of push consumers are renewed."""
+        return len(self._renewals.table)
 
     def admit(self, name: str, request: Any, caller: Caller) -> None:
         """Let a call pass.

@@ -15,6 +15,7 @@ and 3.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -193,9 +194,14 @@ class _InFlight:
 
 
 class TransactionDecisions:
-    """What is decided, or is being decided; the only way to propose a decision."""
+    """What is decided, or is being decided; the only way to propose a decision.
+
+    Attributes:
+        counts: Decisions stored here since the start.
+    """
 
     def __init__(self, group: BrokerGroup, topics: TopicView) -> None:
+        self.counts: Counter[TransactionDecision] = Counter()
         self._group = group
         self._topics = topics
         self._in_flight: dict[int, _InFlight] = {}
@@ -283,6 +289,8 @@ class TransactionDecisions:
                 self._answered.add(half_offset)
             else:
                 del self._in_flight[half_offset]
+        if proposed.outcome == "stored":
+            self.counts[mine.decision] += 1
         waiting, mine.waiting = mine.waiting, []
         for on_done in waiting:
             on_done(proposed)

@@ -8,10 +8,14 @@ from typing import Any, cast
 
 import pytest
 
+from client.connect import connect
+from commitlog.properties import encode_properties
 from dledger import topic_metrics
 from dledger.broker_metrics import READY_LAG_ENTRIES, BrokerMetrics, LeaderChanges, Readiness
 from dledger.group_api import BrokerGroup
 from dledger.processors.topics import MESSAGE_TYPES, TYPE_ATTRIBUTE
+from dledger.proxy.metrics import CallMetrics, ProxyMetrics
+from dledger.proxy.service import MessagingService
 from dledger.services.throughput import Traffic
 from dledger.state.pop import Out, PopRow
 from dledger.state.state_record import ConsumerOffsetsChange, TopicsChange, state_batch
@@ -35,6 +39,7 @@ from remoting.server import RemotingServer
 from remoting.tcp import TcpNetwork
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, CLUSTER, FakeConnection, FakeGroup
+from tests.harness.half_messages import COMMIT, ROLLBACK, begin, end
 from tests.harness.metrics_page import COMMON, MetricsPage
 from tests.harness.shipped_files import ROOT
 
@@ -313,6 +318,7 @@ def test_raft_metrics_carry_the_members_name(watched: Watched) -> None:
         "dledger_store_time_ahead_ms": -20,
         "dledger_clock_behind_voters_ms": 3,
         "dledger_held_pulls": 0,
+        "dledger_transactions_given_up_total": 0,
         "dledger_expired_messages_total": 0,
         "dledger_disk_used_ratio": 0,
         "dledger_listener_failures_total": 0,
@@ -529,6 +535,36 @@ def test_names_of_clients_cannot_break_the_page(watched: Watched) -> None:
     assert shown == r"g\"} 1\n"
 
 
+def test_transactions_are_counted_when_they_are_decided(watched: Watched) -> None:
+    broker = watched.broker
+    halves = [begin(broker) for _ in range(4)]
+    end(broker, halves[0], COMMIT)
+    end(broker, halves[1], ROLLBACK)
+    end(broker, halves[1], ROLLBACK)  # sent twice, decided once
+    assert broker.group.state.transactions.open.keys() == {2, 3}
+    page = watched.page()
+    assert page.value("rocketmq_half_messages") == 2
+    assert page.value("rocketmq_commit_messages_total") == 1
+    assert page.value("rocketmq_rollback_messages_total") == 1
+    assert page.value("dledger_transactions_given_up_total") == 0
+    broker.group.step_down()
+    page = watched.page()
+    assert "rocketmq_half_messages" not in page.kinds
+    assert page.value("rocketmq_commit_messages_total") == 1
+
+
+def test_timer_shows_how_many_messages_it_holds(watched: Watched) -> None:
+    broker = watched.broker
+    broker.make_topic("T", 1)
+    assert watched.page().value("rocketmq_timing_messages") == 0
+    timed = encode_properties({"TIMER_DELAY_MS": "1500", "UNIQ_KEY": "K"}).decode()
+    fields = dict(
+        zip("abcdefghi", ["p", "T", "TBW102", "4", "0", "0", "1", "0", timed], strict=True)
+    )
+    assert broker.call(RequestCode.SEND_MESSAGE_V2, fields, b"later").code == 0
+    assert watched.page().value("rocketmq_timing_messages") == 1
+
+
 def test_guide_lists_exactly_the_metrics(watched: Watched) -> None:
     broker = watched.broker
     broker.make_topic("T", 1)
@@ -555,7 +591,13 @@ def test_guide_lists_exactly_the_metrics(watched: Watched) -> None:
     of_broker = watched.page().kinds.keys()
     namesrv = NamesrvMetrics(routes, ServerMetrics([watched.port], None), "ns:9876")
     of_namesrv = MetricsPage.read("".join(namesrv.pieces())).kinds.keys()
-    assert named == of_broker | of_namesrv
+    calls = CallMetrics(ManualClock())
+    with calls.counted("SendMessage"):
+        pass
+    service = MessagingService(connect("127.0.0.1:1"), ("127.0.0.1", 8081))
+    proxy = ProxyMetrics(service, calls, "127.0.0.1:8081")
+    of_proxy = MetricsPage.read("".join(proxy.pieces())).kinds.keys()
+    assert named == of_broker | of_namesrv | of_proxy
 
 
 @dataclass

@@ -93,6 +93,7 @@ def test_a_network_needs_a_certificate(host: str) -> None:
     with pytest.raises(ConfigError, match="tls-cert-file"):
         check_binding(host, None, None)
     check_binding(host, Path("cert"), Path("key"))
+    check_binding(host, None, None, plain_http=True)
     with pytest.raises(ConfigError, match="go together"):
         check_binding(host, Path("cert"), None)
 

@@ -49,6 +49,16 @@ async def send(client: ClientInstance, *messages: Message) -> None:
             await producer.send_to(QUEUE, message)
 
 
+async def test_console_is_ready_once_it_has_looked(visitor: Visitor) -> None:
+    alive, ready = await visitor.get("/healthz"), await visitor.get("/readyz")
+    assert (alive.status_code, alive.text) == (200, "alive\n")
+    assert (ready.status_code, ready.text) == (503, "the cluster has not been looked at yet\n")
+    await visitor.console.look()
+    ready = await visitor.get("/readyz")
+    assert (ready.status_code, ready.text) == (200, "ready\n")
+    assert "set-cookie" not in ready.headers
+
+
 # --------------------------------------------------------------------------- hostile content
 
 

@@ -93,12 +93,16 @@ def test_every_alert_has_a_section_that_helps() -> None:
 
 
 def test_prometheus_takes_configuration_and_rules(tmp_path: Path) -> None:
-    write(prometheus_files(["n0:5557", "n1:5557"], ["ns:5558"]), tmp_path)
+    write(prometheus_files(["n0:5557", "n1:5557"], ["ns:5558"], ["p:5557"]), tmp_path)
     config = yaml.safe_load((tmp_path / "prometheus.yml").read_text())
     jobs = {
         job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"]
     }
-    assert jobs == {"dledger-broker": ["n0:5557", "n1:5557"], "dledger-namesrv": ["ns:5558"]}
+    assert jobs == {
+        "dledger-broker": ["n0:5557", "n1:5557"],
+        "dledger-namesrv": ["ns:5558"],
+        "dledger-proxy": ["p:5557"],
+    }
     run_if_here("promtool", "check", "config", str(tmp_path / "prometheus.yml"))
 
 
@@ -160,13 +164,15 @@ def services(advertise: str = "") -> dict[str, Any]:
     return services_
 
 
-def test_containers_are_three_and_three_without_rights() -> None:
+def test_containers_have_no_rights_and_no_ports_on_networks() -> None:
     found = services()
-    assert sorted(found) == ["n0", "n1", "n2", "namesrv0", "namesrv1", "namesrv2", "secret"]
+    daemons = ["console", "n0", "n1", "n2", "namesrv0", "namesrv1", "namesrv2", "proxy"]
+    assert sorted(found) == [*daemons, "secret"]
     for service in found.values():
         assert service["read_only"]
         assert service["cap_drop"] == ["ALL"]
-        assert "ports" not in service
+    published = {name: service["ports"] for name, service in found.items() if "ports" in service}
+    assert published == {"console": ["127.0.0.1:8180:8180"]}
     text = compose_files("dledger:1", "")["Containerfile"]
     assert f"\nUSER {UID}:{UID}\n" in text
     assert "/readyz" in text
@@ -189,6 +195,28 @@ def test_brokers_for_clients_outside_have_ports_of_their_own() -> None:
         ["10911:10911"], ["10921:10921"], ["10931:10931"],
     ]  # fmt: skip
     assert "broker.broker_ip1=192.0.2.7" in found["n1"]["command"]
+    assert found["proxy"]["ports"] == ["8081:8081"]
+    assert "192.0.2.7:8081" in found["proxy"]["command"]
+
+
+@pytest.mark.parametrize(("advertise", "host"), [("", "proxy"), ("192.0.2.7", "192.0.2.7")])
+def test_options_of_a_container_proxy_are_settings(
+    advertise: str,
+    host: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    assert main([*services(advertise)["proxy"]["command"], "-p"]) == 0
+    printed = re.sub(" +", " ", capsys.readouterr().out)
+    for line in (
+        "server.listen = 0.0.0.0:8081",
+        f"server.advertised = {host}:8081",
+        "metrics.listen_host = 0.0.0.0",
+        "metrics.listen_port = 5557",
+        "proxy.namesrv_addr = namesrv0:9876;namesrv1:9876;namesrv2:9876",
+    ):
+        assert line in printed, printed
 
 
 @pytest.mark.parametrize("name", ["namesrv0", "secret"])
@@ -214,7 +242,7 @@ def test_chart_names_only_values_and_templates_that_there_are() -> None:
             found = found[part]
     defined = set(re.findall(r'define "([\w.]+)"', text))
     assert set(re.findall(r'include "([\w.]+)"', text)) <= defined
-    for kind in ("StatefulSet", "PodDisruptionBudget", "Service", "Secret"):
+    for kind in ("StatefulSet", "Deployment", "PodDisruptionBudget", "Service", "Secret"):
         assert f"\nkind: {kind}\n" in text
 
 

@@ -18,8 +18,10 @@ from commitlog.record import encode_record
 from dledger.aio.guest import Guest
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
+from dledger.proxy.metrics import CallMetrics
 from dledger.proxy.server import _Handlers
 from dledger.proxy.service import MessagingService, Received
+from dledger.testing.doubles import ManualClock
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.pop_requests import (
@@ -179,7 +181,8 @@ def test_answers_not_all_written_come_again(
     ends_at: int, ends_late: bool, comes_again: bool
 ) -> None:
     guest, context = Carrier(ends_late=ends_late), Context(ends_at)
-    handlers = _Handlers(cast(MessagingService, OneReceive()), cast(Guest, guest))
+    calls = CallMetrics(ManualClock())
+    handlers = _Handlers(cast(MessagingService, OneReceive()), cast(Guest, guest), calls)
 
     async def call() -> None:
         try:
@@ -189,6 +192,12 @@ def test_answers_not_all_written_come_again(
 
     asyncio.run(call())
     assert [function.__name__ for function, _ in guest.started] == ["abandon"] * comes_again
+    assert calls.open_calls == 0
+    (counted, *_) = (sample for sample in calls.latency.family()[1] if sample is not None)
+    assert (counted[0]["request_code"], counted[0]["response_code"]) == (
+        "receive_message",
+        "given_up",
+    )
 
 
 class FullService(OneReceive):
@@ -204,7 +213,8 @@ class FullService(OneReceive):
 def test_refused_stream_states_why(client_id: str, code: int) -> None:
     context = Context(ends_at=9)
     context.invocation_metadata = lambda: (("x-mq-client-id", client_id),)  # type: ignore[method-assign]
-    handlers = _Handlers(cast(MessagingService, FullService()), cast(Guest, Carrier()))
+    calls = CallMetrics(ManualClock())
+    handlers = _Handlers(cast(MessagingService, FullService()), cast(Guest, Carrier()), calls)
     asyncio.run(handlers._telemetry(None, context))
     assert [each.status.code for each in context.written] == [code]
 
