@@ -425,10 +425,12 @@ class Matching(NamedTuple):
     Attributes:
         places: The units that match, by their place among those given.
         scanned: Number of units that have been decided, from the first one on; at least one.
+        cost: What of `MAX_SCAN_COST` that took; long properties count as what they took as well.
     """
 
     places: list[int]
     scanned: int
+    cost: int = 0
 
 
 def scan(
@@ -457,11 +459,16 @@ def scan(
             properties = record_properties(record)
         except CorruptRecordError as error:
             raise DamagedMessageError(str(error), position, size) from error
+        left_bytes -= len(properties)
         if wants.admits(record, properties):
             places.append(place)
             if len(places) == wanted:
                 break
-        left_bytes -= len(properties)
         if left_bytes <= 0:
             break
-    return Matching(places, place + 1)
+    of_properties = (
+        MAX_SCAN_COST * (MAX_SCAN_PROPERTIES_BYTES - left_bytes) // MAX_SCAN_PROPERTIES_BYTES
+    )
+    return Matching(
+        places, place + 1, max(of_properties, (place + 1) * (MESSAGE_COST + wants.cost))
+    )

@@ -300,17 +300,17 @@ class ConsumeStatsProcessor:
     async def _of_broker(self, command: RemotingCommand, is_order: bool) -> RemotingCommand:
         body = ConsumeStatsList(broker_addr=self._settings.address)
         require_leader(self._group)
-        groups = sorted({name for name, _ in self._group.state.consumer_offsets})
-        for name in groups:
-            # A broker may have thousands of groups: others are served in between.
-            await trio.lowlevel.checkpoint()
-            require_leader(self._group)
-            found = [
-                stats
-                for topic in self._topics_of(name)
-                if topic.order == is_order
-                and (stats := self._stats(name, [topic.topic])).offset_table
-            ]
+        for name in sorted(self._group.state.topics_of):
+            found: list[ConsumeStats] = []
+            for topic in self._topics_of(name):
+                if topic.order != is_order:
+                    continue
+                # Groups, and topics of one, may be thousands: others are served in between.
+                await trio.lowlevel.checkpoint()
+                require_leader(self._group)
+                stats = self._stats(name, [topic.topic])
+                if stats.offset_table:
+                    found.append(stats)
             if found:
                 body.consume_stats_list.append({name: found})
                 body.total_diff += sum(map(_behind, found))
@@ -336,9 +336,7 @@ class ConsumeStatsProcessor:
 
     def _topics_of(self, group_name: str) -> list[TopicConfig]:
         """Return the topics a group has offsets of and, while it is online, still wants."""
-        names = sorted(
-            topic for name, topic in self._group.state.consumer_offsets if name == group_name
-        )
+        names = sorted(self._group.state.topics_of.get(group_name, ()))
         online = self._clients.consumer_group(group_name)
         if online is not None and online.subscriptions:
             names = [
@@ -349,7 +347,8 @@ class ConsumeStatsProcessor:
         return [config for name in names if (config := self._topics.config(name)) is not None]
 
     def _stats(self, group_name: str, asked: Iterable[str]) -> ConsumeStats:
-        configs = [config for name in asked if (config := self._topics.config(name)) is not None]
+        names = dict.fromkeys(asked)  # a request may name one a hundred thousand times
+        configs = [config for name in names if (config := self._topics.config(name)) is not None]
         stats = ConsumeStats()
         for config in configs or ([] if asked else self._topics_of(group_name)):
             for queue_id in range(config.read_queue_nums):

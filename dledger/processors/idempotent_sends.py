@@ -112,6 +112,8 @@ class ProducerSends:
         self._flying: dict[bytes, _Flying] = {}
         self._undecided: dict[bytes, None] = {}
         """Producers with a send that is answered and not applied: looked after at the next one."""
+        self._looked_at_index = 0
+        """What was applied when they were looked after."""
 
     def __len__(self) -> int:
         return sum(len(flying.sends) for flying in self._flying.values())
@@ -177,19 +179,33 @@ class ProducerSends:
             self._undecided[stamp.producer_id] = None
 
     def _forget_decided(self) -> None:
+        """Forget what was answered and is applied by now; once for each step of what is applied."""
+        applied_index = self._group.state.applied_index
+        if applied_index == self._looked_at_index:
+            return
+        self._looked_at_index = applied_index
         for producer_id in list(self._undecided):
             flying = self._flying.get(producer_id)
-            answered = (
-                []
-                if flying is None
-                else [at for at, send in flying.sends.items() if send.proposed is not None]
-            )
-            for sequence in answered:
-                if flying is not None and self._is_applied(producer_id, sequence):
+            answered = {} if flying is None else _answered(flying)
+            is_decided = True
+            for sequence, proposed in answered.items():
+                if flying is not None and self._is_over(producer_id, flying, sequence, proposed):
                     self._forget(producer_id, flying, sequence)
-                    answered = [at for at in answered if at != sequence]
-            if not answered:
+                else:
+                    is_decided = False
+            if is_decided:
                 del self._undecided[producer_id]
+
+    def _is_over(
+        self, producer_id: bytes, flying: _Flying, sequence: int, proposed: Proposed
+    ) -> bool:
+        """Return whether no judgement needs an answered send any more."""
+        state = self._group.state
+        session = state.producers.get(producer_id)
+        if session is not None and session.epoch > flying.epoch:
+            return True  # no send of its epoch is judged any more
+        is_stored = proposed.outcome == "stored" and proposed.index <= state.applied_index
+        return is_stored or self._is_applied(producer_id, sequence)
 
     def _forget(self, producer_id: bytes, flying: _Flying, sequence: int) -> None:
         del flying.sends[sequence]
@@ -199,6 +215,10 @@ class ProducerSends:
     def _is_applied(self, producer_id: bytes, sequence: int) -> bool:
         session = self._group.state.producers.get(producer_id)
         return session is not None and (sequence in session.stored or sequence < session.floor)
+
+
+def _answered(flying: _Flying) -> dict[int, Proposed]:
+    return {at: send.proposed for at, send in flying.sends.items() if send.proposed is not None}
 
 
 def _judge(stamp: ProducerStamp, session: ProducerSession | None, flying: _Flying | None) -> Judged:

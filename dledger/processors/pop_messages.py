@@ -154,7 +154,7 @@ class PopMessages:
         )
         if not len(units):
             return Found((), 0, offset)
-        scanned = len(units)
+        scanned, cost = len(units), 0
         if wants is not None:
             try:
                 matching = scan(self._group.log.read, units, wanted, wants)
@@ -162,6 +162,7 @@ class PopMessages:
                 self._group.report_damage(error.position, error.size)
                 raise
             places, scanned = np.array(matching.places, np.int64), matching.scanned
+            cost = matching.cost
             if isinstance(wants, LivingFilter):
                 self._throughput.expired += wants.take_passed_over()
         elif codes is not None:
@@ -177,7 +178,7 @@ class PopMessages:
             places, ends = places[:count], ends[:count]
             scanned = int(places[-1]) + 1
         offsets = tuple((places + offset).tolist())
-        return Found(offsets, int(ends[-1]) if len(ends) else 0, offset + scanned)
+        return Found(offsets, int(ends[-1]) if len(ends) else 0, offset + scanned, cost)
 
     def dead_letter(self, key: PopKey, offset: int, attempts: int) -> DeadLetter | None:
         """Return the copy of a message that was handed out too often; None: not now."""

@@ -284,9 +284,13 @@ class SendProcessor:
                 timed = self._timers.schedule(properties, topic, queue_id)
         if timed is not None:
             properties, topic, queue_id = timed.properties, TIMER_RUN.topic, TIMER_RUN.queue_id
-        record = self._encode(
-            connection, header, topic, queue_id, command.body, properties, header.flag
-        )
+        try:
+            record = self._encode(
+                connection, header, topic, queue_id, command.body, properties, header.flag
+            )
+        except MQError:
+            self._timers.not_proposed(timed)
+            raise
         return record, Run(topic, queue_id, 1), timed
 
     def _note_expiry(self, properties: bytes, destination: _Destination) -> None:

@@ -16,7 +16,10 @@ DATE_TIME: Final = "x-mq-date-time"
 
 ALGORITHM: Final = "MQv2-HMAC-SHA1"
 SIGNED: Final = re.compile(
-    rf"{ALGORITHM} +Credential=(?P<key>[^,/\s]+)[^,]*, *SignedHeaders=(?P<signed>[^,\s]+),"
+    # No text is read in two ways: a long header without a comma would have every pair of places
+    # tried.
+    rf"{ALGORITHM} +Credential=(?P<key>[^,/\s]++)(?:[/\s][^,]*+)?, *"
+    r"SignedHeaders=(?P<signed>[^,\s]++),"
     r" *Signature=(?P<signature>[0-9a-fA-F]+)"
 )
 """The form of `AUTHORIZATION`."""

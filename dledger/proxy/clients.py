@@ -79,21 +79,29 @@ class ClientTable:
     """All clients of one proxy.
 
     Attributes:
-        topics: Topics that producers send to → how many.
-        groups: Groups of consumers → how many.
         changed: Called when a topic or a group is new, or not there any more.
     """
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         """Begin without clients."""
-        self.topics: dict[str, int] = {}
-        self.groups: dict[str, int] = {}
         self.changed = changed
         self._clients: dict[str, Client] = {}
+        self._producers: dict[str, dict[Client, None]] = {}
+        self._consumers: dict[str, dict[Client, None]] = {}
         self._streams = 0
 
     def __len__(self) -> int:
         return len(self._clients)
+
+    @property
+    def topics(self) -> dict[str, int]:
+        """Topics that producers send to, and how many do, those that came first in front."""
+        return {topic: len(clients) for topic, clients in self._producers.items()}
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """Groups of consumers, and how many there are, those that came first in front."""
+        return {group: len(clients) for group, clients in self._consumers.items()}
 
     @property
     def open_streams(self) -> int:
@@ -178,19 +186,15 @@ class ClientTable:
 
     def producer_stream(self, topic: str) -> Stream | None:
         """Return the newest stream of a producer of *topic*; None: no such client is here."""
-        found = [
-            client.streams[-1]
-            for client in self._clients.values()
-            if client.streams and topic in client.topics
-        ]
+        found = [client.streams[-1] for client in self._producers.get(topic, ()) if client.streams]
         return max(found, key=lambda stream: stream.order, default=None)
 
     def consumer_streams(self, group: str) -> dict[str, Stream]:
         """Return the newest stream of each consumer of *group*, by client id."""
         return {
             client.client_id: client.streams[-1]
-            for client in self._clients.values()
-            if client.streams and client.group == group
+            for client in self._consumers.get(group, ())
+            if client.streams
         }
 
     def _known(self, client_id: str, now_s: float) -> Client | None:
@@ -207,22 +211,32 @@ class ClientTable:
             topics = client.topics
         if topics == client.topics and group == client.group:
             return
-        before = {*self.topics}, {*self.groups}
+        is_changed = False
         for topic in client.topics - topics:
-            _count(self.topics, topic, -1)
+            is_changed |= _leave(self._producers, topic, client)
         for topic in topics - client.topics:
-            _count(self.topics, topic, 1)
+            is_changed |= _join(self._producers, topic, client)
         if group != client.group:
             if client.group:
-                _count(self.groups, client.group, -1)
+                is_changed |= _leave(self._consumers, client.group, client)
             if group:
-                _count(self.groups, group, 1)
+                is_changed |= _join(self._consumers, group, client)
         client.topics, client.group = topics, group
-        if before != ({*self.topics}, {*self.groups}):
+        if is_changed:
             self.changed()
 
 
-def _count(table: dict[str, int], name: str, by: int) -> None:
-    table[name] = table.get(name, 0) + by
-    if not table[name]:
+def _join(table: dict[str, dict[Client, None]], name: str, client: Client) -> bool:
+    """Enter a client; return whether the name is new."""
+    clients = table.setdefault(name, {})
+    clients[client] = None
+    return len(clients) == 1
+
+
+def _leave(table: dict[str, dict[Client, None]], name: str, client: Client) -> bool:
+    """Take a client out; return whether the name is not there any more."""
+    clients = table[name]
+    del clients[client]
+    if not clients:
         del table[name]
+    return not clients

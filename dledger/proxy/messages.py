@@ -47,6 +47,9 @@ NAMES_MAX: Final = 1_024
 TIME_MS_MAX: Final = (1 << 63) - 1
 """Of a time in a property."""
 
+ATTEMPT_MAX: Final = (1 << 31) - 1
+"""Of a delivery; a sender may have stated as many before."""
+
 GROUP_CHARS_MAX: Final = MAX_RETRY_TOPIC_CHARS - len("%RETRY%")
 """Of a consumer group: it names its retry topic, which is a folder."""
 
@@ -384,7 +387,7 @@ def _received_message(
         store_host=_host(message.store_host),
         queue_id=message.queue_id,
         queue_offset=message.queue_offset,
-        delivery_attempt=message.reconsume_times + 1,
+        delivery_attempt=min(message.reconsume_times + 1, ATTEMPT_MAX),
     )
     if names.PROPERTY_TAGS in properties:
         system.tag = properties[names.PROPERTY_TAGS]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from typing_extensions import TypeIs
+
 from client.core.message import MAX_BODY_BYTES
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.messages import duration, full_name
@@ -26,6 +28,13 @@ RETRY_DELAYS_MS: Final = tuple(
     1000 * seconds
     for seconds in (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 )
+
+ATTEMPTS_MAX: Final = (1 << 31) - 1
+"""As many as the protocol can state: a group may try without end."""
+
+DELAY_MS_MAX: Final = 12 * 3_600_000
+"""Of a policy, which brokers keep as an administrator wrote it: no broker lets a message wait for
+longer, and much longer ones are none that the protocol can state."""
 
 CONSUMERS: Final = frozenset({pb.PUSH_CONSUMER, pb.SIMPLE_CONSUMER, pb.PULL_CONSUMER})
 LITE_CONSUMERS: Final = frozenset({pb.LITE_PUSH_CONSUMER, pb.LITE_SIMPLE_CONSUMER})
@@ -68,7 +77,7 @@ def for_consumer(asked: pb.Settings, group: SubscriptionGroupConfig) -> pb.Setti
 def retry_policy(group: SubscriptionGroupConfig) -> pb.RetryPolicy:
     """Return when messages of *group* are to be tried again."""
     policy = group.group_retry_policy
-    attempts = max(0, group.retry_max_times) + 1
+    attempts = min(max(0, group.retry_max_times) + 1, ATTEMPTS_MAX)
     exponential = policy.exponential_retry_policy or {}
     if policy.type.upper() == "EXPONENTIAL":
         return pb.RetryPolicy(
@@ -80,17 +89,23 @@ def retry_policy(group: SubscriptionGroupConfig) -> pb.RetryPolicy:
             ),
         )
     delays = (policy.customized_retry_policy or {}).get("next")
-    if not (isinstance(delays, list) and delays and all(isinstance(ms, int) for ms in delays)):
+    if not (isinstance(delays, list) and delays and all(map(_is_number, delays))):
         delays = list(RETRY_DELAYS_MS)
     return pb.RetryPolicy(
         max_attempts=attempts,
-        customized_backoff=pb.CustomizedBackoff(next=[duration(ms) for ms in delays]),
+        customized_backoff=pb.CustomizedBackoff(
+            next=[duration(min(ms, DELAY_MS_MAX)) for ms in delays]
+        ),
     )
 
 
 def _number(table: Mapping[str, Any], name: str, default: int) -> int:
     value = table.get(name)
-    return value if isinstance(value, int) and value > 0 else default
+    return min(value, DELAY_MS_MAX) if _is_number(value) else default
+
+
+def _is_number(value: object) -> TypeIs[int]:
+    return type(value) is int and value > 0
 
 
 def topics_of(settings: pb.Settings) -> frozenset[str]:

@@ -176,6 +176,13 @@ def delivery_batch(
 # ------------------------------------------------------------------------- with a time of their own
 
 
+FARTHEST: Final = 1 << 62
+"""A larger number counts as this one, which is too far away: a number of thousands of digits cannot
+be written into the refusal."""
+
+MAX_QUOTED_BYTES: Final = 64
+"""Of a value that is no number, in the refusal: it may be as long as all properties."""
+
 PRECISION_MS: Final = 1000
 """A message is due at the next whole second: never before what was asked for."""
 
@@ -216,9 +223,9 @@ def deliver_at_ms(properties: bytes, now_ms: int) -> int | None:
         if value is None:
             continue
         try:
-            number = int(value)
+            number = max(-FARTHEST, min(int(value), FARTHEST))
         except ValueError:
-            text = value.decode(errors="replace")
+            text = value[:MAX_QUOTED_BYTES].decode(errors="replace")
             raise TimerIllegalError(f"{name} is not a number: {text!r}") from None
         if name == PROPERTY_TIMER_DELIVER_MS:
             return number

@@ -184,7 +184,7 @@ class OffsetCommits:
 
     def topics_of(self, group: str) -> list[str]:
         """Return the topics that a consumer group has offsets in, sorted."""
-        topics = {topic for name, topic in self._group.state.consumer_offsets if name == group}
+        topics = set(self._group.state.topics_of.get(group, ()))
         if self._leads():
             topics |= {
                 topic for name, topic, _ in (*self._dirty, *self._in_flight) if name == group

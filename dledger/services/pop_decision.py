@@ -22,6 +22,7 @@ from commitlog.errors import (
     MQError,
     OffsetOutOfRangeError,
 )
+from dledger.filters.property_filter import MAX_SCAN_COST
 from dledger.state.pop import (
     HAS_ROW,
     MAX_OUT,
@@ -37,7 +38,13 @@ from dledger.state.topics import TopicConfig
 from remoting.protocol.receipt_handle import revive_queue_of
 
 MAX_MESSAGES_PER_ENTRY: Final = 4_096
-"""Messages that one entry hands out or marks: some 5 ms of apply on each replica."""
+"""Messages that one entry hands out or marks: some 5 ms of apply on each replica. A grant that only
+passes messages over counts as one: a new group may begin at the end of tens of thousands of queues.
+"""
+
+MAX_SCAN_COST_PER_ENTRY: Final = MAX_SCAN_COST
+"""What filters may cost in one decision, over all its requests and queues: as much as in one pull,
+beside one more queue; nothing else runs meanwhile."""
 
 MAX_DEAD_BYTES_PER_ENTRY: Final = 1 << 20
 """Copies for dead letter topics in one entry; what is left waits for the next one."""
@@ -60,6 +67,8 @@ class Found(NamedTuple):
     size_bytes: int
     until: int
     """What stands before it was looked at."""
+    scan_cost: int = 0
+    """What reading properties took, of `MAX_SCAN_COST`."""
 
 
 class DeadLetter(NamedTuple):
@@ -207,6 +216,7 @@ class PopDecision:
     overdue: dict[PopKey, Overdue] = field(default_factory=dict)
     messages: int = 0
     dead_bytes: int = 0
+    scan_cost: int = 0
 
     @property
     def change(self) -> PopChange | None:
@@ -224,7 +234,9 @@ class PopDecision:
     def is_full(self) -> bool:
         """Return whether the entry holds as much as one may."""
         return (
-            self.messages >= MAX_MESSAGES_PER_ENTRY or self.dead_bytes >= MAX_DEAD_BYTES_PER_ENTRY
+            self.messages >= MAX_MESSAGES_PER_ENTRY
+            or self.dead_bytes >= MAX_DEAD_BYTES_PER_ENTRY
+            or self.scan_cost >= MAX_SCAN_COST_PER_ENTRY
         )
 
     @property
@@ -290,7 +302,7 @@ class PopDecision:
                 continue
             self.grants.append(grant)
             count = len(grant.fresh) + len(grant.again)
-            self.messages += count
+            self.messages += max(1, count)
             wanted -= count
             max_bytes -= size_bytes
             if count:
@@ -325,6 +337,7 @@ class PopDecision:
             wanted = 0
         if wanted > 0 and max_bytes > 0 and max(since, low) < high:
             found = self.reader.find(receive, queue_id, max(since, low), wanted, max_bytes)
+            self.scan_cost += found.scan_cost
         # A new group's end of the queue is committed: what arrives from now on is behind it.
         begins = (
             planned is None
@@ -452,8 +465,8 @@ class PopDecision:
     def has_messages(self, receive: Receive) -> bool:
         """Return whether `receive` would hand anything out or give anything up; plans nothing.
 
-        Also where nothing that it reads matches, and more stands behind: only a receive passes
-        over that.
+        Also where nothing that it reads matches, and more stands behind, or queues are left that
+        it cannot look at now: only a receive passes over that.
         """
         keys = [(receive.group, receive.topic, queue_id) for queue_id in receive.queue_ids]
         planned = {
@@ -473,7 +486,9 @@ class PopDecision:
         )
         granted = look.receive(receive)
         self.passed_over |= look.passed_over
-        return bool(granted or look.dead) or any(
+        self.scan_cost += look.scan_cost
+        # What is full has not looked everywhere.
+        return bool(granted or look.dead or look.is_full) or any(
             grant.until < self.reader.bounds(receive.topic, grant.key[2])[1]
             for grant in look.grants
         )

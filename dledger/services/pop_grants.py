@@ -30,7 +30,7 @@ from dledger.broker_errors import (
 from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_decision import PopDecision, PopReader, SpentKey
-from dledger.services.pop_lines import HandedOut, LineKey, PopAsk, PopLines
+from dledger.services.pop_lines import DueTimes, HandedOut, LineKey, PopAsk, PopLines
 from dledger.state.pop import PopKey
 from dledger.state.state_record import StateRecord, TopicsChange, state_record
 from dledger.waiting import wait_for
@@ -45,7 +45,7 @@ MAX_HELD: Final = 100_000
 
 PASSED_OVER_MS: Final = 200
 """After so long a queue is looked at again that could not be received from, because a pull or a
-commit of the group was at work there."""
+commit of the group was at work there, or because what was decided could not be stored."""
 
 COUNT_S: Final = 1.0
 """How often messages that are out are counted; in between those handed out are added, and none is
@@ -102,7 +102,7 @@ class PopGrants:
         self._waiting: deque[PopAsk] = deque()
         self._lines = PopLines()
         self._woken: dict[LineKey, None] = {}
-        self._due: dict[tuple[str, str], int] = {}
+        self._due = DueTimes()
         self._entry: _Entry | None = None
         self._term = 0
         self._out = (0, float("-inf"))
@@ -195,9 +195,8 @@ class PopGrants:
             self._leads()
             now = self._clock.monotonic()
             now_ms = self._group.store_time_ms
-            fired = [pair for pair, at_ms in self._due.items() if at_ms <= now_ms]
+            fired = self._due.take(now_ms)
             for pair in fired:
-                del self._due[pair]
                 self._wake(pair)
             for ask in self._lines.take_expired(now):
                 ask.on_done(ask, None)
@@ -208,12 +207,15 @@ class PopGrants:
             self._group.kick()
 
     def _next_wait_s(self) -> float:
+        if self._entry is None and (self._waiting or self._woken):
+            return 0.0  # the decision before was full
         waits = [60.0]
         deadline = self._lines.next_deadline
         if deadline is not None:
             waits.append(deadline - self._clock.monotonic())
-        if self._due:
-            waits.append((min(self._due.values()) - self._group.store_time_ms) / 1000)
+        due_ms = self._due.next_ms
+        if due_ms is not None:
+            waits.append((due_ms - self._group.store_time_ms) / 1000)
         return max(0.0, min(waits))
 
     # ------------------------------------------------------------------------------ terms
@@ -260,20 +262,26 @@ class PopGrants:
                 line = next(iter(self._woken))
                 if not self._try_line(line, decision, taken):
                     self._woken.pop(line, None)
-            for pair in decision.passed_over:
-                if self._waits(pair):
-                    at_ms = now_ms + PASSED_OVER_MS
-                    self._due[pair] = min(at_ms, self._due.get(pair, at_ms))
-                    self._moved.set()
+            self._look_again(decision.passed_over, now_ms)
             self._propose(taken, decision)
             self._out = (decision.out, self._out[1])
             # Not before: a read barrier applies what is committed, which wakes held requests, and
             # they would be decided beside this decision, on a state that it has not seen.
             for ask in refused:
                 self._confirm(ask)
+            if decision.is_full and self._entry is None:
+                # Nothing was to be stored, or could be: `run` goes on when others had their turn.
+                self._moved.set()
+                return
+
+    def _look_again(self, pairs: Iterable[tuple[str, str]], now_ms: int) -> None:
+        """Let what waits for messages of a group in a topic be tried again a little later."""
+        for pair in pairs:
+            if self._waits(pair) and self._due.note(pair, now_ms + PASSED_OVER_MS):
+                self._moved.set()
 
     def _waits(self, pair: tuple[str, str]) -> bool:
-        return any(line[0] == pair[0] for line in self._lines.of_topic(pair[1]))
+        return bool(self._lines.of_pair(pair))
 
     def _count_out(self) -> int:
         count, since = self._out
@@ -374,8 +382,7 @@ class PopGrants:
         now_ms = self._group.store_time_ms
         # One that is over already was passed over for a reason: not at once again.
         at_ms = max(min(ends), now_ms + 1_000 * (min(ends) <= now_ms))
-        if at_ms < self._due.get(pair, 1 << 62):
-            self._due[pair] = at_ms
+        if self._due.note(pair, at_ms):
             self._moved.set()
 
     def _try_line(self, line: LineKey, decision: PopDecision, taken: list[PopAsk]) -> bool:
@@ -386,10 +393,8 @@ class PopGrants:
         return True
 
     def _wake(self, pair: tuple[str, str]) -> None:
-        group, topic = pair
-        for line in self._lines.of_topic(topic):
-            if line[0] == group:
-                self._woken[line] = None
+        for line in self._lines.of_pair(pair):
+            self._woken[line] = None
 
     def _propose(self, asks: list[PopAsk], decision: PopDecision) -> None:
         change = decision.change
@@ -409,7 +414,7 @@ class PopGrants:
         try:
             self._group.propose(batch, done)
         except MQError as error:
-            _fail(asks, error)
+            self._not_stored(entry, error)
             return
         self._entry = entry
         made += [self._topics.pending.put(name, create) for name, create in creates.items()]
@@ -438,10 +443,17 @@ class PopGrants:
                 waiting, self._waiting = list(self._waiting), deque()
                 _fail(waiting, PendingFullError("an earlier POP got no majority"))
             return
-        _fail(entry.asks, proposed.error or self._not_leader())
         if is_mine:
             self._entry = None
+        self._not_stored(entry, proposed.error or self._not_leader())
+        if is_mine:
             self._work()
+
+    def _not_stored(self, entry: _Entry, error: MQError) -> None:
+        """End an entry that is not in the log; requests held behind what it passed over go on."""
+        _fail(entry.asks, error)
+        pairs = {(group, topic) for group, topic, _ in entry.keys}
+        self._look_again(pairs, self._group.store_time_ms)
 
     def _arrived(self, entry: _Entry) -> None:
         """What was in flight is applied."""

@@ -9,9 +9,9 @@ Spec: docs/internals/decisions/0016-pop.md.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from commitlog.errors import MQError
 from dledger.services.pop_decision import Receipt, Receive
@@ -72,12 +72,63 @@ class PopAsk:
         return (self.receive.group, self.receive.topic, self.queue_id, self.is_notice)
 
 
+Pair = tuple[str, str]
+"""Consumer group and topic."""
+
+
+class DueTimes:
+    """When groups are to be looked at again in topics; the earliest time of a pair counts."""
+
+    def __init__(self) -> None:
+        self._times: dict[Pair, int] = {}
+        # A time that is not that of its pair means nothing.
+        self._heap: list[tuple[int, Pair]] = []
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def note(self, pair: Pair, at_ms: int) -> bool:
+        """Note a time; tell whether none of the pair was as early."""
+        known = self._times.get(pair)
+        if known is not None and known <= at_ms:
+            return False
+        self._times[pair] = at_ms
+        if len(self._heap) > 2 * len(self._times) + 64:
+            self._heap = [(at, each) for each, at in self._times.items()]
+            heapq.heapify(self._heap)
+        else:
+            heapq.heappush(self._heap, (at_ms, pair))
+        return True
+
+    def take(self, now_ms: int) -> list[Pair]:
+        """Forget and return the pairs whose time has come."""
+        taken = []
+        while (at_ms := self.next_ms) is not None and at_ms <= now_ms:
+            pair = heapq.heappop(self._heap)[1]
+            del self._times[pair]
+            taken.append(pair)
+        return taken
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._times.clear()
+        self._heap.clear()
+
+    @property
+    def next_ms(self) -> int | None:
+        """The earliest time; None: there is none."""
+        while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+
 class PopLines:
     """Requests that wait for messages, by line, by connection, and by the end of their time."""
 
     def __init__(self) -> None:
         self._lines: dict[LineKey, dict[PopAsk, None]] = {}
         self._of_topic: dict[str, dict[LineKey, None]] = {}
+        self._of_pair: dict[Pair, dict[LineKey, None]] = {}
         self._of_owner: dict[object, dict[PopAsk, None]] = {}
         self._deadlines: list[tuple[float, int, PopAsk]] = []
         self._serial = 0
@@ -88,6 +139,7 @@ class PopLines:
         ask.is_held = True
         self._lines.setdefault(ask.line, {})[ask] = None
         self._of_topic.setdefault(ask.line[1], {})[ask.line] = None
+        self._of_pair.setdefault(ask.line[:2], {})[ask.line] = None
         self._of_owner.setdefault(ask.owner, {})[ask] = None
         self._serial += 1
         heapq.heappush(self._deadlines, (ask.deadline, self._serial, ask))
@@ -103,10 +155,8 @@ class PopLines:
         del line[ask]
         if not line:
             del self._lines[ask.line]
-            of_topic = self._of_topic[ask.line[1]]
-            del of_topic[ask.line]
-            if not of_topic:
-                del self._of_topic[ask.line[1]]
+            _take_out(self._of_topic, ask.line[1], ask.line)
+            _take_out(self._of_pair, ask.line[:2], ask.line)
         of_owner = self._of_owner[ask.owner]
         del of_owner[ask]
         if not of_owner:
@@ -122,6 +172,10 @@ class PopLines:
     def of_topic(self, topic: str) -> list[LineKey]:
         """Return the lines of a topic."""
         return list(self._of_topic.get(topic, ()))
+
+    def of_pair(self, pair: Pair) -> list[LineKey]:
+        """Return the lines of a group in a topic; costs no more with many other groups there."""
+        return list(self._of_pair.get(pair, ()))
 
     def of_owner(self, owner: object) -> list[PopAsk]:
         """Return what waits of a connection."""
@@ -150,3 +204,13 @@ class PopLines:
         while self._deadlines and not self._deadlines[0][2].is_held:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+def _take_out(lines: dict[K, dict[LineKey, None]], key: K, line: LineKey) -> None:
+    found = lines[key]
+    del found[line]
+    if not found:
+        del lines[key]

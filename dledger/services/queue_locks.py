@@ -267,6 +267,9 @@ class QueueLocks:
         self._entry: _Entry | None = None
         self._term = 0
         self._next_sweep_s = 0.0
+        self._keys: dict[str, list[LockKey]] = {}
+        self._keys_index = 0
+        """The change of locks that `_keys` has them of."""
 
     def lock(self, client_id: str, keys: Sequence[LockKey], on_done: OnLocked) -> None:
         """Lock *keys* for a client, or renew what it holds; the others stay with their holders.
@@ -326,15 +329,23 @@ class QueueLocks:
     def holds_any(self, group: str) -> bool:
         """Return whether a client of *group* has a queue, or is being given one.
 
-        Exact on the leader alone. It reads all locks: for what is rare.
+        Exact on the leader alone. It reads all locks where any was granted or given back since.
         """
         self._leads()
         changing = frozenset() if self._entry is None else self._entry.changing
-        return any(
-            self.is_held(key)
-            for key in (*self._group.state.queue_locks, *changing)
-            if key[0] == group
+        return any(self.is_held(key) for key in self._keys_of(group)) or any(
+            self.is_held(key) for key in changing if key[0] == group
         )
+
+    def _keys_of(self, group: str) -> list[LockKey]:
+        """Return the queues of a group that have a lock; those that went with a topic are there."""
+        state = self._group.state
+        if self._keys_index != state.queue_locks_index:
+            self._keys = {}
+            for key in state.queue_locks:
+                self._keys.setdefault(key[0], []).append(key)
+            self._keys_index = state.queue_locks_index
+        return self._keys.get(group, [])
 
     def on_applied(self, _touched: Sequence[QueueTouched]) -> None:
         """See whether what is in flight has arrived; to be put into the group's `on_applied`."""

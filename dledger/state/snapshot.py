@@ -31,7 +31,7 @@ from typing_extensions import Buffer
 from commitlog.errors import CorruptStoreError, ForeignStoreError
 from dledger.state.accounts import AccountConfig
 from dledger.state.pending_timers import RECALLED_KEPT, PendingTimers
-from dledger.state.pop import PopKey, rows_from_state, rows_to_state
+from dledger.state.pop import PopKey, PopRowCopy, rows_from_state, rows_to_state
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import LockKey, QueueLock, locks_from_state, locks_to_state
 from dledger.state.state_record import floor_from_state, floor_to_state
@@ -64,7 +64,7 @@ class Cut:
     timer_pieces: list[tuple[int, bytes | None]]
     recalled: list[int]
     producers: list[tuple[bytes, list[Any] | None]]
-    pops: list[tuple[PopKey, list[Any] | None]]
+    pops: list[tuple[PopKey, PopRowCopy | None]]
     accounts: list[tuple[str, AccountConfig | None]]
 
     def __len__(self) -> int:
@@ -172,7 +172,7 @@ def _cut(tables: StateTables, marks: Marks, producers: Iterable[bytes]) -> Cut:
         recalled=marks.recalled,
         producers=[(name, tables.producers.row(name)) for name in producers],
         pops=[
-            (key, tables.pops[key].to_state() if key in tables.pops else None) for key in marks.pops
+            (key, tables.pops[key].copied() if key in tables.pops else None) for key in marks.pops
         ],
         accounts=[(name, tables.accounts.get(name)) for name in marks.accounts],
     )
@@ -434,7 +434,7 @@ class Image:
             if row is None:
                 queues.pop(queue_id, None)
             else:
-                queues[queue_id] = row
+                queues[queue_id] = row.to_state()
             changed.add((group, topic))
         for pair in changed:
             queues = self._pops[pair]

@@ -307,6 +307,12 @@ class FakeGroup:
             for on_done, _ in entry.proposals:
                 on_done(Proposed("unknown"))
 
+    def fail_waiting(self, error: MQError) -> None:
+        """Let what is not appended yet end as not stored, while the leadership goes on."""
+        waiting, self._waiting = self._waiting, []
+        for item in waiting:
+            item.on_done(Proposed("not_stored", error=error))
+
     def step_down(self, leader: str | None = None) -> None:
         """End the leadership: what waits is not stored, what is appended is unknown."""
         self.leadership = None

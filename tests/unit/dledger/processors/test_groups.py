@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from dledger.processors.groups import ConsumeStatsProcessor
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from remoting.processor import DEFERRED
@@ -17,6 +19,7 @@ from remoting.protocol.bodies import (
     GroupRetryPolicy,
     HeartbeatData,
     MessageQueue,
+    OffsetWrapper,
     QueryConsumeTimeSpanBody,
     SubscriptionData,
     SubscriptionGroupConfig,
@@ -216,6 +219,50 @@ def test_topics_are_chosen(filled: Broker) -> None:
     assert stats(filled, topic="nowhere").offset_table == {}
     assert stats(filled, group="nobody").offset_table == {}
     assert set(stats(filled, group="nobody", topic="T").offset_table) == {Q0, Q1}
+
+
+def test_topic_that_is_named_often_is_looked_at_once(
+    filled: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[tuple[str, int]] = []
+    progress = ConsumeStatsProcessor._progress
+
+    def counted(
+        self: ConsumeStatsProcessor, topic: str, group_name: str, queue_id: int
+    ) -> OffsetWrapper:
+        looks.append((topic, queue_id))
+        return progress(self, topic, group_name, queue_id)
+
+    monkeypatch.setattr(ConsumeStatsProcessor, "_progress", counted)
+    assert set(stats(filled, topic="T", topicList="T;U;T;" * 100).offset_table) == {
+        Q0,
+        Q1,
+        MessageQueue("U", BROKER, 0),
+    }
+    assert looks == [("T", 0), ("T", 1), ("U", 0)]
+
+
+class Offsets(dict[tuple[str, str], dict[int, int]]):
+    """Counts the passes over all of it."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        self.passes += 1
+        return super().__iter__()
+
+
+async def test_figures_of_a_group_cost_no_look_at_others(filled: Broker) -> None:
+    """Tools ask for those of each group, and a broker may have a million pairs."""
+    state = filled.group.state
+    every = state.consumer_offsets = Offsets(state.consumer_offsets)
+    assert len(stats(filled).offset_table) == 3
+    answer = await filled.handle(
+        request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
+    )
+    assert len(ConsumeStatsList.decode(answer.body).consume_stats_list) == 2
+    assert filled.processors.offsets.topics_of("h") == ["T"]
+    assert every.passes == 0
 
 
 def test_topics_an_online_group_no_longer_wants_are_left_out(filled: Broker) -> None:

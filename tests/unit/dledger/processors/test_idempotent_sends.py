@@ -22,7 +22,12 @@ from dledger.broker_errors import (
 )
 from dledger.group_api import Proposed
 from dledger.processors.idempotent_sends import ProducerSends, SendInFlight, behind
-from dledger.state.producer_sessions import SESSION_IDLE_MAX_MS, StoredSend
+from dledger.state.producer_sessions import (
+    SESSION_IDLE_MAX_MS,
+    ProducerSession,
+    ProducerSessions,
+    StoredSend,
+)
 from dledger.state.state_record import (
     ProducerOpenedChange,
     ProducerSendChange,
@@ -131,6 +136,53 @@ def test_an_answer_before_the_apply_is_given_again(sender: Sender) -> None:
     assert sender.reported["second"] == sender.reported["first"]
     sender.group.apply()
     assert isinstance(sender.sends.judge(sender.stamp(0)), StoredSend)
+
+
+def test_a_judgement_costs_no_look_at_other_producers(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender.group.answers_early = True
+    for sequence in range(20):
+        sender.propose(sender.stamp(sequence, 0))
+    sender.group.append()
+    looks: list[bytes] = []
+    found = ProducerSessions.get
+
+    def get(self: ProducerSessions, producer_id: bytes) -> ProducerSession | None:
+        looks.append(producer_id)
+        return found(self, producer_id)
+
+    monkeypatch.setattr(ProducerSessions, "get", get)
+    assert sender.sends.judge(sender.stamp(20, 0)) is None
+    looks.clear()
+    assert sender.sends.judge(sender.stamp(20, 0)) is None
+    assert looks == [ID]
+    sender.group.apply()
+    assert isinstance(sender.sends.judge(sender.stamp(19, 0)), StoredSend)
+    assert len(sender.sends) == 0
+
+
+def test_sends_of_an_epoch_that_is_over_are_forgotten(sender: Sender) -> None:
+    sender.group.answers_early = True
+    sender.propose(sender.stamp(7), "seventh")
+    sender.group.append()
+    sender.group.answers_early = False
+    sender.epoch = sender.open()
+    assert sender.sends.judge(sender.stamp(0)) is None
+    assert len(sender.sends) == 0
+
+
+def test_a_stored_send_is_forgotten_whose_session_ended(sender: Sender) -> None:
+    group = sender.group
+    group.answers_early = True
+    sender.propose(sender.stamp(7), "seventh")
+    group.append()
+    group.apply()
+    # Nothing was judged until the session was closed.
+    group.state.producers.open(b"y" * 16, 99, group.clock.wall_ms() + 2 * SESSION_IDLE_MAX_MS)
+    with pytest.raises(ProducerUnknownError):
+        sender.sends.judge(sender.stamp(8, 8))
+    assert len(sender.sends) == 0
 
 
 def test_after_a_change_of_leader_the_applied_sessions_decide(sender: Sender) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from dledger.services.queue_locks import FORGOTTEN_LEASES, LEASE_S, MAX_QUEUES_PER_CHANGE
-from dledger.state.queue_lock import QueueLock
+from dledger.state.queue_lock import LockKey, QueueLock
+from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topics import QUEUE_LOCKS_QUEUE, STATE_TOPIC
 from dledger.testing.doubles import ManualClock
 from remoting.processor import DEFERRED
@@ -407,3 +409,43 @@ def test_a_follower_refuses_what_it_knows_to_be_old(locking: Broker, clock: Manu
 
 def test_a_token_that_is_no_number_is_refused(locking: Broker) -> None:
     assert commit(locking, 1, lockToken="x").code == ResponseCode.SYSTEM_ERROR
+
+
+class Locks(dict[LockKey, QueueLock]):
+    """Counts the passes over all of it."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[LockKey]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_whether_a_group_holds_locks_is_known_without_all(
+    locking: Broker, clock: ManualClock
+) -> None:
+    """Each send to a retry topic may ask, and there may be half a million locks."""
+    locks, state = locking.processors.locks, locking.group.state
+    assert not locks.holds_any(GROUP)
+    lock(locking, "a", 0, 1)
+    state.queue_locks = Locks(state.queue_locks)
+    for _ in range(3):
+        assert (locks.holds_any(GROUP), locks.holds_any("h")) == (True, False)
+    assert state.queue_locks.passes == 1
+    unlock(locking, "a", 0)
+    assert locks.holds_any(GROUP)
+    unlock(locking, "a", 1)
+    assert not locks.holds_any(GROUP)
+    lock(locking, "b", 2)
+    assert locks.holds_any(GROUP)
+    clock.now_s += LEASE_S
+    assert not locks.holds_any(GROUP), "its lease is over"
+    lock(locking, "b", 2)
+    assert locks.holds_any(GROUP)
+    locking.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
+    locking.group.settle()
+    assert not locks.holds_any(GROUP), "it went with its topic"
+    asked = command(RequestCode.LOCK_BATCH_MQ, "c", 3)
+    locking.make_topic("T", queues=4)
+    assert locking.handle(asked) is DEFERRED
+    assert locks.holds_any(GROUP), "one is on its way"

@@ -10,12 +10,15 @@ import pytest
 import trio
 
 from commitlog.record import iter_records
-from dledger.broker_errors import TableFullError
+from dledger.broker_errors import PendingFullError, TableFullError
 from dledger.filters.errors import DamagedMessageError
+from dledger.filters.property_filter import Matching, scan
 from dledger.group_api import OnBarrier
+from dledger.processors import pop_messages
 from dledger.processors.destination import Destinations
 from dledger.processors.get_message import MIN_SCAN_UNITS
 from dledger.processors.pop_messages import PopMessages
+from dledger.services import pop_decision
 from dledger.services.pop_decision import Found, Receive
 from dledger.services.pop_grants import PASSED_OVER_MS, SET_ASIDE_S
 from dledger.services.queue_locks import LEASE_S
@@ -31,7 +34,7 @@ from remoting.protocol.bodies import LockBatchRequestBody, MessageQueue, ResetOf
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.headers import PullMessageHeader
-from remoting.protocol.own_fields import STALE_FIELD, decode_stale
+from remoting.protocol.own_fields import FROM_NOW_FIELD, STALE_FIELD, decode_stale
 from remoting.protocol.pop_requests import (
     MAX_READ_BITS,
     MAX_REQUEST_BITS,
@@ -482,6 +485,18 @@ def test_fifo_hands_out_again_before_what_is_new(popping: Broker) -> None:
     assert pop(popping, order="true").code == ResponseCode.PULL_NOT_FOUND
 
 
+def test_fifo_goes_on_where_the_message_before_has_died(broker: Broker) -> None:
+    broker.make_topic("T", queues=1)
+    retries(broker.group, 0)
+    broker.group.put("T", 0, b"a", b"b")
+    assert bodies(pop(broker, order="true", maxMsgNums=1)) == [(b"a", 0)]
+    pass_ms(broker, INVISIBLE_MS)
+    assert bodies(pop(broker, order="true")) == [(b"b", 0)], (
+        "with the entry that gives up the first"
+    )
+    assert broker.group.state.max_offset("%DLQ%g", 0) == 1
+
+
 def test_held_fifo_wakes_at_the_acknowledgement(popping: Broker) -> None:
     handle = handles(pop(popping, maxMsgNums=1, order="true"))[0]
     command = hold(popping, order="true", maxMsgNums=1)
@@ -554,6 +569,153 @@ def test_notification_sees_behind_many_other_tags(broker: Broker) -> None:
     assert bodies(answers[-1]) == [(b"y", 0)]
     assert len(answers) <= 4
     assert broker.call(RequestCode.NOTIFICATION, asked).ext["hasMsg"] == "false"
+
+
+def scans_of(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let one decision scan no more than one queue; return where scans are counted."""
+    monkeypatch.setattr(pop_decision, "MAX_SCAN_COST_PER_ENTRY", 1)
+    counts: list[int] = []
+
+    def counted(*args: Any) -> Matching:
+        counts.append(broker.group.log.last_index)
+        return scan(*args)
+
+    monkeypatch.setattr(pop_messages, "scan", counted)
+    return counts
+
+
+SQL = {"expType": "SQL92", "exp": "a = 1"}
+
+
+def test_filters_of_a_decision_share_one_bound(
+    group: FakeGroup, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a filter that matches little stalls the leader for a whole backlog of many queues."""
+    broker = Broker(group, clock, enable_property_filter=True)
+    broker.make_topic("T", queues=8)
+    for queue_id in range(8):
+        group.put("T", queue_id, b"x", b"y", properties=b"a\x012\x02")
+    group.put("T", 3, b"z", properties=b"a\x011\x02")
+    scans = scans_of(broker, monkeypatch)
+    asked = [request(RequestCode.POP_MESSAGE, fields(pollTime=15_000, **SQL)) for _ in range(2)]
+    assert [broker.handle(each) for each in asked] == [DEFERRED] * 2
+    while group.waiting:
+        group.settle()
+    assert len(scans) == len(set(scans)) == 8, "one queue at a time, and each once"
+    (found,) = [answer for each in asked if (answer := answer_of(broker, each)) is not None]
+    assert bodies(found) == [(b"z", 0)]
+    for queue_id in range(8):
+        passed = group.state.consumer_offset("g", "T", queue_id)
+        assert passed == 2, "the message that is out is not passed"
+
+
+async def test_notices_that_scan_take_turns_with_others(
+    group: FakeGroup, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = VirtualClock()
+    group.clock = clock
+    broker = Broker(group, clock, enable_property_filter=True)
+    broker.make_topic("T", queues=2)
+    broker.make_group("g")
+    group.put("T", 0, b"x", properties=b"a\x012\x02")
+    group.put("T", 1, b"x", properties=b"a\x012\x02")
+    busy = request(RequestCode.POP_MESSAGE, fields(topic="U"))
+    broker.make_topic("U", queues=1)
+    group.put("U", 0, b"u")
+    scans = scans_of(broker, monkeypatch)
+    assert broker.handle(busy) is DEFERRED
+    asked = [
+        request(RequestCode.NOTIFICATION, fields(pollTime=15_000, queueId=queue_id, **SQL))
+        for queue_id in (0, 1, 0)
+    ]
+    assert [broker.handle(each) for each in asked] == [DEFERRED] * 3
+    group.settle()
+    assert len(scans) == 1, "the others wait for their turn"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.processors.pops.run)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert len(scans) == 3
+    answers = [answer_of(broker, each) for each in asked]
+    assert [each and each.ext["hasMsg"] for each in answers] == ["true"] * 3
+
+
+def test_notice_that_looked_at_some_queues_calls_for_a_pop(
+    group: FakeGroup, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(group, clock, enable_property_filter=True)
+    broker.make_topic("T", queues=4)
+    for queue_id in range(3):
+        group.put("T", queue_id, b"x", properties=b"a\x012\x02")
+    group.put("T", 3, b"z", properties=b"a\x011\x02")
+    scans_of(broker, monkeypatch)
+    for _ in range(4):
+        notice = broker.call(RequestCode.NOTIFICATION, fields(**SQL))
+        assert notice.ext["hasMsg"] == "true"
+        popped = pop(broker, **SQL)
+        if popped.code == 0:
+            break
+    assert bodies(popped) == [(b"z", 0)]
+
+
+def test_new_group_at_the_end_of_many_queues_begins_in_steps(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of tens of thousands of queues would fit no entry, and no try would ever end."""
+    monkeypatch.setattr(pop_decision, "MAX_MESSAGES_PER_ENTRY", 10)
+    group = broker.group
+    broker.make_topic("T", queues=25)
+    for queue_id in range(25):
+        group.put("T", queue_id, b"old")
+    command = request(RequestCode.POP_MESSAGE, fields(pollTime=15_000, initMode=1))
+    command.ext[FROM_NOW_FIELD] = "true"
+    assert broker.handle(command) is DEFERRED
+    while group.waiting:
+        group.settle()
+    begun = [
+        len(change.grants)
+        for applied in group.applied
+        for change in applied.changes
+        if isinstance(change, PopChange)
+    ]
+    assert begun == [10, 10, 5]
+    assert {group.state.consumer_offset("g", "T", each) for each in range(25)} == {1}
+    group.put("T", 17, b"new")
+    group.settle()
+    found = answer_of(broker, command)
+    assert found is not None
+    assert bodies(found) == [(b"new", 0)]
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_held_pop_goes_on_when_nothing_could_be_stored(
+    group: FakeGroup, autojump_clock: trio.testing.MockClock, *, is_taken: bool
+) -> None:
+    """What it passed over is not in the log, and no message arrives that would wake it."""
+    clock = VirtualClock()
+    group.clock = clock
+    broker = Broker(group, clock)
+    broker.make_topic("T", queues=1)
+    broker.make_group("g")
+    for _ in range(MIN_SCAN_UNITS // 100):
+        group.put("T", 0, *[b"x"] * 100)
+    group.put("T", 0, b"y", properties=b"TAGS\x01B\x02")
+    if not is_taken:
+        group.refuse = PendingFullError("full")
+    command = request(RequestCode.POP_MESSAGE, fields(pollTime=15_000, expType="TAG", exp="B"))
+    assert broker.handle(command) is DEFERRED
+    if is_taken:
+        group.fail_waiting(PendingFullError("a hanging disk"))
+    group.refuse = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.processors.pops.run)
+        await trio.sleep(PASSED_OVER_MS / 1000 + 0.1)
+        while group.waiting:
+            group.settle()
+        nursery.cancel_scope.cancel()
+    found = answer_of(broker, command)
+    assert found is not None
+    assert bodies(found) == [(b"y", 0)]
 
 
 def test_damage_fails_one_notification_alone(

@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
+from commitlog.entry import Run
 from commitlog.message_id import decode_offset_message_id
-from commitlog.record import Record, decode_record
+from commitlog.record import (
+    SYS_FLAG_COMMIT,
+    SYS_FLAG_TRANSACTION_MASK,
+    Record,
+    decode_record,
+    encode_record,
+)
 from dledger.services.delayed_message import queue_of_level
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SCHEDULE_TOPIC, STATE_TOPIC, TOPICS_QUEUE, SubscriptionGroupConfig
@@ -15,7 +22,7 @@ from dledger.testing.doubles import ManualClock
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
 from tests.harness.broker import Broker
-from tests.harness.fake_group import CLUSTER, FakeGroup
+from tests.harness.fake_group import CLUSTER, FakeGroup, batch_of
 
 PROPERTIES = "TAGS\x01TagA\x02KEYS\x01k1\x02UNIQ_KEY\x01ABC\x02"
 
@@ -67,6 +74,29 @@ def test_send_back_stores_a_delayed_copy(broker: Broker) -> None:
     retry = broker.group.state.topic_config("%RETRY%g")
     assert retry is not None
     assert retry.read_queue_nums == 1
+
+
+@pytest.mark.parametrize("level", ["0", "-1"])
+def test_copy_of_a_committed_message_is_no_part_of_a_transaction(
+    broker: Broker, level: str
+) -> None:
+    broker.make_topic()
+    record = encode_record(
+        topic="T",
+        queue_id=0,
+        body=b"body",
+        properties=PROPERTIES.encode(),
+        sys_flag=SYS_FLAG_COMMIT | 1,
+        prepared_transaction_offset=77,
+    )
+    broker.group.propose(batch_of([record], Run("T", 0, 1)), lambda _: None)
+    broker.group.settle()
+    (unit,) = broker.group.queues.queue("T", 0).read(0, 1)
+    assert send_back(broker, int(unit["phy_offset"]), delayLevel=level).code == 0
+    where = (SCHEDULE_TOPIC, queue_of_level(3)) if level == "0" else ("%DLQ%g", 0)
+    copy = only(broker.group, *where)
+    assert (copy.sys_flag & SYS_FLAG_TRANSACTION_MASK, copy.sys_flag & 1) == (0, 1)
+    assert copy.prepared_transaction_offset == 0
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,8 @@ def test_a_delay_level_goes_before_a_time(broker: Broker) -> None:
     [
         ("TIMER_DELAY_SEC\x01101\x02", 13, "timerMaxDelaySec"),
         ("TIMER_DELAY_SEC\x01" + "9" * 30 + "\x02", 13, "timerMaxDelaySec"),
+        ("TIMER_DELAY_SEC\x01" + "9" * 4300 + "\x02", 13, "timerMaxDelaySec"),
+        ("TIMER_DELAY_SEC\x01" + "9" * 4301 + "\x02", 13, "not a number"),
         (f"TIMER_DELIVER_MS\x01{EPOCH_MS + 100_001}\x02", 13, "100001 ms"),
         ("TIMER_DELAY_MS\x01soon\x02", 13, "not a number"),
         (f"TIMER_DELIVER_MS\x01{EPOCH_MS}\x02TIMER_DEL_UNIQKEY\x01K\x02", 13, "over"),
@@ -114,6 +116,7 @@ def test_times_that_cannot_be_are_refused(
     assert response.code == code
     assert response.ext[OUTCOME_FIELD] == "not_stored"
     assert remark in (response.remark or "")
+    assert len(response.remark or "") < 200
 
 
 def test_a_time_that_is_just_near_enough_is_taken(broker: Broker) -> None:
@@ -192,6 +195,17 @@ def test_a_recall_that_is_not_stored_gives_its_claim_back(broker: Broker) -> Non
     broker.group.step_down()
     assert broker.connection.replies[-1][1].ext[OUTCOME_FIELD] == "not_stored"
     broker.group.lead()
+    assert recall(broker, handle).code == 0
+
+
+@pytest.mark.parametrize("body", [b"", b"x" * 4097])
+def test_recall_by_a_refused_message_gives_its_claim_back(broker: Broker, body: bytes) -> None:
+    handle = send(broker, KEY + "TIMER_DELAY_SEC\x015\x02").ext["recallHandle"]
+    properties = "UNIQ_KEY\x01L\x02TIMER_DELAY_SEC\x015\x02TIMER_DEL_UNIQKEY\x01K\x02"
+    fields = dict(zip("abcdefghi", ["p", "T", "TBW102", *"41010", properties], strict=True))
+    response = broker.call(RequestCode.SEND_MESSAGE_V2, fields, body)
+    assert response.code == ResponseCode.MESSAGE_ILLEGAL
+    assert 0 in broker.group.state.timers
     assert recall(broker, handle).code == 0
 
 

@@ -368,6 +368,22 @@ def test_the_answer_to_a_check_may_not_come_before_its_time(
     assert end(broker, half, COMMIT, fromTransactionCheck="true").code == 0
 
 
+def test_answer_to_a_question_counts_by_a_clock_that_went_back(
+    broker: Broker, clock: ManualClock
+) -> None:
+    """Else a half message whose producer answers each time is given up at last."""
+    broker.make_topic()
+    half = begin(broker, properties=IMMUNE)
+    clock.skew_ms = -3_600_000
+    early = end(broker, half, COMMIT, fromTransactionCheck="true")
+    assert (early.code, early.ext["outcome"]) == (604, "not_stored")
+    counted = state_batch(TransactionsChange(checked=((half.offset, 1),)))
+    broker.group.propose(counted, lambda _: None)
+    broker.group.settle()
+    assert end(broker, half, COMMIT, fromTransactionCheck="true").code == 0
+    assert broker.group.state.max_offset("T", 2) == 1
+
+
 def test_the_producer_itself_may_decide_at_any_time(broker: Broker) -> None:
     broker.make_topic()
     half = begin(broker, properties=IMMUNE)

@@ -67,6 +67,33 @@ def refusal(access: Access, request: Any, asked: Caller, name: str = "SendMessag
     return None
 
 
+@pytest.mark.parametrize(
+    "key", ["clerk-key", "clerk-key/eu/RocketMQ", "clerk-key eu", "clerk-key/"]
+)
+def test_key_ends_where_the_region_begins(key: str) -> None:
+    found = caller(key).signed
+    assert found is not None
+    assert (found["key"], found["signed"], found["signature"]) == (
+        "clerk-key",
+        "x-mq-date-time",
+        RIGHT,
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Credential=" + "a" * 200_000,
+        "Credential=a/" + "b/" * 100_000,
+        "Credential=a," + " " * 200_000,
+    ],
+)
+def test_long_header_is_read_once(text: str) -> None:
+    """Every call has one, with an account or without: two ways to read it would take minutes."""
+    asked = Caller("c", authorization=f"MQv2-HMAC-SHA1 {text}")
+    assert (asked.signed, asked.name) == (None, "c")
+
+
 def test_signature_is_that_of_the_protocol() -> None:
     # What Apache's Python client makes of the two.
     assert signature("secret", "20261124T150000Z") == "c309069cf5589dc42e8bce2f3c5e2401b3736f27"

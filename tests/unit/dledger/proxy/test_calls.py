@@ -24,7 +24,13 @@ from dledger.proxy.receives import (
 )
 from dledger.proxy.routes import accepted_types, endpoints, wire_assignments, wire_queues
 from dledger.proxy.sends import TransactionId, queue_of_group
-from dledger.proxy.settings import RETRY_DELAYS_MS, for_consumer, for_producer
+from dledger.proxy.settings import (
+    DELAY_MS_MAX,
+    RETRY_DELAYS_MS,
+    for_consumer,
+    for_producer,
+    retry_policy,
+)
 from dledger.proxy.status import RefusedError
 from remoting.machine import TrioClock
 from remoting.protocol.bodies import GroupRetryPolicy, SubscriptionGroupConfig
@@ -191,6 +197,28 @@ def test_consumer_gets_the_policy_of_its_group() -> None:
     config = SubscriptionGroupConfig("g", group_retry_policy=growing)
     backoff = for_consumer(asked, config).backoff_policy.exponential_backoff
     assert (backoff.initial, backoff.multiplier) == (duration(100), 2)
+
+
+def test_policy_beyond_the_protocol_is_bounded() -> None:
+    """Brokers keep a group as it was written: its consumers must start all the same."""
+    for_ever = SubscriptionGroupConfig("g", retry_max_times=2**31 - 1)
+    assert retry_policy(for_ever).max_attempts == 2**31 - 1
+    far = GroupRetryPolicy(customized_retry_policy={"next": [1_000, 10**30]})
+    delays = retry_policy(SubscriptionGroupConfig("g", group_retry_policy=far)).customized_backoff
+    assert list(delays.next) == [duration(1_000), duration(DELAY_MS_MAX)]
+    for bad in ([-5], [0], [True], ["1"], [1.5], [], 7):
+        policy = GroupRetryPolicy(customized_retry_policy={"next": bad})
+        found = retry_policy(SubscriptionGroupConfig("g", group_retry_policy=policy))
+        assert [each.seconds * 1000 for each in found.customized_backoff.next] == list(
+            RETRY_DELAYS_MS
+        )
+    grows = {"initial": -1, "max": 10**30, "multiplier": "x"}
+    policy = GroupRetryPolicy(type="EXPONENTIAL", exponential_retry_policy=grows)
+    backoff = retry_policy(
+        SubscriptionGroupConfig("g", group_retry_policy=policy)
+    ).exponential_backoff
+    assert (backoff.initial, backoff.max) == (duration(5_000), duration(DELAY_MS_MAX))
+    assert backoff.multiplier == 2
 
 
 @pytest.mark.parametrize("text", ["", "8081", ":8081", "host:", "host:99999", "host:x"])

@@ -43,6 +43,35 @@ class Table(ClientTable):
         self.changes += 1
 
 
+def test_stream_of_a_topic_is_found_among_its_producers_alone() -> None:
+    """A round of check-backs asks for hundreds, and a proxy may have 100,000 clients."""
+    table = ClientTable()
+    for number in range(50):
+        table.open_stream(f"other{number}", lambda _: None, 0)
+        table.take_settings(f"other{number}", producer(f"T{number}"), 0)
+    table.open_stream("a", lambda _: None, 0)
+    table.take_settings("a", producer("Orders"), 0)
+    table.open_stream("b", lambda _: None, 0)
+    table.take_settings("b", producer("Orders"), 0)
+    table.take_settings("silent", producer("Orders"), 0)
+    table.take_settings("c", consumer("workers"), 0)
+    newest = table.open_stream("c", lambda _: None, 0)
+    every, table._clients = table._clients, {}
+    found = table.producer_stream("Orders")
+    assert found is not None
+    assert found.client.client_id == "b"
+    assert table.consumer_streams("workers") == {"c": newest}
+    table._clients = every
+    table.end("b")
+    found = table.producer_stream("Orders")
+    assert found is not None
+    assert found.client.client_id == "a"
+    table.end("a")
+    assert table.producer_stream("Orders") is None, "one without a stream is left"
+    table.heard("c", 1, group="others")
+    assert (table.consumer_streams("workers"), len(table.consumer_streams("others"))) == ({}, 1)
+
+
 def test_groups_are_those_of_all_clients() -> None:
     table = Table()
     table.take_settings("a", producer("Orders", "Bills"), 0)

@@ -80,6 +80,14 @@ def test_message_comes_back_as_it_was_sent() -> None:
     assert system.body_digest == pb.Digest(type=pb.MD5, checksum=MD5_OF_ONE)
 
 
+def test_attempts_beyond_the_protocol_stay_readable() -> None:
+    record = encode_record(
+        topic=b"Orders", queue_id=0, body=b"x", properties=b"", reconsume_times=2**31 - 1
+    )
+    found = received_message(MessageExt(memoryview(record), 0, "b"), pb.Resource(name="Orders"))
+    assert found.system_properties.delivery_attempt == 2**31 - 1
+
+
 @pytest.mark.parametrize(
     ("given", "found"),
     [("till-7", "till-7"), ("", "10.0.0.1:4711"), (" ", "10.0.0.1:4711"), ("a\x01b", "a b")],

@@ -12,6 +12,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from client.consumer.pop_calls import ReceivedMessage
+from client.core.errors import RequestTimedOutError
 from commitlog.properties import encode_properties
 from commitlog.record import encode_record
 from dledger.aio.guest import Guest
@@ -80,12 +81,11 @@ def bodies(received: Received) -> list[bytes]:
 
 UNREADABLE = [
     record(1, body=b"no zlib", sys_flag=ZLIB_FLAG),
-    record(1, reconsume_times=(1 << 31) - 1),
     record(1, properties=encode_properties({"TIMER_OUT_MS": "9" * 40})),
 ]
 
 
-@pytest.mark.parametrize("unreadable", UNREADABLE, ids=["body", "attempts", "time"])
+@pytest.mark.parametrize("unreadable", UNREADABLE, ids=["body", "time"])
 async def test_unreadable_message_keeps_back_no_other(
     world: World, service: MessagingService, unreadable: bytes
 ) -> None:
@@ -260,6 +260,29 @@ async def test_receive_that_ends_later_gives_back_by_itself(
         scope.cancel()
         await service.receive_message(ASKED, Caller("c"), received)
     await service.abandon(received)
+    await received.is_over.wait()
+    await trio.testing.wait_all_tasks_blocked()
+    assert given == [0]
+
+
+async def test_receive_whose_time_is_over_gives_back_by_itself(
+    world: World, service: MessagingService
+) -> None:
+    given: list[int] = []
+
+    def change(asked: RemotingCommand) -> RemotingCommand:
+        header = ChangeInvisibleTimeHeader.decode(asked.ext)
+        given.append(header.offset)
+        fields = ChangeInvisibleTimeResponseHeader(2_000, header.invisible_time, 1_007)
+        return response_to(asked, 0, None, dict(fields.encode()))
+
+    for broker in world.groups["g"].brokers:
+        broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    hand_out(world, record(0))
+    received = Received("clerks")
+    with pytest.raises(RequestTimedOutError):
+        await service.receive_message(ASKED, Caller("c", time_left_s=0.0), received)
+    assert not received.is_over.is_set()
     await received.is_over.wait()
     await trio.testing.wait_all_tasks_blocked()
     assert given == [0]

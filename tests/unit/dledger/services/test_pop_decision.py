@@ -100,6 +100,16 @@ def offsets(decision: PopDecision, receive: Receive) -> list[int]:
     return [at for grant in decision.receive(receive) for at, _ in grant.again]
 
 
+@pytest.mark.parametrize(("max_bytes", "expected"), [(50, [0]), (199, [0]), (200, [0, 1])])
+@pytest.mark.parametrize("is_fifo", [False, True])
+def test_message_larger_than_the_limit_comes_again_alone(
+    max_bytes: int, expected: list[int], *, is_fifo: bool
+) -> None:
+    rows = rows_of(3)
+    decision = PopDecision(rows, Reader(), 1000, 3)
+    assert offsets(decision, asked(max_bytes=max_bytes, is_fifo=is_fifo)) == expected
+
+
 def test_requests_of_an_entry_read_each_offset_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, yielded = rows_of(10_000), list[int]()
     expired = PopRow.expired

@@ -268,6 +268,19 @@ async def test_a_clock_that_is_behind_delays_by_one_wait_at_most(
     assert asked(producer) == [(half.offset, 1)]
 
 
+async def test_immunity_is_over_once_for_a_clock_that_goes_back(
+    world: World, nursery: trio.Nursery
+) -> None:
+    producer = world.producer()
+    nursery.start_soon(world.serve)
+    half = begin(world.broker, properties=PROPERTIES + "CHECK_IMMUNITY_TIME_IN_SECONDS\x0120\x02")
+    await trio.sleep(20.1)
+    assert asked(producer) == [(half.offset, 1)]
+    world.clock.skew_ms = -3_600_000
+    await trio.sleep(30.2)
+    assert asked(producer) == [(half.offset, 1), (half.offset, 2)]
+
+
 async def test_a_count_of_unknown_outcome_is_waited_for(
     world: World, nursery: trio.Nursery
 ) -> None:

@@ -36,6 +36,19 @@ def test_it_is_a_set_of_offsets(added: set[int], data: st.DataObject) -> None:
     assert not any(again.was_recalled(offset) for offset in added - recalled)
 
 
+def test_loaded_timers_go_on_at_the_edges_of_pieces() -> None:
+    timers = PendingTimers()
+    edges = [0, 7, 8, PIECE_OFFSETS - 8, PIECE_OFFSETS - 1, PIECE_OFFSETS, 2 * PIECE_OFFSETS - 1]
+    timers.add(edges)
+    loaded = PendingTimers.from_state(timers.to_state())
+    for done, offset in enumerate(edges, 1):
+        loaded.finish([offset])
+        assert len(loaded) == len(edges) - done
+        assert [each for each in edges if each in loaded] == edges[done:]
+        assert loaded.lowest == next(iter(edges[done:]), None)
+    assert loaded.to_state()["pieces"] == {}
+
+
 def test_done_timers_hold_no_memory() -> None:
     timers = PendingTimers()
     timers.add(range(3 * PIECE_OFFSETS))

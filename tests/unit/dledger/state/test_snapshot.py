@@ -16,7 +16,15 @@ import pytest
 from commitlog.errors import CorruptStoreError
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import raise_min_offsets
-from dledger.state.pop import HAS_ROW, PopChange, PopGrant, PopMark, RequestMode
+from dledger.state.pop import (
+    HAS_ROW,
+    PopChange,
+    PopGrant,
+    PopMark,
+    PopRow,
+    PopRowCopy,
+    RequestMode,
+)
 from dledger.state.queue_lock import LockGrant, LockRelease, QueueLocksChange
 from dledger.state.snapshot import Image, cut_everything, framed, load, snapshot, take_cut
 from dledger.state.state_record import (
@@ -191,6 +199,26 @@ def steps(group: FakeGroup, rng: random.Random) -> Iterator[None]:
                     floor = (*queue, state.queues[queue].max_offset)
                     change(group, QueueFloorsChange((floor,)))
         yield
+
+
+def test_a_cut_leaves_packing_to_the_worker(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fifty full rows would keep the event loop from heartbeats for a second."""
+    key = ("g", "T", 0)
+    fresh = tuple(range(50))
+    change(group, PopChange(grants=(PopGrant(key, 9, 0, 50, fresh),)))
+    with monkeypatch.context() as patch:
+        patch.setattr(PopRowCopy, "to_state", None)
+        patch.setattr(PopRow, "to_state", None)
+        cuts = [take_cut(group.state), cut_everything(group.state)]
+    out = group.state.pops[key].out
+    change(group, PopChange(acked=(PopMark(key, 7, out[7].token),)))
+    for cut in cuts:
+        image = Image()
+        image.take(cut)
+        loaded = load(image.snapshot(), builtin_topics={}, builtin_groups={})
+        assert list(loaded.pops[key].out) == list(fresh)
 
 
 @pytest.mark.parametrize("seed", range(4))
