@@ -29,7 +29,7 @@ from client.core.route import (
     TopicRoute,
     parse_address_list,
 )
-from commitlog.errors import ConfigError
+from commitlog.errors import ConfigError, RemoteProtocolError
 from remoting.client import RemotingClient
 from remoting.errors import RemotingError
 from remoting.log import get_logger
@@ -414,7 +414,10 @@ class Routes:
                 code=response.code,
                 remark=response.remark or "",
             )
-        route = TopicRoute.from_data(topic, TopicRouteData.decode(response.body))
+        try:
+            route = TopicRoute.from_data(topic, TopicRouteData.decode(response.body))
+        except RemoteProtocolError as error:
+            raise RequestFailedError(f"route of {topic}: {error}") from error
         stated = stated_identities(response.ext.get(GROUP_IDENTITIES_FIELD))
         self._identities.take(stated, route.addresses, self._clock.monotonic())
         self._give_back(topic)
@@ -463,6 +466,9 @@ class Routes:
                     await self.refresh(topic)
                 except NoRouteError:
                     continue
-                except (NoNameServerError, RequestFailedError) as error:
+                except RequestFailedError as error:
+                    # Of this topic alone, as where the account has no right to it.
+                    _log.warning("route_poll_refused", topic=topic, error=str(error))
+                except NoNameServerError as error:
                     _log.warning("route_poll_failed", topic=topic, error=str(error))
                     break

@@ -9,14 +9,15 @@ import trio
 from trio.testing import MockClock
 
 from client.core.client_instance import ClientConfig, ClientInstance
-from client.core.errors import NoNameServerError
+from client.core.errors import NoNameServerError, RequestFailedError
 from client.core.message import Message
 from client.core.routes import BORROWED_S, NameServerList
 from client.producer.producer import Producer
 from commitlog.errors import ConfigError
 from dledger.testing.doubles import MemoryNetwork
 from remoting.machine import TrioClock
-from remoting.protocol.codes import RequestCode
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.fake_cluster import World, open_world
 
 
@@ -173,3 +174,31 @@ async def test_producer_forgets_topics_with_their_routes(autojump_clock: MockClo
         client.routes.forget_unknown(())
         assert producer._topics.known("Never") is None
         assert producer._topics.known("T") is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "body"), [(ResponseCode.SYSTEM_ERROR, b""), (ResponseCode.SUCCESS, b"[1")]
+)
+async def test_a_topic_that_is_refused_holds_up_no_other(
+    world: World, code: ResponseCode, body: bytes
+) -> None:
+    group, server = world.groups["g"], world.name_servers[0]
+    group.topics |= {"A": 4, "B": 4}
+    async with world.client() as client:
+        for topic in ("A", "B"):
+            await client.route(topic)
+        refused = {"A"}
+
+        def answer(asked: RemotingCommand) -> RemotingCommand | None:
+            is_refused = asked.ext["topic"] in refused
+            return response_to(asked, code, "no", None, body) if is_refused else None
+
+        server.answer_route = answer
+        with pytest.raises(RequestFailedError, match="route of A"):
+            await client.routes.refresh("A")
+        group.topics |= {"A": 8, "B": 8}
+        await trio.sleep(client.config.route_poll_period_s + 1)
+        assert len((await client.route("B")).publish_queues) == 8
+        refused.clear()
+        await trio.sleep(client.config.route_poll_period_s)
+        assert len((await client.route("A")).publish_queues) == 8
