@@ -35,7 +35,7 @@ from client.core.errors import (
 from client.core.hooks import CommunicationMode
 from client.core.message import Message
 from client.core.message_ext import MessageExt, SendResult
-from client.core.retry import time_left_s
+from client.core.retry import FailureKind, failure_of_code, time_left_s
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.encoder import SlotEncoder
@@ -85,9 +85,9 @@ async def recall(
         except RequestTimedOutError as error:
             raise UnknownOutcomeError(f"{what}: {error}") from error
         except RequestFailedError as error:
-            raise BrokerBusyError(
-                f"{what}: {error}", code=error.code, remark=error.remark
-            ) from error
+            is_busy = failure_of_code(error.code) is FailureKind.BUSY
+            kind = BrokerBusyError if is_busy else BrokerRefusedError
+            raise kind(f"{what}: {error}", code=error.code, remark=error.remark) from error
         if answer.code == ResponseCode.SUCCESS:
             return str(answer.ext.get("msgId", named.uniq_key))
         if outcome_of(answer) != "unknown":
@@ -325,6 +325,7 @@ class Producer(ManagedScope):
         Raises:
             MessageIllegalError, NoRouteError, NoNameServerError: Not sent.
             BrokerUnreachableError: No connection, or its buffer is full; not sent.
+            BrokerRefusedError: The broker does not let this account in; not sent.
         """
         topic, _ = await self._topic(message.topic, None)
         queue, lane, pinned = self._choose(topic, queue)
@@ -347,7 +348,10 @@ class Producer(ManagedScope):
         if address is None:
             raise BrokerUnreachableError(f"no leader of {lane.broker_name} is known")
         timeout_s = self.config.attempt_timeout_s
-        link = await instance.link(address, timeout_s, group=lane.broker_name)
+        try:
+            link = await instance.link(address, timeout_s, group=lane.broker_name)
+        except RequestFailedError as error:
+            raise BrokerRefusedError(str(error), code=error.code, remark=error.remark) from error
         try:
             link.connection.invoke_oneway(command)
         except LocalProtocolError as error:

@@ -160,6 +160,8 @@ class Broker(Node):
         self.identity: str | None = None
         # Codes with which the next questions for its capabilities are refused.
         self.not_now: list[int] = []
+        self.says_not_now: dict[str, str] = {}
+        self.not_now_remark = "not now"
         self.delay_s = 0.0
         # Called for each heartbeat.
         self.heard: Callable[[Connection, HeartbeatData], None] = lambda _, data: None
@@ -211,7 +213,8 @@ class Broker(Node):
 
     def _capabilities(self, asked: RemotingCommand) -> RemotingCommand:
         if self.not_now:
-            return response_to(asked, self.not_now.pop(), "not now")
+            said = dict(self.says_not_now)
+            return response_to(asked, self.not_now.pop(), self.not_now_remark, said)
         ext = {"cbor": "true", "records": "true"}
         if self.group.idempotent:
             ext["idempotent"] = "true"
@@ -540,6 +543,13 @@ class Group:
         self.stated = identity
         for broker in self.brokers:
             broker.identity = identity
+
+    def let_nobody_in(self) -> None:
+        """Refuse every client that connects from now on, as where its account is not known."""
+        self.identify("0f" * 16)
+        for broker in self.brokers:
+            broker.not_now = [ResponseCode.SYSTEM_ERROR] * 1_000
+            broker.says_not_now = {"outcome": "not_stored"}
 
     def register(self) -> None:
         """Let the NameServers know the leader."""
