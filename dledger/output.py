@@ -97,6 +97,16 @@ def addresses(namesrv: str) -> list[str]:
     return found
 
 
+def no_less_than_0(_kind: object, value: float | None) -> None:
+    """Refuse an option's number that is below 0, or none.
+
+    Raises:
+        ValueError: It is; a usage error.
+    """
+    if value is not None and not value >= 0:
+        raise ValueError("must be 0 or more")
+
+
 def print_json(value: object) -> None:
     """Print one JSON document."""
     import msgspec

@@ -72,7 +72,7 @@ async def top(
     from dledger.cli.ask_cluster import open_client
     from dledger.cli.watch import known_error
 
-    if every_s <= 0:
+    if not every_s > 0:
         raise CliError("--every-s: above 0", exit_code=ExitCode.USAGE)
     console = Console()
     is_screen = console.is_terminal

@@ -101,10 +101,12 @@ class Node:
 class NameServer(Node):
     def __init__(self, world: World, address: str) -> None:
         super().__init__(world, address)
-        # Called with each question for a route; None: it is answered as always.
-        self.answer_route: Callable[[RemotingCommand], RemotingCommand | None] = lambda _: None
-        self.on(RequestCode.GET_ROUTEINFO_BY_TOPIC, lambda a: self.answer_route(a) or self._route(a))
-        self.on(RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster)
+        # Called with each question first; None: it is answered as always.
+        self.intercept: Callable[[RemotingCommand], RemotingCommand | None] = lambda _: None
+        self.on(RequestCode.GET_ROUTEINFO_BY_TOPIC, lambda a: self.intercept(a) or self._route(a))
+        self.on(
+            RequestCode.GET_BROKER_CLUSTER_INFO, lambda a: self.intercept(a) or self._cluster(a)
+        )
         self.on(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self._topics)
         self.on(RequestCode.DELETE_TOPIC_IN_NAMESRV, response_to)
 

@@ -193,7 +193,7 @@ async def test_a_topic_that_is_refused_holds_up_no_other(
             is_refused = asked.ext["topic"] in refused
             return response_to(asked, code, "no", None, body) if is_refused else None
 
-        server.answer_route = answer
+        server.intercept = answer
         with pytest.raises(RequestFailedError, match="route of A"):
             await client.routes.refresh("A")
         group.topics |= {"A": 8, "B": 8}

@@ -12,8 +12,8 @@ import trio
 from client.core.client_instance import ClientInstance
 from client.core.errors import (
     BrokerRefusedError,
-    ClientError,
     BrokerUnreachableError,
+    ClientError,
     MessageIllegalError,
     TransactionDecidedError,
     UnknownOutcomeError,
