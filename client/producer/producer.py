@@ -179,7 +179,7 @@ class Producer(ManagedScope):
                     await self._engine.sends.drain()
                 finally:
                     self._closed = True
-                    self._engine.sends.fail_all()
+                    self._engine.close()
                     nursery.cancel_scope.cancel()
         finally:
             await instance.heartbeats.remove_producer(self.group)
@@ -255,7 +255,7 @@ class Producer(ManagedScope):
             topic, timeout_s = await self._topic(message.topic, timeout_s)
         queue, lane, pinned = self._choose(topic, queue)
         if not lane.line.has_space:
-            await self._engine.wait_for_space(lane, timeout_s or self.config.send_timeout_s)
+            timeout_s = await self._wait_for_space(lane, timeout_s)
         mode = CommunicationMode.ASYNC
         return SendFuture(self._engine.enqueue(lane, message, queue, pinned, timeout_s, mode))
 
@@ -434,7 +434,7 @@ class Producer(ManagedScope):
         queue, lane, pinned = self._choose(topic, queue)
         engine = self._engine
         if not lane.line.has_space:
-            await engine.wait_for_space(lane, timeout_s or self.config.send_timeout_s)
+            timeout_s = await self._wait_for_space(lane, timeout_s)
         mode = CommunicationMode.SYNC
         slot = engine.enqueue(lane, message, queue, pinned, timeout_s, mode, expected_offset)
         await engine.sends.wait(slot)
@@ -449,6 +449,13 @@ class Producer(ManagedScope):
             return queue, self._engine.lane(queue.broker_name), True
         queue = self._topics.next_queue(topic)
         return queue, self._engine.lane(queue.broker_name), False
+
+    async def _wait_for_space(self, lane: Lane, timeout_s: float | None) -> float:
+        """Return what is left of *timeout_s* when another send may be put in line."""
+        clock, budget_s = self._instance.clock, timeout_s or self.config.send_timeout_s
+        until = clock.monotonic() + budget_s
+        await self._engine.wait_for_space(lane, budget_s)
+        return max(time_left_s(until, clock.monotonic()), MIN_TIMEOUT_S)
 
     def _not_open(self) -> ClientClosedError:
         return ClientClosedError(f"producer {self.group} is not open; use 'async with'")
