@@ -26,14 +26,14 @@ from remoting.protocol.bodies import (
     ProducerData,
     SubscriptionData,
 )
-from remoting.protocol.codes import RequestCode
+from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import request
 from remoting.protocol.headers import UnregisterClientHeader
 from remoting.seams import Clock
 
 AGAIN_S: Final = 3.0
-"""After a heartbeat that a broker did not answer, while consumers of this instance share queues:
-a broker that has just started must not take them for ended."""
+"""After a heartbeat that was not answered, or refused, while consumers here share queues: a broker
+that has just started must not take them for ended."""
 GAP_S: Final = 0.1
 """Between two rounds, then: connections that break at once must not make a loop."""
 INTRODUCTION_S: Final = 1.0
@@ -177,7 +177,7 @@ class Heartbeats:
                 await self._announcements.due.wait()
 
     async def send(self) -> bool:
-        """Tell all brokers now which groups are here; return whether all of them have answered."""
+        """Tell all brokers now which groups are here; return whether all of them know it."""
         return await self._announce(self._addresses())
 
     async def _send_due(self) -> bool:
@@ -234,16 +234,24 @@ class Heartbeats:
         link: Link | None = None
         try:
             link = await self._links.open(address, timeout_s)
-            await link.connection.invoke(request(RequestCode.HEART_BEAT, None, body), timeout_s)
+            beat = request(RequestCode.HEART_BEAT, None, body)
+            answer = await link.connection.invoke(beat, timeout_s)
         except MQError as error:
             missed.append(address)
             if link is not None:
                 link.heard = b""
             _log.debug("heartbeat_failed", address=address, error=str(error))
-        else:
+            return
+        self._counters.heartbeats += 1
+        if answer.code == ResponseCode.SUCCESS:
             link.heard, link.announced = body, groups
             self._told_as_leader.update(led)
-            self._counters.heartbeats += 1
+        else:
+            missed.append(address)
+            link.heard = b""
+            _log.info(
+                "heartbeat_refused", address=address, code=answer.code, remark=answer.remark or ""
+            )
 
     async def introduce(self, group: str, broker_names: Sequence[str]) -> None:
         """Return when the leaders of these brokers know this client as a producer of *group*.
