@@ -194,12 +194,13 @@ def test_a_bug_is_not_dressed_up_as_an_error_of_the_user(bug: Exception) -> None
 PRINT_UNTIL_NOBODY_READS = """
 import sys, trio
 from dledger.cli.main import build_app, run
+from dledger.output import print_table
 app = build_app()
 @app.command
 async def chatter():
     async def talk():
         while True:
-            print("a line")
+            {line}
             await trio.lowlevel.checkpoint()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(talk)
@@ -207,9 +208,10 @@ sys.exit(run(app, ["chatter"]))
 """
 
 
-def test_a_reader_that_has_enough_ends_a_command_without_a_word() -> None:
+@pytest.mark.parametrize("line", ["print('a line')", "print_table('a line', ['x'], [[1]])"])
+def test_a_reader_that_has_enough_ends_a_command_without_a_word(line: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PRINT_UNTIL_NOBODY_READS],
+        [sys.executable, "-c", PRINT_UNTIL_NOBODY_READS.format(line=line)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
