@@ -130,7 +130,8 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
         """Return what the broker at *address* reports about its part in its group.
 
         Raises:
-            RequestFailedError: It refuses; a real RocketMQ broker answers code 3.
+            RequestFailedError: It refuses; a real RocketMQ broker answers code 3. Or what it
+                answers cannot be read.
             BrokerUnreachableError: It cannot be asked.
         """
         answer = await self._instance.ask(
@@ -139,7 +140,12 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
         checked(answer, f"raft status of {address}")
         status: dict[str, Any] = dict(answer.ext)
         if memoryview(answer.body).nbytes:
-            status.update(msgspec.json.decode(answer.body, type=dict[str, Any]))
+            try:
+                status.update(msgspec.json.decode(answer.body, type=dict[str, Any]))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise RequestFailedError(
+                    f"raft status of {address} cannot be read: {error}", code=answer.code
+                ) from error
         return status
 
     async def change_members(

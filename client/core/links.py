@@ -24,6 +24,7 @@ from client.core.errors import (
     RequestTimedOutError,
 )
 from client.core.retry import is_retriable
+from commitlog.errors import LocalProtocolError
 from remoting.client import RemotingClient
 from remoting.connection import Connection
 from remoting.errors import (
@@ -284,7 +285,8 @@ class Links:
                 try:
                     connection = await self._remoting.connection(address, timeout_s)
                     answer = await connection.invoke(request(RequestCode.CAPABILITIES), timeout_s)
-                except RemotingError as error:
+                except (RemotingError, LocalProtocolError) as error:
+                    # The latter: what is registered as its address is none.
                     raise BrokerUnreachableError(f"broker {address}: {error}") from error
                 if answer.code in _NOT_NOW:
                     # What it understands is not known; it is asked again at the next use.

@@ -94,6 +94,7 @@ def test_help_loads_nothing_that_only_the_command_needs(command: str) -> None:
         (["broker", "--set", "raft.peer=1"], 2, "unknown setting raft.peer (did you mean"),
         (["broker", "--listen-port", "ten"], 2, "--listen-port"),
         (["cluster", "ls", "-n", "127.0.0.1:1"], 3, "127.0.0.1:1 does not answer"),
+        (["cluster", "ls", "-n", f"{'a' * 64}:1"], 3, "does not answer"),
         (["cluster", "health", "-n", "127.0.0.1:1", "-o", "json"], 3, "does not answer"),
         (["acl", "ls"], 2, "which accounts? give --file, DLEDGER_ACL_FILE in the"),
         (["cluster", "health", "--wait", "--timeout-s", "-1"], 2, "--timeout-s"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -131,6 +132,28 @@ async def test_links_ask_a_broker_again_that_took_nothing(world: World, code: Re
         RequestCode.SEND_MESSAGE_V2,
     }
     assert sends == {RequestCode.SEND_RECORDS}, "it is taken for a broker of RocketMQ"
+
+
+@pytest.mark.parametrize("address", ["nonsense", "a:b", "a:70000", f"{'a' * 64}:1", "a..b:1"])
+async def test_what_is_no_address_in_a_route_stops_nothing(world: World, address: str) -> None:
+    group = world.groups["g"]
+    group.registered[7] = address
+    rogue = Group(world, "rogue", 1, 20911)
+    rogue.registered = {0: address}
+    world.groups["rogue"] = rogue
+    rogue.topics = {"T": 1}
+    queue = MessageQueue("T", "rogue", 0)
+    async with world.client() as client, Producer(client, "p") as producer:
+        client.heartbeats.add_consumer("c")
+        await producer.send_to(MessageQueue("T", "g", 0), Message("T", b"1"))
+        assert not await client.heartbeats.send()
+        with pytest.raises(BrokerUnreachableError, match=re.escape(f"broker {address}: ")):
+            await client.ask(address, RequestCode.RAFT_STATUS)
+        with pytest.raises(BrokerUnreachableError, match="not stored"):
+            await producer.send_to(queue, Message("T", b"2"), timeout_s=0.5)
+        await trio.sleep(2 * client.config.heartbeat_period_s)
+        await producer.send_to(MessageQueue("T", "g", 0), Message("T", b"3"))
+    assert group.bodies() == [b"1", b"3"]
 
 
 async def test_a_send_names_why_an_account_is_not_let_in(world: World) -> None:

@@ -99,6 +99,43 @@ async def test_an_address_server_is_read_again_every_120_s(autojump_clock: MockC
     assert third == ("10.0.0.2:9877", "10.0.0.2:9876")
 
 
+async def test_an_address_server_that_errs_changes_nothing(autojump_clock: MockClock) -> None:
+    answers = [
+        b"HTTP/1.1 200 OK\r\n\r\n10.0.0.2:9876;nonsense",
+        b"HTTP/1.1 200 OK\r\n\r\n<html><body>Out of order; come back later</body></html>",
+    ]
+    asked: list[bytes] = []
+    async with open_world() as world:
+        world.nursery.start_soon(_address_server, world, answers, asked)
+        config = ClientConfig(address_server_url="http://10.0.0.3:8080/x")
+        async with ClientInstance(
+            config, clock=TrioClock(), network=world.network, rng=random.Random(1)
+        ) as client:
+            await client.route("T")
+            await trio.sleep(200)
+            assert client.name_servers.list.addresses == ("10.0.0.2:9876",)
+            await client.routes.refresh("T")
+    assert len(asked) == 2
+
+
+async def test_a_name_server_that_is_none_gives_way_to_the_next(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world:
+        config = ClientConfig(name_servers=("nonsense", world.name_servers[0].address))
+        for seed in range(4):
+            async with ClientInstance(
+                config, clock=TrioClock(), network=world.network, rng=random.Random(seed)
+            ) as client:
+                assert await client.route("T")
+        config = ClientConfig(name_servers=("nonsense",))
+        async with ClientInstance(
+            config, clock=TrioClock(), network=world.network, rng=random.Random(1)
+        ) as client:
+            with pytest.raises(NoNameServerError, match="nonsense: not an address"):
+                await client.route("T")
+
+
 async def test_an_address_server_that_is_down_is_one_clear_error(world: World) -> None:
     config = ClientConfig(address_server_url="http://10.0.0.3/x")
     async with ClientInstance(
