@@ -294,9 +294,9 @@ class Links:
                         f"broker {address} takes nothing now: code {answer.code}"
                         f" {answer.remark or ''}"
                     )
-                if error := not_let_in(address, answer):
+                if refusal := not_let_in(address, answer):
                     connection.close("the account is not let in")
-                    raise error
+                    raise refusal
                 ours = answer.code == ResponseCode.SUCCESS
                 is_old = answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
                 link = self.opened[address] = Link(

@@ -106,6 +106,9 @@ def test_help_loads_nothing_that_only_the_command_needs(command: str) -> None:
         (["raft", "status", "-n", "nonsense"], 2, "'nonsense' is not host:port"),
         (["demo", "--brokers", "2"], 2, "--brokers: 3 or 5"),
         (["up", "--brokers", "6"], 2, "--brokers: from 1 to 5"),
+        (["up", "--port", "65536"], 2, "--port"),
+        (["up", "--port", "0"], 2, "--port"),
+        (["console", "--port", "65536"], 2, "--port"),
     ],
 )
 def test_error_is_one_line_with_its_exit_code(
