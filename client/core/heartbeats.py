@@ -81,6 +81,8 @@ class Heartbeats:
         # Leader and term of each broker name, as announced to that leader last.
         self._told_as_leader: dict[str, tuple[str, int]] = {}
         self._introducing: trio.Event | None = None
+        # Groups taken back so far: a heartbeat that was under way meanwhile announced them.
+        self._removals = 0
 
     # -- groups ----------------------------------------------------------------------
 
@@ -132,8 +134,6 @@ class Heartbeats:
         self._producers[group] -= 1
         if self._producers[group] == 0:
             del self._producers[group]
-            for link in self._links.opened.values():
-                link.announced -= {group}
             await self._unregister(producer_group=group)
 
     async def remove_consumer(self, group: str) -> None:
@@ -229,7 +229,7 @@ class Heartbeats:
         return not missed
 
     async def _announce_to(self, address: str, body: bytes, missed: list[str]) -> None:
-        timeout_s = self._rpc_timeout_s
+        timeout_s, removals = self._rpc_timeout_s, self._removals
         groups, led = frozenset(self._producers), self._led_by(address)
         link: Link | None = None
         try:
@@ -244,7 +244,8 @@ class Heartbeats:
             return
         self._counters.heartbeats += 1
         if answer.code == ResponseCode.SUCCESS:
-            link.heard, link.announced = body, groups
+            if removals == self._removals:
+                link.heard, link.announced = body, groups
             self._told_as_leader.update(led)
         else:
             missed.append(address)
@@ -292,6 +293,12 @@ class Heartbeats:
     async def _unregister(
         self, *, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
+        # One that comes back has to be announced, though the heartbeat is as the one before.
+        self._removals += 1
+        for link in self._links.opened.values():
+            link.heard = b""
+            if producer_group is not None:
+                link.announced -= {producer_group}
         header = UnregisterClientHeader(self._client_id, producer_group, consumer_group)
         with trio.move_on_after(UNREGISTER_TIMEOUT_S, shield=True):
             async with trio.open_nursery() as nursery:
