@@ -17,7 +17,7 @@ from client.core.errors import (
 )
 from client.core.message import Message, encode_message_properties
 from client.producer.producer import Producer
-from remoting.processor import Handled
+from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import RecallHandle
@@ -83,6 +83,11 @@ async def recalled(*answers: Answer) -> str | ClientError:
             return await producer.recall(HANDLE, timeout_s=2.0)
         except ClientError as error:
             return error
+
+
+async def test_a_recall_without_an_answer_may_be_done() -> None:
+    error = await recalled(*[lambda _: DEFERRED] * 9)
+    assert type(error) is UnknownOutcomeError
 
 
 async def test_a_recall_by_an_account_that_is_not_let_in_ends(world: World) -> None:
