@@ -37,7 +37,7 @@ AGAIN_S: Final = 0.5
 """Before brokers are asked again that have no messages and hold no further request."""
 
 LATE_S: Final = 0.05
-"""A broker that has held a request may answer so much before its time is over."""
+"""A broker that has held a request may answer by this amount before its time is over."""
 
 MAX_MESSAGES: Final = 32
 """Of one `SimpleConsumer.receive`, when it names no number."""
