@@ -329,11 +329,11 @@ def failure_from_error(error: MQError) -> Failure:
             kind = FailureKind.UNKNOWN if error.sent else FailureKind.UNREACHABLE
         case RequestTimedOutError() | RemoteProtocolError():
             kind = FailureKind.UNKNOWN
+        case LocalProtocolError():
+            kind = FailureKind.FINAL
         case RequestFailedError() if error.code >= 0:
             # The account is not let in; of the messages nothing was sent.
             return Failure(failure_of_code(error.code), error.code, error.remark)
-        case LocalProtocolError():
-            kind = FailureKind.FINAL
         case _:
             raise error
     return Failure(kind, remark=str(error))
