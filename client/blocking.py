@@ -37,7 +37,10 @@ from client.producer.producer import Producer
 from client.producer.results import BatchSendResult, SendFuture
 from client.producer.transaction import HalfMessage, TransactionSendResult
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
+from remoting.log import get_logger
 from remoting.protocol.bodies import ClientConnection, ConsumerConnection, OffsetWrapper
+
+_log = get_logger(__name__)
 
 T = TypeVar("T")
 AsyncUser: TypeAlias = Producer | PullConsumer | PushConsumer | TransactionProducer
@@ -53,7 +56,8 @@ class BlockingClient:
     """A client instance in a thread of its own. Use it in ``with``, or call `close`.
 
     Calls may come from any number of threads at the same time. An error of the SDK is raised in
-    the thread that called.
+    the thread that called. An error that no call waits for, as where a consumer cannot read its
+    offset file, ends the client: it is logged, and is the cause of the errors of later calls.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class BlockingClient:
         self._users: trio.Nursery | None = None
         self._stop = trio.Event()
         self._instance: ClientInstance | None = None
+        self._broken_by: BaseException | None = None
         started: SimpleQueue[BaseException | None] = SimpleQueue()
         self._thread = threading.Thread(
             target=self._run_loop, args=(started,), name="mq-client", daemon=True
@@ -102,7 +107,10 @@ class BlockingClient:
 
         try:
             trio.run(main)
-        except BaseException as error:  # noqa: BLE001  # handed to the thread that waits
+        except BaseException as error:  # noqa: BLE001  # handed to the threads that call
+            self._broken_by = error
+            if self._users is not None:
+                _log.error("client_broken", exc_info=error)
             started.put(error)
 
     async def _hold(self, user: _Held, task_status: trio.TaskStatus[None]) -> None:
@@ -126,11 +134,11 @@ class BlockingClient:
         __tracebackhide__ = True  # pytest leaves this frame out
         token = self._token
         if token is None:
-            raise ClientClosedError("the client is closed; nothing was sent")
+            raise self._closed()
         try:
             return trio.from_thread.run(work, *args, trio_token=token)
-        except trio.RunFinishedError as error:
-            raise ClientClosedError("the client is closed; nothing was sent") from error
+        except trio.RunFinishedError:
+            raise self._closed() from self._broken_by
         except trio.Cancelled as error:
             raise UnknownOutcomeError(
                 "the client was closed during the call; what it sent may be stored"
@@ -204,8 +212,15 @@ class BlockingClient:
 
     def _open(self) -> ClientInstance:
         if self._instance is None or self._token is None:
-            raise ClientClosedError("the client is closed")
+            raise self._closed()
         return self._instance
+
+    def _closed(self) -> ClientClosedError:
+        broken_by = self._broken_by
+        why = "" if broken_by is None else f": it was ended by {broken_by!r}"
+        error = ClientClosedError(f"the client is closed{why}; nothing was sent")
+        error.__cause__ = broken_by
+        return error
 
     def close(self) -> None:
         """Close producers, consumers and the instance, and end the thread. Idempotent."""

@@ -13,6 +13,7 @@ from commitlog.errors import MQError
 from remoting.escaped_text import escaped
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 
@@ -97,6 +98,16 @@ def addresses(namesrv: str) -> list[str]:
     return found
 
 
+def no_less_than_0(_kind: object, value: float | None) -> None:
+    """Refuse an option's number that is below 0, or none.
+
+    Raises:
+        ValueError: It is; a usage error.
+    """
+    if value is not None and not value >= 0:
+        raise ValueError("must be 0 or more")
+
+
 def print_json(value: object) -> None:
     """Print one JSON document."""
     import msgspec
@@ -113,13 +124,24 @@ LAST_COLUMN_MIN_CHARS = 16
 """The last column is wrapped down to this width; then rows are printed as records."""
 
 
+def make_console() -> Console:
+    """Return a console for standard output; it raises BrokenPipeError where `print` does."""
+    from rich.console import Console
+
+    class ReadByOthers(Console):
+        def on_broken_pipe(self) -> None:
+            # The library would end the process with status 1.
+            raise BrokenPipeError
+
+    return ReadByOthers()
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table; numbers are aligned to the right.
 
     Where it is wider than the terminal, its last column is wrapped; where that is not enough, each
     row is a record: a line for each column.
     """
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -130,7 +152,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     cells = [[cell_text(value) for value in row] for row in rows]
     for row in cells:
         table.add_row(*map(Text, row))
-    console = Console()
+    console = make_console()
     if not console.is_terminal:
         console.width = max(console.width, PIPE_CHARS)
     if title:

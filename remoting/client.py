@@ -123,7 +123,8 @@ class RemotingClient:
                         timeout_s=min(timeout_s, self._connect_timeout_s),
                         tls=self._tls,
                     )
-                except OSError as error:
+                except (OSError, UnicodeError) as error:
+                    # The latter: a name that no resolver takes, such as one of a long label.
                     raise ConnectFailedError(f"{failed}: {error}") from error
                 signer = self._signer()
                 connection = Connection(

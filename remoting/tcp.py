@@ -62,12 +62,18 @@ class TcpNetwork:
             OSError: It cannot be bound; the text names host and port.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        found = await trio.socket.getaddrinfo(
-            host or "0.0.0.0",
-            port,
-            family,
-            socket.SOCK_STREAM,
-        )
+        failed = f"cannot listen on {host}:{port}"
+        try:
+            found = await trio.socket.getaddrinfo(
+                host or "0.0.0.0",
+                port,
+                family,
+                socket.SOCK_STREAM,
+            )
+        except OSError as error:
+            raise OSError(error.errno, f"{failed}: {error.strerror or error}") from error
+        except UnicodeError as error:
+            raise OSError(errno.EINVAL, f"{failed}: {error}") from error
         sock = trio.socket.socket(found[0][0], socket.SOCK_STREAM)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,8 +81,7 @@ class TcpNetwork:
             sock.listen(LISTEN_BACKLOG)
         except OSError as error:
             sock.close()
-            reason = f"cannot listen on {host}:{port}: {error.strerror or error}"
-            raise OSError(error.errno, reason) from error
+            raise OSError(error.errno, f"{failed}: {error.strerror or error}") from error
         except BaseException:
             sock.close()
             raise

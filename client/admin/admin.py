@@ -130,7 +130,8 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
         """Return what the broker at *address* reports about its part in its group.
 
         Raises:
-            RequestFailedError: It refuses; a real RocketMQ broker answers code 3.
+            RequestFailedError: It refuses; a real RocketMQ broker answers code 3. Or what it
+                answers cannot be read.
             BrokerUnreachableError: It cannot be asked.
         """
         answer = await self._instance.ask(
@@ -139,7 +140,12 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
         checked(answer, f"raft status of {address}")
         status: dict[str, Any] = dict(answer.ext)
         if memoryview(answer.body).nbytes:
-            status.update(msgspec.json.decode(answer.body, type=dict[str, Any]))
+            try:
+                status.update(msgspec.json.decode(answer.body, type=dict[str, Any]))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise RequestFailedError(
+                    f"raft status of {address} cannot be read: {error}", code=answer.code
+                ) from error
         return status
 
     async def change_members(
@@ -258,6 +264,8 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
             The names of the groups asked.
         Raises:
             RequestFailedError: A group refused; those before it no longer have the topic.
+            NoNameServerError: The groups no longer have it, and some NameServers did not answer:
+                they may list it until a broker registers there again.
         """
         names = await self._on_every_leader(
             RequestCode.DELETE_TOPIC_IN_BROKER,
@@ -266,11 +274,20 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
             f"delete topic {topic}",
         )
         ext = dict(DeleteTopicInNamesrvHeader(topic).encode())
+        silent: list[str] = []
         for address in self._instance.name_servers.list.addresses:
-            await self._instance.name_servers.ask_at(
-                address, request(RequestCode.DELETE_TOPIC_IN_NAMESRV, dict(ext))
-            )
+            try:
+                await self._instance.name_servers.ask_at(
+                    address, request(RequestCode.DELETE_TOPIC_IN_NAMESRV, dict(ext))
+                )
+            except NoNameServerError as error:
+                silent.append(str(error))
         self._instance.routes.table.forget(topic)
+        if silent:
+            raise NoNameServerError(
+                f"{topic} is deleted in {', '.join(names)}, and may still be listed:"
+                f" {'; '.join(silent)}"
+            )
         return names
 
     async def topic_list(self) -> list[str]:
@@ -565,7 +582,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
         while clock.monotonic() < until:
             try:
                 route = await self._instance.routes.refresh(topic)
-            except (NoRouteError, NoNameServerError):
+            except (NoRouteError, NoNameServerError, RequestFailedError):
                 pass
             else:
                 if names <= set(route.addresses):

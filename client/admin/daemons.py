@@ -10,6 +10,7 @@ import trio
 from client.admin.groups import checked
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError
+from remoting.errors import BadRequestError
 from remoting.properties import read_properties
 from remoting.protocol.bodies import ClusterInfo, KVTable
 from remoting.protocol.codes import RequestCode
@@ -68,9 +69,9 @@ class DaemonQueries:
                     address, request(RequestCode.GET_BROKER_CLUSTER_INFO)
                 )
                 checked(answer, f"brokers of NameServer {address}")
-            except ClientError:
+                found[address] = ClusterInfo.decode(answer.body)
+            except (ClientError, BadRequestError):
                 return
-            found[address] = ClusterInfo.decode(answer.body)
 
         async with trio.open_nursery() as nursery:
             for address in found:

@@ -23,7 +23,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 import trio
 
@@ -284,12 +284,20 @@ async def ask_members(instance: ClientInstance, group: str, route: TopicRoute) -
         except MQError as error:
             _log.debug("members_not_told", group=group, address=address, error=str(error))
 
-    addresses = {a for brokers in route.addresses.values() for a in brokers.values()}
+    addresses = _addresses_in(route)
     with trio.move_on_after(ASK_TIMEOUT_S):
         async with trio.open_nursery() as nursery:
             for address in sorted(addresses):
                 nursery.start_soon(ask, address)
     return known_members(answers) if answers else None
+
+
+def _addresses_in(route: TopicRoute) -> frozenset[str]:
+    return frozenset(a for brokers in route.addresses.values() for a in brokers.values())
+
+
+_Members: TypeAlias = dict[frozenset[str], list[str] | None]
+"""Addresses of brokers → the members of the group that they know."""
 
 
 REBALANCE_PERIOD_S: Final = 20.0
@@ -383,10 +391,12 @@ class Rebalance:
         for topic in [topic for topic in self._given if topic not in topics]:
             await self._give(topic, frozenset())
             del self._given[topic]
-        complete = [await self._rebalance_topic(topic) for topic in topics]
+        # Topics of the same brokers have the same members: one question does for all of them.
+        members: _Members = {}
+        complete = [await self._rebalance_topic(topic, members) for topic in topics]
         return all(complete)
 
-    async def _rebalance_topic(self, topic: str) -> bool:
+    async def _rebalance_topic(self, topic: str, members: _Members) -> bool:
         try:
             route = await self._instance.route(topic)
         except NoRouteError:
@@ -398,7 +408,10 @@ class Rebalance:
         if self._strategy is None:
             await self._give(topic, frozenset(queues))
             return True
-        clients = await self._members(route)
+        brokers = _addresses_in(route)
+        if brokers not in members:
+            members[brokers] = await self._members(route)
+        clients = members[brokers]
         if clients is None:
             self.counters.unknown += 1
             return False

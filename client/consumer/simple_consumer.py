@@ -33,6 +33,12 @@ RECEIVE_WAIT_S: Final = 15.0
 DOWN_S: Final = 5.0
 """A broker group that failed is left out for so long while others answer."""
 
+AGAIN_S: Final = 0.5
+"""Before brokers are asked again that have no messages and hold no further request."""
+
+LATE_S: Final = 0.05
+"""A broker that has held a request may answer by this amount before its time is over."""
+
 MAX_MESSAGES: Final = 32
 """Of one `SimpleConsumer.receive`, when it names no number."""
 
@@ -167,9 +173,14 @@ class SimpleConsumer(ManagedScope):
                     return found
             if len(failures) == len(places):
                 raise failures[0]
-            if len(places) == 1 or self._instance.clock.monotonic() >= deadline:
+            left_s = deadline - self._instance.clock.monotonic()
+            if left_s <= (LATE_S if len(places) == 1 else 0.0):
                 return []
-            await self._until_there_is_something(places, deadline)
+            is_noticed = len(places) > 1 and await self._is_noticed(places, deadline)
+            if not is_noticed:
+                # It was not held: as many wait at the broker as it lets.
+                left_s = max(0.0, deadline - self._instance.clock.monotonic())
+                await self._instance.clock.sleep(min(AGAIN_S, left_s))
 
     async def _places(self) -> list[tuple[str, str]]:
         """Return each topic with each broker group that has queues of it."""
@@ -203,19 +214,21 @@ class SimpleConsumer(ManagedScope):
             in_order=self._in_order,
         )
 
-    async def _until_there_is_something(
-        self, places: Sequence[tuple[str, str]], deadline: float
-    ) -> None:
-        """Return when a broker has messages, or the time is over."""
+    async def _is_noticed(self, places: Sequence[tuple[str, str]], deadline: float) -> bool:
+        """Return whether a broker has messages: at once when one has, else when all answered."""
         left_s = max(0.0, deadline - self._instance.clock.monotonic())
+        is_noticed = False
         async with trio.open_nursery() as nursery:
 
             async def notice(topic: str, broker_name: str) -> None:
+                nonlocal is_noticed
                 if await self._has_messages(topic, broker_name, left_s):
+                    is_noticed = True
                     nursery.cancel_scope.cancel()
 
             for place in places:
                 nursery.start_soon(notice, *place)
+        return is_noticed
 
     async def _has_messages(self, topic: str, broker_name: str, hold_s: float) -> bool:
         expression = self._subscriptions.get(topic, SubscriptionExpression.by_tag(SUB_ALL))

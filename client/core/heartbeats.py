@@ -26,14 +26,14 @@ from remoting.protocol.bodies import (
     ProducerData,
     SubscriptionData,
 )
-from remoting.protocol.codes import RequestCode
+from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import request
 from remoting.protocol.headers import UnregisterClientHeader
 from remoting.seams import Clock
 
 AGAIN_S: Final = 3.0
-"""After a heartbeat that a broker did not answer, while consumers of this instance share queues:
-a broker that has just started must not take them for ended."""
+"""After a heartbeat that was not answered, or refused, while consumers here share queues: a broker
+that has just started must not take them for ended."""
 GAP_S: Final = 0.1
 """Between two rounds, then: connections that break at once must not make a loop."""
 INTRODUCTION_S: Final = 1.0
@@ -81,6 +81,8 @@ class Heartbeats:
         # Leader and term of each broker name, as announced to that leader last.
         self._told_as_leader: dict[str, tuple[str, int]] = {}
         self._introducing: trio.Event | None = None
+        # Groups taken back so far: a heartbeat that was under way meanwhile announced them.
+        self._removals = 0
 
     # -- groups ----------------------------------------------------------------------
 
@@ -132,8 +134,6 @@ class Heartbeats:
         self._producers[group] -= 1
         if self._producers[group] == 0:
             del self._producers[group]
-            for link in self._links.opened.values():
-                link.announced -= {group}
             await self._unregister(producer_group=group)
 
     async def remove_consumer(self, group: str) -> None:
@@ -177,7 +177,7 @@ class Heartbeats:
                 await self._announcements.due.wait()
 
     async def send(self) -> bool:
-        """Tell all brokers now which groups are here; return whether all of them have answered."""
+        """Tell all brokers now which groups are here; return whether all of them know it."""
         return await self._announce(self._addresses())
 
     async def _send_due(self) -> bool:
@@ -229,21 +229,30 @@ class Heartbeats:
         return not missed
 
     async def _announce_to(self, address: str, body: bytes, missed: list[str]) -> None:
-        timeout_s = self._rpc_timeout_s
+        timeout_s, removals = self._rpc_timeout_s, self._removals
         groups, led = frozenset(self._producers), self._led_by(address)
         link: Link | None = None
         try:
             link = await self._links.open(address, timeout_s)
-            await link.connection.invoke(request(RequestCode.HEART_BEAT, None, body), timeout_s)
+            beat = request(RequestCode.HEART_BEAT, None, body)
+            answer = await link.connection.invoke(beat, timeout_s)
         except MQError as error:
             missed.append(address)
             if link is not None:
                 link.heard = b""
             _log.debug("heartbeat_failed", address=address, error=str(error))
-        else:
-            link.heard, link.announced = body, groups
+            return
+        self._counters.heartbeats += 1
+        if answer.code == ResponseCode.SUCCESS:
+            if removals == self._removals:
+                link.heard, link.announced = body, groups
             self._told_as_leader.update(led)
-            self._counters.heartbeats += 1
+        else:
+            missed.append(address)
+            link.heard = b""
+            _log.info(
+                "heartbeat_refused", address=address, code=answer.code, remark=answer.remark or ""
+            )
 
     async def introduce(self, group: str, broker_names: Sequence[str]) -> None:
         """Return when the leaders of these brokers know this client as a producer of *group*.
@@ -284,6 +293,12 @@ class Heartbeats:
     async def _unregister(
         self, *, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
+        # One that comes back has to be announced, though the heartbeat is as the one before.
+        self._removals += 1
+        for link in self._links.opened.values():
+            link.heard = b""
+            if producer_group is not None:
+                link.announced -= {producer_group}
         header = UnregisterClientHeader(self._client_id, producer_group, consumer_group)
         with trio.move_on_after(UNREGISTER_TIMEOUT_S, shield=True):
             async with trio.open_nursery() as nursery:

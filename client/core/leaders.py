@@ -331,6 +331,8 @@ class LeaderCalls:
                     kind = FailureKind.UNKNOWN
                 except BrokerUnreachableError as failed:
                     error, kind = failed, FailureKind.UNREACHABLE
+                except RequestFailedError as failed:
+                    error, kind = failed, FailureKind.FINAL
                 else:
                     if answer.code not in (
                         ResponseCode.SERVICE_NOT_AVAILABLE,

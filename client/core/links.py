@@ -16,7 +16,15 @@ import structlog
 import trio
 
 from client.core.client_state import Announcements
-from client.core.errors import BrokerUnreachableError, ClientClosedError, RequestTimedOutError
+from client.core.errors import (
+    BrokerUnreachableError,
+    ClientClosedError,
+    ClientError,
+    RequestFailedError,
+    RequestTimedOutError,
+)
+from client.core.retry import is_retriable
+from commitlog.errors import LocalProtocolError
 from remoting.client import RemotingClient
 from remoting.connection import Connection
 from remoting.errors import (
@@ -28,7 +36,9 @@ from remoting.errors import (
 from remoting.errors import RequestTimedOutError as CallTimedOutError
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import ExtFields, RemotingCommand, SerializeType, request
+from remoting.protocol.outcome import outcome_of
 from remoting.protocol.own_fields import COPIES_FIELD, EXPECTS_FIELD, NAMES_STALE_FIELD
+from remoting.protocol.signature import SIGNED_TOO_LONG_AGO
 
 _log = structlog.get_logger()
 
@@ -48,7 +58,7 @@ class Link:
         names_stale: It names the stale receipts of a batch of acknowledgements.
         copies: It takes records of another cluster at their offsets.
         identity: Of the broker's group, as it reports; empty: not reported.
-        refused: Why it does not report anything of this, as where an account is not let in.
+        refused: Why it does not report anything of this; empty: it does not know the question.
         heard: The newest heartbeat it has answered.
         announced: The producer groups of this client that were in it.
     """
@@ -154,11 +164,24 @@ def stated_identities(text: object) -> dict[str, list[str]]:
         return {}
 
 
-def refused_by(answer: RemotingCommand) -> str:
-    """Return why a broker does not state its capabilities; empty: it does not know the question."""
-    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-        return ""
-    return f"refused with code {answer.code}: {answer.remark or ''}; nothing was sent"
+def not_let_in(address: str, answer: RemotingCommand) -> ClientError | None:
+    """Return the error when *answer* to the question for capabilities refuses the account for good.
+
+    Only our brokers state what came of a refusal. RocketMQ's have another answer to every question
+    that they do not know.
+    """
+    remark = answer.remark or ""
+    is_for_good = answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED and (
+        outcome_of(answer) == "not_stored" and not is_retriable(answer)
+    )
+    if not is_for_good or remark.endswith(SIGNED_TOO_LONG_AGO):
+        return None
+    return RequestFailedError(_refused(address, answer), code=answer.code, remark=remark)
+
+
+def _refused(address: str, answer: RemotingCommand) -> str:
+    remark = answer.remark or ""
+    return f"broker {address}: refused with code {answer.code}: {remark}; nothing was sent"
 
 
 class Links:
@@ -222,6 +245,7 @@ class Links:
         Raises:
             BrokerUnreachableError: Not within *timeout_s*, or the broker there shuts down, is busy,
                 or belongs to another group; nothing was sent but the question.
+            RequestFailedError: The broker does not let this account in, and will not later.
             ClientClosedError: The instance is closed.
         """
         ready = self.ready(address, group)
@@ -234,7 +258,7 @@ class Links:
             if self.opened.get(address) is link:
                 del self.opened[address]
             link.connection.close("the broker belongs to another group")
-            raise BrokerUnreachableError(f"broker {address}: {link.refused or refusal}")
+            raise BrokerUnreachableError(link.refused or f"broker {address}: {refusal}")
         return link
 
     def ready(self, address: str, group: str) -> Link | None:
@@ -261,7 +285,8 @@ class Links:
                 try:
                     connection = await self._remoting.connection(address, timeout_s)
                     answer = await connection.invoke(request(RequestCode.CAPABILITIES), timeout_s)
-                except RemotingError as error:
+                except (RemotingError, LocalProtocolError) as error:
+                    # The latter: what is registered as its address is none.
                     raise BrokerUnreachableError(f"broker {address}: {error}") from error
                 if answer.code in _NOT_NOW:
                     # What it understands is not known; it is asked again at the next use.
@@ -269,7 +294,11 @@ class Links:
                         f"broker {address} takes nothing now: code {answer.code}"
                         f" {answer.remark or ''}"
                     )
+                if refusal := not_let_in(address, answer):
+                    connection.close("the account is not let in")
+                    raise refusal
                 ours = answer.code == ResponseCode.SUCCESS
+                is_old = answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
                 link = self.opened[address] = Link(
                     address,
                     connection,
@@ -281,7 +310,7 @@ class Links:
                     names_stale=ours and truth(answer.ext.get(NAMES_STALE_FIELD)),
                     copies=ours and truth(answer.ext.get(COPIES_FIELD)),
                     identity=str(answer.ext.get("groupIdentity") or "") if ours else "",
-                    refused="" if ours else refused_by(answer),
+                    refused="" if ours or is_old else _refused(address, answer),
                 )
                 connection.on_close.append(lambda _ended: self._link_ended())
                 self._announcements.wake()
@@ -304,6 +333,7 @@ class Links:
             group: Broker name that it is asked for; empty: whatever broker is there.
         Raises:
             BrokerUnreachableError: Nothing was sent.
+            RequestFailedError: The broker does not let this account in; nothing was sent.
             RequestTimedOutError: Sent, but no answer; what was asked for may have been done.
         """
         timeout_s = self._rpc_timeout_s if timeout_s is None else timeout_s

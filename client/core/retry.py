@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from client.core.errors import BrokerUnreachableError, ClientClosedError
+from client.core.errors import BrokerUnreachableError, ClientClosedError, RequestFailedError
 from commitlog.errors import LocalProtocolError, MQError, RemoteProtocolError
 from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
 from remoting.protocol.codes import ResponseCode
@@ -331,6 +331,9 @@ def failure_from_error(error: MQError) -> Failure:
             kind = FailureKind.UNKNOWN
         case LocalProtocolError():
             kind = FailureKind.FINAL
+        case RequestFailedError() if error.code >= 0:
+            # The account is not let in; of the messages nothing was sent.
+            return Failure(failure_of_code(error.code), error.code, error.remark)
         case _:
             raise error
     return Failure(kind, remark=str(error))

@@ -29,8 +29,8 @@ from client.core.route import (
     TopicRoute,
     parse_address_list,
 )
-from commitlog.errors import ConfigError
-from remoting.client import RemotingClient
+from commitlog.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from remoting.client import RemotingClient, split_address
 from remoting.errors import RemotingError
 from remoting.log import get_logger
 from remoting.protocol.bodies import TopicRouteData
@@ -154,7 +154,7 @@ class NameServers:
         for address in self.list.in_turn():
             try:
                 response = await self._remoting.invoke(address, command, self._timeout_s)
-            except RemotingError as error:
+            except (RemotingError, LocalProtocolError) as error:
                 reasons.append(f"{address}: {error}")
                 self.list.failed(address)
                 continue
@@ -172,7 +172,7 @@ class NameServers:
         """
         try:
             return await self._remoting.invoke(address, command, self._timeout_s)
-        except RemotingError as error:
+        except (RemotingError, LocalProtocolError) as error:
             raise NoNameServerError(f"NameServer {address}: {error}") from error
 
     async def read_address_server(self) -> bool:
@@ -184,7 +184,8 @@ class NameServers:
         except (OSError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             _log.warning("address_server_failed", host=host, port=port, error=str(error))
             return False
-        addresses = parse_address_list(text)
+        # It may answer with anything, as with a page that reports an error.
+        addresses = [address for address in parse_address_list(text) if _is_address(address)]
         if not addresses:
             _log.warning("address_server_empty", host=host, port=port)
             return False
@@ -201,6 +202,14 @@ class NameServers:
             await self._clock.sleep(ADDRESS_SERVER_PERIOD_S)
             async with self._reading:
                 await self.read_address_server()
+
+
+def _is_address(text: str) -> bool:
+    try:
+        split_address(text)
+    except LocalProtocolError:
+        return False
+    return True
 
 
 def split_url(url: str) -> tuple[str, int, str]:
@@ -414,7 +423,10 @@ class Routes:
                 code=response.code,
                 remark=response.remark or "",
             )
-        route = TopicRoute.from_data(topic, TopicRouteData.decode(response.body))
+        try:
+            route = TopicRoute.from_data(topic, TopicRouteData.decode(response.body))
+        except RemoteProtocolError as error:
+            raise RequestFailedError(f"route of {topic}: {error}") from error
         stated = stated_identities(response.ext.get(GROUP_IDENTITIES_FIELD))
         self._identities.take(stated, route.addresses, self._clock.monotonic())
         self._give_back(topic)
@@ -463,6 +475,9 @@ class Routes:
                     await self.refresh(topic)
                 except NoRouteError:
                     continue
-                except (NoNameServerError, RequestFailedError) as error:
+                except RequestFailedError as error:
+                    # Of this topic alone, as where the account has no right to it.
+                    _log.warning("route_poll_refused", topic=topic, error=str(error))
+                except NoNameServerError as error:
                     _log.warning("route_poll_failed", topic=topic, error=str(error))
                     break

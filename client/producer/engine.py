@@ -18,7 +18,7 @@ from dataclasses import replace
 import trio
 
 from client.core.client_instance import ClientInstance
-from client.core.errors import BackpressureError
+from client.core.errors import BackpressureError, ClientClosedError
 from client.core.hooks import CommunicationMode
 from client.core.message import Message
 from client.core.retry import (
@@ -90,6 +90,12 @@ class SendEngine:
         self._nursery = nursery
         nursery.start_soon(self.sends.run)
 
+    def close(self) -> None:
+        """Fail what is under way, and what waits to be put in line."""
+        self.sends.fail_all()
+        for lane in self._lanes.values():
+            lane.close()
+
     def lane(self, broker_name: str) -> Lane:
         """Return the line of sends to a broker group."""
         lane = self._lanes.get(broker_name)
@@ -142,9 +148,12 @@ class SendEngine:
 
         Raises:
             BackpressureError: There are still too many.
+            ClientClosedError: The producer is closed.
         """
-        with trio.move_on_after(longest_s):
+        with self.sends.arriving(), trio.move_on_after(longest_s):
             await lane.wait_for_space()
+        if lane.is_closed:
+            raise ClientClosedError("the producer was closed before the send")
         if not lane.line.has_space:
             raise BackpressureError(
                 f"{lane.line.waiting_bytes} bytes still wait for {lane.broker_name}"

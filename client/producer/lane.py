@@ -489,6 +489,7 @@ class Lane:
         sequences: What requests are numbered by.
         records: Whether the broker takes records; None before the first connection.
         open: Requests that are not settled.
+        is_closed: Nothing leaves it any more.
     """
 
     __slots__ = (
@@ -499,6 +500,7 @@ class Lane:
         "_solos",
         "_space",
         "broker_name",
+        "is_closed",
         "line",
         "open",
         "records",
@@ -519,6 +521,7 @@ class Lane:
         self.sequences = sequences
         self.records: bool | None = None
         self.open = 0
+        self.is_closed = False
         self._open_max = open_max
         # The request that ended last held more than one send; else how many in a row held one.
         self._is_crowded = False
@@ -548,9 +551,14 @@ class Lane:
         return False
 
     async def wait_for_space(self) -> None:
-        """Return when another send may be offered."""
-        while not self.line.has_space:
+        """Return when another send may be offered, or none may ever."""
+        while not (self.line.has_space or self.is_closed):
             await self._space.park()
+
+    def close(self) -> None:
+        """Let nothing wait for space any more."""
+        self.is_closed = True
+        self._space.unpark_all()
 
     async def ready(self) -> None:
         """Return when a request may leave, and senders that send again have put that in line."""

@@ -35,7 +35,7 @@ from client.core.errors import (
 from client.core.hooks import CommunicationMode
 from client.core.message import Message
 from client.core.message_ext import MessageExt, SendResult
-from client.core.retry import time_left_s
+from client.core.retry import FailureKind, failure_of_code, time_left_s
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.encoder import SlotEncoder
@@ -85,9 +85,9 @@ async def recall(
         except RequestTimedOutError as error:
             raise UnknownOutcomeError(f"{what}: {error}") from error
         except RequestFailedError as error:
-            raise BrokerBusyError(
-                f"{what}: {error}", code=error.code, remark=error.remark
-            ) from error
+            is_busy = failure_of_code(error.code) is FailureKind.BUSY
+            kind = BrokerBusyError if is_busy else BrokerRefusedError
+            raise kind(f"{what}: {error}", code=error.code, remark=error.remark) from error
         if answer.code == ResponseCode.SUCCESS:
             return str(answer.ext.get("msgId", named.uniq_key))
         if outcome_of(answer) != "unknown":
@@ -179,7 +179,7 @@ class Producer(ManagedScope):
                     await self._engine.sends.drain()
                 finally:
                     self._closed = True
-                    self._engine.sends.fail_all()
+                    self._engine.close()
                     nursery.cancel_scope.cancel()
         finally:
             await instance.heartbeats.remove_producer(self.group)
@@ -255,7 +255,7 @@ class Producer(ManagedScope):
             topic, timeout_s = await self._topic(message.topic, timeout_s)
         queue, lane, pinned = self._choose(topic, queue)
         if not lane.line.has_space:
-            await self._engine.wait_for_space(lane, timeout_s or self.config.send_timeout_s)
+            timeout_s = await self._wait_for_space(lane, timeout_s)
         mode = CommunicationMode.ASYNC
         return SendFuture(self._engine.enqueue(lane, message, queue, pinned, timeout_s, mode))
 
@@ -325,6 +325,7 @@ class Producer(ManagedScope):
         Raises:
             MessageIllegalError, NoRouteError, NoNameServerError: Not sent.
             BrokerUnreachableError: No connection, or its buffer is full; not sent.
+            BrokerRefusedError: The broker does not let this account in; not sent.
         """
         topic, _ = await self._topic(message.topic, None)
         queue, lane, pinned = self._choose(topic, queue)
@@ -347,7 +348,10 @@ class Producer(ManagedScope):
         if address is None:
             raise BrokerUnreachableError(f"no leader of {lane.broker_name} is known")
         timeout_s = self.config.attempt_timeout_s
-        link = await instance.link(address, timeout_s, group=lane.broker_name)
+        try:
+            link = await instance.link(address, timeout_s, group=lane.broker_name)
+        except RequestFailedError as error:
+            raise BrokerRefusedError(str(error), code=error.code, remark=error.remark) from error
         try:
             link.connection.invoke_oneway(command)
         except LocalProtocolError as error:
@@ -430,7 +434,7 @@ class Producer(ManagedScope):
         queue, lane, pinned = self._choose(topic, queue)
         engine = self._engine
         if not lane.line.has_space:
-            await engine.wait_for_space(lane, timeout_s or self.config.send_timeout_s)
+            timeout_s = await self._wait_for_space(lane, timeout_s)
         mode = CommunicationMode.SYNC
         slot = engine.enqueue(lane, message, queue, pinned, timeout_s, mode, expected_offset)
         await engine.sends.wait(slot)
@@ -445,6 +449,13 @@ class Producer(ManagedScope):
             return queue, self._engine.lane(queue.broker_name), True
         queue = self._topics.next_queue(topic)
         return queue, self._engine.lane(queue.broker_name), False
+
+    async def _wait_for_space(self, lane: Lane, timeout_s: float | None) -> float:
+        """Return what is left of *timeout_s* when another send may be put in line."""
+        clock, budget_s = self._instance.clock, timeout_s or self.config.send_timeout_s
+        until = clock.monotonic() + budget_s
+        await self._engine.wait_for_space(lane, budget_s)
+        return max(time_left_s(until, clock.monotonic()), MIN_TIMEOUT_S)
 
     def _not_open(self) -> ClientClosedError:
         return ClientClosedError(f"producer {self.group} is not open; use 'async with'")

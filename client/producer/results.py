@@ -5,7 +5,8 @@ A send that is under way is settled once, by its end or its deadline.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, overload
@@ -319,6 +320,7 @@ class LiveSends:
         self._clock = clock
         self._hooks = hooks
         self._live: dict[SendSlot, None] = {}
+        self._arriving = 0
         self._timed: dict[Timed, None] = {}
         self._next_wake = NEVER
         self._wake = trio.Event()
@@ -355,9 +357,18 @@ class LiveSends:
         self._hooks.after(slot)
         return trio.lowlevel.Abort.SUCCEEDED
 
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Count a send, that is not added yet, as under way inside the block."""
+        self._arriving += 1
+        try:
+            yield
+        finally:
+            self._arriving -= 1
+
     async def drain(self) -> None:
         """Wait for the sends under way; each ends by its deadline."""
-        while self._live:
+        while self._live or self._arriving:
             await self._clock.sleep(DRAIN_PERIOD_S)
 
     def fail_all(self) -> None:

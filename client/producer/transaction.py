@@ -13,6 +13,7 @@ from client.core.errors import (
     BrokerUnreachableError,
     ClientError,
     MessageIllegalError,
+    RequestFailedError,
     RequestTimedOutError,
     TransactionDecidedError,
     UnknownOutcomeError,
@@ -196,6 +197,8 @@ async def send_end(
                 kind, error = FailureKind.UNKNOWN, UnknownOutcomeError(_unknown(end, str(failed)))
             except BrokerUnreachableError as failed:
                 kind, error = FailureKind.UNREACHABLE, failed
+            except RequestFailedError as failed:
+                kind, error = FailureKind.FINAL, _not_let_in(end, failed, is_unknown=is_unknown)
             else:
                 if answer is None or answer.code == ResponseCode.SUCCESS:
                     return answer is not None
@@ -235,6 +238,15 @@ async def _ask(
     except MQError as error:
         raise BrokerUnreachableError(f"broker {address}: {error}") from error
     return None
+
+
+def _not_let_in(
+    end: TransactionEnd, failed: RequestFailedError, *, is_unknown: bool
+) -> ClientError:
+    if is_unknown:
+        return UnknownOutcomeError(_unknown(end, str(failed)))
+    text = f"{end.state.name} of transaction {end.transaction_id}: {failed}"
+    return BrokerRefusedError(text, code=failed.code, remark=failed.remark)
 
 
 def _refused(

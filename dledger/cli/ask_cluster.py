@@ -80,7 +80,7 @@ async def ask(
                 return await _asked(stream, address, command)
     except trio.TooSlowError:
         raise NoAnswerError(address, f"nothing within {timeout_s:g} s") from None
-    except (OSError, trio.BrokenResourceError) as error:
+    except (OSError, UnicodeError, trio.BrokenResourceError) as error:
         raise NoAnswerError(address, _reason(error) + _tls_hint(error, tls)) from None
 
 

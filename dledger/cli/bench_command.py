@@ -282,7 +282,7 @@ def _target(
 
 def _positive(**values: float) -> None:
     for name, value in values.items():
-        if value <= 0:
+        if not value > 0:
             raise CliError(f"--{name} must be more than 0", exit_code=ExitCode.USAGE)
 
 

@@ -18,6 +18,7 @@ from dledger.output import (
     Output,
     Wide,
     addresses,
+    no_less_than_0,
     note,
     print_json,
     print_table,
@@ -260,7 +261,9 @@ async def health(
         int,
         Parameter(help="Number of groups that must be registered."),
     ] = 1,
-    timeout_s: Annotated[float, Parameter(help="Seconds to wait at most.")] = 60.0,
+    timeout_s: Annotated[
+        float, Parameter(help="Seconds to wait at most.", validator=no_less_than_0)
+    ] = 60.0,
     output: Output = "table",
 ) -> int:
     """Check that every group has a leader, a quorum and no lagging member; exit 1 if not."""

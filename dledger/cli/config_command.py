@@ -192,9 +192,19 @@ async def _targets(namesrv: str, brokers: tuple[str, ...] | None, name_servers: 
     if name_servers:
         return addresses(namesrv)
     if brokers:
-        return list(dict.fromkeys(brokers))
+        return list(dict.fromkeys(_address(broker) for broker in brokers))
     groups = await groups_of(addresses(namesrv), None)
     return [address for group in groups for _, address in sorted(group.broker_addrs.items())]
+
+
+def _address(broker: str) -> str:
+    from remoting.settings import parse_addresses
+
+    try:
+        (address,) = parse_addresses(broker)
+    except ValueError:  # also where it is none, or several
+        raise CliError(f"--broker: {broker!r} is not host:port", exit_code=ExitCode.USAGE) from None
+    return address
 
 
 async def settings_of(

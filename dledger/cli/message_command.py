@@ -22,6 +22,7 @@ from dledger.output import (
     RowsOutput,
     TopicName,
     addresses,
+    no_less_than_0,
     note,
     print_csv,
     print_json,
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 DEFAULT_LEVELS = 18
 MAX_LEVELS = 64
 """Delay levels a broker can be configured with; it has 18 otherwise."""
+
+MAX_DELAY_S = 10.0**9
+"""More than brokers take, and few enough to count in milliseconds."""
 
 FOUND_COLUMNS = ("stored_utc", "id_and_place", "keys_and_body")
 CSV_COLUMNS = ("store_time", "broker", "queue", "offset", "tags", "keys", "message_id", "body")
@@ -70,14 +74,26 @@ async def send(
             validator=validators.Number(gte=0, lte=MAX_LEVELS),
         ),
     ] = 0,
-    delay: Annotated[float, Parameter(help="Deliver after this many seconds.")] = 0.0,
+    delay: Annotated[
+        float,
+        Parameter(
+            help="Deliver after this many seconds.",
+            validator=[no_less_than_0, validators.Number(lte=MAX_DELAY_S)],
+        ),
+    ] = 0.0,
     queue: Annotated[int | None, Parameter(help="Queue id; without it queues take turns.")] = None,
-    count: Annotated[int, Parameter(help="Copies of each body to send.")] = 1,
+    count: Annotated[
+        int, Parameter(help="Copies of each body to send.", validator=validators.Number(gte=1))
+    ] = 1,
     file: Annotated[
         Path | None, Parameter(help="Send each line of this file; - is standard input.")
     ] = None,
     rate: Annotated[
-        float, Parameter(help="Messages a second at most; 0: as fast as they are stored.")
+        float,
+        Parameter(
+            help="Messages a second at most; 0: as fast as they are stored.",
+            validator=no_less_than_0,
+        ),
     ] = 0.0,
     template: Annotated[
         bool, Parameter(help="Replace {number} in each body by the number of the message.")
@@ -103,8 +119,6 @@ async def send(
     check_sendable(topic)
     if bodies and file is not None:
         raise CliError("give bodies or --file, not both", exit_code=ExitCode.USAGE)
-    if rate < 0:
-        raise CliError("--rate: 0 or above", exit_code=ExitCode.USAGE)
     is_named = file is not None and str(file) != "-"
     if not bodies and not is_named and sys.stdin.isatty():
         raise CliError(

@@ -183,7 +183,8 @@ async def given(bodies: Sequence[str], count: int) -> AsyncIterator[bytes]:
     """Yield the bodies of a command line, each *count* times."""
     for body in bodies:
         for _ in range(count):
-            yield body.encode()
+            # Bytes of the command line that are no UTF-8 come as Python hides them in text.
+            yield body.encode(errors="surrogateescape")
 
 
 async def lines(read: Callable[[int], bytes], count: int) -> AsyncIterator[bytes]:

@@ -52,7 +52,7 @@ async def stats(
     from client.admin.admin import Admin
     from dledger.cli.ask_cluster import open_client
 
-    if every_s <= 0:
+    if not every_s > 0:
         raise CliError("--every-s: above 0", exit_code=ExitCode.USAGE)
     most = looks if looks is not None else (None if watch else 1)
     async with open_client(addresses(namesrv)) as client:

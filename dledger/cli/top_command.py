@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 
 from commitlog.errors import MQError
-from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, addresses, cell_text
+from dledger.output import (
+    DEFAULT_NAMESRV,
+    CliError,
+    ExitCode,
+    Namesrv,
+    addresses,
+    cell_text,
+    make_console,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -65,16 +73,15 @@ async def top(
     Without a terminal it prints one look. Rates are those of the last minute.
     """
     import trio
-    from rich.console import Console
     from rich.live import Live
 
     from client.admin.admin import Admin
     from dledger.cli.ask_cluster import open_client
     from dledger.cli.watch import known_error
 
-    if every_s <= 0:
+    if not every_s > 0:
         raise CliError("--every-s: above 0", exit_code=ExitCode.USAGE)
-    console = Console()
+    console = make_console()
     is_screen = console.is_terminal
     most = count if count is not None else (None if is_screen else 1)
     namesrvs = addresses(namesrv)

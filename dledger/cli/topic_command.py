@@ -536,7 +536,14 @@ async def delete(
 
     Asks first on a terminal when it holds messages; elsewhere --yes is needed.
     """
-    from dledger.cli.ask_cluster import ask_leader, ask_namesrvs, groups_of, refused, topic_route
+    from dledger.cli.ask_cluster import (
+        NoAnswerError,
+        ask_leader,
+        ask_namesrvs,
+        groups_of,
+        refused,
+        topic_route,
+    )
     from remoting.protocol.codes import RequestCode, ResponseCode
 
     namesrvs = addresses(namesrv)
@@ -549,12 +556,23 @@ async def delete(
         answer = await ask_leader(group, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
         if answer.code != ResponseCode.SUCCESS:
             raise refused(f"deleting {topic} in {group.broker_name}", answer)
+    silent: list[NoAnswerError] = []
     for address in namesrvs:
-        answer = await ask_namesrvs(
-            [address], RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": topic}
-        )
+        try:
+            answer = await ask_namesrvs(
+                [address], RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": topic}
+            )
+        except NoAnswerError as error:
+            silent.append(error)
+            continue
         if answer.code not in (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST):
             raise refused(f"deleting {topic} at {address}", answer)
+    if silent:
+        why = "; ".join(map(str, silent))
+        raise CliError(
+            f"{topic} is deleted in every broker group, and may still be listed: {why}",
+            exit_code=ExitCode.UNREACHABLE,
+        )
     note(f"{topic} is deleted")
     return ExitCode.OK
 

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 
@@ -33,7 +33,10 @@ async def up(
     ] = None,
     port: Annotated[
         int | None,
-        Parameter(help="Port of the NameServer; without it every port is a free one."),
+        Parameter(
+            help="Port of the NameServer; without it every port is a free one.",
+            validator=validators.Number(gte=1, lte=65_535),
+        ),
     ] = None,
     proxy: Annotated[
         bool,

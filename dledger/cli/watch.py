@@ -34,7 +34,7 @@ async def repeated(
 
     from dledger.output import note
 
-    if every_s is not None and every_s <= 0:
+    if every_s is not None and not every_s > 0:
         raise CliError("--watch: above 0", exit_code=ExitCode.USAGE)
     status, done = await look(), 1
     while every_s is not None and (most is None or done < most):

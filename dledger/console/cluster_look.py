@@ -13,7 +13,7 @@ from typing import Any, Final
 import trio
 
 from client.admin.admin import Admin, judge_group
-from client.core.errors import ClientError
+from commitlog.errors import MQError
 from dledger.console.known import is_access_refusal
 
 Status = Mapping[str, Any]
@@ -123,7 +123,7 @@ async def _ask(
     try:
         members[address] = await admin.raft_status(address)
         look.figures[address] = await admin.runtime_info(address)
-    except ClientError as error:
+    except MQError as error:
         if members[address] is None and is_access_refusal(error):
             look.refused.add(address)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 
 import hypercorn.trio
 import trio
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from hypercorn.config import Config
 
 from client.connect import connect
@@ -38,7 +38,13 @@ async def console(
         ),
     ] = "127.0.0.1:9876",
     host: Annotated[str, Parameter(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="Port to listen on; 0: a free one.")] = DEFAULT_PORT,
+    port: Annotated[
+        int,
+        Parameter(
+            help="Port to listen on; 0: a free one.",
+            validator=validators.Number(gte=0, lte=65_535),
+        ),
+    ] = DEFAULT_PORT,
     host_name: Annotated[
         tuple[str, ...],
         Parameter(help="Name under which browsers reach it; may be repeated."),

@@ -101,8 +101,12 @@ class Node:
 class NameServer(Node):
     def __init__(self, world: World, address: str) -> None:
         super().__init__(world, address)
-        self.on(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
-        self.on(RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster)
+        # Called with each question first; None: it is answered as always.
+        self.intercept: Callable[[RemotingCommand], RemotingCommand | None] = lambda _: None
+        self.on(RequestCode.GET_ROUTEINFO_BY_TOPIC, lambda a: self.intercept(a) or self._route(a))
+        self.on(
+            RequestCode.GET_BROKER_CLUSTER_INFO, lambda a: self.intercept(a) or self._cluster(a)
+        )
         self.on(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self._topics)
         self.on(RequestCode.DELETE_TOPIC_IN_NAMESRV, response_to)
 
@@ -158,6 +162,8 @@ class Broker(Node):
         self.identity: str | None = None
         # Codes with which the next questions for its capabilities are refused.
         self.not_now: list[int] = []
+        self.says_not_now: dict[str, str] = {}
+        self.not_now_remark = "not now"
         self.delay_s = 0.0
         # Called for each heartbeat.
         self.heard: Callable[[Connection, HeartbeatData], None] = lambda _, data: None
@@ -209,7 +215,8 @@ class Broker(Node):
 
     def _capabilities(self, asked: RemotingCommand) -> RemotingCommand:
         if self.not_now:
-            return response_to(asked, self.not_now.pop(), "not now")
+            said = dict(self.says_not_now)
+            return response_to(asked, self.not_now.pop(), self.not_now_remark, said)
         ext = {"cbor": "true", "records": "true"}
         if self.group.idempotent:
             ext["idempotent"] = "true"
@@ -538,6 +545,13 @@ class Group:
         self.stated = identity
         for broker in self.brokers:
             broker.identity = identity
+
+    def let_nobody_in(self) -> None:
+        """Refuse every client that connects from now on, as where its account is not known."""
+        self.identify("0f" * 16)
+        for broker in self.brokers:
+            broker.not_now = [ResponseCode.SYSTEM_ERROR] * 1_000
+            broker.says_not_now = {"outcome": "not_stored"}
 
     def register(self) -> None:
         """Let the NameServers know the leader."""

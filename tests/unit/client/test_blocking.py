@@ -147,6 +147,32 @@ def test_blocking_close_refuses_calls_and_ends_the_thread() -> None:
     assert not client._thread.is_alive()
 
 
+def test_blocking_client_that_breaks_names_the_cause(caplog: pytest.LogCaptureFixture) -> None:
+    @asynccontextmanager
+    async def make() -> AsyncIterator[ClientInstance]:
+        async with _client_with_world() as instance:
+            instance.nursery.start_soon(break_it)
+            yield instance
+
+    breaking = threading.Event()
+
+    async def break_it() -> None:
+        await trio.to_thread.run_sync(breaking.wait)
+        raise PermissionError("offsets.json")
+
+    client = BlockingClient(make_instance=make)
+    producer = client.producer("p")
+    breaking.set()
+    client._thread.join()
+    for call in (lambda: producer.send(Message("T", b"x")), lambda: client.producer("q")):
+        with pytest.raises(ClientClosedError, match=r"ended by .*; nothing was sent") as caught:
+            call()
+        assert isinstance(caught.value.__cause__, BaseExceptionGroup)
+        assert caught.value.__cause__.subgroup(PermissionError) is not None
+    assert "client_broken" in caplog.text
+    client.close()
+
+
 def test_blocking_client_that_cannot_open_names_the_cause() -> None:
     with pytest.raises(ConfigError, match="no NameServer"):
         BlockingClient(make_instance=lambda: connect(environment={}))

@@ -94,11 +94,21 @@ def test_help_loads_nothing_that_only_the_command_needs(command: str) -> None:
         (["broker", "--set", "raft.peer=1"], 2, "unknown setting raft.peer (did you mean"),
         (["broker", "--listen-port", "ten"], 2, "--listen-port"),
         (["cluster", "ls", "-n", "127.0.0.1:1"], 3, "127.0.0.1:1 does not answer"),
+        (["cluster", "ls", "-n", f"{'a' * 64}:1"], 3, "does not answer"),
         (["cluster", "health", "-n", "127.0.0.1:1", "-o", "json"], 3, "does not answer"),
         (["acl", "ls"], 2, "which accounts? give --file, DLEDGER_ACL_FILE in the"),
+        (["cluster", "health", "--wait", "--timeout-s", "-1"], 2, "--timeout-s"),
+        (["cluster", "health", "--wait", "--timeout-s", "nan"], 2, "--timeout-s"),
+        (["stats", "--every-s", "nan"], 2, "--every-s"),
+        (["top", "--every-s", "nan"], 2, "--every-s"),
+        (["topic", "ls", "--watch", "nan"], 2, "--watch"),
+        (["bench", "produce", "--duration", "nan"], 2, "--duration"),
         (["raft", "status", "-n", "nonsense"], 2, "'nonsense' is not host:port"),
         (["demo", "--brokers", "2"], 2, "--brokers: 3 or 5"),
         (["up", "--brokers", "6"], 2, "--brokers: from 1 to 5"),
+        (["up", "--port", "65536"], 2, "--port"),
+        (["up", "--port", "0"], 2, "--port"),
+        (["console", "--port", "65536"], 2, "--port"),
     ],
 )
 def test_error_is_one_line_with_its_exit_code(
@@ -188,12 +198,13 @@ def test_a_bug_is_not_dressed_up_as_an_error_of_the_user(bug: Exception) -> None
 PRINT_UNTIL_NOBODY_READS = """
 import sys, trio
 from dledger.cli.main import build_app, run
+from dledger.output import print_table
 app = build_app()
 @app.command
 async def chatter():
     async def talk():
         while True:
-            print("a line")
+            {line}
             await trio.lowlevel.checkpoint()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(talk)
@@ -201,9 +212,10 @@ sys.exit(run(app, ["chatter"]))
 """
 
 
-def test_a_reader_that_has_enough_ends_a_command_without_a_word() -> None:
+@pytest.mark.parametrize("line", ["print('a line')", "print_table('a line', ['x'], [[1]])"])
+def test_a_reader_that_has_enough_ends_a_command_without_a_word(line: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PRINT_UNTIL_NOBODY_READS],
+        [sys.executable, "-c", PRINT_UNTIL_NOBODY_READS.format(line=line)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:

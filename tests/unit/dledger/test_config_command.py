@@ -101,6 +101,19 @@ def test_a_change_without_a_value_is_a_usage_error(
     assert asked == []
 
 
+@pytest.mark.parametrize("broker", ["", "nan", "a:b", "a:1;b:2", "a:70000"])
+@pytest.mark.parametrize("command", [["get"], ["diff"], ["set", "brokerPermission=4"]])
+def test_a_broker_that_is_no_address_is_a_usage_error(
+    asked: list[tuple[str, int, bytes]],
+    command: list[str],
+    broker: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["config", *command, "--broker", A, f"--broker={broker}"]) == 2
+    assert f"error: --broker: {broker!r} is not host:port" in capsys.readouterr().err
+    assert asked == []
+
+
 def test_a_difference_is_status_1(
     asked: list[tuple[str, int, bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:

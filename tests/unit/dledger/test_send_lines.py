@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -213,6 +214,13 @@ def test_lines_come_at_once_and_quiet_is_quiet(capsys: pytest.CaptureFixture[str
         (["-t", "%RETRY%x", "hi"], "%RETRY%x is filled by the brokers"),
         (["-t", "x", "hi", "--delay-level", "99"], "--delay-level"),
         (["-t", "x", "hi", "--delay-level", "-1"], "--delay-level"),
+        (["-t", "x", "hi", "--delay", "-1"], "--delay"),
+        (["-t", "x", "hi", "--delay", "nan"], "--delay"),
+        (["-t", "x", "hi", "--delay", "inf"], "--delay"),
+        (["-t", "x", "hi", "--delay", "1e307"], "--delay"),
+        (["-t", "x", "hi", "--rate", "nan"], "--rate"),
+        (["-t", "x", "hi", "--rate", "-1"], "--rate"),
+        (["-t", "x", "hi", "--count", "0"], "--count"),
     ],
 )
 def test_what_no_send_can_mean_is_refused(
@@ -230,6 +238,11 @@ def test_a_delay_level_above_those_of_a_broker_is_refused() -> None:
         check_delay_level(19, settings)
     with pytest.raises(CliError, match="h:1 has the levels 1 to 21"):
         check_delay_level(22, settings)
+
+
+async def test_bodies_that_are_no_text_keep_their_bytes() -> None:
+    argument = os.fsdecode(b"caf\xe9")
+    assert [body async for body in given([argument, "café"], 1)] == [b"caf\xe9", "café".encode()]
 
 
 async def test_bodies_of_a_template_are_numbered() -> None:

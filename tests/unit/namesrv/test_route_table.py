@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -222,6 +223,21 @@ def test_rule_5_new_leader_brings_its_topics() -> None:
         registration(B, 0, table=topics("T1", "T2", "T3"), data_version=elected), 1
     )
     assert table.all_topics() == ["T1", "T2", "T3"]
+
+
+@pytest.mark.parametrize("is_supported", [False, True])
+def test_differences_of_one_that_may_act_as_leader(is_supported: bool) -> None:
+    """Its topics were passed over while another led: what changed in them is not all of them."""
+    table = RouteInfoManager(NamesrvTable(support_acting_master=is_supported))
+    table.register_broker(registration(A, 0, acting=True, table=topics("T1", "T2")), 0)
+    table.register_broker(registration(B, 1, acting=True, table=topics("T1", "T2", "T3")), 0)
+    table.unregister_broker(CLUSTER, "broker-a", A)
+    newer = registration(
+        B, 1, acting=True, table=topics("T4", "T5"), data_version=version(counter=9)
+    )
+    result = table.register_broker(replace(newer, since=version()), 1)
+    assert result.needs_all == is_supported
+    assert table.route("T4") is None
 
 
 def test_rule_5_acting_master_stands_as_id_0() -> None:

@@ -215,3 +215,11 @@ async def test_without_credentials_nothing_is_added(
     await RemotingClient(nursery, memory_network).invoke_oneway("b:1", request(NOTE, {"a": "b"}))
     await trio.testing.wait_all_tasks_blocked()
     assert [asked.ext for asked in seen] == [{"a": "b"}]
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b", "x." + "y" * 300])
+async def test_a_name_that_no_resolver_takes_is_no_connection(
+    client: RemotingClient, host: str
+) -> None:
+    with pytest.raises(ConnectFailedError, match="no connection to"):
+        await client.invoke(f"{host}:1", request(ECHO))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import ssl
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,9 @@ async def test_stream_that_is_reset_raises_broken() -> None:
     with pytest.raises(trio.BrokenResourceError):
         await theirs.receive_some(64)
     await theirs.aclose()
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b"])
+async def test_a_name_that_is_none_cannot_be_listened_on(host: str) -> None:
+    with pytest.raises(OSError, match=f"cannot listen on {re.escape(host)}:0: "):
+        await TcpNetwork().listen(host, 0)

@@ -7,11 +7,17 @@ from trio.testing import MockClock
 
 from client.admin.admin import Admin, judge_group
 from client.core.client_instance import ClientInstance
-from client.core.errors import MessageIllegalError, NoRouteError, RequestFailedError
+from client.core.errors import (
+    MessageIllegalError,
+    NoNameServerError,
+    NoRouteError,
+    RequestFailedError,
+)
 from client.core.message import Message
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import response_to
 from tests.unit.client.fake_cluster import World, open_world
 
 
@@ -32,6 +38,33 @@ async def test_a_topic_is_created_seen_and_deleted(world: World, client: ClientI
     assert "new" not in await admin.topic_list()
     with pytest.raises(NoRouteError):
         await admin.topic_route("new")
+
+
+async def test_a_topic_goes_from_each_name_server_that_answers(autojump_clock: MockClock) -> None:
+    async with open_world(name_servers=3) as world, world.client() as client:
+        admin = Admin(client)
+        await admin.create_topic("new")
+        silent = world.name_servers[1]
+        await silent.kill()
+        with pytest.raises(NoNameServerError, match=f"new is deleted in g, .*{silent.address}"):
+            await admin.delete_topic("new")
+        asked = [server.count(RequestCode.DELETE_TOPIC_IN_NAMESRV) for server in world.name_servers]
+        assert asked == [1, 0, 1]
+        assert "new" not in world.groups["g"].topics
+        assert client.routes.table.get("new") is None
+
+
+async def test_a_topic_that_no_name_server_shows_is_created(
+    world: World, client: ClientInstance
+) -> None:
+    (server,) = world.name_servers
+    server.intercept = lambda asked: (
+        response_to(asked, 1, "name server not ready")
+        if asked.code == RequestCode.GET_ROUTEINFO_BY_TOPIC
+        else None
+    )
+    assert await Admin(client).create_topic("new") == ["g"]
+    assert "new" in world.groups["g"].topics
 
 
 async def test_changes_follow_the_leader(world: World, client: ClientInstance) -> None:

@@ -60,6 +60,8 @@ async def test_name_servers_are_asked_one_by_one(world: World, client: ClientIns
     view = views[name_server.address]
     assert view is not None
     assert view.broker_addr_table["g"].broker_addrs[0] == LEADER
+    name_server.intercept = lambda asked: response_to(asked, 0, None, None, b"[1")
+    assert await admin.name_server_views() == {name_server.address: None}
     await name_server.kill()
     assert await admin.name_server_views() == {name_server.address: None}
     with pytest.raises(NoNameServerError):

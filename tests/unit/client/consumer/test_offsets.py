@@ -180,3 +180,24 @@ async def test_reset_to_the_offset_stored_earlier_is_stored_again(
         await trio.sleep(0.5)
         await offsets.reset([(owned, 90)])
     assert slow.offsets[QUEUE] == 90
+
+
+async def test_reset_that_was_never_stored_ends_with_the_queue(
+    slow: SlowStore, client: ClientInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets, owned = offsets_in(slow, client), OwnedQueue(QUEUE)
+    await offsets.begin(owned)
+
+    async def fail(_: object) -> set[MessageQueue]:
+        raise RequestFailedError("no leader")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(slow, "save", fail)
+        await offsets.reset([(owned, 7)])
+        owned.drop()
+        await offsets.save([owned], is_last=True)
+    slow.offsets[QUEUE] = 500  # the next owner went on
+    again = OwnedQueue(QUEUE)
+    await offsets.begin(again)
+    assert again.messages is not None
+    assert again.messages.next_offset == 500

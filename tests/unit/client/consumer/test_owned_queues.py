@@ -5,14 +5,21 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 import trio
+import trio.testing
 
 from client.consumer.config import PushConfig
 from client.consumer.offsets import FROM_FIRST
-from client.consumer.owned_queues import OwnedQueue, OwnedQueues
+from client.consumer.owned_queues import Gate, OwnedQueue, OwnedQueues, Reading
+from client.consumer.process_queue import FlowLimits
 from client.consumer.push_consumer import PushConsumer
+from client.consumer.subscriptions import SubscriptionExpression
+from client.core.errors import OffsetIllegalError
+from client.core.message_ext import PullResult
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
+from remoting.machine import TrioClock
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand
 from tests.unit.client.consumer.consuming import Heard, send, settled
@@ -37,6 +44,40 @@ async def test_owned_queue_does_not_wait_for_a_pull_of_a_silent_broker(world: Wo
         began = trio.current_time()
         await heard.wait_for(4)
         assert trio.current_time() - began < 2
+
+
+@pytest.mark.parametrize("next_begin_offset", [0, 99])
+async def test_seek_outlasts_a_moved_offset_of_before(next_begin_offset: int) -> None:
+    """The answer is there when the seek comes, in the same turn of the loop."""
+    owned = OwnedQueue(MessageQueue("T", "b", 0))
+    owned.begin(10)
+
+    class Reader:
+        asked = 0
+
+        async def pull(self, *_: object, **__: object) -> PullResult:
+            self.asked += 1
+            if self.asked > 1:
+                await trio.sleep_forever()
+            owned.begin(50)
+            raise OffsetIllegalError(
+                "moved", next_begin_offset=next_begin_offset, min_offset=0, max_offset=0
+            )
+
+    reading = Reading(
+        Reader(),  # type: ignore[arg-type]  # a double
+        TrioClock(),
+        lambda _: SubscriptionExpression(),
+        FlowLimits(),
+        Gate(),
+        lambda _: None,
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reading.read, owned)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert owned.messages is not None
+    assert owned.messages.next_offset == 50
 
 
 async def test_no_queue_has_two_at_work_however_it_is_assigned(autojump_clock: object) -> None:

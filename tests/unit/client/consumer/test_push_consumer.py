@@ -677,3 +677,18 @@ async def test_part_that_succeeded_is_committed_while_others_go_back(
         await heard.wait_for(8)
         await trio.sleep(6)
         assert 2 <= committed(world.groups["g"])[0] < 8  # others are to be sent back still
+
+
+async def test_members_are_asked_for_once_for_all_topics(world: World) -> None:
+    group = world.groups["g"]
+    topics = [f"T{number}" for number in range(20)]
+    group.topics |= dict.fromkeys(topics, 2)
+    async with (
+        world.client() as client,
+        PushConsumer(client, "c", Heard(), dict.fromkeys(topics, "*")) as consumer,
+    ):
+        await settled(consumer, count=2, topic="T19")
+        before = world.count(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+        await consumer._rebalance.rebalance()
+        asked = world.count(RequestCode.GET_CONSUMER_LIST_BY_GROUP) - before
+    assert asked == len(group.brokers)

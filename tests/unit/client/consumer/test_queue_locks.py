@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from client.consumer.pull_consumer import PullConsumer, _pull_result
-from client.consumer.queue_locks import LockClient, QueueLocks
+from client.consumer.queue_locks import EXPIRES_S, LockClient, QueueLocks
 from client.core.client_instance import ClientInstance
 from client.core.errors import LockLostError, RequestFailedError, RequestTimedOutError
 from client.core.route import MessageQueue
@@ -44,6 +44,23 @@ async def test_tokens_follow_the_grants(world: World, client: ClientInstance) ->
         assert locks.grant(QUEUE) != first, "another client may have had it in between"
         await locks.unlock([QUEUE])
         assert locks.tokens == {}
+        nursery.cancel_scope.cancel()
+
+
+async def test_lock_counts_from_when_it_was_asked_for(world: World, client: ClientInstance) -> None:
+    async def answer_late(command: RemotingCommand) -> RemotingCommand:
+        await trio.sleep(2.0)
+        body = LockBatchRequestBody.decode(command.body)
+        return response_to(command, 0, None, None, LockBatchResponseBody(body.mq_set).encode())
+
+    for broker in world.groups["g"].brokers:
+        broker.lock_hook = answer_late
+    await client.route("T")
+    locks = QueueLocks(client, "c", lambda: [QUEUE])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(locks.run)
+        await locks.held(QUEUE)
+        assert locks.left_s(QUEUE) == pytest.approx(EXPIRES_S - 2.0, abs=0.1)
         nursery.cancel_scope.cancel()
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from client.consumer.ack_batches import ACK_MESSAGES_MAX, ack_requests
 from client.consumer.pop_calls import PopCalls, ReceivedMessage, _messages
@@ -23,6 +24,7 @@ from client.core.route import MessageQueue
 from commitlog.record import encode_record
 from dledger.testing.doubles import ManualClock
 from remoting.errors import BadRequestError
+from remoting.machine import TrioClock
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.pop_requests import (
@@ -274,3 +276,50 @@ async def test_receive_fails_when_all_groups_are_down(nursery: trio.Nursery) -> 
     consumer = SimpleConsumer(TwoGroups(nursery, "a", "b"), "g", {"T": "*"})  # type: ignore[arg-type]  # a double
     with pytest.raises(BrokerUnreachableError):
         await consumer.receive(wait_s=0)
+
+
+class FullGroups(Instance):
+    """Broker groups at which too many requests wait already: they hold no further one."""
+
+    def __init__(self, nursery: trio.Nursery, groups: int) -> None:
+        super().__init__(nursery)
+        self.clock = TrioClock()  # type: ignore[assignment]  # of the same use
+        self.groups = groups
+        self.asked = 0
+        self.is_empty = True
+
+    async def route(self, _topic: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            subscribe_queues=[MessageQueue("T", f"b{n}", 0) for n in range(self.groups)]
+        )
+
+    async def ask_leader(
+        self, name: str, code: int, ext: object, body: bytes = b"", **rest: object
+    ) -> RemotingCommand:
+        self.asked += 1
+        await trio.sleep(0.001)
+        if not self.is_empty:
+            return await super().ask_leader(name, code, ext, body, **rest)
+        if code == RequestCode.POP_MESSAGE:
+            return response_to(request(code), ResponseCode.POLLING_FULL, "full")
+        return response_to(request(code), 0, None, {"hasMsg": "false", "pollingFull": "true"})
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+async def test_receive_waits_where_brokers_hold_no_request(
+    nursery: trio.Nursery, groups: int, autojump_clock: MockClock
+) -> None:
+    instance = FullGroups(nursery, groups)
+    consumer = SimpleConsumer(instance, "g", {"T": "*"})  # type: ignore[arg-type]  # a double
+    assert await consumer.receive(wait_s=4.0) == []
+    assert trio.current_time() == pytest.approx(4.0, abs=0.1)
+    assert instance.asked < 100
+
+    async def send() -> None:
+        await trio.sleep(2.0)
+        instance.is_empty = False
+
+    nursery.start_soon(send)
+    begin_s = trio.current_time()
+    assert await consumer.receive(wait_s=15.0)
+    assert trio.current_time() - begin_s == pytest.approx(2.0, abs=1.0)

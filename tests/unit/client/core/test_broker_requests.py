@@ -43,13 +43,19 @@ async def ask(
     return await channel(world).invoke(request(code, dict(ext), body), 10)
 
 
-def tell_reset(world: World, offsets: dict[int, int], topic: str = "T", **more: str) -> None:
-    """Send 220 as RocketMQ's brokers do: bean keys without quotes, and one-way."""
+def tell_reset(
+    world: World, offsets: dict[int, int], topic: str = "T", *, of: str = "", **more: str
+) -> None:
+    """Send 220 as RocketMQ's brokers do: bean keys without quotes, and one-way.
+
+    Args:
+        of: Topic of the reset, where the table holds queues of another one.
+    """
     table = ",".join(
         f'{{"brokerName":"g","queueId":{queue_id},"topic":"{topic}"}}:{offset}'
         for queue_id, offset in offsets.items()
     )
-    ext = {"topic": topic, "group": "c", "timestamp": "-1", "isForce": "true", **more}
+    ext = {"topic": of or topic, "group": "c", "timestamp": "-1", "isForce": "true", **more}
     channel(world).invoke_oneway(
         request(
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, f'{{"offsetTable":{{{table}}}}}'.encode()
@@ -163,6 +169,7 @@ async def test_resets_of_others_and_of_other_topics_change_nothing() -> None:
         await heard.wait_for(4)
         tell_reset(world, {0: 0}, group="other")
         tell_reset(world, {0: 0}, topic="U")
+        tell_reset(world, {0: 0}, of="U")
         tell_reset(world, {7: 0})
         await trio.sleep(20)
         assert len(heard.bodies) == 4

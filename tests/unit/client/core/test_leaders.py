@@ -102,6 +102,15 @@ def test_a_hint_of_a_lower_term_is_stale() -> None:
     assert leaders.term("g") == 5
 
 
+def test_a_failed_leader_may_be_named_again_in_its_term() -> None:
+    leaders = LeaderTable()
+    leaders.learn("g", "b:1", 5)
+    leaders.suspect("g", "b:1")
+    assert leaders.address("g") is None
+    assert leaders.learn("g", "b:1", 5, told_by="c:1")
+    assert leaders.address("g") == "b:1"
+
+
 def test_the_supposed_leader_itself_may_name_a_lower_term() -> None:
     leaders = LeaderTable()
     leaders.learn("g", "b:1", 5)

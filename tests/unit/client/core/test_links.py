@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Awaitable, Callable
+
 import pytest
 import trio
 from trio.testing import MockClock
 
-from client.core.errors import BrokerUnreachableError
+from client.core.errors import (
+    BrokerRefusedError,
+    BrokerUnreachableError,
+    ClientError,
+    RequestFailedError,
+    UnknownOutcomeError,
+)
 from client.core.links import KEPT_S, GroupIdentities, stated_identities
 from client.core.message import Message
+from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand
+from remoting.protocol.signature import SIGNED_TOO_LONG_AGO
 from tests.unit.client.fake_cluster import Group, World, open_world
 
 OURS, OTHER = "0f" * 16, "e1" * 16
@@ -122,6 +134,28 @@ async def test_links_ask_a_broker_again_that_took_nothing(world: World, code: Re
     assert sends == {RequestCode.SEND_RECORDS}, "it is taken for a broker of RocketMQ"
 
 
+@pytest.mark.parametrize("address", ["nonsense", "a:b", "a:70000", f"{'a' * 64}:1", "a..b:1"])
+async def test_what_is_no_address_in_a_route_stops_nothing(world: World, address: str) -> None:
+    group = world.groups["g"]
+    group.registered[7] = address
+    rogue = Group(world, "rogue", 1, 20911)
+    rogue.registered = {0: address}
+    world.groups["rogue"] = rogue
+    rogue.topics = {"T": 1}
+    queue = MessageQueue("T", "rogue", 0)
+    async with world.client() as client, Producer(client, "p") as producer:
+        client.heartbeats.add_consumer("c")
+        await producer.send_to(MessageQueue("T", "g", 0), Message("T", b"1"))
+        assert not await client.heartbeats.send()
+        with pytest.raises(BrokerUnreachableError, match=re.escape(f"broker {address}: ")):
+            await client.ask(address, RequestCode.RAFT_STATUS)
+        with pytest.raises(BrokerUnreachableError, match="not stored"):
+            await producer.send_to(queue, Message("T", b"2"), timeout_s=0.5)
+        await trio.sleep(2 * client.config.heartbeat_period_s)
+        await producer.send_to(MessageQueue("T", "g", 0), Message("T", b"3"))
+    assert group.bodies() == [b"1", b"3"]
+
+
 async def test_a_send_names_why_an_account_is_not_let_in(world: World) -> None:
     group = world.groups["g"]
     group.identify(OURS)
@@ -132,6 +166,60 @@ async def test_a_send_names_why_an_account_is_not_let_in(world: World) -> None:
             await producer.send(Message("T", b"1"))
     assert caught.value.outcome == "not_stored"
     assert group.bodies() == []
+
+
+async def test_a_refused_account_ends_each_call_at_once(world: World) -> None:
+    group = world.groups["g"]
+    group.let_nobody_in()
+    queue = MessageQueue("T", "g", 0)
+    async with world.client() as client, Producer(client, "p") as producer:
+        calls: list[tuple[Callable[[], Awaitable[object]], type[ClientError]]] = [
+            (lambda: producer.send(Message("T", b"1")), BrokerRefusedError),
+            (lambda: producer.send_to(queue, Message("T", b"2")), BrokerRefusedError),
+            (lambda: producer.send(Message("T", b"3", delay_level=1)), BrokerRefusedError),
+            (lambda: producer.send_oneway(Message("T", b"4")), BrokerRefusedError),
+            (lambda: client.ask_leader("g", 30, topic="T"), RequestFailedError),
+            (lambda: client.ask("10.0.0.1:10911", 30, group="g"), RequestFailedError),
+        ]
+        for call, kind in calls:
+            begin_s = trio.current_time()
+            with pytest.raises(kind, match="refused with code 1: not now") as caught:
+                await call()
+            assert trio.current_time() - begin_s < 0.1
+            assert (caught.value.outcome, caught.value.retriable) == ("not_stored", False)
+    assert group.bodies() == []
+
+
+async def test_an_account_that_signed_too_late_connects_again(world: World) -> None:
+    group = world.groups["g"]
+    broker = group.brokers[0]
+    broker.not_now, broker.says_not_now = [ResponseCode.SYSTEM_ERROR], {"outcome": "not_stored"}
+    broker.not_now_remark = f"signature failed: {SIGNED_TOO_LONG_AGO}"
+    group.identify(OURS)
+    async with world.client() as client, Producer(client, "p") as producer:
+        await producer.send(Message("T", b"1"))
+    assert group.bodies() == [b"1"]
+
+
+async def test_a_refused_account_undoes_no_unknown_outcome(world: World) -> None:
+    group = world.groups["g"]
+    group.identify(OURS)
+    broker = group.brokers[0]
+
+    async def lose_connection() -> None:
+        group.let_nobody_in()
+        await broker.kill()
+        await broker.start()
+
+    async def lost() -> RemotingCommand:
+        world.nursery.start_soon(lose_connection)
+        await trio.sleep_forever()
+
+    broker.intercept = lambda _: lost()
+    async with world.client() as client, Producer(client, "p") as producer:
+        with pytest.raises(UnknownOutcomeError, match="not now"):
+            await producer.send(Message("T", b"1"))
+        assert trio.current_time() < 1.0
 
 
 def test_identity_holds_for_a_while_after_its_last_statement() -> None:

@@ -9,14 +9,15 @@ import trio
 from trio.testing import MockClock
 
 from client.core.client_instance import ClientConfig, ClientInstance
-from client.core.errors import NoNameServerError
+from client.core.errors import NoNameServerError, RequestFailedError
 from client.core.message import Message
 from client.core.routes import BORROWED_S, NameServerList
 from client.producer.producer import Producer
 from commitlog.errors import ConfigError
 from dledger.testing.doubles import MemoryNetwork
 from remoting.machine import TrioClock
-from remoting.protocol.codes import RequestCode
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.fake_cluster import World, open_world
 
 
@@ -98,6 +99,43 @@ async def test_an_address_server_is_read_again_every_120_s(autojump_clock: MockC
     assert third == ("10.0.0.2:9877", "10.0.0.2:9876")
 
 
+async def test_an_address_server_that_errs_changes_nothing(autojump_clock: MockClock) -> None:
+    answers = [
+        b"HTTP/1.1 200 OK\r\n\r\n10.0.0.2:9876;nonsense",
+        b"HTTP/1.1 200 OK\r\n\r\n<html><body>Out of order; come back later</body></html>",
+    ]
+    asked: list[bytes] = []
+    async with open_world() as world:
+        world.nursery.start_soon(_address_server, world, answers, asked)
+        config = ClientConfig(address_server_url="http://10.0.0.3:8080/x")
+        async with ClientInstance(
+            config, clock=TrioClock(), network=world.network, rng=random.Random(1)
+        ) as client:
+            await client.route("T")
+            await trio.sleep(200)
+            assert client.name_servers.list.addresses == ("10.0.0.2:9876",)
+            await client.routes.refresh("T")
+    assert len(asked) == 2
+
+
+async def test_a_name_server_that_is_none_gives_way_to_the_next(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world:
+        config = ClientConfig(name_servers=("nonsense", world.name_servers[0].address))
+        for seed in range(4):
+            async with ClientInstance(
+                config, clock=TrioClock(), network=world.network, rng=random.Random(seed)
+            ) as client:
+                assert await client.route("T")
+        config = ClientConfig(name_servers=("nonsense",))
+        async with ClientInstance(
+            config, clock=TrioClock(), network=world.network, rng=random.Random(1)
+        ) as client:
+            with pytest.raises(NoNameServerError, match="nonsense: not an address"):
+                await client.route("T")
+
+
 async def test_an_address_server_that_is_down_is_one_clear_error(world: World) -> None:
     config = ClientConfig(address_server_url="http://10.0.0.3/x")
     async with ClientInstance(
@@ -173,3 +211,31 @@ async def test_producer_forgets_topics_with_their_routes(autojump_clock: MockClo
         client.routes.forget_unknown(())
         assert producer._topics.known("Never") is None
         assert producer._topics.known("T") is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "body"), [(ResponseCode.SYSTEM_ERROR, b""), (ResponseCode.SUCCESS, b"[1")]
+)
+async def test_a_topic_that_is_refused_holds_up_no_other(
+    world: World, code: ResponseCode, body: bytes
+) -> None:
+    group, server = world.groups["g"], world.name_servers[0]
+    group.topics |= {"A": 4, "B": 4}
+    async with world.client() as client:
+        for topic in ("A", "B"):
+            await client.route(topic)
+        refused = {"A"}
+
+        def answer(asked: RemotingCommand) -> RemotingCommand | None:
+            is_refused = asked.ext["topic"] in refused
+            return response_to(asked, code, "no", None, body) if is_refused else None
+
+        server.intercept = answer
+        with pytest.raises(RequestFailedError, match="route of A"):
+            await client.routes.refresh("A")
+        group.topics |= {"A": 8, "B": 8}
+        await trio.sleep(client.config.route_poll_period_s + 1)
+        assert len((await client.route("B")).publish_queues) == 8
+        refused.clear()
+        await trio.sleep(client.config.route_poll_period_s)
+        assert len((await client.route("A")).publish_queues) == 8

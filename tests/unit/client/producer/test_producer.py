@@ -12,6 +12,7 @@ from client.core.errors import (
     BrokerRefusedError,
     BrokerUnreachableError,
     ClientClosedError,
+    ClientError,
     MessageIllegalError,
     NoNameServerError,
     NoRouteError,
@@ -744,6 +745,74 @@ async def test_send_waits_while_the_lane_is_full(world: World, client: ClientIns
                 lane = producer._engine._lanes.get("g")
                 most = max(most, lane.line.waiting_bytes if lane else 0)
         assert 0 < most <= 2000 + 1000
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_the_wait_for_space_counts_as_time_of_a_send(
+    world: World, client: ClientInstance, is_async: bool
+) -> None:
+    config = ProducerConfig(max_waiting_bytes=1000, attempt_timeout_s=3.0)
+    message = Message("T", b"y")
+    async with Producer(client, "p", config) as producer:
+        await producer.send(Message("T", b"first"))
+        world.groups["g"].brokers[0].delay_s = 1e6
+        for _ in range(2):
+            future = await producer.send_async(Message("T", b"x" * 1000), timeout_s=4.0)
+        begin_s = trio.current_time()
+
+        async def send() -> SendResult:
+            if is_async:
+                return await (await producer.send_async(message, timeout_s=6.0)).result()
+            return await producer.send(message, timeout_s=6.0)
+
+        with pytest.raises(ClientError):
+            await send()
+        assert trio.current_time() - begin_s == pytest.approx(6.0, abs=0.1)
+        with pytest.raises(ClientError):
+            await future.result()
+
+
+async def test_a_send_that_waits_for_space_ends_with_the_producer(
+    world: World, client: ClientInstance
+) -> None:
+    config = ProducerConfig(max_waiting_bytes=1000)
+    ended_s: list[float] = []
+
+    async def wait_for_space(producer: Producer) -> None:
+        with pytest.raises(ClientClosedError, match="closed before the send"):
+            await producer.send(Message("T", b"y"))
+        ended_s.append(trio.current_time())
+
+    async def work(nursery: trio.Nursery) -> None:
+        async with Producer(client, "p", config) as producer:
+            await producer.send(Message("T", b"first"))
+            world.groups["g"].brokers[0].delay_s = 1e6
+            for _ in range(2):
+                await producer.send_async(Message("T", b"x" * 1000))
+            nursery.start_soon(wait_for_space, producer)
+            await trio.sleep(1.0)
+            raise KeyError
+
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(KeyError):
+            await work(nursery)
+    assert ended_s == [pytest.approx(1.0, abs=0.1)]
+
+
+async def test_a_producer_that_closes_waits_for_sends_without_space(
+    world: World, client: ClientInstance
+) -> None:
+    config = ProducerConfig(max_waiting_bytes=1000)
+    async with trio.open_nursery() as nursery:
+        async with Producer(client, "p", config) as producer:
+            await producer.send(Message("T", b"first"))
+            world.groups["g"].brokers[0].delay_s = 0.5
+            for _ in range(2):
+                await producer.send_async(Message("T", b"x" * 1000))
+            for body in (b"y" * 1000, b"z" * 1000, b"0"):
+                nursery.start_soon(producer.send, Message("T", body))
+            await trio.sleep(0.1)
+        assert len(world.groups["g"].bodies()) == 6
 
 
 async def test_leader_change_with_another_seed_keeps_order_per_queue(

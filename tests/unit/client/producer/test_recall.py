@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import trio
 
 from client.core.errors import (
     AlreadyDeliveredError,
@@ -16,11 +17,11 @@ from client.core.errors import (
 )
 from client.core.message import Message, encode_message_properties
 from client.producer.producer import Producer
-from remoting.processor import Handled
+from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import RecallHandle
-from tests.unit.client.fake_cluster import open_world
+from tests.unit.client.fake_cluster import World, open_world
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
@@ -82,6 +83,20 @@ async def recalled(*answers: Answer) -> str | ClientError:
             return await producer.recall(HANDLE, timeout_s=2.0)
         except ClientError as error:
             return error
+
+
+async def test_a_recall_without_an_answer_may_be_done() -> None:
+    error = await recalled(*[lambda _: DEFERRED] * 9)
+    assert type(error) is UnknownOutcomeError
+
+
+async def test_a_recall_by_an_account_that_is_not_let_in_ends(world: World) -> None:
+    world.groups["g"].let_nobody_in()
+    async with world.client() as client, Producer(client, "p") as producer:
+        with pytest.raises(BrokerRefusedError, match="refused with code 1: not now") as caught:
+            await producer.recall(HANDLE)
+        assert trio.current_time() < 1.0
+    assert not caught.value.retriable
 
 
 def done(asked: RemotingCommand) -> Handled:

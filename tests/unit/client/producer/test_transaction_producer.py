@@ -13,6 +13,7 @@ from client.core.client_instance import ClientInstance
 from client.core.errors import (
     BrokerRefusedError,
     BrokerUnreachableError,
+    ClientError,
     MessageIllegalError,
     TransactionDecidedError,
     UnknownOutcomeError,
@@ -295,6 +296,38 @@ async def test_end_refused_raises(code: int) -> None:
     assert isinstance(result.end_error, BrokerRefusedError)
     assert (result.end_error.code, result.end_error.outcome) == (code, "not_stored")
     assert len(stage.transactions.ends) == 1
+
+
+@pytest.mark.parametrize(
+    ("is_answered", "error"), [(True, BrokerRefusedError), (False, UnknownOutcomeError)]
+)
+async def test_end_by_an_account_that_is_not_let_in(
+    is_answered: bool, error: type[ClientError]
+) -> None:
+    async with opened() as stage:
+        group = stage.world.groups["g"]
+
+        async def lose_connection() -> None:
+            group.let_nobody_in()
+            await group.brokers[0].kill()
+            await group.brokers[0].start()
+
+        async def lost() -> RemotingCommand:
+            stage.world.nursery.start_soon(lose_connection)
+            await trio.sleep_forever()
+
+        async def commit_after(_: HalfMessage) -> LocalTransactionState:
+            if is_answered:
+                await lose_connection()
+            else:
+                stage.transactions.answer_end = lambda _: lost()
+            return COMMIT
+
+        begin_s = trio.current_time()
+        result = await stage.producer.send_in_transaction(ORDER, commit_after)
+        assert trio.current_time() - begin_s < 1.0
+    assert type(result.end_error) is error
+    assert "refused with code 1: not now" in str(result.end_error)
 
 
 async def test_a_decision_that_came_too_late_is_an_error() -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from trio.testing import MockClock
 
-from client.admin.admin import TopicConfig
+from client.admin.admin import Admin, TopicConfig
 from client.admin.groups import FIRST_MS, LAST_MS, OffsetMove
 from client.core.errors import RequestFailedError
 from client.core.route import MessageQueue
 from dledger.console import texts
-from dledger.console.cluster_look import ClusterLook, Status, group_views, known_members
+from dledger.console.cluster_look import (
+    ClusterLook,
+    Status,
+    group_views,
+    known_members,
+    look_at,
+)
 from dledger.console.cluster_watch import LANE_LOOKS, ClusterWatch, lane
 from dledger.console.console import RefusedError
 from dledger.console.groups_page import MoveRow, group_row, progress_rows, reset_time
@@ -27,7 +34,9 @@ from remoting.protocol.bodies import (
     OffsetWrapper,
     SubscriptionData,
 )
-from remoting.protocol.codes import ResponseCode
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import response_to
+from tests.unit.client.fake_cluster import World, open_world
 
 MEMBERS = [
     {"name": f"n{number}", "client_address": f"127.0.0.1:{number}", "standing": "voter"}
@@ -330,3 +339,23 @@ def test_member_that_refuses_is_no_silent_one() -> None:
 )
 def test_refusal_of_an_account_is_known(code: int, remark: str, *, is_refused: bool) -> None:
     assert is_access_refusal(RequestFailedError("", code=code, remark=remark)) is is_refused
+
+
+async def test_a_member_that_answers_nonsense_ends_no_look(autojump_clock: MockClock) -> None:
+    async with open_world() as world:
+        await _look_at_nonsense(world)
+
+
+async def _look_at_nonsense(world: World) -> None:
+    group = world.groups["g"]
+    group.registered[7] = f"{'a' * 64}:1"
+    for broker in group.brokers[1:]:
+        broker.on(
+            RequestCode.GET_BROKER_RUNTIME_INFO,
+            lambda asked: response_to(asked, 0, None, {}, b"[1"),
+        )
+    async with world.client() as client:
+        look = await look_at(Admin(client), None, 0)
+    answers = {address: said is not None for address, said in look.groups["g"].items()}
+    assert answers == {b.address: True for b in group.brokers} | {f"{'a' * 64}:1": False}
+    assert look.figures == {}
