@@ -92,6 +92,7 @@ _MODULES = {
     "OffsetMove": "client.admin.groups",
     "OffsetsReset": "client.admin.groups",
     "PolicyEntryInfo": "remoting.protocol.access_bodies",
+    "QuotaInfo": "remoting.protocol.quota_bodies",
     "RequestCode": "remoting.protocol.codes",
     "SubscriptionGroupConfig": "remoting.protocol.bodies",
     "TopicConfig": "remoting.protocol.bodies",
@@ -171,6 +172,7 @@ if TYPE_CHECKING:
         TopicConfig,
     )
     from remoting.protocol.codes import RequestCode
+    from remoting.protocol.quota_bodies import QuotaInfo
     from remoting.protocol.signature import Credentials
     from remoting.tcp import client_tls
 else:
@@ -263,6 +265,7 @@ __all__ = [
     "OffsetMove",
     "OffsetsReset",
     "PolicyEntryInfo",
+    "QuotaInfo",
     "RequestCode",
     "SubscriptionGroupConfig",
     "TopicConfig",

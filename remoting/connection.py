@@ -134,6 +134,7 @@ class Connection:
         self._nursery: trio.Nursery | None = None
         self._closed = False
         self._draining = False
+        self._drains_because = "shutting down"
         self._is_sent_away = False
         self._last_request_s = -math.inf
         self._close_reason = ""
@@ -205,9 +206,17 @@ class Connection:
         """End the connection because another needs what it holds."""
         self.close(reason)
 
-    def leave_soon(self) -> None:
-        """Refuse further requests, and close when what is open has been answered."""
+    def leave_soon(self, reason: str = "") -> None:
+        """Refuse further requests, and close when what is open has been answered.
+
+        Args:
+            reason: What refused requests are answered with, and counted and logged as an end of a
+                connection, see `ConnectionEnds`. Empty: this server shuts down.
+        """
         if self._nursery is not None and not self._draining:
+            if reason:
+                self._drains_because = reason
+                self._note_end(reason)
             self._draining = True
             self._nursery.start_soon(self.drain)
 
@@ -307,6 +316,15 @@ class Connection:
         """
         self._when_answered[id(asked)] = (asked, on_response)
 
+    def hold_answer(self, asked: RemotingCommand, delay_s: float) -> None:
+        """Send the answer to *asked* no earlier than *delay_s* from now.
+
+        To be called before the handler of *asked* returns; the request stays open until then. A
+        one-way request has no answer to hold.
+        """
+        if not asked.flag & FLAG_ONEWAY:
+            self._open.hold(asked, trio.current_time() + delay_s)
+
     def reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
         """Answer a request whose handler returned DEFERRED. Never blocks.
 
@@ -319,6 +337,23 @@ class Connection:
         """
         if self._when_answered and (noted := self._when_answered.pop(id(asked), None)):
             noted[1](response)
+        if self._open.held:
+            at_s = self._open.answer_at_s(asked)
+            if at_s is None:
+                return False
+            if at_s > trio.current_time():
+                assert self._nursery is not None
+                self._nursery.start_soon(self._reply_at, at_s, asked, response)
+                return True
+        return self._reply(asked, response)
+
+    async def _reply_at(
+        self, at_s: float, asked: RemotingCommand, response: RemotingCommand
+    ) -> None:
+        await trio.sleep_until(at_s)
+        self._reply(asked, response)
+
+    def _reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
         if self._on_answer is not None and (request := self._open.get(asked)) is not None:
             self._on_answer(asked.code, response.code, trio.current_time() - request.arrived_s)
         if not self._finish_request(asked) or asked.flag & FLAG_ONEWAY:
@@ -564,7 +599,9 @@ class Connection:
             return
         self._last_request_s = trio.current_time()
         if self._draining:
-            self._refuse(asked, Condition.SHUTTING_DOWN, "shutting down", **{GO_AWAY_FIELD: "true"})
+            self._refuse(
+                asked, Condition.SHUTTING_DOWN, self._drains_because, **{GO_AWAY_FIELD: "true"}
+            )
             return
         handler, limiter = processor
         refusal = self._open.admit(asked, limiter, self._last_request_s)

@@ -28,6 +28,7 @@ from commitlog.properties import decode_properties
 from commitlog.record import decode_record
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import not_leader
+from dledger.processors.metering import Meter
 from dledger.state.topics import (
     HALF_TOPIC,
     SCHEDULE_TOPIC,
@@ -224,6 +225,8 @@ CONSUMES: Final = needs(SUB, topic="topic", group="consumerGroup")
 # ---------------------------------------------------------------------------------- declared
 
 
+Metered: TypeAlias = Callable[[Handler, Meter], Handler]
+
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
 
 _DECLARATION: Final = "__handles__"
@@ -277,6 +280,7 @@ class Declaration:
         shows: It is for administrators and changes nothing.
         administers: It is an administrative act although its rule is not that of administrators.
         subject: Names in a request what it is about, for the audit line.
+        meter: How it counts against the quota of its sender; None: it does not.
     """
 
     codes: tuple[RequestCode, ...]
@@ -288,6 +292,7 @@ class Declaration:
     shows: bool
     administers: bool
     subject: SubjectOf
+    meter: Meter | None
 
     @property
     def is_administrative(self) -> bool:
@@ -305,10 +310,11 @@ def handles(
     shows: bool = False,
     administers: bool = False,
     subject: SubjectOf = fields_of,
+    meter: Meter | None = None,
 ) -> Callable[[HandlerT], HandlerT]:
     """Declare that a method answers requests with *codes*; `Declaration` explains the rest."""
     declaration = Declaration(
-        codes, limit, rule, reads, local, appends, shows, administers, subject
+        codes, limit, rule, reads, local, appends, shows, administers, subject, meter
     )
 
     def declare(method: HandlerT) -> HandlerT:
@@ -364,10 +370,15 @@ def administrative_codes(processors: Iterable[type]) -> frozenset[RequestCode]:
 
 
 def handlers_of(
-    processors: Iterable[object], limiters: Mapping[Limit, Limiter], group: BrokerGroup
+    processors: Iterable[object],
+    limiters: Mapping[Limit, Limiter],
+    group: BrokerGroup,
+    metered: Metered | None = None,
 ) -> dict[RequestCode, tuple[Handler, Limiter]]:
     """Return the switchboard: for each declared code its handler and its limiter.
 
+    Args:
+        metered: Puts the quotas before a handler that declares a meter.
     Raises:
         ConfigError: Two handlers declare the same code.
     """
@@ -379,6 +390,8 @@ def handlers_of(
                 handler = _when_applied(group, handler)
             if declaration.reads:
                 handler = _when_readable(group, handler)
+            if declaration.meter is not None and metered is not None:
+                handler = metered(handler, declaration.meter)
             for code in declaration.codes:
                 if code in handlers:
                     raise ConfigError(f"request code {code} has a handler already")

@@ -15,6 +15,7 @@ from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError, refusal, require_leader
 from dledger.processors.get_message import FLAG_SUBSCRIPTION, PullChecks
 from dledger.processors.handles import CONSUMES, Limit, handles
+from dledger.processors.metering import METERED_RECEIVE
 from dledger.processors.pop_messages import PopMessages
 from dledger.processors.pull import MAX_SUSPEND_MS
 from dledger.services.offset_commits import OffsetCommits
@@ -108,7 +109,13 @@ class PopProcessor:
 
     # ------------------------------------------------------------------------------ messages
 
-    @handles(RequestCode.POP_MESSAGE, limit=Limit.POP, rule=CONSUMES, reads=True)
+    @handles(
+        RequestCode.POP_MESSAGE,
+        limit=Limit.POP,
+        rule=CONSUMES,
+        reads=True,
+        meter=METERED_RECEIVE,
+    )
     def pop(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 200050 when the grant is applied, or when the time to wait is over."""
         header = PopMessageHeader.decode(command.ext)

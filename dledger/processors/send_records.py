@@ -55,6 +55,7 @@ from dledger.processors.idempotent_sends import (
     first_records,
     identities,
 )
+from dledger.processors.metering import METERED_RECORDS
 from dledger.services.pending_configs import TopicView
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, TopicsChange, state_record
@@ -158,7 +159,13 @@ class SendRecordsProcessor:
         self._destinations = destinations
         self._sends = sends
 
-    @handles(RequestCode.SEND_RECORDS, limit=Limit.SEND, rule=SENDS_RECORDS, appends=True)
+    @handles(
+        RequestCode.SEND_RECORDS,
+        limit=Limit.SEND,
+        rule=SENDS_RECORDS,
+        appends=True,
+        meter=METERED_RECORDS,
+    )
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 51101: refusals at once, everything else when its outcome is known."""
         runs, default_queue_nums, records, sizes = self._verified(command)

@@ -41,6 +41,7 @@ from dledger.processors.handles import (
 )
 from dledger.processors.idempotent_sends import OpenProducerProcessor, ProducerSends
 from dledger.processors.locks import QueueLocksProcessor
+from dledger.processors.metering import Metering
 from dledger.processors.offsets import (
     CloneOffsetsProcessor,
     OffsetsProcessor,
@@ -54,6 +55,7 @@ from dledger.processors.queries import (
     KeyQueryProcessor,
     MessageViewProcessor,
 )
+from dledger.processors.quotas import QuotasProcessor
 from dledger.processors.raft import CapabilitiesProcessor, RaftChangeProcessor, RaftStatusProcessor
 from dledger.processors.reply import ReplyProcessor
 from dledger.processors.send import SendProcessor
@@ -111,6 +113,7 @@ PROCESSORS: Final[tuple[type, ...]] = (
     SlaveSyncProcessor,
     BrokerConfigProcessor,
     AccessProcessor,
+    QuotasProcessor,
     RaftChangeProcessor,
     RaftStatusProcessor,
     CapabilitiesProcessor,
@@ -193,6 +196,7 @@ class BrokerProcessors:
     pops: PopGrants
     clients_processor: ClientsProcessor
     transactions: TransactionDecisions
+    metering: Metering
     limiters: dict[str, Limiter]
     """How many requests of each kind are open."""
     handlers: dict[RequestCode, tuple[Handler, Limiter]]
@@ -216,6 +220,7 @@ class BrokerProcessors:
             group, settings, checks, shared.throughput, seams.clock, seams.executor
         )
         pops, pop_processors = _pops(shared, checks, pull)
+        metering = Metering(group, seams.clock)
         clients = ClientsProcessor(
             group, shared.topics, shared.clients, shared.filters, clock=seams.clock
         )
@@ -228,6 +233,7 @@ class BrokerProcessors:
             *_consumer_tables(shared),
             *_queries(shared),
             *_administration(shared, folder, limiters),
+            QuotasProcessor(group, metering.buckets),
         )
         group.on_applied.append(shared.throughput.on_applied)
         group.on_applied.append(pull.on_applied)
@@ -248,8 +254,9 @@ class BrokerProcessors:
             pops=pops,
             clients_processor=clients,
             transactions=shared.transactions,
+            metering=metering,
             limiters={limit.value: limiter for limit, limiter in limiters.items()},
-            handlers=handlers_of(processors, limiters, group),
+            handlers=handlers_of(processors, limiters, group, metering.metered),
         )
 
     def register(self, table: ProcessorTable) -> None:

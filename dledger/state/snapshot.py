@@ -4,8 +4,9 @@ A cut shares nothing with the tables that apply could change, so it may go to a 
 Cuts that follow each other without a gap make up the whole state: see `Image`.
 
 Layout: ``magic 8 bytes · format u32 · crc32(body) u32 · body length u64 · body``, big-endian.
-Built-in topics and groups are not in it: they come from the group's settings. Where accounts ever
-changed the format is 2, else 1: a version that knows no accounts must not drop them.
+Built-in topics and groups are not in it: they come from the group's settings. Where there are
+quotas the format is 3; without them it is 2 where accounts ever changed, else 1: a version that
+does not know one of these must not drop it.
 
 `Image` has the tables in their encoded form, kept up to date by cuts: a snapshot of a whole group
 may be many megabytes, and to encode it at each checkpoint would cost what there is. Here each row
@@ -34,6 +35,7 @@ from dledger.state.pending_timers import RECALLED_KEPT, PendingTimers
 from dledger.state.pop import PopKey, PopRowCopy, rows_from_state, rows_to_state
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import LockKey, QueueLock, locks_from_state, locks_to_state
+from dledger.state.quotas import QuotaConfig
 from dledger.state.state_record import floor_from_state, floor_to_state
 from dledger.state.tables import Marks, QueueBounds, StateTables
 from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
@@ -66,6 +68,7 @@ class Cut:
     producers: list[tuple[bytes, list[Any] | None]]
     pops: list[tuple[PopKey, PopRowCopy | None]]
     accounts: list[tuple[str, AccountConfig | None]]
+    quotas: list[tuple[str, QuotaConfig | None]]
 
     def __len__(self) -> int:
         """Return how many rows there are, all queues of a topic being one."""
@@ -82,6 +85,7 @@ class Cut:
             + len(self.producers)
             + len(self.pops)
             + len(self.accounts)
+            + len(self.quotas)
         )
 
 
@@ -136,6 +140,7 @@ def cut_everything(tables: StateTables) -> Cut:
         recalled=tables.timers.recalled(),
         pops=set(tables.pops),
         accounts=set(tables.accounts),
+        quotas=set(tables.quotas),
     )
     return _cut(tables, everything, tables.producers.ids())
 
@@ -175,6 +180,7 @@ def _cut(tables: StateTables, marks: Marks, producers: Iterable[bytes]) -> Cut:
             (key, tables.pops[key].copied() if key in tables.pops else None) for key in marks.pops
         ],
         accounts=[(name, tables.accounts.get(name)) for name in marks.accounts],
+        quotas=[(key, tables.quotas.get(key)) for key in marks.quotas],
     )
 
 
@@ -182,8 +188,10 @@ def _cut(tables: StateTables, marks: Marks, producers: Iterable[bytes]) -> Cut:
 
 
 SNAPSHOT_MAGIC = b"DLSTATE\n"
-SNAPSHOT_FORMAT = 2
-"""The newest that is read here; written where accounts ever changed."""
+SNAPSHOT_FORMAT = 3
+"""The newest that is read here; written where there are quotas."""
+SNAPSHOT_FORMAT_WITHOUT_QUOTAS = 2
+"""Written where accounts ever changed."""
 SNAPSHOT_FORMAT_WITHOUT_ACCOUNTS = 1
 _HEADER = struct.Struct(">8sIIQ")
 
@@ -221,17 +229,25 @@ def snapshot(tables: StateTables, *, hints: bool = False) -> bytes:
     }
     if tables.access_counter:
         value["accounts"] = {name: row.to_state() for name, row in tables.accounts.items()}
+    if tables.quotas:
+        value["quotas"] = {key: row.to_state() for key, row in tables.quotas.items()}
     if hints:
         positions: dict[str, dict[int, int]] = {}
         for (topic, queue_id), bounds in tables.queues.items():
             positions.setdefault(topic, {})[queue_id] = bounds.first_position
         value["queue_positions"] = positions
-    return framed(cbor2.dumps(value, canonical=True), has_accounts=bool(tables.access_counter))
+    return framed(
+        cbor2.dumps(value, canonical=True),
+        has_accounts=bool(tables.access_counter),
+        has_quotas=bool(tables.quotas),
+    )
 
 
-def framed(body: bytes, *, has_accounts: bool = False) -> bytes:
+def framed(body: bytes, *, has_accounts: bool = False, has_quotas: bool = False) -> bytes:
     """Return an encoded body with its head."""
-    version = SNAPSHOT_FORMAT if has_accounts else SNAPSHOT_FORMAT_WITHOUT_ACCOUNTS
+    version = SNAPSHOT_FORMAT_WITHOUT_QUOTAS if has_accounts else SNAPSHOT_FORMAT_WITHOUT_ACCOUNTS
+    if has_quotas:
+        version = SNAPSHOT_FORMAT
     return _HEADER.pack(SNAPSHOT_MAGIC, version, zlib.crc32(body), len(body)) + body
 
 
@@ -300,6 +316,7 @@ def load(
         white_addresses=value.get("white_addresses", ""),
         access_counter=value.get(_ACCESS_COUNTER, 0),
         access_changed_ms=value.get("access_changed_ms", 0),
+        quotas={key: QuotaConfig.from_state(item) for key, item in value.get("quotas", {}).items()},
     )
 
 
@@ -392,6 +409,7 @@ class Image:
         self._recalled: dict[int, None] = {}
         self._producers: OrderedDict[bytes, bytes] = OrderedDict()
         self._accounts = _EncodedMap()
+        self._quotas = _EncodedMap()
 
     def take(self, cut: Cut) -> None:
         """Go on to the index of *cut*, which follows the one before without a gap."""
@@ -409,6 +427,8 @@ class Image:
             self._offsets.put(group_name, topic_name, None if offsets is None else _dumps(offsets))
         for access_key, account in cut.accounts:
             self._accounts.put(access_key, None if account is None else _dumps(account.to_state()))
+        for key, quota in cut.quotas:
+            self._quotas.put(key, None if quota is None else _dumps(quota.to_state()))
         self._take_locks(cut)
         self._take_services(cut)
 
@@ -495,7 +515,10 @@ class Image:
         has_accounts = _ACCESS_COUNTER in self._scalars
         if has_accounts:
             body.put("accounts", self._accounts.joined())
-        return framed(body.joined(), has_accounts=has_accounts)
+        has_quotas = bool(len(self._quotas))
+        if has_quotas:
+            body.put("quotas", self._quotas.joined())
+        return framed(body.joined(), has_accounts=has_accounts, has_quotas=has_quotas)
 
 
 class _EncodedMap:

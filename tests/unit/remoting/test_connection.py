@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
@@ -182,6 +183,91 @@ async def test_reply_inside_the_handler_counts(linked: Linked) -> None:
     near, far = linked(None, table(at_once))
     assert (await near.invoke(request(ECHO), 1)).code == 7
     assert far.in_flight == 0
+
+
+@pytest.mark.parametrize("handler", [echo, failing, echo_deferred])
+async def test_a_held_answer_leaves_at_its_time(
+    linked: Linked, handler: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    def held(connection: Connection, asked: RemotingCommand) -> Any:
+        connection.hold_answer(asked, 0.7)
+        return handler(connection, asked)
+
+    near, far = linked(None, table(held))
+    began_s = trio.current_time()
+    answer = await near.invoke(request(ECHO, {}, b"body"), 5)
+    assert trio.current_time() - began_s == pytest.approx(0.7)
+    assert (answer.code == 0) == (handler is not failing)
+    assert far.in_flight == 0
+
+
+async def test_an_answer_later_than_its_hold_is_not_delayed(
+    linked: Linked, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def held(connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        connection.hold_answer(asked, 0.7)
+        return await echo_later(connection, asked)
+
+    near, far = linked(None, table(held))
+    began_s = trio.current_time()
+    await near.invoke(request(ECHO), 5)
+    assert trio.current_time() - began_s == pytest.approx(1.0)
+    assert far.in_flight == 0
+
+
+async def test_a_second_answer_to_a_held_request_is_not_sent(
+    wire: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    given: list[bool] = []
+
+    def twice(connection: Connection, asked: RemotingCommand) -> Any:
+        connection.hold_answer(asked, 1)
+        given.append(connection.reply(asked, response_to(asked, 7)))
+        given.append(connection.reply(asked, response_to(asked, 8)))
+        return DEFERRED
+
+    one = wire(table(twice))
+    await one.far.send_all(asked_with(1))
+    began_s = trio.current_time()
+    [answer] = await heard(one.far, 1)
+    assert (answer.code, given, trio.current_time() - began_s) == (7, [True, False], 1)
+    await trio.sleep(5)
+    assert (one.connection.unsent_bytes, one.connection.in_flight) == (0, 0)
+
+
+async def test_a_held_answer_frees_its_place_when_the_connection_ends(wire: Any) -> None:
+    def held(connection: Connection, asked: RemotingCommand) -> Any:
+        connection.hold_answer(asked, 60)
+        return response_to(asked)
+
+    processors = table(held)
+    _, limiter = processors.get(ECHO)  # type: ignore[misc]  # it was registered
+    one = wire(processors)
+    await one.far.send_all(asked_with(1))
+    await trio.testing.wait_all_tasks_blocked()
+    assert (limiter.in_use, one.connection.in_flight) == (1, 1)
+    one.connection.close("test")
+    await trio.testing.wait_all_tasks_blocked()
+    assert limiter.in_use == 0
+
+
+async def test_a_connection_that_is_sent_away_names_the_reason(
+    wire: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    def last(connection: Connection, asked: RemotingCommand) -> RemotingCommand:
+        connection.leave_soon("one too many: of c1")
+        return response_to(asked)
+
+    one = wire(table(last))
+    with structlog.testing.capture_logs() as lines:
+        await one.far.send_all(asked_with(1) + asked_with(2))
+        first, second = await heard(one.far, 2)
+    assert (first.code, second.code) == (0, 14)
+    assert (second.remark, second.ext["goAway"]) == ("one too many: of c1", "true")
+    assert [line["reason"] for line in lines if line["event"] == "connection_ends"] == [
+        "one too many: of c1"
+    ]
+    await until_closed(one.far)
 
 
 @pytest.mark.parametrize("serialize", list(SerializeType))
