@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from client.admin.admin import Admin
 from client.admin.messages import DeadLetterGroup, DeadLetters
@@ -147,7 +148,7 @@ def test_blocking_close_refuses_calls_and_ends_the_thread() -> None:
     assert not client._thread.is_alive()
 
 
-def test_blocking_client_that_breaks_names_the_cause(caplog: pytest.LogCaptureFixture) -> None:
+def test_blocking_client_that_breaks_names_the_cause() -> None:
     @asynccontextmanager
     async def make() -> AsyncIterator[ClientInstance]:
         async with _client_with_world() as instance:
@@ -162,14 +163,15 @@ def test_blocking_client_that_breaks_names_the_cause(caplog: pytest.LogCaptureFi
 
     client = BlockingClient(make_instance=make)
     producer = client.producer("p")
-    breaking.set()
-    client._thread.join()
+    with capture_logs() as logs:
+        breaking.set()
+        client._thread.join()
     for call in (lambda: producer.send(Message("T", b"x")), lambda: client.producer("q")):
         with pytest.raises(ClientClosedError, match=r"ended by .*; nothing was sent") as caught:
             call()
         assert isinstance(caught.value.__cause__, BaseExceptionGroup)
         assert caught.value.__cause__.subgroup(PermissionError) is not None
-    assert "client_broken" in caplog.text
+    assert [line["event"] for line in logs] == ["client_broken"]
     client.close()
 
 
