@@ -93,6 +93,8 @@ _MODULES = {
     "OffsetsReset": "client.admin.groups",
     "PolicyEntryInfo": "remoting.protocol.access_bodies",
     "RequestCode": "remoting.protocol.codes",
+    "ScheduleInfo": "remoting.protocol.schedule_bodies",
+    "SchedulePut": "client.admin.schedules",
     "SubscriptionGroupConfig": "remoting.protocol.bodies",
     "TopicConfig": "remoting.protocol.bodies",
     "UserInfo": "remoting.protocol.access_bodies",
@@ -108,6 +110,7 @@ if TYPE_CHECKING:
     from client.admin.admin import Admin, GroupHealth
     from client.admin.groups import OffsetMove, OffsetsReset
     from client.admin.messages import DeadLetterGroup
+    from client.admin.schedules import SchedulePut
     from client.connect import connect
     from client.consumer.config import PushConfig
     from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage, Listener
@@ -171,6 +174,7 @@ if TYPE_CHECKING:
         TopicConfig,
     )
     from remoting.protocol.codes import RequestCode
+    from remoting.protocol.schedule_bodies import ScheduleInfo
     from remoting.protocol.signature import Credentials
     from remoting.tcp import client_tls
 else:
@@ -264,6 +268,8 @@ __all__ = [
     "OffsetsReset",
     "PolicyEntryInfo",
     "RequestCode",
+    "ScheduleInfo",
+    "SchedulePut",
     "SubscriptionGroupConfig",
     "TopicConfig",
     "UserInfo",

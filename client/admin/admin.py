@@ -19,6 +19,7 @@ from client.admin.messages import (
     DeadLetters,
     MessageQueries,
 )
+from client.admin.schedules import ScheduleAdmin
 from client.core.client_instance import ClientInstance
 from client.core.errors import (
     ClientError,
@@ -107,7 +108,7 @@ def judge_group(broker_name: str, members: Mapping[str, Mapping[str, Any] | None
     )
 
 
-class Admin(DaemonQueries, MessageQueries, AccessAdmin):
+class Admin(DaemonQueries, MessageQueries, AccessAdmin, ScheduleAdmin):
     """Administration through a client instance. Holds nothing open of its own."""
 
     def __init__(self, instance: ClientInstance) -> None:

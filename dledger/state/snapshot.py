@@ -5,7 +5,8 @@ Cuts that follow each other without a gap make up the whole state: see `Image`.
 
 Layout: ``magic 8 bytes · format u32 · crc32(body) u32 · body length u64 · body``, big-endian.
 Built-in topics and groups are not in it: they come from the group's settings. Where accounts ever
-changed the format is 2, else 1: a version that knows no accounts must not drop them.
+changed the format is at least 2, where there ever was a schedule 3, else 1: a version that knows no
+accounts, or no schedules, must not drop them.
 
 `Image` has the tables in their encoded form, kept up to date by cuts: a snapshot of a whole group
 may be many megabytes, and to encode it at each checkpoint would cost what there is. Here each row
@@ -34,6 +35,7 @@ from dledger.state.pending_timers import RECALLED_KEPT, PendingTimers
 from dledger.state.pop import PopKey, rows_from_state, rows_to_state
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import LockKey, QueueLock, locks_from_state, locks_to_state
+from dledger.state.schedules import Schedule
 from dledger.state.state_record import floor_from_state, floor_to_state
 from dledger.state.tables import Marks, QueueBounds, StateTables
 from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
@@ -66,6 +68,7 @@ class Cut:
     producers: list[tuple[bytes, list[Any] | None]]
     pops: list[tuple[PopKey, list[Any] | None]]
     accounts: list[tuple[str, AccountConfig | None]]
+    schedules: list[tuple[str, Schedule | None]]
 
     def __len__(self) -> int:
         """Return how many rows there are, all queues of a topic being one."""
@@ -82,6 +85,7 @@ class Cut:
             + len(self.producers)
             + len(self.pops)
             + len(self.accounts)
+            + len(self.schedules)
         )
 
 
@@ -107,11 +111,16 @@ def scalars(tables: StateTables) -> dict[str, Any]:
         small["white_addresses"] = tables.white_addresses
         small[_ACCESS_COUNTER] = tables.access_counter
         small["access_changed_ms"] = tables.access_changed_ms
+    if tables.schedules_index:
+        small[_SCHEDULES_INDEX] = tables.schedules_index
     return small
 
 
 _ACCESS_COUNTER: Final = "access_counter"
 """Only in snapshots of tables whose accounts ever changed."""
+
+_SCHEDULES_INDEX: Final = "schedules_index"
+"""Only in snapshots of tables that ever had a schedule."""
 
 
 def take_cut(tables: StateTables) -> Cut:
@@ -136,6 +145,7 @@ def cut_everything(tables: StateTables) -> Cut:
         recalled=tables.timers.recalled(),
         pops=set(tables.pops),
         accounts=set(tables.accounts),
+        schedules=set(tables.schedules),
     )
     return _cut(tables, everything, tables.producers.ids())
 
@@ -175,6 +185,7 @@ def _cut(tables: StateTables, marks: Marks, producers: Iterable[bytes]) -> Cut:
             (key, tables.pops[key].to_state() if key in tables.pops else None) for key in marks.pops
         ],
         accounts=[(name, tables.accounts.get(name)) for name in marks.accounts],
+        schedules=[(name, tables.schedules.get(name)) for name in marks.schedules],
     )
 
 
@@ -182,8 +193,9 @@ def _cut(tables: StateTables, marks: Marks, producers: Iterable[bytes]) -> Cut:
 
 
 SNAPSHOT_MAGIC = b"DLSTATE\n"
-SNAPSHOT_FORMAT = 2
-"""The newest that is read here; written where accounts ever changed."""
+SNAPSHOT_FORMAT = 3
+"""The newest that is read here; written where there ever was a schedule."""
+SNAPSHOT_FORMAT_WITHOUT_SCHEDULES = 2
 SNAPSHOT_FORMAT_WITHOUT_ACCOUNTS = 1
 _HEADER = struct.Struct(">8sIIQ")
 
@@ -221,17 +233,26 @@ def snapshot(tables: StateTables, *, hints: bool = False) -> bytes:
     }
     if tables.access_counter:
         value["accounts"] = {name: row.to_state() for name, row in tables.accounts.items()}
+    if tables.schedules_index:
+        value["schedules"] = {name: row.to_state() for name, row in tables.schedules.items()}
     if hints:
         positions: dict[str, dict[int, int]] = {}
         for (topic, queue_id), bounds in tables.queues.items():
             positions.setdefault(topic, {})[queue_id] = bounds.first_position
         value["queue_positions"] = positions
-    return framed(cbor2.dumps(value, canonical=True), has_accounts=bool(tables.access_counter))
+    return framed(cbor2.dumps(value, canonical=True), _format_of(value))
 
 
-def framed(body: bytes, *, has_accounts: bool = False) -> bytes:
+def _format_of(scalars: Mapping[str, Any]) -> int:
+    """Return the oldest format whose readers know all that is in a snapshot."""
+    if _SCHEDULES_INDEX in scalars:
+        return SNAPSHOT_FORMAT
+    has_accounts = _ACCESS_COUNTER in scalars
+    return SNAPSHOT_FORMAT_WITHOUT_SCHEDULES if has_accounts else SNAPSHOT_FORMAT_WITHOUT_ACCOUNTS
+
+
+def framed(body: bytes, version: int = SNAPSHOT_FORMAT_WITHOUT_ACCOUNTS) -> bytes:
     """Return an encoded body with its head."""
-    version = SNAPSHOT_FORMAT if has_accounts else SNAPSHOT_FORMAT_WITHOUT_ACCOUNTS
     return _HEADER.pack(SNAPSHOT_MAGIC, version, zlib.crc32(body), len(body)) + body
 
 
@@ -300,6 +321,10 @@ def load(
         white_addresses=value.get("white_addresses", ""),
         access_counter=value.get(_ACCESS_COUNTER, 0),
         access_changed_ms=value.get("access_changed_ms", 0),
+        schedules={
+            name: Schedule.from_state(item) for name, item in value.get("schedules", {}).items()
+        },
+        schedules_index=value.get(_SCHEDULES_INDEX, 0),
     )
 
 
@@ -392,6 +417,7 @@ class Image:
         self._recalled: dict[int, None] = {}
         self._producers: OrderedDict[bytes, bytes] = OrderedDict()
         self._accounts = _EncodedMap()
+        self._schedules = _EncodedMap()
 
     def take(self, cut: Cut) -> None:
         """Go on to the index of *cut*, which follows the one before without a gap."""
@@ -409,6 +435,8 @@ class Image:
             self._offsets.put(group_name, topic_name, None if offsets is None else _dumps(offsets))
         for access_key, account in cut.accounts:
             self._accounts.put(access_key, None if account is None else _dumps(account.to_state()))
+        for name, row in cut.schedules:
+            self._schedules.put(name, None if row is None else _dumps(row.to_state()))
         self._take_locks(cut)
         self._take_services(cut)
 
@@ -492,10 +520,11 @@ class Image:
         )
         rows = self._producers
         body.put("producers", _head(_ARRAY, len(rows)) + b"".join(rows.values()))
-        has_accounts = _ACCESS_COUNTER in self._scalars
-        if has_accounts:
+        if _ACCESS_COUNTER in self._scalars:
             body.put("accounts", self._accounts.joined())
-        return framed(body.joined(), has_accounts=has_accounts)
+        if _SCHEDULES_INDEX in self._scalars:
+            body.put("schedules", self._schedules.joined())
+        return framed(body.joined(), _format_of(self._scalars))
 
 
 class _EncodedMap:

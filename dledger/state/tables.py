@@ -18,6 +18,7 @@ from dledger.state.pending_timers import PendingTimers
 from dledger.state.pop import PopKey, PopRows
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import LockKey, QueueLock
+from dledger.state.schedules import Schedule
 from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
 from dledger.state.transactions import TransactionTable
 
@@ -38,6 +39,7 @@ class Marks:
     recalled: list[int] = field(default_factory=list)
     pops: set[PopKey] = field(default_factory=set)
     accounts: set[str] = field(default_factory=set)
+    schedules: set[str] = field(default_factory=set)
 
     def __len__(self) -> int:
         return (
@@ -52,6 +54,7 @@ class Marks:
             + len(self.recalled)
             + len(self.pops)
             + len(self.accounts)
+            + len(self.schedules)
         )
 
 
@@ -119,6 +122,11 @@ class StateTables:
     """Changes of accounts and white addresses so far; 0: there never was one."""
     access_changed_ms: int = 0
     """Store time of the newest of them."""
+
+    schedules: dict[str, Schedule] = field(default_factory=dict)
+    """Repeated schedules by name, and how far each is."""
+    schedules_index: int = 0
+    """Index of the newest applied record about them; 0: there never was one."""
 
     topics_counter: int = 0
     """Changes of the topic table so far: the counter of its DataVersion."""

@@ -252,6 +252,13 @@ class RequestCode(IntEnum):
     COPY_RECORDS = 51112
     # Let a queue that never had a message begin at a later offset than 0.
     BEGIN_QUEUE = 51113
+    # A schedule, as it is to be from now on; or only what it would do.
+    PUT_SCHEDULE = 51120
+    DELETE_SCHEDULE = 51121
+    # Let a schedule rest, or go on.
+    PAUSE_SCHEDULE = 51122
+    # The schedules of a broker group, how far each is, and when it is due next.
+    LIST_SCHEDULES = 51123
 
 
 OWN_CODES = range(51100, 51200)
