@@ -70,8 +70,8 @@ PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 """Message group: what has the same one goes to the same queue."""
 
 SCHEDULE_NAME: Final = "SCHEDULE_NAME"
-"""Of this project: the repeated schedule that a message comes by. To clients, those of RocketMQ too,
-it is a property like their own."""
+"""Of this project: the repeated schedule that a message comes by. To clients of any kind it is a
+property like their own."""
 SCHEDULE_DUE_MS: Final = "SCHEDULE_DUE_MS"
 """The instant that it stands for."""
 SCHEDULE_MISSED: Final = "SCHEDULE_MISSED"

@@ -56,7 +56,7 @@ NAME: Final = "schedules"
 """In logs and metrics."""
 
 SCHEDULES_MAX: Final = 1024
-"""Of a group: the leader looks at each once a second, and all may be due in the same one."""
+"""Of a group: the leader checks each once a second, and all may be due in the same one."""
 
 SCHEDULE_BYTES_MAX: Final = 16 * 1024
 """Of one, encoded: each is in memory and in every snapshot. A larger message goes somewhere else,

@@ -1,6 +1,6 @@
 """Instants of repeated schedules: those of a cron expression in a time zone, those of an interval.
 
-Pure: instants are milliseconds since 1970, and nothing looks at a clock.
+Pure: instants are milliseconds since 1970, and nothing reads a clock.
 
 A library reads expressions and walks local times without a zone. What a local time is in true time
 is decided here, as Debian's cron does. An expression whose minute or hour begins with ``*`` runs by

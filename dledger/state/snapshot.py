@@ -435,10 +435,10 @@ class Image:
             self._offsets.put(group_name, topic_name, None if offsets is None else _dumps(offsets))
         for access_key, account in cut.accounts:
             self._accounts.put(access_key, None if account is None else _dumps(account.to_state()))
-        for name, row in cut.schedules:
-            self._schedules.put(name, None if row is None else _dumps(row.to_state()))
         self._take_locks(cut)
         self._take_services(cut)
+        for name, row in cut.schedules:
+            self._schedules.put(name, None if row is None else _dumps(row.to_state()))
 
     def _take_locks(self, cut: Cut) -> None:
         changed = set()

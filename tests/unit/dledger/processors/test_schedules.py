@@ -59,9 +59,7 @@ def test_a_schedule_is_put_shown_paused_resumed_and_deleted(ready: Broker) -> No
     assert answer.code == 0
     coming = ComingInstants.decode(answer.body).coming_ms
     assert coming == [now_ms + 10_000 * step for step in range(1, 6)]
-    config = ScheduleConfig(
-        NAME, "T", b"go", "@every 10s", {"TAGS": "a"}, time_zone="Asia/Tokyo"
-    )
+    config = ScheduleConfig(NAME, "T", b"go", "@every 10s", {"TAGS": "a"}, time_zone="Asia/Tokyo")
     assert ready.group.state.schedules[NAME].config == config
     info = ScheduleInfo(
         name=NAME,

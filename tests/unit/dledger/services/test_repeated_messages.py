@@ -229,7 +229,9 @@ async def test_a_topic_that_may_not_be_written_holds_its_schedules(
     assert world.row().missed == 9
 
 
-async def test_a_queue_that_is_gone_holds_its_schedule(world: World, nursery: trio.Nursery) -> None:
+async def test_a_queue_that_was_removed_holds_its_schedule(
+    world: World, nursery: trio.Nursery
+) -> None:
     nursery.start_soon(world.serve)
     world.broker.make_topic("T", 4)
     world.put("@every 10s", queue_id=3)
