@@ -82,6 +82,7 @@ async def add(
 
     A schedule of that name is replaced. Times are ISO 8601, UTC where they name no zone.
     """
+    from client.core.errors import NoRouteError
     from client.core.message import Message
 
     if (body is None) == (file is None):
@@ -93,20 +94,27 @@ async def add(
         keys=key,
         properties=properties_of(property_ or ()),
     )
+    begin_ms, end_ms = time_ms(begin, "--begin", 0), time_ms(end, "--end", 0)
     async with _admin(namesrv) as admin:
-        put = await admin.put_schedule(
-            name,
-            expression,
-            message,
-            time_zone=time_zone,
-            message_group=message_group,
-            queue_id=queue,
-            begin_ms=time_ms(begin, "--begin", 0),
-            end_ms=time_ms(end, "--end", 0),
-            paused=paused,
-            broker_name=broker,
-            dry_run=dry_run,
-        )
+        try:
+            put = await admin.put_schedule(
+                name,
+                expression,
+                message,
+                time_zone=time_zone,
+                message_group=message_group,
+                queue_id=queue,
+                begin_ms=begin_ms,
+                end_ms=end_ms,
+                paused=paused,
+                broker_name=broker,
+                dry_run=dry_run,
+            )
+        except NoRouteError as error:
+            raise CliError(
+                f"no route to topic {topic}; nothing was changed",
+                next_step=f"make it: dledger topic create {topic}",
+            ) from error
     _show_put(name, put, time_zone, dry_run, output)
     return ExitCode.OK
 
@@ -215,9 +223,7 @@ def instant_text(instant_ms: int, zone: str) -> str | None:
 
 @app.command
 async def rm(
-    names: Annotated[tuple[str, ...], Parameter(help="Names of schedules.")],
-    /,
-    *,
+    *names: Annotated[str, Parameter(help="Names of schedules.")],
     namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> int:
     """Remove schedules; messages that were sent stay."""
@@ -229,9 +235,7 @@ async def rm(
 
 @app.command
 async def pause(
-    names: Annotated[tuple[str, ...], Parameter(help="Names of schedules.")],
-    /,
-    *,
+    *names: Annotated[str, Parameter(help="Names of schedules.")],
     namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> int:
     """Let schedules rest; what is due meanwhile is not sent."""
@@ -243,9 +247,7 @@ async def pause(
 
 @app.command
 async def resume(
-    names: Annotated[tuple[str, ...], Parameter(help="Names of schedules.")],
-    /,
-    *,
+    *names: Annotated[str, Parameter(help="Names of schedules.")],
     namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> int:
     """Let schedules go on, with the first instant from now on."""
