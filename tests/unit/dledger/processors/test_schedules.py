@@ -11,6 +11,7 @@ from dledger.processors import schedules
 from dledger.services.repeated_messages import SCHEDULE_BYTES_MAX
 from dledger.state.schedules import ScheduleConfig
 from dledger.state.topics import PERM_READ
+from dledger.testing.doubles import ManualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
@@ -96,10 +97,12 @@ def test_a_repeated_request_makes_no_entry(ready: Broker) -> None:
     assert ready.group.log.last_index == entries
 
 
-def test_an_interval_counts_on_when_only_its_message_changes(ready: Broker) -> None:
+def test_an_interval_counts_on_when_only_its_message_changes(
+    ready: Broker, clock: ManualClock
+) -> None:
     made_ms = ready.clock.wall_ms()
     put(ready)
-    ready.clock.now_s += 4
+    clock.now_s += 4
     answer = put(ready, body=b"other")
     assert ComingInstants.decode(answer.body).coming_ms[0] == made_ms + 10_000
     assert listed(ready)[0].next_ms == made_ms + 10_000

@@ -41,7 +41,7 @@ class World(ServedGroup):
     def view(self) -> repeated_messages.ScheduleView:
         return self.broker.processors.schedules
 
-    def put(self, expression: str = "@every 10s", name: str = "s", **more: Any) -> None:
+    def add(self, expression: str = "@every 10s", name: str = "s", **more: Any) -> None:
         """Store a schedule of topic T, past the processors."""
         config = ScheduleConfig(name, more.pop("topic", "T"), b"go", expression, **more)
         self.change(SchedulesChange((config,), self.clock.wall_ms()))
@@ -85,8 +85,8 @@ def late(record: Record) -> int:
 async def test_each_instant_has_one_message_in_time(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.serve)
     await trio.sleep(1)
-    world.put("@every 10s", properties={"TAGS": "a", "KEYS": "k", "mine": "1"})
-    world.put("*/2 * * * *", "minutes")
+    world.add("@every 10s", properties={"TAGS": "a", "KEYS": "k", "mine": "1"})
+    world.add("*/2 * * * *", "minutes")
     await trio.sleep(300)
     assert world.dues() == sorted([*range(11, 301, 10), 120, 240])
     assert all(0 <= late(record) < 100 for record in world.read())
@@ -110,7 +110,7 @@ async def test_of_missed_instants_only_the_newest_is_sent(
     world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
-    world.put("@every 10s")
+    world.add("@every 10s")
     await trio.sleep(25)
     world.depose()
     await trio.sleep(HOUR_S)
@@ -128,7 +128,7 @@ async def test_a_clock_that_steps_sends_no_instant_twice(
     world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
-    world.put("@every 10s")
+    world.add("@every 10s")
     await trio.sleep(25)
     world.clock.skew_ms = -600_000
     await trio.sleep(100)
@@ -142,7 +142,7 @@ async def test_a_clock_that_steps_sends_no_instant_twice(
 
 
 async def test_nothing_is_sent_before_its_instant(world: World, nursery: trio.Nursery) -> None:
-    world.put("@every 10s")
+    world.add("@every 10s")
     world.clock.skew_ms = -3000
     nursery.start_soon(world.serve)
     await trio.sleep(12.9)
@@ -153,7 +153,7 @@ async def test_nothing_is_sent_before_its_instant(world: World, nursery: trio.Nu
 
 async def test_an_unknown_entry_is_not_made_again(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.serve)
-    world.put("@every 10s")
+    world.add("@every 10s")
     await trio.sleep(1)
     world.group.stalled = True
     await trio.sleep(11)
@@ -161,7 +161,7 @@ async def test_an_unknown_entry_is_not_made_again(world: World, nursery: trio.Nu
     await trio.sleep(30)
     assert world.dues() == []
     world.group.stalled = False
-    world.put("@every 1h", "other")  # applies what was appended
+    world.add("@every 1h", "other")  # applies what was appended
     await trio.sleep(1)
     assert world.dues() == [10, 40]
 
@@ -170,7 +170,7 @@ async def test_a_deposed_leaders_entry_counts_when_it_was_stored(
     world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
-    world.put("@every 10s")
+    world.add("@every 10s")
     await trio.sleep(1)
     world.group.stalled = True
     await trio.sleep(10)
@@ -186,7 +186,7 @@ async def test_what_the_log_did_not_take_is_tried_again(
     world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
-    world.put("@every 10s")
+    world.add("@every 10s")
     world.group.refuse = PendingFullError("full")
     await trio.sleep(15)
     assert world.dues() == []
@@ -199,11 +199,11 @@ async def test_a_pause_sends_nothing_and_makes_up_for_nothing(
     world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
-    world.put("@every 10s")
+    world.add("@every 10s")
     await trio.sleep(15)
-    world.put("@every 10s", paused=True)
+    world.add("@every 10s", paused=True)
     await trio.sleep(100)
-    world.put("@every 10s")
+    world.add("@every 10s")
     await trio.sleep(20)
     assert world.dues() == [10, 120, 130]
     assert world.row().missed == 0
@@ -213,7 +213,7 @@ async def test_a_topic_that_may_not_be_written_holds_its_schedules(
     world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
-    world.put("@every 10s")
+    world.add("@every 10s")
     await trio.sleep(15)
     with structlog.testing.capture_logs() as logged:
         world.change(TopicsChange(put=(TopicConfig("T", 1, 1, PERM_READ),)))
@@ -234,7 +234,7 @@ async def test_a_queue_that_was_removed_holds_its_schedule(
 ) -> None:
     nursery.start_soon(world.serve)
     world.broker.make_topic("T", 4)
-    world.put("@every 10s", queue_id=3)
+    world.add("@every 10s", queue_id=3)
     await trio.sleep(11)
     world.broker.make_topic("T", 3)
     await trio.sleep(20)
@@ -247,7 +247,7 @@ async def test_a_schedule_is_not_fired_while_its_topic_is_removed(
 ) -> None:
     """Deleted and made again in flight: a message behind both would be of no schedule any more."""
     nursery.start_soon(world.serve)
-    world.put("@every 10s")
+    world.add("@every 10s")
     await trio.sleep(1)
     pending = world.broker.processors.topics.pending
     config = TopicConfig("T", 1, 1)
@@ -265,8 +265,8 @@ async def test_a_schedule_is_not_fired_while_it_is_changed(
     world: World, nursery: trio.Nursery
 ) -> None:
     nursery.start_soon(world.serve)
-    world.put("@every 10s")
-    world.put("@every 10s", "other")
+    world.add("@every 10s")
+    world.add("@every 10s", "other")
     await trio.sleep(1)
     change = state_batch(SchedulesChange(delete=("s",)))
     world.group.propose(change, world.view.pending.delete("s"))
@@ -281,7 +281,7 @@ async def test_an_entry_holds_no_more_messages_and_bytes_than_it_may(
 ) -> None:
     monkeypatch.setattr(repeated_messages, "FIRED_PER_ENTRY", 3)
     for number in range(7):
-        world.put("@every 10s", f"s{number}")
+        world.add("@every 10s", f"s{number}")
     nursery.start_soon(world.serve)
     await trio.sleep(11)
     counts = [
@@ -299,8 +299,8 @@ async def test_an_entry_holds_no_more_messages_and_bytes_than_it_may(
 async def test_a_message_larger_than_an_entry_holds_only_its_own(
     world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.put("@every 10s", "large", properties={"p": "x" * 1900})
-    world.put("@every 20s", "small")
+    world.add("@every 10s", "large", properties={"p": "x" * 1900})
+    world.add("@every 20s", "small")
     monkeypatch.setattr(type(world.group.log), "max_entry_bytes", 2000)  # a changed setting
     nursery.start_soon(world.serve)
     await trio.sleep(45)
@@ -313,8 +313,8 @@ async def test_a_time_zone_that_is_not_here_holds_its_schedule(
 ) -> None:
     """Another member took it, with other time zone data."""
     with structlog.testing.capture_logs() as logged:
-        world.put("* * * * *", time_zone="Mars/Olympus")
-        world.put("@every 10s", "other")
+        world.add("* * * * *", time_zone="Mars/Olympus")
+        world.add("@every 10s", "other")
         nursery.start_soon(world.serve)
         await trio.sleep(71)
     assert [line["schedule"] for line in logged if line["event"] == "schedule_held"] == ["s"]
@@ -324,7 +324,7 @@ async def test_a_time_zone_that_is_not_here_holds_its_schedule(
 
 async def test_a_schedule_ends(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.serve)
-    world.put("@every 10s", end_ms=world.clock.epoch_ms + 30_000)
+    world.add("@every 10s", end_ms=world.clock.epoch_ms + 30_000)
     await trio.sleep(100)
     assert world.dues() == [10, 20, 30]
     assert world.view.next_ms(world.row()) is None
