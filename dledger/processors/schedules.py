@@ -48,6 +48,7 @@ from dledger.services.schedule_times import LAST_MS, coming_instants
 from dledger.state.schedules import ANY_QUEUE, Schedule, ScheduleConfig, SchedulesChange
 from dledger.state.topics import name_problem
 from remoting.access.accounts import ADMIN
+from remoting.access.audit import Subject, fields_of
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.processor import DEFERRED, Handled
@@ -85,6 +86,11 @@ _NOT_TAKEN: Final = (
 """Properties that would have no effect, or that the broker writes itself."""
 
 
+def _subject(command: RemotingCommand) -> Subject:
+    is_dry = command.ext.get(DRY_RUN_FIELD) == "true"
+    return {**fields_of(command), **({DRY_RUN_FIELD: "true"} if is_dry else {})}
+
+
 class SchedulesProcessor:
     """Answers requests about schedules; changes go through the log."""
 
@@ -102,7 +108,13 @@ class SchedulesProcessor:
         self._settings = settings
         self._clock = clock
 
-    @handles(RequestCode.PUT_SCHEDULE, limit=Limit.ADMIN, rule=puts_schedule, administers=True)
+    @handles(
+        RequestCode.PUT_SCHEDULE,
+        limit=Limit.ADMIN,
+        rule=puts_schedule,
+        administers=True,
+        subject=_subject,
+    )
     def put(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 51120 when the schedule is as asked for; or check it and store nothing."""
         require_leader(self._group)

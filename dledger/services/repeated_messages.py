@@ -326,16 +326,24 @@ class RepeatedMessageService:
                 break
             if self._is_held(name, row):
                 continue
-            times = self._view.times(row)
-            instant = None if times is None else newest_due(row, times, now_ms)
-            if instant is None:
+            try:
+                firing = self._newest(row, now_ms)
+            except Exception as error:  # noqa: BLE001  # whatever a row holds, it ends no service
+                self._view.refuse(row, str(error) or type(error).__name__)
+                self._is_held(name, row)
                 continue
-            firing = self._firing(row, instant, now_ms)
+            if firing is None:
+                continue
             if firings and size + len(firing.record) > self._bytes_max:
                 break
             firings.append(firing)
             size += len(firing.record)
         return firings
+
+    def _newest(self, row: Schedule, now_ms: int) -> _Firing | None:
+        times = self._view.times(row)
+        instant = None if times is None else newest_due(row, times, now_ms)
+        return None if instant is None else self._firing(row, instant, now_ms)
 
     def _is_held(self, name: str, row: Schedule) -> bool:
         """Whether *row* has to wait; the reason is logged when it is a new one."""

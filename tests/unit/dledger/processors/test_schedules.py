@@ -204,12 +204,14 @@ def test_a_follower_names_the_leader(ready: Broker) -> None:
 def test_changes_have_an_audit_line_without_the_message(ready: Broker) -> None:
     with structlog.testing.capture_logs() as logged:
         put(ready, body=b"hunter2")
+        put(ready, body=b"hunter3", dry_run=True)
         ready.call(CODE.PAUSE_SCHEDULE, {"name": NAME, "paused": "true"})
         ready.call(CODE.DELETE_SCHEDULE, {"name": NAME})
         listed(ready)
     lines = [line for line in logged if line["event"] == "audit"]
     assert [(line["request"], line["subject"], line["outcome"]) for line in lines] == [
         ("PUT_SCHEDULE", "topic=T name=nightly", "done"),
+        ("PUT_SCHEDULE", "topic=T name=nightly dryRun=true", "done"),
         ("PAUSE_SCHEDULE", "name=nightly", "done"),
         ("DELETE_SCHEDULE", "name=nightly", "done"),
     ]

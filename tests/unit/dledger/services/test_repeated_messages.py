@@ -322,6 +322,25 @@ async def test_a_time_zone_that_is_not_here_holds_its_schedule(
     assert "Mars/Olympus" in world.view.problem(world.row())
 
 
+async def test_what_fails_for_one_schedule_holds_no_other(
+    world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = repeated_messages.encode_properties
+
+    def fails(properties: Any) -> bytes:
+        if "bad" in properties:
+            raise RuntimeError("a bug")
+        return encode(properties)
+
+    monkeypatch.setattr(repeated_messages, "encode_properties", fails)
+    world.add("@every 10s", properties={"bad": "1"})
+    world.add("@every 10s", "other")
+    nursery.start_soon(world.serve)
+    await trio.sleep(25)
+    assert world.dues() == [10, 20]
+    assert world.view.problem(world.row()) == "a bug"
+
+
 async def test_a_schedule_ends(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.serve)
     world.add("@every 10s", end_ms=world.clock.epoch_ms + 30_000)
