@@ -34,9 +34,9 @@ INTERVAL_MIN_MS: Final = 1000
 INTERVAL_MAX_MS: Final = 366 * 86_400_000
 """Longest interval; a longer one is a date, which cron has."""
 
-MISSED_COUNTED_MAX: Final = 500
-"""Instants without a message that are counted for one message: some 20 ms of the event loop. A
-schedule of every minute comes to that in eight hours without a leader."""
+MISSED_COUNTED_MAX: Final = 200
+"""Instants of a cron expression without a message that are counted for one message: some 15 ms of
+the event loop. An expression of every minute comes to that in three hours without a leader."""
 
 LAST_MS: Final = 253_370_764_800_000
 """Begin of the year 9999: dates behind it cannot be computed with."""
@@ -241,7 +241,8 @@ class DueInstant:
     """The newest instant of a schedule that has come.
 
     Attributes:
-        missed: How many came before it without a message, counted up to `MISSED_COUNTED_MAX`.
+        missed: How many came before it without a message; of a cron expression they are counted
+            up to `MISSED_COUNTED_MAX`.
     """
 
     due_ms: int
@@ -257,6 +258,10 @@ def newest_due(row: Schedule, times: Times, now_ms: int) -> DueInstant | None:
     due_ms = None if row.config.paused else next_instant(row, times)
     if due_ms is None or due_ms > now_ms:
         return None
+    if isinstance(times, Every):
+        last_ms = min(now_ms, row.config.end_ms or now_ms)
+        steps = (last_ms - due_ms) // times.interval_ms
+        return DueInstant(due_ms + steps * times.interval_ms, steps)
     missed = 0
     while missed < MISSED_COUNTED_MAX:
         later_ms = next_instant(row, times, due_ms)

@@ -11,6 +11,7 @@ import pytest
 import structlog.testing
 import trio
 
+from commitlog.properties import encode_properties
 from commitlog.record import Record
 from dledger.broker_errors import PendingFullError
 from dledger.services import repeated_messages
@@ -296,6 +297,25 @@ async def test_an_entry_holds_no_more_messages_and_bytes_than_it_may(
     ]
 
 
+async def test_few_missed_instants_are_counted_for_one_entry(
+    world: World, nursery: trio.Nursery
+) -> None:
+    """Behind an outage hours of every schedule are due at once."""
+    for number in range(5):
+        world.add("* * * * *", f"s{number}")
+    await trio.sleep(90 * 60)
+    nursery.start_soon(world.serve)
+    await trio.sleep(1)
+    counts = [
+        len(item.units)
+        for applied in world.group.applied
+        for item in applied.units
+        if item.topic == "T"
+    ]
+    assert counts == [3, 2]
+    assert {row.missed for row in world.group.state.schedules.values()} == {89}
+
+
 async def test_a_message_larger_than_an_entry_holds_only_its_own(
     world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,14 +345,12 @@ async def test_a_time_zone_that_is_not_here_holds_its_schedule(
 async def test_what_fails_for_one_schedule_holds_no_other(
     world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = repeated_messages.encode_properties
-
     def fails(properties: Any) -> bytes:
         if "bad" in properties:
             raise RuntimeError("a bug")
-        return encode(properties)
+        return encode_properties(properties)
 
-    monkeypatch.setattr(repeated_messages, "encode_properties", fails)
+    monkeypatch.setattr("dledger.services.repeated_messages.encode_properties", fails)
     world.add("@every 10s", properties={"bad": "1"})
     world.add("@every 10s", "other")
     nursery.start_soon(world.serve)
