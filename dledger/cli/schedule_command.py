@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -37,7 +37,10 @@ app = App(
 
 Name = Annotated[str, Parameter(help="Name of the schedule.")]
 
-COLUMNS: Final = ("name", "topic", "expression", "state", "last_due", "next_due", "fired", "missed")
+COLUMNS: Final = ("schedule", "next_due", "fired", "missed", "state")
+"""What fits into 80 columns; JSON has all."""
+
+LOCAL_CHARS: Final = len("2027-01-15T09:00:00")
 
 
 @app.command
@@ -153,7 +156,10 @@ async def ls(
                 return _show_one(name, await admin.schedule(name), output)
             groups = await admin.schedules()
         rows = [schedule_row(broker, info) for broker, infos in groups.items() for info in infos]
-        show(output, "schedules", sorted(rows, key=_place), COLUMNS)
+        rows.sort(key=_place)
+        if output == "table":
+            rows = [schedule_line(row) for row in rows]
+        show(output, "schedules", rows, COLUMNS)
         return ExitCode.OK
 
     return await repeated(look, watch)
@@ -199,6 +205,18 @@ def schedule_row(broker: str, info: ScheduleInfo) -> dict[str, Any]:
     }
 
 
+def schedule_line(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a table shows of a schedule: two lines in its first columns. Pure."""
+    due = row["next_due"]
+    return {
+        "schedule": f"{row['name']}\n{row['expression']}",
+        "next_due": due and f"{due[:LOCAL_CHARS]}\n{row['time_zone']}",
+        "fired": row["fired"],
+        "missed": row["missed"],
+        "state": row["state"],
+    }
+
+
 def state_text(info: ScheduleInfo) -> str:
     """Return active, paused, ended, or held with the reason. Pure."""
     if info.paused:
@@ -214,11 +232,12 @@ def instant_text(instant_ms: int, zone: str) -> str | None:
 
     if not instant_ms:
         return None
+    unit = "milliseconds" if instant_ms % 1000 else "seconds"
     try:
-        info = ZoneInfo(zone)
+        info: tzinfo = ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        return datetime.fromtimestamp(instant_ms / 1000, UTC).isoformat()
-    return datetime.fromtimestamp(instant_ms / 1000, info).isoformat()
+        info = UTC
+    return datetime.fromtimestamp(instant_ms / 1000, info).isoformat(timespec=unit)
 
 
 @app.command

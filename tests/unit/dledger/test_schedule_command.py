@@ -10,6 +10,7 @@ from dledger.cli.schedule_command import (
     add,
     instant_text,
     pause,
+    schedule_line,
     schedule_row,
     state_text,
 )
@@ -26,7 +27,7 @@ def info(**fields: object) -> ScheduleInfo:
 
 def test_instants_are_shown_in_the_zone_of_their_schedule() -> None:
     assert instant_text(1_800_000_000_000, "Asia/Tokyo") == "2027-01-15T17:00:00+09:00"
-    assert instant_text(1_800_000_000_500, "Mars/Olympus") == "2027-01-15T08:00:00.500000+00:00"
+    assert instant_text(1_800_000_000_500, "Mars/Olympus") == "2027-01-15T08:00:00.500+00:00"
     assert instant_text(0, "UTC") is None
 
 
@@ -57,6 +58,18 @@ def test_a_row_has_what_a_table_and_json_show() -> None:
         "queue": 2,
         "body_bytes": 0,
     }
+
+
+def test_a_table_has_two_lines_for_a_schedule() -> None:
+    row = schedule_row("b", info(next_ms=1_800_000_000_500, fired=3, missed=1))
+    assert schedule_line(row) == {
+        "schedule": "s\n@daily",
+        "next_due": "2027-01-15T17:00:00\nAsia/Tokyo",
+        "fired": 3,
+        "missed": 1,
+        "state": "active",
+    }
+    assert schedule_line(schedule_row("b", info()))["next_due"] is None
 
 
 async def test_a_body_is_given_once() -> None:
