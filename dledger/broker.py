@@ -72,10 +72,10 @@ from remoting.access.account_file import AccountStore
 from remoting.access.accounts import AccountSource
 from remoting.access.gate import AccessGate, LocalAdmin, guarded_table
 from remoting.client import RemotingClient
-from remoting.connection import OnAnswer
 from remoting.machine import GarbageCollection
 from remoting.memory_budget import MemoryBudget
 from remoting.metrics import Guard, MetricsServer, RpcLatency, ServerMetrics, load_library
+from remoting.processor import OnAnswer
 from remoting.processor_table import ProcessorTable
 from remoting.seams import Clock, Executor, Network, Rng, ServerTls
 from remoting.server import RemotingServer

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -26,12 +26,21 @@ from remoting.connection_limits import (
     ConnectionEnds,
     ConnectionLimits,
     MemoryShare,
+    Silence,
     Turn,
 )
 from remoting.errors import AccessRefusedError, ConnectionLostError, TooManyInFlightError
 from remoting.log import get_logger
 from remoting.memory_budget import NOTED_BYTES, MemoryBudget
-from remoting.processor import DEFERRED, Answered, Handled, Limiter
+from remoting.open_requests import OpenRequests
+from remoting.processor import (
+    DEFERRED,
+    Answered,
+    Handled,
+    Limiter,
+    OnAnswer,
+    OnResponse,
+)
 from remoting.protocol.codes import not_supported
 from remoting.protocol.command import (
     FLAG_ONEWAY,
@@ -63,13 +72,6 @@ class Processors(Protocol):
         self, code: int, /
     ) -> tuple[Callable[[Connection, RemotingCommand], Handled], Limiter] | None:
         """Return handler and limiter for *code*, None when the code is not supported."""
-
-
-OnAnswer: TypeAlias = Callable[[int, int, float], None]
-"""Gets request code, response code and seconds."""
-
-OnResponse: TypeAlias = Callable[[RemotingCommand], None]
-"""Gets the answer to one request."""
 
 
 class Connection:
@@ -121,7 +123,6 @@ class Connection:
         self._after_batch = after_batch
         self._sign = sign
         self._decoder = FrameDecoder(limits.max_frame_bytes)
-        self._frame_began_s: float | None = None
         self._always_taken = always_taken
         self._on_proven = on_proven
         self._ends = ends
@@ -136,17 +137,14 @@ class Connection:
         self._is_sent_away = False
         self._last_request_s = -math.inf
         self._close_reason = ""
-        self._last_activity_s = 0.0
+        self._silence = Silence(limits)
 
         self._out = WriteBuffer(
             stream, limits.write_timeout_s, sent=self._note_sent, broken=self.close
         )
         self._drained = trio.lowlevel.ParkingLot()
 
-        # Requests of the peer by identity: its opaques may repeat.
-        self._in_flight: dict[int, tuple[RemotingCommand, Limiter, int, float]] = {}
-        self._in_flight_bytes = 0
-
+        self._open = OpenRequests(limits)
         self._calls = CallTable()
 
     # ------------------------------------------------------------------------------ asking
@@ -169,7 +167,7 @@ class Connection:
     @property
     def in_flight(self) -> int:
         """How many requests of the peer are not answered yet."""
-        return len(self._in_flight)
+        return len(self._open)
 
     @property
     def pending_calls(self) -> int:
@@ -189,11 +187,11 @@ class Connection:
     @property
     def last_activity_s(self) -> float:
         """When bytes went over the connection last, on trio's clock."""
-        return max(self._last_activity_s, self._out.last_sent_s)
+        return max(self._silence.last_received_s, self._out.last_sent_s)
 
     def is_busy(self, now_s: float) -> bool:
         """Tell whether requests are open either way, or a heartbeat counts still."""
-        return bool(self._in_flight or self._calls or now_s < self._heartbeat_until_s)
+        return bool(self._open or self._calls or now_s < self._heartbeat_until_s)
 
     def note_heartbeat(self) -> None:
         """Mark that a client or a broker is behind this connection: it is not idle."""
@@ -321,8 +319,8 @@ class Connection:
         """
         if self._when_answered and (noted := self._when_answered.pop(id(asked), None)):
             noted[1](response)
-        if self._on_answer is not None and (entry := self._in_flight.get(id(asked))) is not None:
-            self._on_answer(asked.code, response.code, trio.current_time() - entry[3])
+        if self._on_answer is not None and (request := self._open.get(asked)) is not None:
+            self._on_answer(asked.code, response.code, trio.current_time() - request.arrived_s)
         if not self._finish_request(asked) or asked.flag & FLAG_ONEWAY:
             return False
         self._answer(asked, response)
@@ -340,13 +338,10 @@ class Connection:
             self._send(answer(asked, Condition.INTERNAL_ERROR, str(error)))
 
     def _finish_request(self, asked: RemotingCommand) -> bool:
-        entry = self._in_flight.pop(id(asked), None)
-        if entry is None:
+        request = self._open.finish(asked)
+        if request is None:
             return False
-        _, limiter, size, _ = entry
-        limiter.release()
-        self._in_flight_bytes -= size
-        if size >= NOTED_BYTES:
+        if request.size_bytes >= NOTED_BYTES:
             self._count()
         if self._draining:
             self._drained.unpark_all()
@@ -361,7 +356,7 @@ class Connection:
         Raises:
             InvariantBroken: From a handler; everything else a handler raises becomes its answer.
         """
-        self._last_activity_s = trio.current_time()
+        self._silence.last_received_s = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -391,7 +386,7 @@ class Connection:
         Cancellation: Leaves the connection open and draining.
         """
         self._draining = True
-        while not self._closed and (self._in_flight or self._out.unsent_bytes):
+        while not self._closed and (self._open or self._out.unsent_bytes):
             await self._drained.park()
         if trio.current_time() - self._last_request_s < GOODBYE_S:
             # What the peer has sent meanwhile gets a refusal instead of a reset; a peer that
@@ -404,10 +399,7 @@ class Connection:
     def _end(self) -> None:
         self._closed = True
         self._close_reason = self._close_reason or "closed"
-        for _, limiter, _, _ in self._in_flight.values():
-            limiter.release()
-        self._in_flight.clear()
-        self._in_flight_bytes = 0
+        self._open.end_all()
         self._calls.end_all(self._close_reason, self._out.handed_total)
         self._out.clear()
         # Now, and not when the collector of cycles comes by: it may hold megabytes.
@@ -431,14 +423,11 @@ class Connection:
             if not scope.cancelled_caught:
                 return await self._flush_at_end()
             if trio.current_time() >= self._silence_ends_s():  # as the deadline
-                is_idle = self._frame_began_s is None
-                return self._note_end("idle" if is_idle else "half a frame and then silence")
+                return self._note_end(self._silence.reason)
         return None
 
     def _silence_ends_s(self) -> float:
-        if self._frame_began_s is None:
-            return self.last_activity_s + self._limits.idle_timeout_s
-        return self._frame_began_s + self._limits.frame_timeout_s
+        return self._silence.ends_s(self._out.last_sent_s)
 
     async def _read(self, scope: trio.CancelScope) -> bool:
         """Take what comes until the connection ends; tell whether answers are still to go out."""
@@ -462,7 +451,7 @@ class Connection:
             if not data:
                 self._note_end("ended by the peer")
                 return True
-            self._last_activity_s = now
+            self._silence.last_received_s = now
             try:
                 commands = decoder.feed(data)
             except RemoteProtocolError as error:
@@ -492,17 +481,13 @@ class Connection:
                 # What came before the bad bytes was asked for in earnest: it is answered.
                 self._draining = True
                 return True
-            if not decoder.pending_bytes:
-                self._frame_began_s = None
-            elif commands or self._frame_began_s is None:
-                self._frame_began_s = now
+            self._silence.note_frames(now, bool(commands), bool(decoder.pending_bytes))
             if self._out.unsent_bytes > limits.write_buffer_bytes:
                 scope.deadline = math.inf
                 await self._wait_for_space()
-                if self._frame_began_s is not None:  # we were not looking
-                    self._frame_began_s = trio.current_time()
+                self._silence.read_again(trio.current_time())
                 scope.deadline = self._silence_ends_s()
-            elif self._frame_began_s is not None:
+            elif self._silence.is_in_frame:
                 scope.deadline = min(scope.deadline, self._silence_ends_s())
         return False
 
@@ -515,7 +500,7 @@ class Connection:
             return
         scope.deadline = math.inf
         await self._share.wait_for_space(granted)
-        self._frame_began_s = trio.current_time()  # it did not read meanwhile
+        self._silence.read_again(trio.current_time())
         scope.deadline = self._silence_ends_s()
 
     def _give_way_to_a_frame(self) -> None:
@@ -523,7 +508,7 @@ class Connection:
 
     def _count(self) -> None:
         """Count what this connection holds: once per chunk, never per message."""
-        self._share.count(self, self._in_flight_bytes + self._out.unsent_bytes)
+        self._share.count(self, self._open.size_bytes + self._out.unsent_bytes)
 
     def _prove(self) -> None:
         self._share.ticket.is_proven = True
@@ -559,9 +544,7 @@ class Connection:
         When draining, answers that are still to come as well.
         """
         with trio.move_on_after(FLUSH_AT_END_S):
-            while (
-                self._out.unsent_bytes or (self._draining and self._in_flight)
-            ) and not self._closed:
+            while (self._out.unsent_bytes or (self._draining and self._open)) and not self._closed:
                 await self._drained.park()
 
     def _take_response(self, response: RemotingCommand) -> None:
@@ -583,25 +566,11 @@ class Connection:
         if self._draining:
             self._refuse(asked, Condition.SHUTTING_DOWN, "shutting down", **{GO_AWAY_FIELD: "true"})
             return
-        body = asked.body
-        size = len(body) if type(body) is bytes else memoryview(body).nbytes
-        limits = self._limits
-        if (
-            len(self._in_flight) >= limits.max_in_flight
-            or self._in_flight_bytes + size > limits.max_in_flight_bytes
-        ) and self._in_flight:
-            self._refuse(asked, Condition.BUSY, "[OVERLOAD]too many requests of this connection")
-            return
         handler, limiter = processor
-        if not limiter.try_acquire():
-            self._refuse(
-                asked,
-                Condition.BUSY,
-                f"[OVERLOAD]{limiter.max_concurrent} requests of kind {limiter.name} are open",
-            )
+        refusal = self._open.admit(asked, limiter, self._last_request_s)
+        if refusal is not None:
+            self._refuse(asked, Condition.BUSY, refusal)
             return
-        self._in_flight[id(asked)] = (asked, limiter, size, self._last_request_s)
-        self._in_flight_bytes += size
         handled: Handled
         try:
             handled = handler(self, asked)

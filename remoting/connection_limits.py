@@ -66,6 +66,49 @@ class ConnectionLimits:
 DEFAULT_LIMITS: Final = ConnectionLimits()
 
 
+class Silence:
+    """How long a peer may send nothing: a little in the middle of a frame, long between two.
+
+    Attributes:
+        last_received_s: When bytes came last, on trio's clock.
+    """
+
+    __slots__ = ("_frame_began_s", "_limits", "last_received_s")
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._frame_began_s: float | None = None
+        self.last_received_s = 0.0
+
+    @property
+    def is_in_frame(self) -> bool:
+        """Whether a frame has begun that is not whole."""
+        return self._frame_began_s is not None
+
+    @property
+    def reason(self) -> str:
+        """Why a connection ends whose silence is over."""
+        return "half a frame and then silence" if self.is_in_frame else "idle"
+
+    def ends_s(self, last_sent_s: float) -> float:
+        """Return when the connection ends if nothing goes over it; *last_sent_s*: our last byte."""
+        if self._frame_began_s is None:
+            return max(self.last_received_s, last_sent_s) + self._limits.idle_timeout_s
+        return self._frame_began_s + self._limits.frame_timeout_s
+
+    def note_frames(self, now_s: float, has_whole: bool, has_part: bool) -> None:
+        """Note what stands in the buffer: whether frames became whole, and whether one began."""
+        if not has_part:
+            self._frame_began_s = None
+        elif has_whole or self._frame_began_s is None:
+            self._frame_began_s = now_s
+
+    def read_again(self, now_s: float) -> None:
+        """Count from *now_s* on: nothing was read before, so a late frame is not the peer's."""
+        if self._frame_began_s is not None:
+            self._frame_began_s = now_s
+
+
 class MemoryShare:
     """What one connection holds of a daemon's `MemoryBudget`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
@@ -52,3 +52,10 @@ class Limiter:
     def release(self) -> None:
         """Give a place back."""
         self.in_use -= 1
+
+
+OnAnswer: TypeAlias = Callable[[int, int, float], None]
+"""Gets request code, response code and seconds."""
+
+OnResponse: TypeAlias = Callable[[RemotingCommand], None]
+"""Gets the answer to one request."""

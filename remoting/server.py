@@ -8,10 +8,11 @@ from typing import Final
 
 import trio
 
-from remoting.connection import Connection, OnAnswer
+from remoting.connection import Connection
 from remoting.connection_limits import Admission, ConnectionEnds, ConnectionLimits, Places, Turn
 from remoting.log import get_logger
 from remoting.memory_budget import MemoryBudget
+from remoting.processor import OnAnswer
 from remoting.processor_table import ProcessorTable
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer

@@ -1,4 +1,4 @@
-"""Which pulls are admitted, which messages they get, and from which member the consumer reads next.
+"""Which pulls are admitted, and which messages they get.
 
 The SQL92 expression of a pull is the request's own, the group's, or those of its retries.
 Expressions are compiled when a pull first uses them, not when a heartbeat brings them: so what a
@@ -9,30 +9,23 @@ can touch old pages: `find_messages` reads the consume queue and decides, `Messa
 touches the log. A filter over properties has to touch the log to decide: `read_units` and `judge`
 are the two halves of `find_messages` with such a filter.
 
-The leader serves readers of recent messages. A reader that is further behind than what is taken to
-be in memory would make the leader read its disk: it is sent to a follower that is alive and has
-almost everything, RocketMQ's `whichBrokerWhenConsumeSlowly` first. A follower keeps such a reader
-and sends it back to the leader when it has caught up.
-
 Spec: docs/internals/protocol/semantics.md, section 7; docs/internals/protocol/remoting.md,
 sections 8.1 and 8.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from commitlog.entry import parse_header
-from commitlog.errors import MQError
 from commitlog.queue_unit import Units
-from dledger.broker_settings import LEADER_ID, BrokerSettings, ReadLimits, number_in
+from dledger.broker_settings import BrokerSettings, ReadLimits
 from dledger.filters.errors import ExpressionIllegalError
 from dledger.filters.expiry import LivingFilter, expires
 from dledger.filters.property_filter import (
@@ -278,95 +271,6 @@ def _chosen(
         slices.append((int(positions[start]), int(ends[gap]) - before))
         start = gap + 1
     return MessageRange(GetStatus.FOUND, next_offset, low, high, slices, count)
-
-
-ALIVE_MS = 2_000
-"""A follower that has confirmed nothing for so long is not recommended: longer than an election."""
-
-CAUGHT_UP_BYTES = 16 << 20
-"""How far a follower may be behind and still be recommended: more than is on its way under load,
-less than a reader gets through in a second."""
-
-FOLLOWERS_AGE_S = 1.0
-"""How old what is known of the followers may be: slow readers pull hundreds of times a second."""
-
-
-class ReadSuggestion:
-    """Answers the `suggestWhichBrokerId` of pulls."""
-
-    def __init__(
-        self,
-        group: BrokerGroup,
-        *,
-        own_id: int,
-        follower_ids: Mapping[str, int],
-        recent_bytes: int,
-        slave_read_enable: bool,
-        clock: Clock,
-    ) -> None:
-        self._group = group
-        self._own_id = own_id
-        self._follower_ids = follower_ids
-        self._recent_bytes = recent_bytes
-        self._slave_read_enable = slave_read_enable
-        self._clock = clock
-        self._followers_since_s: float | None = None
-        self._followers: frozenset[int] = frozenset()
-
-    def broker_id(self, config: SubscriptionGroupConfig, behind_bytes: int) -> int:
-        """Return where a group's next pull should go.
-
-        Args:
-            config: The consumer group.
-            behind_bytes: From the last message it was given to the end of the log.
-        """
-        if not self._slave_read_enable:
-            return LEADER_ID
-        slow = behind_bytes > self._recent_bytes
-        wanted = config.which_broker_when_consume_slowly if slow else config.broker_id
-        if self._group.leadership is None:
-            return self._own_id if slow or wanted == self._own_id else LEADER_ID
-        if wanted == LEADER_ID:
-            return LEADER_ID
-        followers = self._followers_now()
-        if wanted in followers:
-            return wanted
-        return min(followers) if slow and followers else LEADER_ID
-
-    def _followers_now(self) -> frozenset[int]:
-        now = self._clock.monotonic()
-        if self._followers_since_s is None or now - self._followers_since_s >= FOLLOWERS_AGE_S:
-            self._followers_since_s = now
-            status = self._group.status()
-            found = (
-                self._id_of(name)
-                for name, row in status.get("peers", {}).items()
-                if self._has_almost_everything(row)
-            )
-            self._followers = frozenset(follower for follower in found if follower is not None)
-        return self._followers
-
-    def _id_of(self, member: str) -> int | None:
-        """Return the broker id of a follower; None: this node's file does not tell."""
-        known = self._follower_ids.get(member)
-        if known is not None:
-            return known
-        number = number_in(member)
-        return None if number is None else number + 1
-
-    def _has_almost_everything(self, row: Mapping[str, Any]) -> bool:
-        match_index, acked_ms_ago = row["match_index"], row["acked_ms_ago"]
-        if not (row["connected"] and row["voter"] and match_index) or acked_ms_ago is None:
-            return False
-        if acked_ms_ago > ALIVE_MS:
-            return False
-        log = self._group.log
-        try:
-            has_up_to = parse_header(log.frame(match_index)).position
-        except MQError:
-            # Below what is kept here, or damaged: it is far behind, or that is unknown.
-            return False
-        return log.end_position - has_up_to <= CAUGHT_UP_BYTES
 
 
 FLAG_COMMIT_OFFSET = 1

@@ -32,13 +32,13 @@ from dledger.processors.get_message import (
     MessageRange,
     Pull,
     PullChecks,
-    ReadSuggestion,
     UnitRange,
     find_messages,
     judge,
     read_units,
 )
 from dledger.processors.handles import CONSUMES, Limit, handles
+from dledger.services.read_suggestion import ReadSuggestion
 from dledger.services.throughput import Throughput
 from dledger.state.tables import QueueKey
 from dledger.waiting import wait_for
