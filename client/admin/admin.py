@@ -20,6 +20,7 @@ from client.admin.messages import (
     MessageQueries,
 )
 from client.admin.quotas import QuotaAdmin
+from client.admin.schedules import ScheduleAdmin
 from client.core.client_instance import ClientInstance
 from client.core.errors import (
     ClientError,
@@ -108,7 +109,7 @@ def judge_group(broker_name: str, members: Mapping[str, Mapping[str, Any] | None
     )
 
 
-class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin):
+class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmin):
     """Administration through a client instance. Holds nothing open of its own."""
 
     def __init__(self, instance: ClientInstance) -> None:

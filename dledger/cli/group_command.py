@@ -300,7 +300,7 @@ def reset_goal(
     Raises:
         CliError: None of the four was given, or more than one, or no time; a usage error.
     """
-    from dledger.cli.message_command import _time_ms
+    from dledger.cli.message_command import time_ms
 
     if to_first + to_last + bool(to_time) + (to_offset is not None) != 1:
         raise CliError(
@@ -313,7 +313,7 @@ def reset_goal(
         return ResetGoal(-1, to_offset)
     if to_last:
         return ResetGoal(-1)
-    return ResetGoal(0 if to_first else _time_ms(to_time, "--to-time", 0))
+    return ResetGoal(0 if to_first else time_ms(to_time, "--to-time", 0))
 
 
 async def _reset(

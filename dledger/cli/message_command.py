@@ -126,7 +126,7 @@ async def send(
             next_step="give a body, or lines on standard input",
             exit_code=ExitCode.USAGE,
         )
-    properties = _properties(property_ or ())
+    properties = properties_of(property_ or ())
     source = -1
     if not bodies:
         source = os.open(file, os.O_RDONLY) if is_named and file else sys.stdin.fileno()
@@ -202,7 +202,7 @@ def check_delay_level(level: int, settings: Mapping[str, Mapping[str, str]]) -> 
             )
 
 
-def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
+def properties_of(pairs: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -480,8 +480,8 @@ async def by_key(
     from client.admin.messages import ALWAYS_MS
     from dledger.cli.ask_cluster import open_client
 
-    begin_ms = _time_ms(since, "--from", 0)
-    end_ms = _time_ms(until, "--until", ALWAYS_MS)
+    begin_ms = time_ms(since, "--from", 0)
+    end_ms = time_ms(until, "--until", ALWAYS_MS)
     async with open_client(addresses(namesrv)) as client:
         found = await Admin(client).query_messages(
             topic, key, begin_ms=begin_ms, end_ms=end_ms, max_messages=max_
@@ -524,8 +524,8 @@ async def by_time(
     from client.consumer.pull_consumer import PullConsumer
     from dledger.cli.ask_cluster import open_client
 
-    begin_ms = _time_ms(since, "--from", 0)
-    end_ms = _time_ms(until, "--until", ALWAYS_MS)
+    begin_ms = time_ms(since, "--from", 0)
+    end_ms = time_ms(until, "--until", ALWAYS_MS)
     found: list[MessageExt] = []
     async with (
         open_client(addresses(namesrv)) as client,
@@ -554,7 +554,7 @@ async def _stored_between(
     return found
 
 
-def _time_ms(text: str, option: str, otherwise: int) -> int:
+def time_ms(text: str, option: str, otherwise: int) -> int:
     """Return a time in ms since the epoch: ISO 8601, UTC where it names no zone, or the number."""
     if not text:
         return otherwise

@@ -129,6 +129,7 @@ def propose_change(
     change: StateChange,
     notes: Callable[[], Iterable[OnDone]],
     when_known: Callable[[Callable[[], None]], None] | None = None,
+    stored: Callable[[], RemotingCommand] | None = None,
 ) -> None:
     """Propose a change of tables; answer *command* once its outcome is known.
 
@@ -137,9 +138,12 @@ def propose_change(
             returns is called before *command* is answered.
         when_known: Calls its argument when others know of the change, too: what is stored is
             answered then.
+        stored: Makes the answer where it is stored; None: success without fields.
     """
     noted: list[OnDone] = []
-    answer = answer_when_done(connection, command, group)
+    answer = answer_when_done(
+        connection, command, group, None if stored is None else lambda _: stored()
+    )
 
     def done(proposed: Proposed) -> None:
         for note in noted:

@@ -27,10 +27,10 @@ from client.core.message import (
 from client.core.message_ext import MessageExt
 from commitlog import properties as names
 from commitlog.errors import CorruptRecordError
+from commitlog.properties import PROPERTY_SHARDING_KEY
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.status import RefusedError
 
-PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_TRACE_CONTEXT: Final = "__TraceContext"
 PROPERTY_BORN_HOST: Final = "__BORNHOST"
 """The host of the client, as it names it: the connection that a broker sees is the proxy's."""
@@ -61,7 +61,6 @@ RESERVED: Final = frozenset(
     for name, value in vars(names).items()
     if name.startswith("PROPERTY_") and name != "PROPERTY_SEPARATOR"
 ) | {
-    PROPERTY_SHARDING_KEY,
     PROPERTY_TRACE_CONTEXT,
     PROPERTY_BORN_HOST,
     "BUYER_ID",

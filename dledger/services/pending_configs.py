@@ -21,6 +21,7 @@ from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.services.limits import AccountShares, Made, TableLimits
 from dledger.state.accounts import AccountConfig
 from dledger.state.quotas import QuotaConfig
+from dledger.state.schedules import ScheduleConfig
 from dledger.state.state_record import (
     StateChange,
     SubscriptionGroupsChange,
@@ -37,7 +38,9 @@ from dledger.state.topics import (
     TopicConfig,
 )
 
-ConfigT = TypeVar("ConfigT", TopicConfig, SubscriptionGroupConfig, AccountConfig, QuotaConfig)
+ConfigT = TypeVar(
+    "ConfigT", TopicConfig, SubscriptionGroupConfig, AccountConfig, QuotaConfig, ScheduleConfig
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +92,10 @@ class PendingConfigs(Generic[ConfigT]):
         """Tell whether any change in flight removes *name*, though it may be made again after."""
         pending = self._newest(name) if self._pending else None
         return pending is not None and pending.removes
+
+    def is_changing(self, name: str) -> bool:
+        """Tell whether any change of *name* is in flight."""
+        return bool(self._pending) and self._newest(name) is not None
 
     def resolve(self, name: str) -> ConfigT | None:
         """Return what *name* will be when everything in flight is applied."""

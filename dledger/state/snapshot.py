@@ -4,9 +4,8 @@ A cut shares nothing with the tables that apply could change, so it may go to a 
 Cuts that follow each other without a gap make up the whole state: see `Image`.
 
 Layout: ``magic 8 bytes · format u32 · crc32(body) u32 · body length u64 · body``, big-endian.
-Built-in topics and groups are not in it: they come from the group's settings. Where there are
-quotas the format is 3; without them it is 2 where accounts ever changed, else 1: a version that
-does not know one of these must not drop it.
+Built-in topics and groups are not in it: they come from the group's settings. The format is the
+first one that has all that is there (`FORMATS`): a version that does not know it must not drop it.
 
 `Image` has the tables in their encoded form, kept up to date by cuts: a snapshot of a whole group
 may be many megabytes, and to encode it at each checkpoint would cost what there is. Here each row
@@ -21,7 +20,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,6 +35,7 @@ from dledger.state.pop import PopKey, PopRowCopy, rows_from_state, rows_to_state
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import LockKey, QueueLock, locks_from_state, locks_to_state
 from dledger.state.quotas import QuotaConfig
+from dledger.state.schedules import Schedule
 from dledger.state.state_record import floor_from_state, floor_to_state
 from dledger.state.tables import Marks, QueueBounds, StateTables
 from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
@@ -69,6 +69,7 @@ class Cut:
     pops: list[tuple[PopKey, PopRowCopy | None]]
     accounts: list[tuple[str, AccountConfig | None]]
     quotas: list[tuple[str, QuotaConfig | None]]
+    schedules: list[tuple[str, Schedule | None]]
 
     def __len__(self) -> int:
         """Return how many rows there are, all queues of a topic being one."""
@@ -86,6 +87,7 @@ class Cut:
             + len(self.pops)
             + len(self.accounts)
             + len(self.quotas)
+            + len(self.schedules)
         )
 
 
@@ -111,11 +113,16 @@ def scalars(tables: StateTables) -> dict[str, Any]:
         small["white_addresses"] = tables.white_addresses
         small[_ACCESS_COUNTER] = tables.access_counter
         small["access_changed_ms"] = tables.access_changed_ms
+    if tables.schedules_index:
+        small[_SCHEDULES_INDEX] = tables.schedules_index
     return small
 
 
 _ACCESS_COUNTER: Final = "access_counter"
 """Only in snapshots of tables whose accounts ever changed."""
+
+_SCHEDULES_INDEX: Final = "schedules_index"
+"""Only in snapshots of tables that ever had a schedule."""
 
 
 def take_cut(tables: StateTables) -> Cut:
@@ -141,6 +148,7 @@ def cut_everything(tables: StateTables) -> Cut:
         pops=set(tables.pops),
         accounts=set(tables.accounts),
         quotas=set(tables.quotas),
+        schedules=set(tables.schedules),
     )
     return _cut(tables, everything, tables.producers.ids())
 
@@ -181,6 +189,7 @@ def _cut(tables: StateTables, marks: Marks, producers: Iterable[bytes]) -> Cut:
         ],
         accounts=[(name, tables.accounts.get(name)) for name in marks.accounts],
         quotas=[(key, tables.quotas.get(key)) for key in marks.quotas],
+        schedules=[(name, tables.schedules.get(name)) for name in marks.schedules],
     )
 
 
@@ -188,11 +197,11 @@ def _cut(tables: StateTables, marks: Marks, producers: Iterable[bytes]) -> Cut:
 
 
 SNAPSHOT_MAGIC = b"DLSTATE\n"
-SNAPSHOT_FORMAT = 3
-"""The newest that is read here; written where there are quotas."""
-SNAPSHOT_FORMAT_WITHOUT_QUOTAS = 2
-"""Written where accounts ever changed."""
-SNAPSHOT_FORMAT_WITHOUT_ACCOUNTS = 1
+SNAPSHOT_FORMAT: Final = 4
+"""The newest that is read here; written where there ever was a schedule."""
+FIRST_FORMAT: Final = 1
+FORMATS: Final = {"schedules": SNAPSHOT_FORMAT, "quotas": 3, "accounts": 2}
+"""Written where the body has that, the newest first."""
 _HEADER = struct.Struct(">8sIIQ")
 
 LOG_NUMBERS: Final = 1 << 62
@@ -231,23 +240,23 @@ def snapshot(tables: StateTables, *, hints: bool = False) -> bytes:
         value["accounts"] = {name: row.to_state() for name, row in tables.accounts.items()}
     if tables.quotas:
         value["quotas"] = {key: row.to_state() for key, row in tables.quotas.items()}
+    if tables.schedules_index:
+        value["schedules"] = {name: row.to_state() for name, row in tables.schedules.items()}
     if hints:
         positions: dict[str, dict[int, int]] = {}
         for (topic, queue_id), bounds in tables.queues.items():
             positions.setdefault(topic, {})[queue_id] = bounds.first_position
         value["queue_positions"] = positions
-    return framed(
-        cbor2.dumps(value, canonical=True),
-        has_accounts=bool(tables.access_counter),
-        has_quotas=bool(tables.quotas),
-    )
+    return framed(cbor2.dumps(value, canonical=True), _format_of(value))
 
 
-def framed(body: bytes, *, has_accounts: bool = False, has_quotas: bool = False) -> bytes:
+def _format_of(body: Container[str]) -> int:
+    """Return the oldest format whose readers know all that is in a snapshot."""
+    return next((version for name, version in FORMATS.items() if name in body), FIRST_FORMAT)
+
+
+def framed(body: bytes, version: int = FIRST_FORMAT) -> bytes:
     """Return an encoded body with its head."""
-    version = SNAPSHOT_FORMAT_WITHOUT_QUOTAS if has_accounts else SNAPSHOT_FORMAT_WITHOUT_ACCOUNTS
-    if has_quotas:
-        version = SNAPSHOT_FORMAT
     return _HEADER.pack(SNAPSHOT_MAGIC, version, zlib.crc32(body), len(body)) + body
 
 
@@ -317,6 +326,10 @@ def load(
         access_counter=value.get(_ACCESS_COUNTER, 0),
         access_changed_ms=value.get("access_changed_ms", 0),
         quotas={key: QuotaConfig.from_state(item) for key, item in value.get("quotas", {}).items()},
+        schedules={
+            name: Schedule.from_state(item) for name, item in value.get("schedules", {}).items()
+        },
+        schedules_index=value.get(_SCHEDULES_INDEX, 0),
     )
 
 
@@ -410,6 +423,7 @@ class Image:
         self._producers: OrderedDict[bytes, bytes] = OrderedDict()
         self._accounts = _EncodedMap()
         self._quotas = _EncodedMap()
+        self._schedules = _EncodedMap()
 
     def take(self, cut: Cut) -> None:
         """Go on to the index of *cut*, which follows the one before without a gap."""
@@ -431,6 +445,8 @@ class Image:
             self._quotas.put(key, None if quota is None else _dumps(quota.to_state()))
         self._take_locks(cut)
         self._take_services(cut)
+        for name, row in cut.schedules:
+            self._schedules.put(name, None if row is None else _dumps(row.to_state()))
 
     def _take_locks(self, cut: Cut) -> None:
         changed = set()
@@ -512,13 +528,13 @@ class Image:
         )
         rows = self._producers
         body.put("producers", _head(_ARRAY, len(rows)) + b"".join(rows.values()))
-        has_accounts = _ACCESS_COUNTER in self._scalars
-        if has_accounts:
+        if _ACCESS_COUNTER in self._scalars:
             body.put("accounts", self._accounts.joined())
-        has_quotas = bool(len(self._quotas))
-        if has_quotas:
+        if len(self._quotas):
             body.put("quotas", self._quotas.joined())
-        return framed(body.joined(), has_accounts=has_accounts, has_quotas=has_quotas)
+        if _SCHEDULES_INDEX in self._scalars:
+            body.put("schedules", self._schedules.joined())
+        return framed(body.joined(), _format_of(body))
 
 
 class _EncodedMap:
@@ -536,6 +552,9 @@ class _EncodedMap:
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return _dumps(name) in self._values
 
     def put(self, name: str, value: bytes | None) -> None:
         """Set a value; None removes it."""

@@ -10,7 +10,7 @@ import pytest
 
 from client.core.message_ext import MessageExt
 from commitlog.record import encode_record
-from dledger.cli.message_command import _show_found, _time_ms
+from dledger.cli.message_command import _show_found, time_ms
 from dledger.output import CliError, ExitCode, show
 
 
@@ -32,12 +32,12 @@ def message(body: bytes, keys: str) -> MessageExt:
     ],
 )
 def test_times(text: str, expected: int) -> None:
-    assert _time_ms(text, "--from", 7) == expected
+    assert time_ms(text, "--from", 7) == expected
 
 
 def test_what_is_no_time_is_refused() -> None:
     with pytest.raises(CliError, match="--until yesterday: expected a time") as raised:
-        _time_ms("yesterday", "--until", 0)
+        time_ms("yesterday", "--until", 0)
     assert raised.value.exit_code is ExitCode.USAGE
 
 

@@ -11,11 +11,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from client.core.errors import MessageIllegalError
 from client.core.message import MAX_BODY_BYTES, encode_message_properties
 from client.core.message_ext import MessageExt
-from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES
+from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, PROPERTY_SHARDING_KEY
 from commitlog.record import encode_record, pack_host
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.messages import (
-    PROPERTY_SHARDING_KEY,
     full_name,
     kind_sent,
     received_message,

@@ -81,7 +81,7 @@ def test_a_snapshot_carries_quotas(group: FakeGroup) -> None:
 
 
 @pytest.mark.parametrize(("has_accounts", "without"), [(False, 1), (True, 2)])
-def test_only_a_snapshot_with_quotas_has_the_newest_format(
+def test_only_a_snapshot_with_quotas_has_the_third_format(
     group: FakeGroup, monkeypatch: pytest.MonkeyPatch, has_accounts: bool, without: int
 ) -> None:
     if has_accounts:
