@@ -28,7 +28,8 @@ from commitlog.mark import Anchor, Mark, SlotFile
 from commitlog.queue_files import ConsumeQueueFlush
 from commitlog.seams import CANNOT_BE_READ, NO_DESCRIPTOR, Disk, DiskFile
 from commitlog.store_paths import StorePaths
-from dledger.state.snapshot import Cut, Image, cut_everything, load_checked, take_cut
+from dledger.state.image import Cut, Image, cut_everything, take_cut
+from dledger.state.snapshot import load_checked
 from dledger.state.tables import StateTables
 
 log = structlog.get_logger(__name__)

@@ -11,7 +11,8 @@ import pytest
 from commitlog.errors import CorruptStoreError, ForeignStoreError, InvariantBroken
 from dledger.state import snapshot as snapshots
 from dledger.state.accounts import AccessChange, AccountConfig, PolicyConfig
-from dledger.state.snapshot import Image, cut_everything, load, snapshot, take_cut
+from dledger.state.image import Image, cut_everything, take_cut
+from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import TopicsChange, decode_change, encode_change, state_batch
 from dledger.state.tables import StateTables
 from dledger.state.topics import ACCESS_QUEUE, TopicConfig, builtin_groups, builtin_topics

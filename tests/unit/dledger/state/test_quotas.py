@@ -10,8 +10,9 @@ import pytest
 from commitlog.errors import ForeignStoreError, InvariantBroken
 from dledger.state import snapshot as snapshots
 from dledger.state.accounts import AccessChange, AccountConfig
+from dledger.state.image import Image, cut_everything, take_cut
 from dledger.state.quotas import QuotaConfig, QuotasChange
-from dledger.state.snapshot import Image, cut_everything, load, snapshot, take_cut
+from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import decode_change, encode_change, state_batch
 from dledger.state.topics import QUOTAS_QUEUE, builtin_groups, builtin_topics
 from jepsen_like.simulation.reference_replica import digests_by_field

@@ -11,6 +11,7 @@ import pytest
 from commitlog.errors import ForeignStoreError, InvariantBroken
 from dledger.state import snapshot as snapshots
 from dledger.state.accounts import AccessChange
+from dledger.state.image import Image, cut_everything, take_cut
 from dledger.state.schedules import (
     Fired,
     Schedule,
@@ -18,7 +19,7 @@ from dledger.state.schedules import (
     SchedulesChange,
     apply_schedules,
 )
-from dledger.state.snapshot import Image, cut_everything, load, snapshot, take_cut
+from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import TopicsChange, decode_change, encode_change, state_batch
 from dledger.state.topics import SCHEDULES_QUEUE, TopicConfig, builtin_groups, builtin_topics
 from jepsen_like.simulation.reference_replica import digests_by_field

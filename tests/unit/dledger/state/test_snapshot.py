@@ -16,6 +16,7 @@ import pytest
 from commitlog.errors import CorruptStoreError
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import raise_min_offsets
+from dledger.state.image import Image, cut_everything, take_cut
 from dledger.state.pop import (
     HAS_ROW,
     PopChange,
@@ -27,7 +28,7 @@ from dledger.state.pop import (
 )
 from dledger.state.queue_lock import LockGrant, LockRelease, QueueLocksChange
 from dledger.state.quotas import QuotaConfig, QuotasChange
-from dledger.state.snapshot import Image, cut_everything, framed, load, snapshot, take_cut
+from dledger.state.snapshot import framed, load, snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
