@@ -19,11 +19,12 @@ import trio
 from commitlog.consume_queue_store import ConsumeQueueStore
 from commitlog.entry_log import EntryLog
 from commitlog.key_index import KeyIndex
+from dledger.applier import APPLY_AT_ONCE_ENTRIES, Applier
 from dledger.broker_errors import NotLeaderError
 from dledger.group_api import OnBarrier, Proposed, fenced
 from dledger.loop_stall import LoopStall
 from dledger.maintenance import Maintenance, members_of
-from dledger.proposals import APPLY_AT_ONCE_ENTRIES, Applier, GroupSettings, Leadership, Proposals
+from dledger.proposals import GroupSettings, Leadership, Proposals
 from dledger.raft.clocks import Clocks
 from dledger.raft.identity import Identity
 from dledger.raft.journal import load_term_vote

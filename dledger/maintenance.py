@@ -12,7 +12,8 @@ import trio
 from commitlog.entry_log import EntryLog
 from commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
 from commitlog.mark import Anchor
-from dledger.proposals import SPACE_RETRY_S, GroupSettings
+from dledger.applier import SPACE_RETRY_S
+from dledger.proposals import GroupSettings
 from dledger.raft.journal import members_in
 from dledger.raft.member import RaftNode
 from dledger.raft.membership import Members, MembersLog

@@ -21,8 +21,6 @@ import trio
 
 from commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES, RecordBatch, Run
 from commitlog.errors import (
-    CorruptEntryError,
-    CorruptRecordError,
     DiskFullError,
     LocalProtocolError,
     LogBusyError,
@@ -37,7 +35,6 @@ from dledger.broker_errors import (
 )
 from dledger.group_api import (
     STOPS_NODE,
-    AppliedListener,
     ExpectedOffset,
     OffsetCommit,
     OnDone,
@@ -47,7 +44,6 @@ from dledger.group_api import (
 from dledger.pending_commits import PendingCommits
 from dledger.raft.journal import Proposal
 from dledger.raft.member import RaftNode
-from dledger.state.apply import QueueUnits
 from dledger.state.tables import QueueKey, StateTables
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup
@@ -484,135 +480,3 @@ class Proposals:
     def forget_topics(self, topics: tuple[str, ...]) -> None:
         """Forget the queue offsets of *topics*, whose deletion is applied."""
         self._offsets.forget_topics(topics)
-
-
-APPLY_AT_ONCE_ENTRIES: Final = 64
-"""Entries applied in one go before other tasks get their turn."""
-
-APPLY_AT_ONCE_QUEUES: Final = 256
-"""Queues whose units are written in one go, over all these entries; each takes some 30
-microseconds. The entry that meets the limit is applied as a whole."""
-
-QUEUES_PER_TOPICS: Final = 16
-"""As many queues an entry that changes topics counts for: it takes half a millisecond."""
-
-SPACE_RETRY_S: Final = 1.0
-"""How often an entry is tried again that a full disk kept from being applied."""
-
-APPLY_AFTER_TURNS: Final = 2
-"""Turns of the scheduler a follower's apply gives away: its answer is built and sent in them."""
-
-APPLY_INTERVAL_S: Final = 0.1
-"""Pause after an apply that nothing waited for: many entries together cost little more than one."""
-
-
-class Applier:
-    """Applies the entries of one replica.
-
-    Attributes:
-        on_applied: Called after each applied entry with the queues that it touched.
-        on_units: Called with the units themselves; for listeners that need sizes.
-        waiting_reads: Each returns how many reads wait for an entry; see `apply_soon`.
-        wake: Set it when there may be something to apply; see `apply_soon`.
-    """
-
-    def __init__(
-        self,
-        store: ReplicaStore,
-        node: RaftNode,
-        proposals: Proposals,
-        suspect: Callable[[int], bool],
-        clock: Clock,
-    ) -> None:
-        self.on_applied: list[AppliedListener] = []
-        self.on_units: list[Callable[[Sequence[QueueUnits]], None]] = []
-        self.waiting_reads: list[Callable[[], int]] = []
-        self.wake = Wakeup()
-        self._store = store
-        self._node = node
-        self._proposals = proposals
-        self._suspect = suspect
-        self._clock = clock
-        self._hurry = Wakeup()
-        self._lacks_space = False
-
-    def apply(self, limit: int) -> None:
-        """Apply up to *limit* entries that are committed; answer their proposals, call listeners.
-
-        Fewer are applied when they are for many queues.
-
-        Raises:
-            CorruptEntryError, CorruptRecordError: An entry is damaged that cannot be repaired.
-        """
-        store = self._store
-        if store.installing:
-            return
-        commit = store.applicable(self._node.commit_index)
-        stop = min(commit, store.derived_index + limit)
-        queues_left = APPLY_AT_ONCE_QUEUES
-        while store.derived_index < stop and queues_left > 0:
-            # Read each time: a listener called below may have made this node apply more.
-            try:
-                applied = store.apply_next(stop)
-            except (CorruptEntryError, CorruptRecordError):
-                if not self._suspect(store.derived_index + 1):
-                    raise
-                return
-            except DiskFullError as error:
-                self._wait_for_space(store.derived_index + 1, error)
-                return
-            index = applied.index
-            if self._lacks_space:
-                self._lacks_space = False
-                log.info("apply_goes_on", index=index)
-            if applied.deleted_topics:
-                self._proposals.forget_topics(applied.deleted_topics)
-            self._proposals.resolve(index)
-            queues_left -= len(applied.units) + applied.topics_changed * QUEUES_PER_TOPICS
-            touched = applied.touched
-            for listener in self.on_applied:
-                self._proposals.call(listener, touched)
-            for units_listener in self.on_units:
-                self._proposals.call(units_listener, applied.units)
-        if store.derived_index < commit:
-            self.wake.set()
-            self._hurry.set()
-
-    def apply_soon(self) -> None:
-        """Let `run` apply what is committed; at once if a read waits or there is much of it."""
-        self.wake.set()
-        if not self.may_lag or any(count() for count in self.waiting_reads):
-            self._hurry.set()
-
-    @property
-    def may_lag(self) -> bool:
-        """Whether what is committed may be applied later: little of it waits, and nothing hinders.
-
-        So `apply` of `APPLY_AT_ONCE_ENTRIES` brings a leader as far as it has answered.
-        """
-        behind = self._node.commit_index - self._store.derived_index
-        return behind < APPLY_AT_ONCE_ENTRIES and not self._lacks_space
-
-    def _wait_for_space(self, index: int, error: DiskFullError) -> None:
-        """Apply nothing for now: what is applied can be read, and sends wait or are refused."""
-        if not self._lacks_space:
-            log.error("apply_without_space", index=index, error=str(error))
-        self._lacks_space = True
-        self.wake.set()
-
-    async def run(self) -> None:
-        """Apply what is committed, a few entries at a time, until cancelled.
-
-        The first entry after a pause is applied at once, those behind it together.
-        """
-        while True:
-            await self.wake.wait()
-            # A follower's flush and acknowledgement go first: the leader waits for them.
-            for _ in range(APPLY_AFTER_TURNS):
-                await trio.lowlevel.checkpoint()
-            self.apply(APPLY_AT_ONCE_ENTRIES)
-            self._node.settle()
-            if self._lacks_space:
-                await self._clock.sleep(SPACE_RETRY_S)
-            else:
-                await self._hurry.wait_or(self._clock, APPLY_INTERVAL_S)

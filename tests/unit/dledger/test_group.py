@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from commitlog.record import decode_record
+from dledger.applier import APPLY_AT_ONCE_ENTRIES, APPLY_INTERVAL_S
 from dledger.broker_errors import (
     ChangeRefusedError,
     NotLeaderError,
@@ -18,7 +19,7 @@ from dledger.broker_errors import (
 )
 from dledger.group_api import ExpectedOffset, Proposed
 from dledger.processors.raft import MembershipChanges
-from dledger.proposals import APPLY_AT_ONCE_ENTRIES, APPLY_INTERVAL_S, GroupSettings
+from dledger.proposals import GroupSettings
 from dledger.state.state_record import QueueFloorsChange, state_batch
 from tests.harness.groups import Groups, bodies, running_groups
 from tests.harness.raft_cluster import batch

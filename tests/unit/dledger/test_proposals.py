@@ -13,11 +13,8 @@ import pytest
 
 from commitlog.entry import Run
 from commitlog.queue_unit import UNIT_DTYPE
+from dledger.applier import APPLY_AT_ONCE_ENTRIES, APPLY_AT_ONCE_QUEUES, QUEUES_PER_TOPICS, Applier
 from dledger.proposals import (
-    APPLY_AT_ONCE_ENTRIES,
-    APPLY_AT_ONCE_QUEUES,
-    QUEUES_PER_TOPICS,
-    Applier,
     PendingQueueOffsets,
 )
 from dledger.state.apply import Applied, QueueUnits
