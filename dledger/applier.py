@@ -1,4 +1,4 @@
-"""Applies committed entries to one replica: at once where somebody waits, else many together.
+"""Applies committed entries to one replica: at once where a read waits, else many together.
 
 A leader that answers has applied what it answers; a follower applies after its acknowledgement.
 Where the disk is full nothing is applied until there is space: what is applied can be read.

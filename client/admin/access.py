@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from client.admin.leader_asks import LeaderAsks
 from remoting.protocol.access_bodies import (
     USER_PREFIX,
     AccessConfigHeader,
@@ -34,26 +35,8 @@ from remoting.protocol.command import ExtFields, RemotingCommand
 ItemT = TypeVar("ItemT", bound=msgspec.Struct)
 
 
-class AccessAdmin:
+class AccessAdmin(LeaderAsks):
     """Reads and changes accounts."""
-
-    async def _on_every_leader(
-        self,
-        code: RequestCode,
-        ext: ExtFields,
-        names: tuple[str, ...] | None,
-        what: str,
-        body: bytes = b"",
-    ) -> list[str]:
-        raise NotImplementedError
-
-    async def _leading(self) -> list[str]:
-        raise NotImplementedError
-
-    async def _ask_leader(
-        self, name: str, code: RequestCode, ext: ExtFields, topic: str
-    ) -> RemotingCommand:
-        raise NotImplementedError
 
     async def _ask_for_accounts(
         self, code: RequestCode, ext: ExtFields

@@ -12,8 +12,8 @@ import trio
 from client.admin.access import AccessAdmin
 from client.admin.daemons import DaemonQueries
 from client.admin.groups import GroupAdmin, OffsetMove, OffsetsReset, checked
+from client.admin.leader_asks import ADMIN_TIMEOUT_S, LEADER_WAIT_S
 from client.admin.messages import (
-    ADMIN_TIMEOUT_S,
     DEAD_LETTER_PREFIX,
     DeadLetterGroup,
     DeadLetters,
@@ -29,11 +29,10 @@ from client.core.errors import (
     RequestFailedError,
 )
 from client.core.message_ext import MessageExt
-from client.core.route import LEADER_ID, MessageQueue, TopicRoute
+from client.core.route import MessageQueue
 from remoting.protocol.bodies import (
     BrokerStatsData,
     ClientConnection,
-    ClusterInfo,
     ConsumerConnection,
     ConsumeStats,
     OffsetWrapper,
@@ -44,7 +43,7 @@ from remoting.protocol.bodies import (
 )
 from remoting.protocol.bodies import TopicConfig as TopicConfig
 from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import ExtFields, RemotingCommand, request
+from remoting.protocol.command import request
 from remoting.protocol.headers import (
     CreateTopicHeader,
     DeleteTopicInNamesrvHeader,
@@ -56,9 +55,6 @@ from remoting.protocol.headers import (
 )
 from remoting.protocol.own_fields import CONFIRMED_FIELD
 
-LEADER_WAIT_S: Final = 5.0
-"""For a first leader; an election takes less than a second."""
-LEADER_POLL_S: Final = 0.1
 ROUTE_POLL_S: Final = 0.02
 CHANGE_TIMEOUT_S: Final = 20.0
 """A change of members waits for the one before it, for an answer of the new one, for its commit."""
@@ -118,15 +114,6 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
         self._groups = GroupAdmin(instance)
 
     # ------------------------------------------------------------------------------ cluster
-
-    async def cluster_info(self) -> ClusterInfo:
-        """Return every broker group the NameServer in use knows.
-
-        Raises:
-            NoNameServerError: None answers.
-        """
-        answer = await self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
-        return ClusterInfo.decode(answer.body)
 
     async def raft_status(self, address: str) -> dict[str, Any]:
         """Return what the broker at *address* reports about its part in its group.
@@ -300,15 +287,6 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
         """
         answer = await self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(TopicList.decode(answer.body).topic_list)
-
-    async def topic_route(self, topic: str) -> TopicRoute:
-        """Return where *topic* is now.
-
-        Raises:
-            NoRouteError: The NameServers do not know it.
-            NoNameServerError: None answers.
-        """
-        return await self._instance.routes.refresh(topic)
 
     async def topic_configs(self, broker_name: str) -> dict[str, TopicConfig]:
         """Return the topic table of one group, as its leader has it.
@@ -553,27 +531,6 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
 
     # ------------------------------------------------------------------------------ inside
 
-    async def _ask_name_server(
-        self, code: RequestCode, ext: ExtFields | None = None
-    ) -> RemotingCommand:
-        answer = await self._instance.name_servers.invoke(request(code, ext))
-        checked(answer, code.name)
-        return answer
-
-    async def _learn_leaders(self) -> dict[str, str]:
-        """Return address of the leader of every group that has one, and remember them."""
-        info = await self.cluster_info()
-        leaders: dict[str, str] = {}
-        for name, group in sorted(info.broker_addr_table.items()):
-            self._instance.routes.add_members(name, dict(group.broker_addrs))
-            address = group.broker_addrs.get(LEADER_ID)
-            if address is not None:
-                leaders[name] = address
-        return leaders
-
-    async def _leading(self) -> list[str]:
-        return sorted(await self._learn_leaders())
-
     async def _wait_route(self, topic: str, names: set[str]) -> None:
         """Ask until the route has all *names*: a send before that would guess the queues.
 
@@ -590,30 +547,3 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
                 if names <= set(route.addresses):
                     return
             await clock.sleep(ROUTE_POLL_S)
-
-    async def _wait_leaders(self) -> dict[str, str]:
-        """Ask until a group has a leader: one was killed, or has not registered yet."""
-        clock = self._instance.clock
-        until = clock.monotonic() + LEADER_WAIT_S
-        while clock.monotonic() < until:
-            await clock.sleep(LEADER_POLL_S)
-            if leaders := await self._learn_leaders():
-                return leaders
-        raise NoRouteError(f"no broker group had a leader for {LEADER_WAIT_S:g} s")
-
-    async def _on_every_leader(
-        self,
-        code: RequestCode,
-        ext: ExtFields,
-        names: tuple[str, ...] | None,
-        what: str,
-        body: bytes = b"",
-    ) -> list[str]:
-        known = await self._learn_leaders()
-        chosen = list(names if names is not None else known or await self._wait_leaders())
-        for name in chosen:
-            answer = await self._instance.ask_leader(
-                name, code, dict(ext), body, topic="TBW102", timeout_s=ADMIN_TIMEOUT_S
-            )
-            checked(answer, f"{what} on {name}")
-        return chosen

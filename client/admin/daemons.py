@@ -8,7 +8,7 @@ from __future__ import annotations
 import trio
 
 from client.admin.groups import checked
-from client.core.client_instance import ClientInstance
+from client.admin.leader_asks import LeaderAsks
 from client.core.errors import ClientError
 from remoting.errors import BadRequestError
 from remoting.properties import read_properties
@@ -17,12 +17,8 @@ from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import request
 
 
-class DaemonQueries:
+class DaemonQueries(LeaderAsks):
     """Asks single brokers and NameServers through a client instance."""
-
-    def __init__(self, instance: ClientInstance) -> None:
-        """Use *instance*, which must be open."""
-        self._instance = instance
 
     async def runtime_info(self, address: str) -> dict[str, str]:
         """Return the figures of the broker at *address*, under RocketMQ's names.

@@ -10,6 +10,7 @@ from typing import Final
 from typing_extensions import Buffer
 
 from client.admin.groups import checked
+from client.admin.leader_asks import ADMIN_TIMEOUT_S, LeaderAsks
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
 from client.core.errors import DamagedAnswerError, MessageIllegalError, OffsetIllegalError
@@ -42,11 +43,8 @@ from commitlog.properties import (
 )
 from remoting.protocol.bodies import QueryConsumeQueueResponseBody
 from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import ExtFields, RemotingCommand
 from remoting.protocol.headers import QueryConsumeQueueHeader, QueryMessageHeader, ViewMessageHeader
 
-ADMIN_TIMEOUT_S: Final = 10.0
-"""Budget of one administrative request, a fail-over included."""
 MAX_QUERY_MESSAGES: Final = 64
 """More messages with one key no broker gives at once."""
 ALWAYS_MS: Final = (1 << 63) - 1
@@ -55,12 +53,8 @@ READING_GROUP: Final = "TOOLS_CONSUMER"
 """RocketMQ's group of tools: every broker knows it, and it commits no offset."""
 
 
-class MessageQueries:
+class MessageQueries(LeaderAsks):
     """Finds messages through a client instance."""
-
-    def __init__(self, instance: ClientInstance) -> None:
-        """Use *instance*, which must be open."""
-        self._instance = instance
 
     async def view_message(self, offset_message_id: str) -> MessageExt:
         """Return the message an offset message id names, from the broker it names.
@@ -228,15 +222,6 @@ class MessageQueries:
             for step in decode(message.body_bytes.decode(errors="replace"))
             if any(wanted in (bean.msg_id, *bean.keys.split(KEY_SEPARATOR)) for bean in step.beans)
         ]
-
-    async def _ask_leader(
-        self, name: str, code: RequestCode, ext: ExtFields, topic: str
-    ) -> RemotingCommand:
-        answer = await self._instance.ask_leader(
-            name, code, ext, topic=topic, timeout_s=ADMIN_TIMEOUT_S
-        )
-        checked(answer, f"{code.name} of {topic} on {name}")
-        return answer
 
 
 def _records(body: Buffer, broker_name: str) -> Iterator[MessageExt]:

@@ -6,31 +6,13 @@ a change goes to each.
 
 from __future__ import annotations
 
+from client.admin.leader_asks import LeaderAsks
 from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import ExtFields, RemotingCommand
 from remoting.protocol.quota_bodies import DELETE, PUT, QuotaHeader, QuotaInfo, QuotaList
 
 
-class QuotaAdmin:
+class QuotaAdmin(LeaderAsks):
     """Reads and changes quotas."""
-
-    async def _on_every_leader(
-        self,
-        code: RequestCode,
-        ext: ExtFields,
-        names: tuple[str, ...] | None,
-        what: str,
-        body: bytes = b"",
-    ) -> list[str]:
-        raise NotImplementedError
-
-    async def _leading(self) -> list[str]:
-        raise NotImplementedError
-
-    async def _ask_leader(
-        self, name: str, code: RequestCode, ext: ExtFields, topic: str
-    ) -> RemotingCommand:
-        raise NotImplementedError
 
     async def set_quota(
         self,

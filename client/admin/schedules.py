@@ -8,17 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from client.admin.groups import checked
-from client.core.client_instance import ClientInstance
+from client.admin.leader_asks import LeaderAsks
 from client.core.errors import MessageIllegalError, NoRouteError, RequestFailedError
 from client.core.message import Message, check_body, check_topic
-from client.core.route import TopicRoute
 from commitlog.properties import (
     KEY_SEPARATOR,
     PROPERTY_KEYS,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
 )
-from remoting.protocol.bodies import ClusterInfo
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import ExtFields, RemotingCommand
 from remoting.protocol.schedule_bodies import (
@@ -47,18 +45,8 @@ class SchedulePut:
     coming_ms: tuple[int, ...]
 
 
-class ScheduleAdmin:
+class ScheduleAdmin(LeaderAsks):
     """Reads and changes schedules."""
-
-    _instance: ClientInstance
-
-    async def cluster_info(self) -> ClusterInfo:
-        """Return every broker group the NameServer in use knows."""
-        raise NotImplementedError
-
-    async def topic_route(self, topic: str) -> TopicRoute:
-        """Return where *topic* is now."""
-        raise NotImplementedError
 
     async def put_schedule(
         self,

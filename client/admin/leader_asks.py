@@ -1,0 +1,102 @@
+"""Asks the leaders of broker groups, one or all of them, for what administers a cluster."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from client.admin.groups import checked
+from client.core.client_instance import ClientInstance
+from client.core.errors import NoRouteError
+from client.core.route import LEADER_ID, TopicRoute
+from remoting.protocol.bodies import ClusterInfo
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import ExtFields, RemotingCommand, request
+
+ADMIN_TIMEOUT_S: Final = 10.0
+"""Budget of one administrative request, a fail-over included."""
+LEADER_WAIT_S: Final = 5.0
+"""For a first leader; an election takes less than a second."""
+LEADER_POLL_S: Final = 0.1
+
+
+class LeaderAsks:
+    """What each part of administration asks by; holds nothing open of its own."""
+
+    def __init__(self, instance: ClientInstance) -> None:
+        """Use *instance*, which must be open."""
+        self._instance = instance
+
+    async def cluster_info(self) -> ClusterInfo:
+        """Return every broker group the NameServer in use knows.
+
+        Raises:
+            NoNameServerError: None answers.
+        """
+        answer = await self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        return ClusterInfo.decode(answer.body)
+
+    async def topic_route(self, topic: str) -> TopicRoute:
+        """Return where *topic* is now.
+
+        Raises:
+            NoRouteError: The NameServers do not know it.
+            NoNameServerError: None answers.
+        """
+        return await self._instance.routes.refresh(topic)
+
+    async def _ask_name_server(
+        self, code: RequestCode, ext: ExtFields | None = None
+    ) -> RemotingCommand:
+        answer = await self._instance.name_servers.invoke(request(code, ext))
+        checked(answer, code.name)
+        return answer
+
+    async def _ask_leader(
+        self, name: str, code: RequestCode, ext: ExtFields, topic: str
+    ) -> RemotingCommand:
+        answer = await self._instance.ask_leader(
+            name, code, ext, topic=topic, timeout_s=ADMIN_TIMEOUT_S
+        )
+        checked(answer, f"{code.name} of {topic} on {name}")
+        return answer
+
+    async def _learn_leaders(self) -> dict[str, str]:
+        """Return address of the leader of every group that has one, and remember them."""
+        info = await self.cluster_info()
+        leaders: dict[str, str] = {}
+        for name, group in sorted(info.broker_addr_table.items()):
+            self._instance.routes.add_members(name, dict(group.broker_addrs))
+            address = group.broker_addrs.get(LEADER_ID)
+            if address is not None:
+                leaders[name] = address
+        return leaders
+
+    async def _leading(self) -> list[str]:
+        return sorted(await self._learn_leaders())
+
+    async def _wait_leaders(self) -> dict[str, str]:
+        """Ask until a group has a leader: one was killed, or has not registered yet."""
+        clock = self._instance.clock
+        until = clock.monotonic() + LEADER_WAIT_S
+        while clock.monotonic() < until:
+            await clock.sleep(LEADER_POLL_S)
+            if leaders := await self._learn_leaders():
+                return leaders
+        raise NoRouteError(f"no broker group had a leader for {LEADER_WAIT_S:g} s")
+
+    async def _on_every_leader(
+        self,
+        code: RequestCode,
+        ext: ExtFields,
+        names: tuple[str, ...] | None,
+        what: str,
+        body: bytes = b"",
+    ) -> list[str]:
+        known = await self._learn_leaders()
+        chosen = list(names if names is not None else known or await self._wait_leaders())
+        for name in chosen:
+            answer = await self._instance.ask_leader(
+                name, code, dict(ext), body, topic="TBW102", timeout_s=ADMIN_TIMEOUT_S
+            )
+            checked(answer, f"{what} on {name}")
+        return chosen
