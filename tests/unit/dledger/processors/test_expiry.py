@@ -14,7 +14,7 @@ from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
-from tests.unit.dledger.processors.test_pop import pop
+from tests.harness.pops import pop
 from tests.unit.dledger.processors.test_pull import found, hold
 from tests.unit.dledger.processors.test_pull import pull as pull_of
 from tests.unit.dledger.processors.test_send import ext
