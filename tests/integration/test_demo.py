@@ -42,7 +42,7 @@ def test_demo_loses_nothing_and_finds_what_is_lost_later(tmp_path: Path) -> None
     folder = tmp_path / "run"
     code, facts = dledger("demo", "--keep", str(folder))
     assert code == 0, facts
-    assert facts["acknowledged"] > 100
+    assert facts["acknowledged"] > 1_000
     assert facts["lost"] == facts["duplicated"] == facts["broken"] == 0
     assert facts["delivered"] >= facts["acknowledged"]
     assert facts["replicas_equal"] is True

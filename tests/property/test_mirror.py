@@ -139,14 +139,14 @@ def test_producer_between_two_chunks_stops_the_queue() -> None:
 
     async def overtaken(queue: MessageQueue, offset: int, records: Sequence[Buffer]) -> int:
         if offset == 5:
-            mirrored.target.append = append  # type: ignore[method-assign]
+            mirrored.target.append = append  # type: ignore[method-assign]  # the producer comes once
             mirrored.target.produce(THERE, b"of a producer at the target")
         return await append(queue, offset, records)
 
     async def play() -> None:
         mirrored.produce(5)
         assert await mirrored.step(0) == Level()
-        mirrored.target.append = overtaken  # type: ignore[method-assign]
+        mirrored.target.append = overtaken  # type: ignore[method-assign]  # what the test is about
         mirrored.produce(5)
         found = await mirrored.step(0)
         assert isinstance(found, Stopped), found

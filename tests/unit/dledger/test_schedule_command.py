@@ -17,7 +17,7 @@ from dledger.cli.schedule_command import (
 from dledger.output import CliError
 from remoting.protocol.schedule_bodies import ScheduleInfo
 
-NOBODY = "127.0.0.1:1"
+SILENT = "127.0.0.1:1"
 
 
 def info(**fields: object) -> ScheduleInfo:
@@ -74,18 +74,18 @@ def test_a_table_has_two_lines_for_a_schedule() -> None:
 
 async def test_a_body_is_given_once() -> None:
     with pytest.raises(CliError, match="give a body or --file"):
-        await add("s", "@daily", topic="T", namesrv=NOBODY)
+        await add("s", "@daily", topic="T", namesrv=SILENT)
     with pytest.raises(CliError, match="give a body or --file"):
-        await add("s", "@daily", "b", topic="T", file=Path("body"), namesrv=NOBODY)
+        await add("s", "@daily", "b", topic="T", file=Path("body"), namesrv=SILENT)
 
 
 async def test_a_time_and_a_property_are_read_first() -> None:
     with pytest.raises(CliError, match="--begin tomorrow: expected a time"):
-        await add("s", "@daily", "b", topic="T", begin="tomorrow", namesrv=NOBODY)
+        await add("s", "@daily", "b", topic="T", begin="tomorrow", namesrv=SILENT)
     with pytest.raises(CliError, match="expected name=value"):
-        await add("s", "@daily", "b", topic="T", property_=("x",), namesrv=NOBODY)
+        await add("s", "@daily", "b", topic="T", property_=("x",), namesrv=SILENT)
 
 
 async def test_a_change_names_a_schedule() -> None:
     with pytest.raises(CliError, match="name a schedule"):
-        await pause(namesrv=NOBODY)
+        await pause(namesrv=SILENT)

@@ -204,7 +204,7 @@ async def test_a_queue_that_ends_early_at_one_side_differs() -> None:
     ) -> list[memoryview]:
         return (await read(queue, offset, max_bytes, max_messages))[: max(0, 2 - offset)]
 
-    target.read = short  # type: ignore[method-assign]
+    target.read = short  # type: ignore[method-assign]  # a cluster that lost what it holds
     (found,) = (
         await compare(cast(ClusterCopies, source), cast(ClusterCopies, target), Selection())
     ).queues
