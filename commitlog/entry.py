@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -124,6 +124,12 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False):
     sizes: npt.NDArray[np.uint32]
     runs: tuple[Run, ...]
     born_host: bytes | None = None
+
+    @classmethod
+    def joined(cls, records: Sequence[bytes], runs: Iterable[Run]) -> RecordBatch:
+        """Return single records, which have their born hosts, as one batch."""
+        sizes = np.array([len(record) for record in records], dtype=np.uint32)
+        return cls(b"".join(records), sizes, tuple(runs))
 
 
 def parse_header(buf: Buffer, offset: int = 0) -> EntryHeader:

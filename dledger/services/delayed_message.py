@@ -21,8 +21,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from commitlog.entry import RecordBatch, Run
 from commitlog.properties import (
     MAX_PROPERTIES_BYTES,
@@ -57,7 +55,12 @@ from commitlog.record import (
 from dledger.broker_errors import UnprocessableMessageError
 from dledger.group_api import BrokerGroup
 from dledger.services.stored_record import StoredBytes, StoredRecord, copy_of, decode_stored
-from dledger.state.state_record import DelayProgressChange, StateRecord, TimersChange, state_record
+from dledger.state.state_record import (
+    DelayProgressChange,
+    TimersChange,
+    batch_with_messages,
+    state_record,
+)
 from dledger.state.topics import NOT_ALLOWED_SEND_TOPICS, TIMER_TOPIC, topic_problem
 
 # ---------------------------------------------------------------------------------- by delay level
@@ -165,12 +168,7 @@ def delivery_batch(
     records = [item.record for item in deliveries]
     records.append(progress.record)
     runs.append(progress.run)
-    return RecordBatch(
-        records=b"".join(records),
-        sizes=np.array([len(record) for record in records], dtype=np.uint32),
-        runs=tuple(runs),
-        born_host=None,
-    )
+    return RecordBatch.joined(records, runs)
 
 
 # ------------------------------------------------------------------------- with a time of their own
@@ -312,20 +310,8 @@ def timer_batch(deliveries: Sequence[Delivery], change: TimersChange) -> RecordB
 
     The order of *deliveries* is kept within each queue.
     """
-    by_queue: dict[tuple[str, int], list[bytes]] = {}
-    for item in deliveries:
-        by_queue.setdefault((item.topic, item.queue_id), []).append(item.record)
-    records = [record for queue in by_queue.values() for record in queue]
-    runs = [Run(*queue, len(records)) for queue, records in by_queue.items()]
-    progress: StateRecord = state_record(change)
-    records.append(progress.record)
-    runs.append(progress.run)
-    return RecordBatch(
-        records=b"".join(records),
-        sizes=np.array([len(record) for record in records], dtype=np.uint32),
-        runs=tuple(runs),
-        born_host=None,
-    )
+    messages = (((item.topic, item.queue_id), item.record) for item in deliveries)
+    return batch_with_messages(messages, change)
 
 
 # ---------------------------------------------------------------------------------- decided once

@@ -19,8 +19,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from commitlog.entry import RecordBatch, Run
 from commitlog.errors import CorruptRecordError
 from commitlog.properties import (
@@ -313,9 +311,4 @@ class TransactionDecisions:
 
 
 def _batch(records: Sequence[tuple[bytes, Run]]) -> RecordBatch:
-    return RecordBatch(
-        records=b"".join(record for record, _ in records),
-        sizes=np.array([len(record) for record, _ in records], dtype=np.uint32),
-        runs=tuple(run for _, run in records),
-        born_host=None,
-    )
+    return RecordBatch.joined([record for record, _ in records], (run for _, run in records))

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import structlog
 import trio
 
@@ -492,9 +491,4 @@ def _batch(
         *((letter.record, letter.run) for letter in decision.letters),
         (change.record, change.run),
     ]
-    return RecordBatch(
-        records=b"".join(record for record, _ in records),
-        sizes=np.array([len(record) for record, _ in records], dtype=np.uint32),
-        runs=tuple(run for _, run in records),
-        born_host=None,
-    )
+    return RecordBatch.joined([record for record, _ in records], (run for _, run in records))

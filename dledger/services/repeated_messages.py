@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
-import numpy as np
 import structlog
 import trio
 
@@ -48,7 +47,7 @@ from dledger.services.schedule_times import (
     times_of,
 )
 from dledger.state.schedules import ANY_QUEUE, Fired, Schedule, ScheduleConfig, SchedulesChange
-from dledger.state.state_record import state_record
+from dledger.state.state_record import batch_with_messages
 from dledger.state.topics import SCHEDULES_QUEUE, STATE_TOPIC, TOPICS_QUEUE, TopicConfig
 from dledger.waiting import wait_for
 from remoting.seams import Clock
@@ -196,20 +195,9 @@ class _Firing:
 
 def firing_batch(firings: Sequence[_Firing]) -> RecordBatch:
     """Return the messages and the instants they stand for: all of it happens, or nothing."""
-    by_queue: dict[tuple[str, int], list[bytes]] = {}
-    for item in firings:
-        by_queue.setdefault((item.run.topic, item.run.queue_id), []).append(item.record)
-    records = [record for queue in by_queue.values() for record in queue]
-    runs = [Run(*queue, len(found)) for queue, found in by_queue.items()]
-    progress = state_record(SchedulesChange(fired=tuple(item.fired for item in firings)))
-    records.append(progress.record)
-    runs.append(progress.run)
-    return RecordBatch(
-        records=b"".join(records),
-        sizes=np.array([len(record) for record in records], dtype=np.uint32),
-        runs=tuple(runs),
-        born_host=None,
-    )
+    messages = (((item.run.topic, item.run.queue_id), item.record) for item in firings)
+    fired = SchedulesChange(fired=tuple(item.fired for item in firings))
+    return batch_with_messages(messages, fired)
 
 
 class RepeatedMessageService:

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 import cbor2
-import numpy as np
 from typing_extensions import Buffer
 
 from commitlog.entry import RecordBatch, Run
@@ -460,9 +459,20 @@ def state_batch(*changes: StateChange) -> RecordBatch:
 def batch_of(records: Iterable[StateRecord]) -> RecordBatch:
     """Join state records into one batch."""
     items = list(records)
-    return RecordBatch(
-        records=b"".join(item.record for item in items),
-        sizes=np.array([len(item.record) for item in items], dtype=np.uint32),
-        runs=tuple(item.run for item in items),
-        born_host=None,
-    )
+    return RecordBatch.joined([item.record for item in items], (item.run for item in items))
+
+
+def batch_with_messages(
+    messages: Iterable[tuple[tuple[str, int], bytes]], change: StateChange
+) -> RecordBatch:
+    """Return messages, each with its topic and queue, and a change as one batch.
+
+    Both happen, or neither. The order of messages is kept within each queue.
+    """
+    by_queue: dict[tuple[str, int], list[bytes]] = {}
+    for queue, record in messages:
+        by_queue.setdefault(queue, []).append(record)
+    runs = [Run(*queue, len(found)) for queue, found in by_queue.items()]
+    records = [record for found in by_queue.values() for record in found]
+    last = state_record(change)
+    return RecordBatch.joined([*records, last.record], [*runs, last.run])

@@ -32,15 +32,11 @@ from remoting.protocol.codes import RequestCode
 from remoting.protocol.signature import Credentials
 from remoting.tcp import client_tls
 from tests.harness.eventually import logged, look_until, wait_logged
+from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("access")]
 
-SMALL: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 16 << 20,
-    "store.max_hash_slot_num": 10_000,
-    "store.max_index_num": 40_000,
-}
 OPERATOR = Credentials("operator", "the secret of the operator")
 SERVICE = Credentials("order-service", "the secret of the service")
 
@@ -96,7 +92,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     cluster = lay_out(
         folder,
         settings={
-            **SMALL,
+            **SMALL_FILES,
             **tls,
             **acl,
             "client.tls_enable": True,

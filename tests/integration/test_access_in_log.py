@@ -23,15 +23,11 @@ from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.frame import FrameDecoder, encode_command
 from remoting.protocol.signature import Credentials
+from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import heal, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("access_in_log")]
 
-SMALL: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 16 << 20,
-    "store.max_hash_slot_num": 10_000,
-    "store.max_index_num": 40_000,
-}
 OPERATOR = Credentials("operator", "the secret of the operator")
 ANSWER_WITHIN_S = 30.0
 
@@ -55,7 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DLEDGER_CREDENTIALS", str(tools))
         _access.cache_clear()
-        with running(lay_out(folder, settings={**SMALL, **acl})) as found:
+        with running(lay_out(folder, settings={**SMALL_FILES, **acl})) as found:
             assert dledger(found, "topic", "create", "orders", "--queues", "1") == 0
             yield found
     _access.cache_clear()

@@ -127,6 +127,8 @@ def test_every_declared_distribution_is_imported_somewhere() -> None:
     used = set().union(*(third_party(package) for package in PACKAGES))
     asked = declared(None).union(*(declared(extra) for extra in PROJECT["optional-dependencies"]))
     assert asked - used == set(READ_BY)
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    assert set(READ_BY.values()) <= set().union(*(imported(file) for file in files))
 
 
 def test_every_declared_distribution_has_an_exact_version() -> None:
