@@ -8,6 +8,7 @@ Spec: docs/reference/own-requests.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from dledger.broker_errors import TableFullError
@@ -15,7 +16,7 @@ from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError, asked_by, propose_change, require_leader
 from dledger.processors.handles import Limit, handles
 from dledger.services.pending_configs import PendingConfigs
-from dledger.services.quota_buckets import Figures, QuotaBuckets
+from dledger.services.quota_buckets import QuotaBuckets
 from dledger.state.quotas import KINDS, QuotaConfig, QuotasChange
 from remoting.access.accounts import ADMIN
 from remoting.access.audit import Subject
@@ -104,13 +105,29 @@ class QuotasProcessor:
         return response_to(command, 0, None, None, QuotaList(quotas=rows).encode())
 
     def _info(self, quota: QuotaConfig) -> QuotaInfo:
-        figures = self._buckets.figures.get(quota.key) or Figures()
+        figures, connections = self._buckets.figures, self._buckets.connections
+        found = [figures[key] for key in self._counted_under(quota, figures)]
         return QuotaInfo(
             **quota.to_state(),
-            throttled_ms=round(figures.throttled_s * 1000),
-            refused=figures.refused,
-            open_connections=self._buckets.connections.get(quota.key, 0),
+            throttled_ms=round(sum(each.throttled_s for each in found) * 1000),
+            refused=sum(each.refused for each in found),
+            open_connections=sum(
+                connections[key] for key in self._counted_under(quota, connections)
+            ),
         )
+
+    def _counted_under(self, quota: QuotaConfig, counted: Mapping[str, object]) -> Iterator[str]:
+        """Yield the keys that a quota counts for: of a default those without a quota of their own.
+
+        Figures without a name, of which there are too many, are of no quota.
+        """
+        if quota.name:
+            yield from [quota.key] if quota.key in counted else []
+            return
+        quotas = self._group.state.quotas
+        for key in counted:
+            if key.startswith(quota.key) and (key == quota.key or key not in quotas):
+                yield key
 
     def _check_room(self) -> None:
         there = len(self._group.state.quotas) + len(self._pending)

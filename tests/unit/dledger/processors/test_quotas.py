@@ -281,6 +281,25 @@ def test_a_default_counts_each_account_on_its_own(topic: Broker) -> None:
     assert [send(topic, free).code for _ in range(9)] == [0] * 9, "a quota without limits"
 
 
+def test_a_default_lists_what_all_without_their_own_did(topic: Broker) -> None:
+    put(
+        topic,
+        QuotaConfig("account", "", sent_messages_per_s=1, connections=5),
+        QuotaConfig("account", "orders", sent_messages_per_s=1, connections=5),
+        QuotaConfig("client", "", sent_messages_per_s=1),
+    )
+    for name, times in (("orders", 7), ("billing", 4), ("stock", 3)):
+        connection = FakeConnection()
+        of_account(name, connection)
+        for _ in range(times):
+            send(topic, connection)
+    found = {(row.kind, row.name): (row.refused, row.open_connections) for row in listed(topic)}
+    assert found == {("account", ""): (3, 2), ("account", "orders"): (5, 1), ("client", ""): (0, 0)}
+    held_ms = {(row.kind, row.name): row.throttled_ms for row in listed(topic)}
+    assert held_ms["account", ""] > 0
+    assert held_ms["client", ""] == 0
+
+
 def test_an_administrator_has_a_quota_only_by_name(topic: Broker) -> None:
     put(topic, QuotaConfig("account", "", sent_messages_per_s=1))
     operator = FakeConnection()
