@@ -329,15 +329,18 @@ class ConsumeQueueFlush:
         not give the rest of a page back."""
 
     def run(self) -> None:
-        """Make it durable: shared units first, then files, then what has left the shared ones.
+        """Make it durable: files first, then the changes of shared units, then what is moved.
+
+        Changes come behind files, as units that a put has moved into a file leave the shared ones
+        with them.
 
         Raises:
             OSError: No descriptor is left; what was not flushed is in the next job.
             DiskFullError: No space for a new file; what was not flushed is in the next job.
             FlushFailedError: The node must stop.
         """
-        self._shared.write(self.changes)
         self._flush_files()
+        self._shared.write(self.changes)
         self.done = True
         if self.moves:
             self._write_moves()

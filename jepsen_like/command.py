@@ -256,13 +256,16 @@ async def determinism(
         "played": found.played,
         "simulated_s": round(found.simulated_s, 1),
         "differing": found.differing,
-        "invalid": found.invalid,
+        "invalid": sorted(found.invalid),
         "wall_s": round(time.monotonic() - begin_s, 1),
     }
     if output == "json":
         print_json(facts)
     else:
         print_table("Determinism", ["what", "value"], [[k, str(v)] for k, v in facts.items()])
+    for number, why in sorted(found.invalid.items()):
+        note(f"seed {number} is not valid: {why}")
+        note(f"replay: dledger sim run --soak-plan --seed {number} --duration {duration:g}")
     passed = found.counted >= seeds and not (found.differing or found.invalid)
     return ExitCode.OK if passed else ExitCode.FAILED
 

@@ -213,14 +213,14 @@ class Gate(msgspec.Struct):
         played: Seeds both have played.
         simulated_s: Virtual time of one interpreter.
         differing: Seeds whose digests differ.
-        invalid: Seeds with a violation.
+        invalid: Seeds that are not valid, each with why.
     """
 
     counted: int = 0
     played: int = 0
     simulated_s: float = 0.0
     differing: list[int] = msgspec.field(default_factory=list)
-    invalid: list[int] = msgspec.field(default_factory=list)
+    invalid: dict[int, str] = msgspec.field(default_factory=dict)
 
     def compare(self, one: Report, other: Report) -> None:
         """Take the reports of the same seed from both interpreters."""
@@ -229,7 +229,8 @@ class Gate(msgspec.Struct):
         if (one.digest, one.operations) != (other.digest, other.operations) or not one.digest:
             self.differing.append(one.seed)
         elif one.validity != "valid":
-            self.invalid.append(one.seed)
+            found = [f"{violation.name}: {violation.detail}" for violation in one.violations[:1]]
+            self.invalid[one.seed] = found[0] if found else one.reason
         elif one.sometimes.get("leader_change") and sum(one.faults.values()):
             self.counted += 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,23 @@ TOPICS = ("A", "B", "C")
 QUEUES = 4
 
 Key = tuple[str, int]
+
+
+class PowerCutError(Exception):
+    """The power goes while the disk is called."""
+
+
+def power_cut_after(steps: int) -> Callable[[str, str], None]:
+    """Return a fault that lets *steps* calls of the disk pass."""
+    left = steps
+
+    def fault(kind: str, path: str) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise PowerCutError(f"{kind} {path}")
+
+    return fault
 
 
 def unit(number: int) -> tuple[int, int, int]:
@@ -89,15 +106,24 @@ class Model:
             bounds = self.queues[key]
             bounds.min_offset = self.rng.randint(bounds.min_offset, len(bounds.numbers))
 
-    def flush(self, *, fails: bool) -> None:
+    def flush(self, *, begins: bool, steps: int | None) -> None:
+        """Flush; after *steps* calls of the disk the power goes, None: it stays."""
         job = self.store.begin_flush()
         taken = {key: Bounds(b.min_offset, list(b.numbers)) for key, b in self.queues.items()}
         log = len(self.log)
         for _ in range(self.rng.randrange(3)):
             self.rng.choice((self.put, self.put, self.delete_topic, self.raise_min))()
-        if fails:
+        if not begins:
             return
-        job.run()
+        if steps is not None:
+            self.disk.fault = power_cut_after(steps)
+        try:
+            job.run()
+        except PowerCutError:
+            self.disk.fault = lambda kind, path: None
+            self.restart(power_cut=True)
+            return
+        self.disk.fault = lambda kind, path: None
         self.saved, self.saved_log = taken, log
         # Only what a written checkpoint no longer has is given up.
         for key, bounds in taken.items():
@@ -148,7 +174,7 @@ class Model:
         elif draw < 0.72:
             self.raise_min()
         elif draw < 0.92:
-            self.flush(fails=draw > 0.9)
+            self.flush(begins=draw < 0.9, steps=self.rng.randrange(12) if draw > 0.84 else None)
         else:
             self.restart(power_cut=draw < 0.97)
         self.check()

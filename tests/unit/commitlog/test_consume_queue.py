@@ -11,7 +11,12 @@ import pytest
 from commitlog import consume_queue, consume_queue_store, queue_files
 from commitlog.consume_queue_store import ConsumeQueueStore
 from commitlog.disk import OsDisk
-from commitlog.errors import ForeignStoreError, InvariantBroken, OffsetOutOfRangeError
+from commitlog.errors import (
+    FlushFailedError,
+    ForeignStoreError,
+    InvariantBroken,
+    OffsetOutOfRangeError,
+)
 from commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
 from commitlog.seams import DiskFile
 from dledger.testing.crash_disk import CrashDisk
@@ -268,6 +273,32 @@ def test_many_queues_moved_into_files_survive_a_power_cut(
         assert left.queue("T1", queue_id).read(7, 4).tolist() == units(queue_id, 4).tolist()
         assert left.queue("T1", queue_id).read(6, 1)["size"].tolist() == [FILLER_SIZE]
     assert left.queue("T1", 5).read(11, 1).tolist() == units(3, 1).tolist()
+
+
+def test_a_flush_that_ends_early_loses_no_moved_unit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = CrashDisk()
+    store = ConsumeQueueStore(disk, "/queues", 10, max_open_files=1)
+    store.queue("T0", 0).put(0, units(0, 1))
+    store.flush()
+    queue = store.queue("T1", 0)
+    queue.put(0, units(0, 2))
+    store.flush()
+    assert store.shared_bytes == 2 * UNIT_BYTES
+    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 0)
+    queue.put(2, units(2, 1))
+    assert store.shared_bytes == 0, "the put has moved all units into a file"
+
+    def power_goes(kind: str, path: str) -> None:
+        if kind == "flush" and path.startswith("/queues/"):
+            raise FlushFailedError(path)
+
+    disk.fault = power_goes
+    with pytest.raises(FlushFailedError):
+        store.flush()
+    left = ConsumeQueueStore(disk.power_cut(lambda: False), "/queues", 10)
+    assert left.queue("T1", 0).read(0, 2).tolist() == units(0, 2).tolist()
 
 
 def test_a_put_makes_no_file_and_the_flush_does(root: Path) -> None:

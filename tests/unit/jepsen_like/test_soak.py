@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from jepsen_like.checkers.verdict import Violation
 from jepsen_like.soak import Gate, Totals
 from jepsen_like.worker import Report
 
@@ -52,9 +53,16 @@ def test_a_run_in_which_nothing_happened_is_not_counted(lacking: dict[str, objec
 
 
 def test_violation_is_reported() -> None:
-    gate, bad = Gate(), msgspec.structs.replace(REPORT, validity="invalid")
+    lost = Violation("lost", "orders/0", "offset 3 is absent")
+    gate, bad = Gate(), msgspec.structs.replace(REPORT, validity="invalid", violations=[lost])
     gate.compare(bad, bad)
-    assert (gate.invalid, gate.counted) == ([7], 0)
+    assert (gate.invalid, gate.counted) == ({7: "lost: offset 3 is absent"}, 0)
+
+
+def test_a_run_that_is_not_decided_is_reported_with_its_reason() -> None:
+    gate, late = Gate(), msgspec.structs.replace(REPORT, validity="unknown", reason="too long")
+    gate.compare(late, late)
+    assert (gate.invalid, gate.counted) == ({7: "too long"}, 0)
 
 
 def test_totals_name_checkers_that_judged_nothing() -> None:
