@@ -1,0 +1,329 @@
+"""Producer where leaders change, brokers are busy or away: what became of each send."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from client.core.client_instance import ClientInstance
+from client.core.errors import (
+    BrokerBusyError,
+    BrokerUnreachableError,
+    UnknownOutcomeError,
+)
+from client.core.message import Message
+from client.core.route import MessageQueue
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
+from commitlog.record import decode_record
+from remoting.processor import DEFERRED, Handled
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import RemotingCommand, response_to
+from tests.unit.client.fake_cluster import World, open_world
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+
+async def test_a_cancelled_send_does_not_disturb_the_others(
+    world: World, producer: Producer
+) -> None:
+    stored = 0
+    group = world.groups["g"]
+    await producer.send(Message("T", b"warm"))
+    group.brokers[0].delay_s = 1.0
+    scopes: list[trio.CancelScope] = []
+
+    async def one(i: int) -> None:
+        nonlocal stored
+        with trio.CancelScope() as scope:
+            scopes.append(scope)
+            result = await producer.send(Message("T", b"%d" % i))
+            queue = group.queue("T", result.message_queue.queue_id)
+            assert decode_record(queue[result.queue_offset]).body == b"%d" % i
+            stored += 1
+
+    async with trio.open_nursery() as nursery:
+        for i in range(10):
+            nursery.start_soon(one, i)
+        await trio.testing.wait_all_tasks_blocked()
+        for scope in scopes[::2]:
+            scope.cancel()
+    assert stored == 5
+    assert (await producer.send(Message("T", b"after"))).queue_offset >= 0
+
+
+async def test_not_leader_is_followed_within_one_round_trip(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    await producer.send(Message("T", b"1"))
+    routes = client.counters.route_refreshes
+    group.elect(2, register=False)
+    began = trio.current_time()
+    await producer.send(Message("T", b"2"))
+    assert trio.current_time() == began
+    assert client.counters.redirects_by_hint == 1
+    assert client.counters.route_refreshes == routes
+    assert group.brokers[0].count(RequestCode.SEND_RECORDS) == 2
+    assert group.brokers[2].count(RequestCode.SEND_RECORDS) == 1
+    await producer.send(Message("T", b"3"))
+    assert group.brokers[2].count(RequestCode.SEND_RECORDS) == 2
+    assert client.counters.redirects_by_hint == 1
+
+
+async def test_a_new_leader_that_is_not_ready_is_asked_again_soon(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    await producer.send(Message("T", b"1"))
+    group.elect(1, register=False)
+    refusals = 2
+
+    def intercept(asked: RemotingCommand) -> Handled:
+        nonlocal refusals
+        refusals -= 1
+        ext = {"outcome": "not_stored", "term": "2", "leaderAddr": group.brokers[1].address}
+        return response_to(asked, 14, "not yet", ext) if refusals >= 0 else None
+
+    group.brokers[1].intercept = intercept
+    began = trio.current_time()
+    await producer.send(Message("T", b"2"))
+    assert trio.current_time() - began == pytest.approx(0.02 + 0.04)
+    assert client.counters.leader_searches == 0
+    assert group.brokers[1].count(RequestCode.SEND_RECORDS) == 3
+
+
+async def test_ten_leader_changes_are_ten_hints(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    await producer.send(Message("T", b"0"))
+    for i in range(1, 11):
+        group.elect(i % 3, register=False)
+        await producer.send(Message("T", b"%d" % i))
+    assert client.counters.redirects_by_hint == 10
+    assert client.counters.route_refreshes == 1
+    assert sorted(group.bodies()) == sorted(b"%d" % i for i in range(11))
+
+
+async def test_a_send_survives_the_death_of_the_leader(world: World, producer: Producer) -> None:
+    group = world.groups["g"]
+    await producer.send(Message("T", b"before"))
+
+    async def fail_over() -> None:
+        await group.brokers[0].kill()
+        group.leader = None
+        await trio.sleep(1.0)
+        group.elect(1, register=False)
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fail_over)
+        await trio.testing.wait_all_tasks_blocked()
+        results = []
+
+        async def one(i: int) -> None:
+            results.append(await producer.send(Message("T", b"%d" % i)))
+
+        for i in range(20):
+            nursery.start_soon(one, i)
+    took = trio.current_time() - began
+    assert 1.0 <= took < 1.6
+    assert len(results) == 20
+    assert sorted(group.bodies()) == sorted([b"before", *(b"%d" % i for i in range(20))])
+
+
+async def test_a_request_cut_off_by_a_dying_leader_is_sent_again(
+    world: World, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    await producer.send(Message("T", b"before"))
+    group.brokers[0].intercept = lambda asked: DEFERRED
+    results = []
+    async with trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            results.append(await producer.send(Message("T", b"x")))
+
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        group.elect(1)
+        await group.brokers[0].kill()
+    assert len(results) == 1
+    assert group.bodies().count(b"x") == 1
+    assert producer.counters.retries == 1
+
+
+async def test_without_retry_an_unknown_outcome_surfaces_at_once(
+    world: World, client: ClientInstance
+) -> None:
+    config = ProducerConfig(retry_unknown=False)
+    async with Producer(client, "p", config) as producer:
+        group = world.groups["g"]
+        await producer.send(Message("T", b"before"))
+        group.brokers[0].intercept = lambda asked: response_to(
+            asked, 1, "lost leadership", {"outcome": "unknown"}
+        )
+        began = trio.current_time()
+        with pytest.raises(UnknownOutcomeError) as caught:
+            await producer.send(Message("T", b"x"))
+        assert caught.value.outcome == "unknown"
+        assert trio.current_time() == began
+
+
+async def test_an_unknown_attempt_is_never_reported_as_not_stored(
+    world: World, producer: Producer
+) -> None:
+    """First attempt unknown, then refused for good: the message may be stored all the same."""
+    group = world.groups["g"]
+    await producer.send(Message("T", b"before"))
+    answers = iter(
+        [
+            (1, {"outcome": "unknown"}),
+            (13, {"outcome": "not_stored"}),
+        ]
+    )
+
+    def intercept(asked: RemotingCommand) -> Handled:
+        code, ext = next(answers)
+        return response_to(asked, code, "no", dict(ext))
+
+    group.brokers[0].intercept = intercept
+    with pytest.raises(UnknownOutcomeError):
+        await producer.send(Message("T", b"x"))
+
+
+async def test_send_to_a_silent_broker_is_unknown_at_its_deadline(
+    world: World, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    await producer.send(Message("T", b"before"))
+    group.brokers[0].intercept = lambda asked: DEFERRED
+    began = trio.current_time()
+    with pytest.raises(UnknownOutcomeError):
+        await producer.send(Message("T", b"x"), timeout_s=0.7)
+    assert trio.current_time() - began == pytest.approx(0.7)
+
+
+async def test_send_to_a_dead_group_is_not_stored_at_its_deadline(
+    world: World, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    await producer.send(Message("T", b"before"))
+    for broker in group.brokers:
+        await broker.kill()
+    began = trio.current_time()
+    with pytest.raises(BrokerUnreachableError) as caught:
+        await producer.send(Message("T", b"x"), timeout_s=2.0)
+    assert caught.value.outcome == "not_stored"
+    assert trio.current_time() - began <= 2.01
+
+
+async def test_busy_is_retried_until_it_is_not(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    group = world.groups["g"]
+    broker = group.brokers[0]
+    refusals = 6
+
+    def intercept(asked: RemotingCommand) -> Handled:
+        nonlocal refusals
+        refusals -= 1
+        return response_to(asked, 2, "busy", {"outcome": "not_stored"}) if refusals >= 0 else None
+
+    broker.intercept = intercept
+    await producer.send(Message("T", b"x"))
+    assert group.bodies() == [b"x"]
+    assert broker.count(RequestCode.SEND_RECORDS) == 7
+    assert client.counters.leader_searches == 0
+
+
+async def test_busy_broker_gets_no_more_single_sends_and_reads(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    broker = world.groups["g"].brokers[0]
+    refusals = 3
+
+    def intercept(asked: RemotingCommand) -> Handled:
+        nonlocal refusals
+        refusals -= 1
+        return response_to(asked, 2, "busy", {"outcome": "not_stored"}) if refusals >= 0 else None
+
+    broker.intercept = intercept
+    await producer.send(Message("T", b"x", delay_level=1))
+    assert broker.count(RequestCode.SEND_MESSAGE_V2) == 4
+    assert client.counters.leader_searches == 0
+
+
+async def test_a_failed_broker_is_avoided_while_latency_faults_are_on() -> None:
+    config = ProducerConfig(latency_fault_enable=True)
+    async with open_world(members=1) as world:
+        await world.add_group("h", 1, 10950)
+        async with world.client() as client, Producer(client, "p", config) as producer:
+            await producer.publish_queues("T")
+            broker = world.groups["g"].brokers[0]
+            broker.intercept = lambda asked: response_to(asked, 2, "busy", {})
+            for i in range(16):
+                await producer.send(Message("T", b"%d" % i))
+            assert broker.count(RequestCode.SEND_RECORDS) == 1
+            await trio.sleep(31)
+            broker.intercept = None
+            for i in range(16):
+                await producer.send(Message("T", b"%d" % i))
+            assert broker.count(RequestCode.SEND_RECORDS) > 1
+
+
+@pytest.mark.parametrize(("body_bytes", "overlap"), [(40_000, True), (40, False)])
+async def test_requests_overlap_only_when_much_is_waiting(
+    world: World, client: ClientInstance, body_bytes: int, overlap: bool
+) -> None:
+    """Thirty sends in requests of five at most, each answered after a second."""
+    config = ProducerConfig(compress_over_bytes=None, max_request_records=5)
+    async with Producer(client, "p", config) as producer:
+        await producer.send(Message("T", b"first"))
+        world.groups["g"].brokers[0].delay_s = 1.0
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for i in range(30):
+                nursery.start_soon(producer.send, Message("T", b"%d" % i + bytes(body_bytes)))
+        took_s = trio.current_time() - began
+        assert took_s < 5.0 if overlap else took_s >= 6.0
+
+
+async def test_send_moves_to_another_group_when_its_own_is_dead() -> None:
+    async with open_world(members=1) as world:
+        other = await world.add_group("h", 1, 10950)
+        async with world.client() as client, Producer(client, "p") as producer:
+            await producer.publish_queues("T")
+            await world.groups["g"].brokers[0].kill()
+            results = [await producer.send(Message("T", b"%d" % i)) for i in range(8)]
+            assert {r.message_queue.broker_name for r in results} == {"h"}
+            assert sorted(other.bodies()) == [b"%d" % i for i in range(8)]
+            for result in results:
+                record = decode_record(
+                    other.queue("T", result.message_queue.queue_id)[result.queue_offset]
+                )
+                assert record.queue_id == result.message_queue.queue_id
+            with pytest.raises(BrokerUnreachableError):
+                await producer.send_to(
+                    MessageQueue("T", "g", 0), Message("T", b"pinned"), timeout_s=1.0
+                )
+
+
+async def test_send_leaves_a_group_without_a_leader(world: World) -> None:
+    """Its members answer and the NameServers still list a leader: only time shows it."""
+    other = await world.add_group("h", 1, 10950)
+    async with world.client() as client, Producer(client, "p") as producer:
+        await producer.publish_queues("T")
+        world.groups["g"].leader = None
+        began = trio.current_time()
+        results = [await producer.send(Message("T", b"%d" % i)) for i in range(8)]
+        assert {r.message_queue.broker_name for r in results} == {"h"}
+        assert sorted(other.bodies()) == [b"%d" % i for i in range(8)]
+        assert world.groups["g"].bodies() == []
+        assert trio.current_time() - began >= 3.0
+        with pytest.raises(BrokerBusyError):
+            await producer.send_to(
+                MessageQueue("T", "g", 0), Message("T", b"pinned"), timeout_s=5.0
+            )
