@@ -56,22 +56,37 @@ class ComposePlayer:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str) -> subprocess.Popen[bytes]:
-        """Start a service."""
+        """Start a service; return when its file system is there."""
         service = self.services[name]
         entrypoint = service.get("entrypoint") or self.entrypoint
         command = [*entrypoint, *(word.replace("$$", "$") for word in service["command"])]
-        with (self.folder / f"{name}.log").open("ab") as log:
+        ready, mounted = os.pipe()
+        with (
+            (self.folder / f"{name}.log").open("ab") as log,
+            open(ready, "rb") as reader,
+            open(mounted, "wb") as writer,
+        ):
             self.processes[name] = subprocess.Popen(
                 [
                     "nsenter",
                     f"--net={self.network.hosts[name].namespace}",
                     *("unshare", "--mount", "--propagation", "private", "sh", "-ec"),
-                    "\n".join([*self._mounts(service), f"exec {_without_rights(command)}"]),
+                    "\n".join(
+                        [
+                            *self._mounts(service),
+                            "echo mounted >&0",
+                            f"exec {_without_rights(command)} < /dev/null",
+                        ]
+                    ),
                 ],
+                stdin=writer,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+            # A program that enters between two mounts would lose its files.
+            writer.close()
+            reader.read()
         return self.processes[name]
 
     def run_in(self, name: str, *command: str) -> subprocess.CompletedProcess[str]:
