@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -27,6 +26,7 @@ from dledger.broker_errors import (
     UnknownOutcomeError,
 )
 from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
+from dledger.services.entry_under_way import EntryUnderWay, Fate
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_decision import PopDecision, PopReader, SpentKey
 from dledger.services.pop_lines import DueTimes, HandedOut, LineKey, PopAsk, PopLines
@@ -64,17 +64,11 @@ class PopAtWorkError(ReplicationError):
     condition = Condition.POP_AT_WORK
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """The change in flight."""
+class _Work(NamedTuple):
+    """What the entry under way answers, and the queues that it touches."""
 
     asks: list[PopAsk]
     keys: frozenset[PopKey]
-    index_before: int
-    proposed: Proposed | None = None
-    # Set when the answer came before the apply, as it does with ASYNC_MASTER.
-    until_index: int | None = None
-    is_doubtful: bool = False
 
 
 class PopGrants:
@@ -102,7 +96,7 @@ class PopGrants:
         self._lines = PopLines()
         self._woken: dict[LineKey, None] = {}
         self._due = DueTimes()
-        self._entry: _Entry | None = None
+        self._entry: EntryUnderWay[_Work] | None = None
         self._term = 0
         self._out = (0, float("-inf"))
         self._set_aside: set[SpentKey] = set()
@@ -126,7 +120,7 @@ class PopGrants:
         """
         if not self._leads():
             raise self._not_leader()
-        if self._entry is not None and self._entry.is_doubtful:
+        if self._entry is not None and self._entry.is_uncertain:
             raise PendingFullError("it is not known yet what became of an earlier POP")
         if len(self._waiting) >= MAX_WAITING:
             raise PendingFullError(f"{MAX_WAITING} requests of POP consumers wait already")
@@ -145,7 +139,7 @@ class PopGrants:
         """
         entry, row = self._entry, self._group.state.pops.get(key)
         is_out = row is not None and not row.is_idle(self._group.store_time_ms)
-        if is_out or (entry is not None and key in entry.keys):
+        if is_out or (entry is not None and key in entry.work.keys):
             group, topic, queue_id = key
             raise PopAtWorkError(
                 f"messages of queue {queue_id} of {topic} are out for the group {group} by POP: "
@@ -154,14 +148,9 @@ class PopGrants:
 
     def on_applied(self, touched: Sequence[QueueTouched]) -> None:
         """Try held requests again; to be put into the group's `on_applied`."""
-        entry = self._entry
-        if entry is not None:
-            state = self._group.state
-            if entry.until_index is not None:
-                if entry.until_index <= state.applied_index:
-                    self._arrived(entry)
-            elif entry.is_doubtful and state.pop_index > entry.index_before:
-                self._arrived(entry)
+        entry, state = self._entry, self._group.state
+        if entry is not None and entry.has_arrived(state.applied_index, state.pop_index):
+            self._arrived(entry)
         if not self._lines.count:
             return
         for topic, queue_id, _ in touched:
@@ -229,8 +218,8 @@ class PopGrants:
 
     def _end(self) -> None:
         entry, self._entry = self._entry, None
-        if entry is not None and entry.until_index is not None:
-            _fail(entry.asks, UnknownOutcomeError("leadership ended before it was applied"))
+        if entry is not None and entry.waits_for_apply:
+            _fail(entry.work.asks, UnknownOutcomeError("leadership ended before it was applied"))
         waiting, self._waiting = [*self._waiting, *self._lines.all()], deque()
         for ask in waiting:
             self._lines.release(ask)
@@ -399,7 +388,8 @@ class PopGrants:
         change = decision.change
         if change is None:
             return
-        entry = _Entry(asks, decision.keys, self._group.state.pop_index)
+        work = _Work(asks, decision.keys)
+        entry = EntryUnderWay(work, self._group.state.pop_index)
         made: list[OnDone] = []
         creates = {letter.run.topic: letter.create for letter in decision.letters if letter.create}
         topics = [state_record(TopicsChange(put=(create,))) for create in creates.values()]
@@ -413,7 +403,7 @@ class PopGrants:
         try:
             self._group.propose(batch, done)
         except MQError as error:
-            self._not_stored(entry, error)
+            self._not_stored(work, error)
             return
         self._entry = entry
         made += [self._topics.pending.put(name, create) for name, create in creates.items()]
@@ -421,53 +411,52 @@ class PopGrants:
             if grant.key not in self._group.state.pops:
                 self._drop_offset(grant.key)
 
-    def _answered(self, entry: _Entry, proposed: Proposed) -> None:
+    def _answered(self, entry: EntryUnderWay[_Work], proposed: Proposed) -> None:
         is_mine = self._entry is entry and self._leads() and self._entry is entry
-        entry.proposed = proposed
-        if proposed.outcome == "stored":
-            if is_mine and proposed.index > self._group.state.applied_index:
-                entry.until_index = proposed.index
-            elif is_mine:
+        work = entry.work
+        match entry.answered(proposed, self._group.state.applied_index, is_current=is_mine):
+            case Fate.APPLIED if is_mine:
                 self._arrived(entry)
                 self._group.kick()
-            elif proposed.index > self._group.state.applied_index:
-                _fail(entry.asks, UnknownOutcomeError("leadership ended before it was applied"))
-            else:
-                self._finish(entry, proposed)
-            return
-        if proposed.outcome == "unknown":
-            _fail(entry.asks, UnknownOutcomeError("the change may still be stored"))
-            if is_mine:
-                entry.is_doubtful, entry.asks = True, []
-                waiting, self._waiting = list(self._waiting), deque()
-                _fail(waiting, PendingFullError("an earlier POP got no majority"))
-            return
-        if is_mine:
-            self._entry = None
-        self._not_stored(entry, proposed.error or self._not_leader())
-        if is_mine:
-            self._work()
+            case Fate.APPLIED:
+                self._finish(work.asks, proposed)
+            case Fate.STORED:
+                pass  # `on_applied` goes on
+            case Fate.OUT_OF_SIGHT:
+                _fail(work.asks, UnknownOutcomeError("leadership ended before it was applied"))
+            case Fate.UNKNOWN:
+                _fail(work.asks, UnknownOutcomeError("the change may still be stored"))
+                if is_mine:
+                    waiting, self._waiting = list(self._waiting), deque()
+                    _fail(waiting, PendingFullError("an earlier POP got no majority"))
+            case Fate.NOT_STORED:
+                if is_mine:
+                    self._entry = None
+                self._not_stored(work, proposed.error or self._not_leader())
+                if is_mine:
+                    self._work()
 
-    def _not_stored(self, entry: _Entry, error: MQError) -> None:
+    def _not_stored(self, work: _Work, error: MQError) -> None:
         """End an entry that is not in the log; requests held behind what it passed over go on."""
-        _fail(entry.asks, error)
-        pairs = {(group, topic) for group, topic, _ in entry.keys}
+        _fail(work.asks, error)
+        pairs = {(group, topic) for group, topic, _ in work.keys}
         self._look_again(pairs, self._group.store_time_ms)
 
-    def _arrived(self, entry: _Entry) -> None:
-        """What was in flight is applied."""
+    def _arrived(self, entry: EntryUnderWay[_Work]) -> None:
+        """What was under way is applied."""
         self._entry = None
-        if entry.proposed is not None and entry.proposed.outcome == "stored":
-            self._finish(entry, entry.proposed)
-        for pair in {(group, topic) for group, topic, _ in entry.keys}:
+        work, proposed = entry.work, entry.proposed
+        if proposed is not None and entry.waits_for_apply:
+            self._finish(work.asks, proposed)
+        for pair in {(group, topic) for group, topic, _ in work.keys}:
             self._wake(pair)
             if self._waits(pair):
                 self._note_due(pair)
         self._work()
 
-    def _finish(self, entry: _Entry, proposed: Proposed) -> None:
+    def _finish(self, asks: Iterable[PopAsk], proposed: Proposed) -> None:
         rows = self._group.state.pops
-        for ask in entry.asks:
+        for ask in asks:
             ask.index, ask.store_time_ms = proposed.index, proposed.store_time_ms
             for grant in ask.grants:
                 row = rows.get(grant.key)

@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
 from commitlog.errors import MQError
 from dledger.broker_errors import NotLeaderError, PendingFullError, UnknownOutcomeError
 from dledger.group_api import BrokerGroup, Proposed, QueueTouched
+from dledger.services.entry_under_way import EntryUnderWay, Fate
 from dledger.services.pending_configs import TopicView
 from dledger.state.queue_lock import (
     NO_TOKEN,
@@ -235,17 +236,12 @@ class _Waiting:
     on_done: OnLocked
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """The change in flight."""
+class _Work(NamedTuple):
+    """What the entry under way answers, what was decided with it, and the queues it changes."""
 
     waiting: list[_Waiting]
     decision: Decision
-    changes_before: int
-    changing: frozenset[LockKey] = field(default_factory=frozenset)
-    # Set when the answer came before the apply, as it does with ASYNC_MASTER.
-    until_index: int | None = None
-    is_doubtful: bool = False
+    changing: frozenset[LockKey]
 
 
 class QueueLocks:
@@ -264,7 +260,7 @@ class QueueLocks:
         self._clock = clock
         self._leases = Leases(lease_s)
         self._waiting: deque[_Waiting] = deque()
-        self._entry: _Entry | None = None
+        self._entry: EntryUnderWay[_Work] | None = None
         self._term = 0
         self._next_sweep_s = 0.0
         self._keys: dict[str, list[LockKey]] = {}
@@ -311,7 +307,7 @@ class QueueLocks:
         lock = self._group.state.queue_locks.get(key)
         if self._group.leadership is None:
             return lock is not None and lock.token > token
-        if self._entry is not None and key in self._entry.changing:
+        if self._entry is not None and key in self._entry.work.changing:
             return True
         return lock is None or lock.token != token
 
@@ -321,7 +317,7 @@ class QueueLocks:
         Exact on the leader alone.
         """
         self._leads()
-        if self._entry is not None and key in self._entry.changing:
+        if self._entry is not None and key in self._entry.work.changing:
             return True
         now_s = self._clock.monotonic()
         return key in self._group.state.queue_locks and not self._leases.is_over(key, now_s)
@@ -332,7 +328,7 @@ class QueueLocks:
         Exact on the leader alone. It reads all locks where any was granted or given back since.
         """
         self._leads()
-        changing = frozenset() if self._entry is None else self._entry.changing
+        changing = frozenset() if self._entry is None else self._entry.work.changing
         return any(self.is_held(key) for key in self._keys_of(group)) or any(
             self.is_held(key) for key in changing if key[0] == group
         )
@@ -349,14 +345,8 @@ class QueueLocks:
 
     def on_applied(self, _touched: Sequence[QueueTouched]) -> None:
         """See whether what is in flight has arrived; to be put into the group's `on_applied`."""
-        entry = self._entry
-        if entry is None:
-            return
-        state = self._group.state
-        if entry.until_index is not None:
-            if entry.until_index <= state.applied_index:
-                self._arrived(entry)
-        elif entry.is_doubtful and state.queue_locks_index > entry.changes_before:
+        entry, state = self._entry, self._group.state
+        if entry is not None and entry.has_arrived(state.applied_index, state.queue_locks_index):
             self._arrived(entry)
 
     def role_changed(self) -> None:
@@ -376,8 +366,8 @@ class QueueLocks:
 
     def _end(self) -> None:
         entry, self._entry = self._entry, None
-        if entry is not None and entry.until_index is not None:
-            _tell(entry.waiting, UnknownOutcomeError("leadership ended before it was applied"))
+        if entry is not None and entry.waits_for_apply:
+            _tell(entry.work.waiting, UnknownOutcomeError("leadership ended before it was applied"))
         waiting, self._waiting = list(self._waiting), deque()
         _tell(waiting, self._not_leader())
 
@@ -389,7 +379,7 @@ class QueueLocks:
     def _take(self, ask: LockAsk, on_done: OnLocked) -> None:
         if not self._leads():
             raise self._not_leader()
-        if self._entry is not None and self._entry.is_doubtful:
+        if self._entry is not None and self._entry.is_uncertain:
             raise PendingFullError("it is not known yet what became of an earlier change of locks")
         if len(self._waiting) >= MAX_WAITING:
             raise PendingFullError(f"{MAX_WAITING} requests for locks wait already")
@@ -431,12 +421,9 @@ class QueueLocks:
     def _propose(self, waiting: list[_Waiting], decision: Decision) -> None:
         change = decision.change
         assert change is not None
-        entry = _Entry(
-            waiting,
-            decision,
-            self._group.state.queue_locks_index,
-            frozenset((*decision.releases, *decision.grants)),
-        )
+        changing = frozenset((*decision.releases, *decision.grants))
+        work = _Work(waiting, decision, changing)
+        entry = EntryUnderWay(work, self._group.state.queue_locks_index)
 
         def done(proposed: Proposed) -> None:
             self._answered(entry, proposed)
@@ -448,34 +435,38 @@ class QueueLocks:
             return
         self._entry = entry
 
-    def _answered(self, entry: _Entry, proposed: Proposed) -> None:
+    def _answered(self, entry: EntryUnderWay[_Work], proposed: Proposed) -> None:
         is_mine = self._entry is entry and self._leads() and self._entry is entry
-        if proposed.outcome == "stored":
-            if not is_mine:
-                self._tell_held(entry.waiting)
-            elif proposed.index > self._group.state.applied_index:
-                entry.until_index = proposed.index
-            else:
+        asked = entry.work.waiting
+        match entry.answered(proposed, self._group.state.applied_index, is_current=is_mine):
+            case Fate.APPLIED if is_mine:
                 self._arrived(entry)
-            return
-        if proposed.outcome == "unknown":
-            _tell(entry.waiting, UnknownOutcomeError("the change of locks may still be stored"))
-            if is_mine:
-                entry.is_doubtful, entry.waiting = True, []
-                waiting, self._waiting = list(self._waiting), deque()
-                _tell(waiting, PendingFullError("an earlier change of locks got no majority"))
-            return
-        _tell(entry.waiting, proposed.error or self._not_leader())
-        if is_mine:
-            self._entry = None
-            self._work()
+            case Fate.APPLIED:
+                self._tell_held(asked)
+            case Fate.STORED:
+                pass  # `on_applied` goes on
+            case Fate.OUT_OF_SIGHT:
+                _tell(asked, UnknownOutcomeError("leadership ended before it was applied"))
+            case Fate.UNKNOWN:
+                _tell(asked, UnknownOutcomeError("the change of locks may still be stored"))
+                if is_mine:
+                    waiting, self._waiting = list(self._waiting), deque()
+                    _tell(waiting, PendingFullError("an earlier change of locks got no majority"))
+            case Fate.NOT_STORED:
+                _tell(asked, proposed.error or self._not_leader())
+                if is_mine:
+                    self._entry = None
+                    self._work()
 
-    def _arrived(self, entry: _Entry) -> None:
-        """What was in flight is applied."""
+    def _arrived(self, entry: EntryUnderWay[_Work]) -> None:
+        """What was under way is applied."""
         self._entry = None
-        self._leases.end(entry.decision.releases)
-        self._leases.renew(entry.decision.granted)
-        self._tell_held(entry.waiting)
+        waiting, decision, _ = entry.work
+        self._leases.end(decision.releases)
+        self._leases.renew(decision.granted)
+        # An entry of unknown outcome was answered when that was known.
+        if entry.waits_for_apply:
+            self._tell_held(waiting)
         self._work()
 
     def _confirm(self, waiting: list[_Waiting]) -> None:
