@@ -1,4 +1,4 @@
-"""Push consumers against a cluster in memory, on virtual time."""
+"""Push consumer against a cluster in memory: what it gets, and from where."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from client.consumer.listener import ConsumeStatus
 from client.consumer.offsets import FROM_FIRST, ConsumeFrom
 from client.consumer.process_queue import FlowLimits
 from client.consumer.push_consumer import PushConsumer
@@ -18,7 +18,6 @@ from client.core.errors import ClientClosedError
 from client.core.message import Message
 from client.producer.producer import Producer
 from commitlog.errors import ConfigError
-from commitlog.record import decode_record
 from remoting.protocol.bodies import ConsumeFromWhere, HeartbeatData, MessageModel
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
@@ -121,186 +120,6 @@ async def test_a_killed_leader_costs_no_message_and_moves_no_queue(world: World)
         await trio.sleep(40)
         assert sorted(heard.bodies) == sorted(bodies)
         assert (owned(consumer, other), consumer.counts["rebalance_changes"]) == before
-
-
-async def test_a_failed_message_comes_back_with_its_topic_and_a_count(
-    world: World, client: ClientInstance, producer: Producer
-) -> None:
-    heard = Heard()
-    heard.answer = lambda message, _: (
-        ConsumeStatus.RECONSUME_LATER if message.reconsume_times < 2 else None
-    )
-    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
-        await producer.send_to(QUEUE, Message("T", b"hard", tags="A", keys="k"))
-        await heard.wait_for(3)
-        await trio.sleep(1)
-        counts = consumer.counts
-    assert [m.topic for m in heard.messages] == ["T", "T", "T"]
-    assert [m.reconsume_times for m in heard.messages] == [0, 1, 2]
-    assert {m.tags for m in heard.messages} == {"A"}
-    assert [m.message_queue.topic for m in heard.messages] == ["T", "%RETRY%c", "%RETRY%c"]
-    assert (counts["failed"], counts["consumed"], counts["sent_back"]) == (2, 1, 2)
-    (asked, again) = [s for s in world.seen if s.code == RequestCode.CONSUMER_SEND_MSG_BACK]
-    assert asked.command.ext == {
-        "offset": "0",
-        "group": "c",
-        "delayLevel": "0",
-        "originMsgId": heard.messages[0].message_id,
-        "originTopic": "T",
-        "unitMode": "false",
-        "maxReconsumeTimes": "16",
-    }
-    assert int(again.command.ext["offset"]) > 0
-    assert world.groups["g"].committed["c", "%RETRY%c", 0] == 2
-
-
-async def test_listener_error_counts_as_failed_and_others_go_on(
-    world: World, client: ClientInstance, producer: Producer
-) -> None:
-    heard = Heard()
-
-    def answer(message: DeliveredMessage, _: ConsumeContext) -> None:
-        if message.body_bytes == b"1" and not message.reconsume_times:
-            raise ValueError("cannot cope")
-
-    heard.answer = answer
-    await send(producer, 4)
-    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
-        await heard.wait_for(5)
-    assert sorted(heard.bodies) == [b"0", b"1", b"1", b"2", b"3"]
-    assert committed(world.groups["g"]) == dict.fromkeys(range(4), 1)
-
-
-async def test_message_that_is_not_taken_back_goes_to_the_retry_topic(
-    world: World, client: ClientInstance, producer: Producer
-) -> None:
-    heard = Heard()
-    heard.answer = lambda message, _: (
-        None if message.reconsume_times else ConsumeStatus.RECONSUME_LATER
-    )
-    group = world.groups["g"]
-    for broker in group.brokers:
-        broker.answer_send_back = lambda a: response_to(a, 1, "look message by offset failed")
-    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
-        await producer.send_to(QUEUE, Message("T", b"hard", properties={"own": "x"}))
-        await heard.wait_for(2)
-        await trio.sleep(1)
-        assert consumer.counts["sent_to_retry_topic"] == 1
-    original, copy = heard.messages
-    (stored,) = [decode_record(r).property_map for r in group.queue("%RETRY%c", 0)]
-    assert stored["RETRY_TOPIC"] == "T"
-    assert stored["UNIQ_KEY"] == original.message_id == copy.message_id
-    assert stored["ORIGIN_MESSAGE_ID"] == original.offset_message_id
-    assert (stored["DELAY"], stored["own"]) == ("3", "x")
-    assert (copy.topic, copy.reconsume_times) == ("T", 1)
-    (sent,) = [
-        s.command.ext
-        for s in world.seen
-        if s.code == RequestCode.SEND_MESSAGE_V2 and s.command.ext["b"] == "%RETRY%c"
-    ]
-    assert (sent["j"], sent["l"], sent["e"]) == ("1", "16", "-1")
-
-
-async def test_message_that_cannot_go_back_is_tried_in_place(
-    world: World, client: ClientInstance, producer: Producer
-) -> None:
-    heard = Heard()
-    heard.answer = lambda message, _: (
-        None if message.reconsume_times else ConsumeStatus.RECONSUME_LATER
-    )
-    group = world.groups["g"]
-    for broker in group.brokers:
-        broker.answer_send_back = lambda a: response_to(a, 1, "no")
-    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
-        await producer.send_to(QUEUE, Message("T", b"hard"))
-        for broker in group.brokers:
-            broker.intercept = lambda a: response_to(a, ResponseCode.NO_PERMISSION, "no")
-        await heard.wait_for(1)
-        await trio.sleep(1)
-        assert (consumer.counts["kept"], committed(group).get(0, 0)) == (1, 0)
-        await heard.wait_for(2)
-    assert heard.at[1] - heard.at[0] == pytest.approx(5, abs=0.1)
-    assert [m.message_queue for m in heard.messages] == [QUEUE, QUEUE]
-    assert committed(group)[0] == 1
-
-
-async def test_tries_are_limited_and_the_delay_is_the_listeners(
-    world: World, client: ClientInstance, producer: Producer
-) -> None:
-    heard = Heard()
-
-    def answer(_: DeliveredMessage, context: ConsumeContext) -> ConsumeStatus:
-        context.delay_level_when_next_consume = 5
-        return ConsumeStatus.RECONSUME_LATER
-
-    heard.answer = answer
-    config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=2)
-    async with PushConsumer(client, "c", heard, {"T": "*"}, config):
-        await producer.send_to(QUEUE, Message("T", b"hard"))
-        await heard.wait_for(3)
-        await trio.sleep(60)
-    asked = [s.command.ext for s in world.seen if s.code == RequestCode.CONSUMER_SEND_MSG_BACK]
-    assert [(a["delayLevel"], a["maxReconsumeTimes"]) for a in asked] == [("5", "2")] * 3
-    assert world.groups["g"].bodies("%DLQ%c") == [b"hard"]
-    assert len(heard.bodies) == 3
-
-
-@pytest.mark.parametrize(("delay_level", "tries"), [(0, 3), (-1, 1)])
-async def test_send_to_retry_topic_has_tries_of_send_back(
-    world: World, client: ClientInstance, producer: Producer, delay_level: int, tries: int
-) -> None:
-    heard = Heard()
-
-    def answer(_: DeliveredMessage, context: ConsumeContext) -> ConsumeStatus:
-        context.delay_level_when_next_consume = delay_level
-        return ConsumeStatus.RECONSUME_LATER
-
-    heard.answer = answer
-    group = world.groups["g"]
-    for broker in group.brokers:
-        broker.answer_send_back = lambda a: response_to(a, 1, "look message by offset failed")
-    config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=2)
-    async with PushConsumer(client, "c", heard, {"T": "*"}, config):
-        await producer.send_to(QUEUE, Message("T", b"hard"))
-        await heard.wait_for(tries)
-        await trio.sleep(60)
-    assert [m.reconsume_times for m in heard.messages] == list(range(tries))
-    assert group.bodies("%DLQ%c") == [b"hard"]
-
-
-async def test_part_of_a_batch_may_be_acknowledged(
-    client: ClientInstance, producer: Producer
-) -> None:
-    heard = Heard()
-
-    def answer(message: DeliveredMessage, context: ConsumeContext) -> None:
-        if not message.reconsume_times:
-            context.ack_index = 1
-
-    heard.answer = answer
-    config = PushConfig(consume_from=FROM_FIRST, consume_message_batch_max_size=4)
-    await send(producer, 4, queues=1)
-    async with PushConsumer(client, "c", heard, {"T": "*"}, config):
-        await heard.wait_for(6)
-    assert heard.bodies == [b"0", b"1", b"2", b"3", b"2", b"3"]
-    assert heard.batches[0] == 4
-
-
-async def test_listener_over_its_timeout_ends_and_message_goes_back(
-    world: World, client: ClientInstance, producer: Producer
-) -> None:
-    heard = Heard()
-    heard.delay_s = 1e6
-    config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=0)
-    async with PushConsumer(client, "c", heard, {"T": "*"}, config) as consumer:
-        await send(producer, 1)
-        await heard.wait_for(1)
-        await trio.sleep(14.9 * 60)
-        assert (heard.running, world.count(RequestCode.CONSUMER_SEND_MSG_BACK)) == (1, 0)
-        await trio.sleep(2 * 60)
-        assert (heard.running, consumer.counts["expired"]) == (0, 1)
-    assert world.groups["g"].bodies("%DLQ%c") == [b"0"]
-    assert committed(world.groups["g"])[0] == 1
 
 
 async def test_a_slow_listener_holds_the_reader_back(
@@ -524,56 +343,6 @@ async def test_group_is_once_in_an_instance_that_must_be_open(
             await PushConsumer(client, "c", Heard(), {"T": "*"}).__aenter__()
 
 
-async def test_a_plain_function_needs_an_executor(client: ClientInstance) -> None:
-    with pytest.raises(ConfigError, match="executor"):
-        PushConsumer(client, "c", lambda _messages, _context: None, {"T": "*"})
-
-
-async def test_a_plain_function_runs_in_threads_and_may_take_too_long(world: World) -> None:
-    heard: list[bytes] = []
-
-    def listener(messages: Sequence[DeliveredMessage], context: ConsumeContext) -> None:
-        heard.extend(message.body_bytes for message in messages)
-
-    client = world.client()
-    client.executor = Slow()
-    async with client, Producer(client, "p") as producer:
-        await send(producer, 3, queues=1)
-        async with PushConsumer(
-            client,
-            "c",
-            listener,
-            {"T": "*"},
-            PushConfig(consume_from=FROM_FIRST, consume_timeout_s=60, max_reconsume_times=0),
-        ) as consumer:
-            await trio.sleep(70)
-            assert consumer.counts["expired"] == 1
-            assert world.groups["g"].bodies("%DLQ%c") == [b"1"]
-    assert sorted(heard) == [b"0", b"1", b"2"]
-    assert committed(world.groups["g"])[0] == 3
-    assert len(client.executor.kinds) == 3
-
-
-class Slow:
-    """An executor whose second work takes two minutes, and cannot be cancelled."""
-
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-
-    def runs_inline(self, kind: str) -> bool:
-        return False
-
-    def run_inline(self, work, *, kind: str):  # type: ignore[no-untyped-def]  # any work, any result
-        return work()
-
-    async def run(self, work, *, kind: str):  # type: ignore[no-untyped-def]  # any work, any result
-        self.kinds.append(kind)
-        if len(self.kinds) == 2:
-            with trio.CancelScope(shield=True):
-                await trio.sleep(120)
-        return work()
-
-
 async def test_what_was_pulled_stays_when_the_queue_now_begins_later(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
@@ -654,29 +423,6 @@ async def test_unsubscribed_topic_is_not_read_without_its_tags(
         consumer.subscribe("T", "B")
         await heard.wait_for(len(heard.bodies) + 20)
         assert heard.messages[-1].tags == "B"
-
-
-async def test_part_that_succeeded_is_committed_while_others_go_back(
-    world: World, client: ClientInstance, producer: Producer
-) -> None:
-    heard = Heard()
-
-    def answer(_: DeliveredMessage, context: ConsumeContext) -> None:
-        context.ack_index = 1
-
-    async def slow(asked: RemotingCommand) -> RemotingCommand:
-        await trio.sleep(4)
-        return response_to(asked)
-
-    heard.answer = answer
-    for broker in world.groups["g"].brokers:
-        broker.answer_send_back = slow
-    config = PushConfig(consume_from=FROM_FIRST, consume_message_batch_max_size=8)
-    await send(producer, 8, queues=1)
-    async with PushConsumer(client, "c", heard, {"T": "*"}, config):
-        await heard.wait_for(8)
-        await trio.sleep(6)
-        assert 2 <= committed(world.groups["g"])[0] < 8  # others are to be sent back still
 
 
 async def test_members_are_asked_for_once_for_all_topics(world: World) -> None:

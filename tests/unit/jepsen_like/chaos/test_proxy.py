@@ -1,4 +1,4 @@
-"""The proxy between real sockets.
+"""The proxy between real sockets: what passes, cuts and resets.
 
 Measured by hand without faults, client, proxy and server a process each on two shared cores: a
 round trip of 100 bytes takes 0.07 ms instead of 0.04; frames of 100 bytes pass at 360 MB/s (590 MB
@@ -8,185 +8,18 @@ per CPU second of the proxy), frames of 1,000 at 960 MB/s (2,200), of 64 KiB at 
 from __future__ import annotations
 
 import random
-import select
 import socket
-import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from commitlog.errors import ConfigError, RemoteProtocolError
-from dledger.raft.identity import Hello
-from dledger.raft.wire import Kind, PeerFrame, PeerFrameDecoder, encode_frame, encode_head
+from commitlog.errors import ConfigError
+from dledger.raft.wire import Kind, encode_frame, encode_head
 from jepsen_like.chaos.proxy import LinkProxy, Target
 from jepsen_like.chaos.proxy_pump import WINDOW_BYTES
-from jepsen_like.nemesis.ground import HEALTHY, LinkFault
-
-SEED = 7
-PATIENCE_S = 20
-SETTLED_S = 0.02
-EPOCH = 99
-
-
-def hello(name: str, channel: str = "control", kind: Kind = Kind.HELLO) -> bytes:
-    said = Hello(
-        cluster="c",
-        group="g",
-        name=name,
-        incarnation="i",
-        voters={},
-        doubtful=False,
-        client_address="127.0.0.1:1",
-        channel=channel,
-    )
-    return encode_frame(encode_head(kind, 1, EPOCH, 0, (said.encode(),)))
-
-
-def frame(sequence: int, payload: bytes = b"") -> bytes:
-    head = encode_head(Kind.APPEND, 1, EPOCH, sequence, (1, 2, 3))
-    return encode_frame(head, [memoryview(payload)])
-
-
-def fault(**changes: float | bool) -> LinkFault:
-    return replace(HEALTHY, **changes)  # type: ignore[arg-type]  # names and values of the test's own
-
-
-class End:
-    """One end of a connection, as bytes and as frames."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self.stream = stream
-        self._decoder = PeerFrameDecoder()
-        self._frames: list[PeerFrame] = []
-
-    async def send(self, *frames: bytes) -> None:
-        await self.stream.send_all(b"".join(frames))
-
-    async def frames(self, count: int) -> list[PeerFrame]:
-        while len(self._frames) < count:
-            data = await self.stream.receive_some()
-            assert data, "the stream ended"
-            self._frames += self._decoder.feed(data)
-        found, self._frames = self._frames[:count], self._frames[count:]
-        return found
-
-    async def sequences(self, count: int) -> list[int]:
-        return [found.sequence for found in await self.frames(count)]
-
-    async def sequences_to_the_end(self) -> list[int]:
-        frames = self._frames
-        async for data in self.stream:
-            frames += self._decoder.feed(data)
-        return [found.sequence for found in frames]
-
-    async def exactly(self, size: int) -> bytes:
-        got = bytearray()
-        while len(got) < size:
-            data = await self.stream.receive_some(size - len(got))
-            assert data, "the stream ended"
-            got += data
-        return bytes(got)
-
-    async def close(self) -> None:
-        await self.stream.aclose()
-
-    async def break_off(self) -> None:
-        """Close so that the other side sees a reset."""
-        self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        await self.stream.aclose()
-
-    async def is_silent(self) -> bool:
-        """Whether nothing at all has come when nothing happens any more."""
-        await wait_all_tasks_blocked(SETTLED_S)
-        raw = socket.fromfd(self.stream.socket.fileno(), socket.AF_INET, socket.SOCK_STREAM)
-        with raw:
-            try:
-                raw.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return True
-            return False
-
-
-class Net:
-    """A proxy in front of b."""
-
-    def __init__(self, listener: trio.SocketListener, port: int, source: str | None) -> None:
-        self.listener = listener
-        self._ends: list[End] = []
-        self._scope = trio.CancelScope()
-        real = listener.socket.getsockname()[1]
-        self.port = port
-        self.proxy = LinkProxy(random.Random(SEED), {port: Target("b", "127.0.0.1", real, source)})
-
-    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
-        with self._scope:
-            await self.proxy.serve(task_status=task_status)
-
-    def stop(self) -> None:
-        self._scope.cancel()
-
-    async def dial(self, *first: bytes) -> End:
-        end = self._known(await trio.open_tcp_stream("127.0.0.1", self.port))
-        await end.send(*first)
-        return end
-
-    async def accept(self) -> End:
-        return self._known(await self.listener.accept())
-
-    def _known(self, stream: trio.SocketStream) -> End:
-        self._ends.append(End(stream))
-        return self._ends[-1]
-
-    async def close(self) -> None:
-        for end in self._ends:
-            await trio.aclose_forcefully(end.stream)
-
-    async def link(self, name: str = "a", channel: str = "control") -> tuple[End, End]:
-        """Return both ends of a connection whose hello has passed."""
-        ours = await self.dial(hello(name, channel))
-        theirs = await self.accept()
-        assert [(f.kind, f.sequence) for f in await theirs.frames(1)] == [(Kind.HELLO, 0)]
-        return ours, theirs
-
-    async def has_nobody(self) -> bool:
-        """Whether no connection waits to be accepted when nothing happens any more."""
-        await wait_all_tasks_blocked(SETTLED_S)
-        poll = select.poll()
-        poll.register(self.listener.socket.fileno(), select.POLLIN)
-        return not poll.poll(0)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-@asynccontextmanager
-async def proxied(source: str | None = None) -> AsyncIterator[Net]:
-    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    async with listener:
-        net = Net(listener, free_port(), source)
-        try:
-            with trio.fail_after(PATIENCE_S):
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(net.serve)
-                    yield net
-                    net.stop()
-        finally:
-            await net.close()
-
-
-def chances() -> Callable[[], float]:
-    """Return the numbers the proxy draws."""
-    return random.Random(SEED).random
-
-
-# -- without faults ----------------------------------------------------------------------------
+from tests.harness.proxied_links import EPOCH, SETTLED_S, fault, frame, hello, proxied
 
 
 async def test_what_is_sent_in_odd_pieces_arrives_as_it_is_both_ways() -> None:
@@ -235,201 +68,6 @@ async def test_sender_waits_for_a_slow_reader() -> None:
             assert not sent
             for whole in big:
                 assert await theirs.exactly(len(whole)) == whole
-
-
-# -- frames ------------------------------------------------------------------------------------
-
-
-async def test_frames_lost_in_silence_are_missing_and_the_rest_goes_on() -> None:
-    chance = chances()
-    kept = [n for n in range(1, 101) if chance() >= 0.5]
-    async with proxied() as net:
-        ours, theirs = await net.link()
-        net.proxy.set_fault("a", "b", fault(loss=0.5, silent=True))
-        await ours.send(*(frame(n) for n in range(1, 101)))
-        await ours.stream.send_eof()
-        assert await theirs.sequences_to_the_end() == kept
-        assert net.proxy.sometimes["frame_lost"] == 100 - len(kept)
-        await theirs.send(frame(1))
-        assert await ours.sequences(1) == [1]
-
-
-async def test_a_lost_frame_that_is_not_silent_breaks_the_connection() -> None:
-    async with proxied() as net:
-        ours, theirs = await net.link()
-        net.proxy.set_fault("b", "a", fault(loss=1.0))
-        await ours.send(frame(1))
-        assert await theirs.sequences(1) == [1]
-        await theirs.send(frame(1))
-        for end in (ours, theirs):
-            with pytest.raises(trio.BrokenResourceError):
-                await end.stream.receive_some()
-        assert net.proxy.sometimes == {"connections": 1, "frame_lost": 1, "resets": 1}
-
-
-async def test_a_doubled_frame_arrives_twice_and_a_hello_once() -> None:
-    async with proxied() as net:
-        net.proxy.set_fault("a", "b", fault(duplicate=1.0, spread_s=0.0))
-        ours, theirs = await net.link()
-        await ours.send(frame(1), frame(2))
-        await ours.close()
-        assert sorted(await theirs.sequences_to_the_end()) == [1, 1, 2, 2]
-        assert net.proxy.sometimes["frame_doubled"] == 2
-
-
-async def test_a_frame_is_overtaken_and_the_others_keep_their_order() -> None:
-    chance = chances()
-    overtaken = []
-    for number in range(1, 41):
-        if chance() < 0.5:
-            overtaken.append(number)
-            chance()  # how late it comes
-    async with proxied() as net:
-        ours, theirs = await net.link()
-        net.proxy.set_fault("a", "b", fault(reorder=0.5, spread_s=0.1))
-        await ours.send(*(frame(n) for n in range(1, 41)))
-        arrived = await theirs.sequences(40)
-        assert sorted(arrived) == list(range(1, 41))
-        assert arrived != sorted(arrived)
-        in_turn = [n for n in range(1, 41) if n not in overtaken]
-        assert [n for n in arrived if n not in overtaken] == in_turn
-        assert net.proxy.sometimes["frame_overtaken"] == len(overtaken)
-
-
-async def test_held_frame_arrives_on_its_own_channel() -> None:
-    async with proxied() as net:
-        net.proxy.set_fault("a", "b", fault(hold=1.0))
-        ours, theirs = await net.link(channel="control")
-        await ours.send(frame(1), frame(2), frame(3))
-        assert await theirs.is_silent()
-        assert net.proxy.sometimes["frame_held"] == 3
-        net.proxy.mend_all()
-        later = list(range(11, 31))
-        await ours.send(*map(frame, later))
-        await ours.close()
-        assert await theirs.sequences_to_the_end() == later
-        for name, channel in (("a", "data"), ("c", "control")):
-            ours, theirs = await net.link(name, channel)
-            await ours.send(*map(frame, later))
-            await ours.close()
-            assert await theirs.sequences_to_the_end() == later
-        ours, theirs = await net.link(channel="control")
-        await ours.send(*map(frame, later))
-        await ours.close()
-        arrived = await theirs.sequences_to_the_end()
-        assert [n for n in arrived if n > 10] == later
-        assert [n for n in arrived if n <= 10] == [1, 2, 3]
-        assert net.proxy.sometimes["frame_from_old_connection"] == 3
-
-
-async def test_a_corrupted_frame_differs_in_one_bit_behind_its_length() -> None:
-    async with proxied() as net:
-        ours, theirs = await net.link()
-        net.proxy.set_fault("a", "b", fault(corrupt=1.0))
-        sent = frame(1, b"payload")
-        await ours.send(sent)
-        got = await theirs.exactly(len(sent))
-        assert got[:4] == sent[:4]
-        changed = [one ^ other for one, other in zip(got, sent, strict=True) if one != other]
-        assert [bits.bit_count() for bits in changed] == [1]
-        with pytest.raises(RemoteProtocolError):
-            PeerFrameDecoder().feed(got)
-        assert net.proxy.sometimes["frame_corrupted"] == 1
-
-
-@pytest.mark.parametrize("at", [1, 3, 4, 6, 30])
-async def test_a_fault_that_begins_within_a_frame_begins_with_the_next(at: int) -> None:
-    async with proxied() as net:
-        ours, theirs = await net.link()
-        first = frame(1, bytes(50))
-        await ours.send(frame(0))
-        await theirs.frames(1)
-        await ours.send(first[:at])
-        assert await theirs.exactly(at) == first[:at]
-        net.proxy.set_fault("a", "b", fault(duplicate=1.0, spread_s=0.0))
-        await ours.send(first[at:], frame(2), frame(3))
-        await ours.close()
-        assert await theirs.exactly(len(first) - at) == first[at:]
-        assert sorted(await theirs.sequences_to_the_end()) == [2, 2, 3, 3]
-
-
-@pytest.mark.parametrize("at", [1, 3, 4, 6, 30])
-async def test_fault_that_ends_in_a_frame_leaves_it_whole(at: int) -> None:
-    async with proxied() as net:
-        ours, theirs = await net.link()
-        net.proxy.set_fault("a", "b", fault(duplicate=1.0, spread_s=0.0))
-        second = frame(2, bytes(50))
-        await ours.send(frame(1), second[:at])
-        assert await theirs.sequences(2) == [1, 1]
-        assert await theirs.is_silent()
-        net.proxy.mend_all()
-        await ours.send(second[at:], frame(3))
-        assert await theirs.sequences(2) == [2, 3]
-
-
-async def test_the_begin_of_a_frame_arrives_though_its_end_never_comes() -> None:
-    async with proxied() as net:
-        ours, theirs = await net.link()
-        net.proxy.set_fault("a", "b", fault(duplicate=1.0, spread_s=0.0))
-        await ours.send(frame(1)[:10])
-        await ours.close()
-        assert await theirs.exactly(10) == frame(1)[:10]
-        assert await theirs.stream.receive_some() == b""
-
-
-# -- time --------------------------------------------------------------------------------------
-
-
-async def test_delay_and_jitter_make_frames_late_and_keep_their_order() -> None:
-    async with proxied() as net:
-        ours, theirs = await net.link()
-        net.proxy.set_fault("a", "b", fault(delay_s=0.05, jitter_s=0.02))
-        began_s = trio.current_time()
-        for number in range(1, 31):
-            await ours.send(frame(number))
-            await trio.lowlevel.checkpoint()
-        assert await theirs.sequences(30) == list(range(1, 31))
-        assert trio.current_time() - began_s >= 0.05
-
-
-async def test_a_connection_takes_a_round_trip_to_stand() -> None:
-    async with proxied() as net:
-        net.proxy.set_fault("a", "b", fault(delay_s=0.02))
-        net.proxy.set_fault("b", "a", fault(delay_s=0.03))
-        began_s = trio.current_time()
-        await net.link()
-        assert trio.current_time() - began_s >= 0.02 + 0.03 + 0.02
-
-
-async def test_limited_link_passes_its_bytes_per_second() -> None:
-    async with proxied() as net:
-        ours, theirs = await net.link()
-        net.proxy.set_fault("a", "b", fault(bytes_per_s=20_000.0))
-        data = frame(1, random.Random(2).randbytes(4000))
-        began_s = trio.current_time()
-        await ours.send(data)
-        early = await theirs.exactly(1)
-        first_s = trio.current_time() - began_s
-        assert early + await theirs.exactly(len(data) - 1) == data
-        whole_s = trio.current_time() - began_s
-        assert whole_s >= 0.2
-        assert first_s < whole_s  # bytes trickle
-
-
-@pytest.mark.parametrize("then", [HEALTHY, fault(delay_s=0.01)])
-async def test_slow_link_sends_all_when_healed(then: LinkFault) -> None:
-    async with proxied() as net:
-        ours, theirs = await net.link()
-        net.proxy.set_fault("a", "b", fault(bytes_per_s=1.0, delay_s=1000.0))
-        await ours.send(*map(frame, range(1, 50)))
-        assert await theirs.is_silent()
-        net.proxy.set_fault("a", "b", then)
-        assert await theirs.sequences(49) == list(range(1, 50))
-        await ours.send(frame(50))
-        assert await theirs.sequences(1) == [50]
-
-
-# -- cuts --------------------------------------------------------------------------------------
 
 
 async def test_a_cut_holds_one_direction_and_mending_delivers_in_order() -> None:
@@ -531,9 +169,6 @@ async def test_heal_breaks_only_connections_with_waiting_bytes() -> None:
         assert await theirs_idle.sequences(1) == [1]
 
 
-# -- ends --------------------------------------------------------------------------------------
-
-
 async def test_reset_reaches_both_ends() -> None:
     async with proxied() as net:
         both = [*await net.link(channel="control"), *await net.link(channel="data")]
@@ -618,9 +253,6 @@ async def test_newer_member_is_refused_by_its_peer() -> None:
         assert await theirs.exactly(len(data)) == data
 
 
-# -- clients -----------------------------------------------------------------------------------
-
-
 async def test_clients_need_no_frames_and_the_server_may_speak_first() -> None:
     async with proxied(source="clients") as net:
         ours = await net.dial()
@@ -657,9 +289,6 @@ async def test_clients_wait_at_a_cut_from_their_first_byte() -> None:
         net.proxy.mend("b", "clients")
         theirs = await net.accept()
         assert await theirs.exactly(5) == b"early"
-
-
-# -- serving -----------------------------------------------------------------------------------
 
 
 async def test_a_port_that_is_taken_is_an_error() -> None:
