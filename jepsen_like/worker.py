@@ -170,7 +170,7 @@ def report_of(seed: int, played: Played, cpu_s: float) -> Report:
     )
 
 
-GUIDED_PRESETS: Final = ("", *(name for name in PRESETS if name not in ("demo", "drain")))
+GUIDED_PRESETS: Final = ("", *(name for name in PRESETS if name not in ("demo", "drain", "grpc")))
 """Workloads that a guided order chooses from; the first is its own."""
 
 GUIDED_SPREAD: Final = 2

@@ -84,7 +84,7 @@ class ChaosCluster(LocalCluster):
     @property
     def nodes(self) -> list[Node]:
         """Every process."""
-        return [*self.name_servers.values(), *self.brokers.values()]
+        return [*self.name_servers.values(), *self.brokers.values(), *self.proxies.values()]
 
     @property
     def namesrv_addresses(self) -> tuple[str, ...]:
@@ -112,19 +112,22 @@ class ChaosCluster(LocalCluster):
         node.arguments = (*node.arguments[:-1], str(versions))
 
     async def stop_all(self) -> None:
-        """Stop the brokers at the same time, then the NameServers. Runs even when cancelled."""
+        """Stop brokers and proxies at the same time, then the NameServers.
+
+        Cancellation: Runs even when cancelled.
+        """
         with trio.CancelScope(shield=True):
             for node in self.nodes:
                 if node.running and node.process is not None:
                     node.process.send_signal(signal.SIGCONT)
             async with trio.open_nursery() as nursery:
-                for name in self.brokers:
+                for name in (*self.proxies, *self.brokers):
                     nursery.start_soon(self.stop, name)
             for name in self.name_servers:
                 await self.stop(name)
 
     def _node(self, name: str) -> Node:
-        return self.name_servers.get(name) or self.brokers[name]
+        return self.name_servers.get(name) or self.brokers.get(name) or self.proxies[name]
 
 
 def broker_names(plan: Plan) -> list[str]:
@@ -135,6 +138,11 @@ def broker_names(plan: Plan) -> list[str]:
 def name_server_names(plan: Plan) -> list[str]:
     """Return the names of its NameServers."""
     return [f"ns{number}" for number in range(plan.name_servers)]
+
+
+def proxy_names(plan: Plan) -> list[str]:
+    """Return the names of the proxies of the gRPC protocol that its clients go through."""
+    return [f"proxy{number}" for number in range(plan.workload.proxies)]
 
 
 def lay_out(
@@ -185,7 +193,17 @@ def lay_out(
             tree=tree,
             **_program(host, "jepsen_like.chaos.broker_child", arguments),
         )
+    for name, port in zip(proxy_names(plan), free_ports(plan.workload.proxies), strict=True):
+        cluster.proxies[name] = _proxy(cluster, name, port)
     return cluster
+
+
+def _proxy(cluster: ChaosCluster, name: str, port: int) -> Node:
+    """Return a proxy on the machine of the clients: it is one towards brokers."""
+    address = f"{LOOPBACK.address}:{port}"
+    name_servers = ";".join(cluster.namesrv_addresses)
+    arguments = ("proxy", "--namesrv", name_servers, "--listen", address, "--log-form", "json")
+    return Node(name, address, arguments, cluster.folder / f"{name}.log")
 
 
 def _ports(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import shlex
 import sys
 from collections import Counter
@@ -35,8 +36,8 @@ from jepsen_like.chaos.runner import LinksBy, Ran
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.plans.draw import SHAPES
-from jepsen_like.plans.packages import NETWORK, PACKAGES
-from jepsen_like.plans.plan import Kind, Plan, decode_plan, encode_plan
+from jepsen_like.plans.packages import NETWORK, PACKAGES, kinds_named
+from jepsen_like.plans.plan import PROXY_KINDS, Kind, Plan, decode_plan, encode_plan
 from jepsen_like.plans.promised import promised
 from jepsen_like.plans.shrink import shrink
 from jepsen_like.report.run_folder import kept_verdicts
@@ -74,6 +75,7 @@ def list_faults(*, output: Output = "table") -> int:
         **dict.fromkeys((Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.DISK_FULL), no_disk),
         **dict.fromkeys((Kind.DISK_SLOW, Kind.FSYNC_ERROR, Kind.BUGGIFY_KILL), no_strace),
         Kind.FD_LIMIT: limits.why_not(),
+        **dict.fromkeys(PROXY_KINDS, _why_no_grpc()),
     }
     packages = [
         {
@@ -100,6 +102,12 @@ def list_faults(*, output: Output = "table") -> int:
         rows = [[row[name] for name in columns] for row in packages + kinds]
         print_table("", columns, rows)
     return ExitCode.OK
+
+
+def _why_no_grpc() -> str | None:
+    if importlib.util.find_spec("grpc") is None:
+        return "grpcio is not installed; the extra proxy has it"
+    return None
 
 
 def _packages_of(kind: Kind) -> str:
@@ -188,6 +196,7 @@ def run(
             members,
             name_servers,
         )
+    _check_proxies(chosen, faults if plan is None else "none", namesrv)
     if broker_tree is not None and not (broker_tree / "dledger").is_dir():
         raise CliError(f"--broker-tree: no dledger in {broker_tree}", exit_code=ExitCode.USAGE)
     if namesrv:
@@ -226,6 +235,31 @@ def run(
         "sometimes": dict(sorted(ran.sometimes.items())),
     }
     return _finish(folder, result, output)
+
+
+def _check_proxies(plan: Plan, faults: str, namesrv: str) -> None:
+    """Refuse what cannot be done with the proxies of a plan, or without any.
+
+    Raises:
+        CliError: The workload has no proxies for the faults, or the cluster is a foreign one.
+        ImportError: The extra of proxies is not installed.
+    """
+    if not plan.workload.proxies:
+        kinds = kinds_named(part for part in faults.split(",") if part) & PROXY_KINDS
+        if kinds:
+            raise CliError(
+                f"no client of this workload goes through a proxy, which {min(kinds)} is for",
+                next_step="give --workload grpc",
+                exit_code=ExitCode.USAGE,
+            )
+        return
+    if namesrv:
+        raise CliError(
+            "clients of a running cluster use the SDK, and this workload is for proxies",
+            next_step="give another --workload, or leave --namesrv away",
+            exit_code=ExitCode.USAGE,
+        )
+    importlib.import_module("jepsen_like.chaos.grpc_calls")
 
 
 def _words_of(argv: Sequence[str]) -> Sequence[str]:

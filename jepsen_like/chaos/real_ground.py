@@ -214,6 +214,7 @@ class RealGround:
         self._name_servers = {
             name: RealMachine(cluster, node) for name, node in cluster.name_servers.items()
         }
+        self._proxies = {name: RealMachine(cluster, node) for name, node in cluster.proxies.items()}
         self._begin_ns = begin_ns
         self._on_event = on_event
         self._on_sample = on_sample
@@ -245,6 +246,11 @@ class RealGround:
     def name_servers(self) -> Mapping[str, RealMachine]:
         """The NameServers by name."""
         return self._name_servers
+
+    @property
+    def proxies(self) -> Mapping[str, RealMachine]:
+        """The proxies of the gRPC protocol by name."""
+        return self._proxies
 
     @property
     def clients(self) -> Mapping[str, Any]:

@@ -50,6 +50,7 @@ from jepsen_like.workloads.clients import WorkloadClients
 from jepsen_like.workloads.final_read import read_replica
 from jepsen_like.workloads.producers import due_within_s
 from jepsen_like.workloads.push_groups import PushGroup
+from jepsen_like.workloads.through import Through
 from jepsen_like.workloads.transactions import PATIENCE_S
 from remoting.settings import ConfigFile
 
@@ -149,6 +150,7 @@ class _Run:
         self.found: list[Verdict] = []
         self.why_no_links: str | None = None
         self.push_group: PushGroup | None = None
+        self.through: Through | None = None
         self.phase = "load and faults"
 
     async def run(self) -> Ran:
@@ -157,6 +159,7 @@ class _Run:
             network = self._own_network(stack)
             cluster, members = self._lay_out(stack, network)
             links = _links(cluster, network, self.plan)
+            self.through = self._through_proxies(stack, cluster)
             try:
                 await self._live(cluster, members, links)
             finally:
@@ -188,6 +191,15 @@ class _Run:
         assert inside is not None
         stack.enter_context(entered(inside))
         return network
+
+    def _through_proxies(self, stack: ExitStack, cluster: ChaosCluster) -> Through | None:
+        """Return what clients go through; None: their plan has no proxies."""
+        if not cluster.proxies:
+            return None
+        from jepsen_like.chaos.grpc_calls import grpc_calls  # needs an extra of its own
+
+        addresses = [node.address for node in cluster.proxies.values()]
+        return stack.enter_context(grpc_calls(addresses, self.plan.workload.queues))
 
     def _lay_out(
         self, disks: ExitStack, network: RunNetwork | None
@@ -239,6 +251,7 @@ class _Run:
                     )
                     nursery.start_soon(ground.watch)
                     await cluster.wait_leader(timeout_s=SERVE_WITHIN_S)
+                    await cluster.wait_proxies(SERVE_WITHIN_S)
                     await self._play(cluster, ground, links, nursery)
             finally:
                 for member in members.values():
@@ -250,7 +263,12 @@ class _Run:
     ) -> None:
         ran = self.ran
         clients = WorkloadClients(
-            ground, self.plan, ran.history, broker=GROUP, record=self.recorder.note
+            ground,
+            self.plan,
+            ran.history,
+            broker=GROUP,
+            record=self.recorder.note,
+            through=self.through,
         )
         addresses = cluster.namesrv_addresses
 
@@ -314,9 +332,12 @@ class _Run:
             if member.disk is not None:
                 await trio.to_thread.run_sync(member.disk.release)
             member.set_clock_right()
+        for proxy in ground.proxies.values():
+            proxy.resume()
         for machine in (
             *ground.name_servers.values(),
             *ground.brokers.values(),
+            *ground.proxies.values(),
             *ground.clients.values(),
         ):
             await machine.start()

@@ -52,6 +52,8 @@ ELECTIONS_AFTER: Final[Mapping[str, int]] = {
     "name_thief": 1,
     "peer_stranger": 1,
     "connections": 1,
+    "proxy_kill": 1,
+    "proxy_pause": 1,
     # A member has to fetch what it lost, or a list of members has to be agreed on.
     "wipe": 5,
     "bit_rot": 5,

@@ -252,6 +252,10 @@ class Ground(Protocol):
         """By name."""
 
     @property
+    def proxies(self) -> Mapping[str, Machine]:
+        """Proxies of the gRPC protocol by name; empty where clients use the SDK."""
+
+    @property
     def clients(self) -> Mapping[str, Machine]:
         """By name."""
 

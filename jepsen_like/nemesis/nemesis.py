@@ -202,6 +202,8 @@ class Nemesis:
             Kind.ROLE_ORDER: moments.order_at_role_change,
             Kind.READ_BURST: moments.read_at_old_leader,
             Kind.NAMESRV_KILL: nodes.kill_name_server,
+            Kind.PROXY_KILL: nodes.kill_proxy,
+            Kind.PROXY_PAUSE: nodes.pause_proxy,
             Kind.CLIENT_KILL: self._kill_client,
             Kind.MID_SEND_KILL: self._kill_client_at,
             Kind.MID_BATCH_KILL: self._kill_client_at,

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from jepsen_like.history.operation import Event
-from jepsen_like.nemesis.ground import Ground, Machine, Member
+from jepsen_like.nemesis.ground import CannotBeDone, Ground, Machine, Member
 from jepsen_like.plans.budget import Budget, newest_of, others_of, tail_is_spare
 from jepsen_like.plans.plan import Kind, Step
 from jepsen_like.seeded_rng import SimRng
@@ -83,7 +83,7 @@ class Nodes:
         """Return the node of that name: a broker, a NameServer or a client."""
         ground = self._ground
         found: Machine
-        for machines in (ground.brokers, ground.name_servers, ground.clients):
+        for machines in (ground.brokers, ground.name_servers, ground.proxies, ground.clients):
             if name in machines:
                 found = machines[name]
         return found
@@ -143,7 +143,12 @@ class Nodes:
         """Start nodes that ended by themselves, until cancelled."""
         while True:
             await self._ground.sleep(SUPERVISOR_S)
-            for node in (*self._ground.name_servers.values(), *self._ground.brokers.values()):
+            ground = self._ground
+            for node in (
+                *ground.name_servers.values(),
+                *ground.brokers.values(),
+                *ground.proxies.values(),
+            ):
                 if node.is_down and not self.held_down[node.name]:
                     self.done["restarted_by_supervisor"] += 1
                     await node.start()
@@ -243,6 +248,31 @@ class Nodes:
         for node in servers:
             await node.kill()
         await self.down(servers, step.for_ms)
+
+    def _proxies(self, step: Step, event: Event) -> list[Machine]:
+        proxies = list(self._ground.proxies.values())
+        if not proxies:
+            raise CannotBeDone("no client of this workload goes through a proxy")
+        if step.target.isdecimal():
+            proxies = [proxies[int(step.target) % len(proxies)]]
+        event.node = ",".join(node.name for node in proxies)
+        return proxies
+
+    async def kill_proxy(self, step: Step, event: Event) -> None:
+        """Kill a proxy, or all of them."""
+        proxies = self._proxies(step, event)
+        for node in proxies:
+            await node.kill()
+        await self.down(proxies, step.for_ms)
+
+    async def pause_proxy(self, step: Step, event: Event) -> None:
+        """Let a proxy stand still, or all of them."""
+        proxies = self._proxies(step, event)
+        for node in proxies:
+            node.pause()
+        await self._ground.sleep(step.for_ms / 1000)
+        for node in proxies:
+            node.resume()
 
 
 CATCH_UP_TRIES: Final = 40

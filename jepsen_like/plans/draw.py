@@ -259,6 +259,8 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.MID_SEND_KILL: _Shape(2, (0, 10_000), roles=_NO_TARGET),
     Kind.MID_BATCH_KILL: _Shape(2, (0, 10_000), roles=_NO_TARGET),
     Kind.ZOMBIE_CLIENT: _Shape(2, (8_000, 40_000), roles=_NO_TARGET),
+    Kind.PROXY_KILL: _Shape(6, (0, 15_000), roles=("#", "#", "all")),
+    Kind.PROXY_PAUSE: _Shape(4, (2_000, 40_000), roles=("#", "#", "all")),
     Kind.NAME_THIEF: _Shape(6, (5_000, 60_000), (0, 1), _NO_TARGET),
     Kind.PEER_STRANGER: _Shape(6, (5_000, 60_000), roles=_NO_TARGET),
     Kind.CLOCK_YEARS: _Shape(20, (1_000, 60_000), (-2, 2)),

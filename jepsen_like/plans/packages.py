@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from commitlog.errors import ConfigError
-from jepsen_like.plans.plan import ASKED_FOR, Kind
+from jepsen_like.plans.plan import ASKED_FOR, PROXY_KINDS, Kind
 
 NETWORK: Final = "network"
 """The package whose kinds `proxy` has, too; it names what carries them out."""
@@ -98,6 +98,10 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
         frozenset({Kind.FD_LIMIT, Kind.CONNECTIONS}),
     ),
     "names": ("NameServers killed, one or all", frozenset({Kind.NAMESRV_KILL})),
+    "grpc-proxies": (
+        "a dledger-proxy killed or standing still, or all of them (workload grpc)",
+        PROXY_KINDS,
+    ),
     "strangers": (
         "a process that is no member takes a broker name at the NameServers",
         frozenset({Kind.NAME_THIEF}),
@@ -135,7 +139,7 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
         frozenset({Kind.READ_BURST}),
     ),
     "all": (
-        "everything above but what only the simulator does, years and minority",
+        "everything above but what only the simulator does, years, minority and grpc-proxies",
         frozenset(Kind) - ASKED_FOR,
     ),
 }

@@ -145,6 +145,12 @@ class Kind(StrEnum):
     """A leader is cut off from the other brokers for up to `for_ms`, with an odd `arg` it stands
     still as well; once another one has led for a while, a client with the old route asks the old
     one `arg` times at one moment. The simulator only."""
+    # Proxies of the gRPC protocol.
+    PROXY_KILL = "proxy_kill"
+    """SIGKILL of a proxy; it starts again on its address after `for_ms`. Target is a number, or
+    ``all``; real processes only."""
+    PROXY_PAUSE = "proxy_pause"
+    """SIGSTOP of a proxy for `for_ms`; likewise."""
     # Strangers.
     NAME_THIEF = "name_thief"
     """A process that is no member registers as the leader at every NameServer, takes the members
@@ -155,10 +161,14 @@ class Kind(StrEnum):
     entries that it made up; the simulator only."""
 
 
-REAL_ONLY: Final = frozenset({Kind.VERSION_SKEW, Kind.FD_LIMIT, Kind.CONNECTIONS})
-"""Kinds the simulator cannot do, and so draws no steps of: all its brokers are one program."""
+PROXY_KINDS: Final = frozenset({Kind.PROXY_KILL, Kind.PROXY_PAUSE})
+"""Kinds that hit proxies, for plans whose clients go through some."""
 
-ASKED_FOR: Final = frozenset(
+REAL_ONLY: Final = frozenset({Kind.VERSION_SKEW, Kind.FD_LIMIT, Kind.CONNECTIONS}) | PROXY_KINDS
+"""Kinds the simulator cannot do, and so draws no steps of: all its brokers are one program, and it
+has no proxy."""
+
+ASKED_FOR: Final = PROXY_KINDS | frozenset(
     {
         Kind.NAME_THIEF,
         Kind.PEER_STRANGER,
@@ -237,6 +247,8 @@ class Workload(msgspec.Struct, frozen=True):
         receivers: Logical clients that receive messages one by one (POP).
         shared_receivers: Those of one group on one machine share a consumer, and so its requests.
         steppers: Logical clients that read, send and commit in exactly-once steps.
+        proxies: Proxies of the gRPC protocol that producers and receivers go through; 0: they use
+            the SDK. Real processes only.
     """
 
     producers: int = 2
@@ -264,6 +276,18 @@ class Workload(msgspec.Struct, frozen=True):
     receivers: int = 0
     steppers: int = 0
     shared_receivers: bool = False
+    proxies: int = 0
+
+    @property
+    def fits_proxies(self) -> bool:
+        """Whether all that producers send can go through a proxy: plain messages and batches."""
+        return not (
+            self.delayed_per_mille
+            or self.timer_per_mille
+            or self.transactions_per_mille
+            or self.hostile_per_mille
+            or self.idempotent
+        )
 
 
 LATER_FIELDS: Final = (
@@ -271,6 +295,7 @@ LATER_FIELDS: Final = (
     ("workload", "receivers"),
     ("workload", "steppers"),
     ("workload", "shared_receivers"),
+    ("workload", "proxies"),
     ("settings", "async_master"),
     ("settings", "sessions_max"),
     ("settings", "timer_load_units"),
@@ -278,6 +303,8 @@ LATER_FIELDS: Final = (
 )
 """Fields of a workload and of settings that texts of plans leave out where they say nothing: the
 texts of plans stay as they were when one is added."""
+
+PROXIES_MAX: Final = 5
 
 ROLLS_MAX: Final = 3
 """A message with a time of its own is stored again this often, where that is asked for."""
@@ -406,6 +433,10 @@ def decode_plan(text: str | bytes) -> Plan:
         )
     if not (1 <= plan.members <= 7 and 1 <= plan.name_servers <= 5 and plan.duration_ms > 0):
         raise ConfigError("a plan has 1 to 7 members, 1 to 5 name servers and some duration")
+    if not 0 <= plan.workload.proxies <= PROXIES_MAX:
+        raise ConfigError(f"a plan has up to {PROXIES_MAX} proxies")
+    if plan.workload.proxies and not plan.workload.fits_proxies:
+        raise ConfigError("through proxies, producers send plain messages and batches only")
     for step in plan.steps:
         if step.target not in ROLES and not step.target.isdecimal():
             raise ConfigError(f"step target {step.target!r} is neither a role nor a number")

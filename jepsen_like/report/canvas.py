@@ -59,9 +59,15 @@ _HATCHES: Final = ("", "////", "----", "||||", "++++")
 """Straight lines only: a dot is a circle of many points in an SVG, and there are hundreds."""
 
 _HUES: Final[dict[str, tuple[Kind, ...]]] = {
-    VERMILLION: (Kind.KILL, Kind.BUGGIFY_KILL, Kind.CLIENT_KILL, Kind.NAMESRV_KILL),
+    VERMILLION: (
+        Kind.KILL,
+        Kind.BUGGIFY_KILL,
+        Kind.CLIENT_KILL,
+        Kind.NAMESRV_KILL,
+        Kind.PROXY_KILL,
+    ),
     BLUE: (Kind.CLEAN_RESTART, Kind.ROLLING_RESTART, Kind.TRANSFER, Kind.VERSION_SKEW),
-    SAND: (Kind.PAUSE, Kind.SLOW_LINK, Kind.DISK_SLOW, Kind.CLOCK_YEARS),
+    SAND: (Kind.PAUSE, Kind.SLOW_LINK, Kind.DISK_SLOW, Kind.CLOCK_YEARS, Kind.PROXY_PAUSE),
     INDIGO: (Kind.POWER_CUT, Kind.POWER_CUT_ALL, Kind.ZOMBIE_CLIENT, Kind.BAD_SECTOR),
     WINE: (Kind.WIPE, Kind.BIT_ROT, Kind.CORRUPT, Kind.TORN_TAIL, Kind.FILE_ROT),
     TEAL: (Kind.ISOLATE, Kind.PARTIAL, Kind.RESET, Kind.LYING_FLUSH),

@@ -234,6 +234,11 @@ class SimGround:
         return self._name_servers
 
     @property
+    def proxies(self) -> Mapping[str, SimMachine]:
+        """None: a proxy is a process."""
+        return {}
+
+    @property
     def clients(self) -> Mapping[str, SimMachine]:
         """Client machines there are by now."""
         return {

@@ -34,6 +34,7 @@ from jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIMEOUT_S, P
 from jepsen_like.workloads.receivers import Receivers
 from jepsen_like.workloads.recorder import BROKER, TOPIC, Recorder, Stage, unrecorded
 from jepsen_like.workloads.steps import Steps
+from jepsen_like.workloads.through import Through
 from jepsen_like.workloads.transactions import Transactions
 
 SET_UP_S: Final = 120.0
@@ -56,6 +57,7 @@ class WorkloadClients(Recorder):
         broker: Name of the broker group; empty: any that has queues of the topic.
         topic: What is sent to; made when it is not there.
         record: As for `Recorder`.
+        through: What producers and receivers go through; None: the SDK.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class WorkloadClients(Recorder):
         broker: str = BROKER,
         topic: str = TOPIC,
         record: Callable[[Operation], None] = unrecorded,
+        through: Through | None = None,
     ) -> None:
         super().__init__(stage, plan, history, broker=broker, topic=topic, record=record)
         self._consumers = Consumers(self)
@@ -78,9 +81,11 @@ class WorkloadClients(Recorder):
         )
         self._transactions = Transactions(self, halves)
         self._filterers = Filterers(self, plan.seed)
-        self._receivers = Receivers(self, plan.seed, is_sharing=plan.workload.shared_receivers)
+        self._receivers = Receivers(
+            self, plan.seed, is_sharing=plan.workload.shared_receivers, through=through
+        )
         self._steps = Steps(self)
-        self._producers = Producers(self, stage, plan, self._transactions)
+        self._producers = Producers(self, stage, plan, self._transactions, through)
         gives_back = plan.workload.send_back_per_mille
         self._retriers = Retriers(self, plan.seed, gives_back) if gives_back else None
         self.ready = trio.Event()

@@ -93,6 +93,13 @@ PRESETS: Final[dict[str, Preset]] = {
         " use old receipts: one consumer at a time, never again once acknowledged, none lost",
         _workload(producers=16, consumers=0, readers=4, receivers=24, shared_receivers=True),
     ),
+    "grpc": Preset(
+        "producers, and consumers by POP, that go through two proxies of the gRPC protocol, and"
+        " through the other one when a call breaks: stored once, none lost, received as by pop",
+        _workload(
+            producers=16, consumers=0, readers=4, receivers=24, batch_per_mille=100, proxies=2
+        ),
+    ),
     "steps": Preset(
         "consumers that read, send on and commit in one step, often several from one offset: each"
         " message is worked off exactly once",
@@ -193,6 +200,8 @@ SIMULATED_PUSH_INTERVAL_MS: Final = 500
 def simulated_workload(name: str) -> Workload:
     """Return the workload *name* with the few clients that a simulated cluster needs.
 
+    Where there are no proxies clients use the SDK.
+
     Raises:
         KeyError: There is none of that name.
     """
@@ -215,6 +224,7 @@ def simulated_workload(name: str) -> Workload:
         filterers=min(6, workload.filterers),
         receivers=min(4, workload.receivers),
         steppers=min(4, workload.steppers),
+        proxies=0,
         queues=2,
         interval_ms=SIMULATED_INTERVAL_MS,
     )

@@ -34,6 +34,7 @@ from jepsen_like.workloads.recorder import (
     Recorder,
     Stage,
 )
+from jepsen_like.workloads.through import Sender, Through
 from jepsen_like.workloads.transactions import Transactions
 
 SEND_TIMEOUT_S: Final = 10.0
@@ -62,15 +63,22 @@ class Producers:
         clients: All clients of the run: the rows, the queues and the pauses.
         stage: Time.
         transactions: Sends those that are transactions.
+        through: What they go through; None: the SDK.
 
     Attributes:
         wall_ms: The date of the machine they run on.
     """
 
     def __init__(
-        self, clients: Recorder, stage: Stage, plan: Plan, transactions: Transactions
+        self,
+        clients: Recorder,
+        stage: Stage,
+        plan: Plan,
+        transactions: Transactions,
+        through: Through | None = None,
     ) -> None:
         self._clients = clients
+        self._through = through
         self._stage = stage
         self._workload = plan.workload
         self._transactions = transactions
@@ -98,10 +106,15 @@ class Producers:
                 # Values name the producer: its successor knows nothing of its sends.
                 self._producers += 1
                 index = self._producers
-            async with Producer(instance, f"producers-{index}", config) as producer:
+            through = self._through
+            async with (
+                Producer(instance, f"producers-{index}", config)
+                if through is None
+                else through.producer(index)
+            ) as producer:
                 await self._produce(producer, index, rng, end_s)
 
-    async def _produce(self, producer: Producer, index: int, rng: SimRng, end_s: float) -> None:
+    async def _produce(self, producer: Sender, index: int, rng: SimRng, end_s: float) -> None:
         process = self._clients.new_process()
         waiting: list[Waiting] = []
         while self._stage.elapsed_s < end_s and await self._clients.pause(rng):
@@ -153,7 +166,7 @@ class Producers:
         return message
 
     async def _send(
-        self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
+        self, producer: Sender, process: int, index: int, queue: MessageQueue, rng: SimRng
     ) -> bool:
         value = self._clients.next_value(index)
         message = self._message(value, rng)
@@ -169,7 +182,7 @@ class Producers:
         return True
 
     async def _send_delayed(
-        self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
+        self, producer: Sender, process: int, index: int, queue: MessageQueue, rng: SimRng
     ) -> bool:
         level = 1 + rng.randrange(len(self._levels_ms))
         value = self._clients.next_value(index)
@@ -187,7 +200,7 @@ class Producers:
 
     async def _send_timed(
         self,
-        producer: Producer,
+        producer: Sender,
         process: int,
         index: int,
         queue: MessageQueue,
@@ -217,7 +230,7 @@ class Producers:
             del waiting[:-RECALLABLE_MAX]
         return True
 
-    async def _recall(self, producer: Producer, process: int, taken: Waiting) -> bool:
+    async def _recall(self, producer: Sender, process: int, taken: Waiting) -> bool:
         op = self._clients.begin(process, F.RECALL, taken.queue)
         op.value, op.due_ns = taken.value, taken.due_ns
         try:
@@ -229,7 +242,7 @@ class Producers:
         return True
 
     async def _send_batch(
-        self, producer: Producer, process: int, index: int, queue: MessageQueue, rng: SimRng
+        self, producer: Sender, process: int, index: int, queue: MessageQueue, rng: SimRng
     ) -> bool:
         count = rng.randint(2, 5)
         rows: list[Operation] = []

@@ -8,15 +8,17 @@ end.
 
 Where they share, all of the first group on one machine use one consumer: what they ask for at the
 same time goes in one request, and what comes is dealt out to them.
+
+Where there are proxies they receive through these; what is read in the end is asked of brokers.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from copy import copy
-from typing import Final
+from typing import Any, Final
 
-from client.consumer.pop_calls import ReceivedMessage
 from client.consumer.pull_consumer import PullConsumer
 from client.consumer.simple_consumer import SimpleConsumer
 from client.core.client_instance import ClientInstance
@@ -28,6 +30,7 @@ from jepsen_like.checkers.retries import DEAD_PREFIX
 from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from jepsen_like.seeded_rng import SimRng, rng_stream
 from jepsen_like.workloads.recorder import Recorder, value_of
+from jepsen_like.workloads.through import Received, ReceivingConsumer, Through
 from remoting.protocol.bodies import SubscriptionGroupConfig
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.receipt_handle import ReceiptHandle
@@ -56,18 +59,36 @@ DRAIN_S: Final = 2.0
 
 
 class Receivers:
-    """The receivers of a run."""
+    """The receivers of a run.
 
-    def __init__(self, clients: Recorder, seed: int, *, is_sharing: bool = False) -> None:
+    Args:
+        is_sharing: Those of the first group on one machine use one consumer.
+        through: What they go through; None: the SDK.
+    """
+
+    def __init__(
+        self,
+        clients: Recorder,
+        seed: int,
+        *,
+        is_sharing: bool = False,
+        through: Through | None = None,
+    ) -> None:
         self._clients = clients
         self._seed = seed
         self._is_sharing = is_sharing
-        self._shared: tuple[ClientInstance, SimpleConsumer] | None = None
+        self._through = through
+        self._shared: tuple[ClientInstance, ReceivingConsumer[Any]] | None = None
 
     async def make_groups(self, instance: ClientInstance) -> None:
         """Let the groups give messages up after a few times; return when that is stored."""
         for group in (GROUP, GROUP + IN_ORDER_SUFFIX):
-            config = SubscriptionGroupConfig(group, retry_max_times=RETRIES)
+            config = SubscriptionGroupConfig(
+                group,
+                retry_max_times=RETRIES,
+                # A proxy asks the group's settings whether it receives in order.
+                consume_message_orderly=self._through is not None and group != GROUP,
+            )
             while True:
                 try:
                     answer = await instance.ask_leader(
@@ -88,14 +109,18 @@ class Receivers:
         """Be receiver *index* until it is over."""
         clients, rng = self._clients, rng_stream(self._seed, "receiver", index)
         consumer = self._consumer_of(instance, index)
-        used: deque[ReceivedMessage] = deque(maxlen=USED_RECEIPTS)
+        used: deque[Received] = deque(maxlen=USED_RECEIPTS)
         process = clients.new_process()
         while await clients.pause(rng):
             with clients.acting():
                 process = await self._round(consumer, process, used, rng)
 
-    def _consumer_of(self, instance: ClientInstance, index: int) -> SimpleConsumer:
+    def _consumer_of(self, instance: ClientInstance, index: int) -> ReceivingConsumer[Any]:
         in_order = bool(index % 2)
+        if self._through is not None:
+            group = GROUP + IN_ORDER_SUFFIX if in_order else GROUP
+            broker_name = self._clients.queues[0].broker_name
+            return self._through.consumer(index, group, self._clients.topic, broker_name)
         if in_order or not self._is_sharing:
             return self._consumer(instance, in_order=in_order)
         if self._shared is None or self._shared[0] is not instance:
@@ -109,9 +134,9 @@ class Receivers:
 
     async def _round(
         self,
-        consumer: SimpleConsumer,
+        consumer: ReceivingConsumer[Any],
         process: int,
-        used: deque[ReceivedMessage],
+        used: deque[Received],
         rng: SimRng,
     ) -> int:
         """Receive once and deal with what came; return the process that goes on."""
@@ -153,12 +178,12 @@ class Receivers:
 
     async def _receive(
         self,
-        consumer: SimpleConsumer,
+        consumer: ReceivingConsumer[Any],
         process: int,
         count: int,
         invisible_s: float,
         wait_s: float,
-    ) -> list[ReceivedMessage] | None:
+    ) -> Sequence[Received] | None:
         """Receive once, a row for each message; None: it is not known what was handed out."""
         clients = self._clients
         op = clients.begin(process, F.RECEIVE, clients.queues[0])
@@ -188,7 +213,7 @@ class Receivers:
         return messages
 
     async def _ack(
-        self, consumer: SimpleConsumer, process: int, message: ReceivedMessage
+        self, consumer: ReceivingConsumer[Any], process: int, message: Received
     ) -> Operation:
         op = self._begin(consumer, process, F.ACK, message)
         try:
@@ -200,7 +225,7 @@ class Receivers:
         return op
 
     async def _ack_together(
-        self, consumer: SimpleConsumer, process: int, messages: list[ReceivedMessage]
+        self, consumer: ReceivingConsumer[Any], process: int, messages: Sequence[Received]
     ) -> int:
         """Acknowledge with one request, a row for each message; return the process that goes on."""
         ops = [self._begin(consumer, process, F.ACK, message) for message in messages]
@@ -221,9 +246,9 @@ class Receivers:
 
     async def _change(
         self,
-        consumer: SimpleConsumer,
+        consumer: ReceivingConsumer[Any],
         process: int,
-        message: ReceivedMessage,
+        message: Received,
         invisible_s: float,
     ) -> Operation:
         op = self._begin(consumer, process, F.CHANGE_TIME, message)
@@ -238,7 +263,7 @@ class Receivers:
         return op
 
     def _begin(
-        self, consumer: SimpleConsumer, process: int, f: F, message: ReceivedMessage
+        self, consumer: ReceivingConsumer[Any], process: int, f: F, message: Received
     ) -> Operation:
         op = self._clients.begin(process, f, message.message_queue)
         op.group, op.off, op.txn = consumer.group, message.queue_offset, _number(message.receipt)

@@ -28,7 +28,7 @@ from client.consumer.pull_consumer import PullConsumer
 from client.core import errors as client_errors
 from client.core.errors import ClientError, OffsetIllegalError
 from client.core.message import Message
-from client.core.message_ext import MessageExt, PullStatus
+from client.core.message_ext import PullStatus
 from client.core.route import MessageQueue
 from commitlog import errors as log_errors
 from jepsen_like.checkers.contents import BODY, BORN, PROPERTIES
@@ -314,7 +314,7 @@ class Recorder:
         self._values[client] += 1
         return client << CLIENT_BITS | self._values[client]
 
-    def seen(self, op: Operation, message: MessageExt) -> int:
+    def seen(self, op: Operation, message: Seen) -> int:
         """Return the value of a message that *op* has found, compared with what was sent."""
         value = value_of(message.body)
         op.err = op.err or self.contents.difference(value, message)

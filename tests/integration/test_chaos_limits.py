@@ -5,34 +5,15 @@ A failing run leaves its folder; ``dledger-chaos run --plan FOLDER/plan.json`` p
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jepsen_like.chaos import limits
-from jepsen_like.chaos.recorder import read_run
-from jepsen_like.history.operation import Event, F, Outcome
-from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload, encode_plan
-
-ROOT = Path(__file__).parents[2]
-
-WORKLOAD = Workload(producers=4, consumers=2, readers=1, interval_ms=20, delayed_per_mille=0)
-SETTINGS = Settings(
-    heartbeat_ms=100,
-    election_ms=800,
-    segment_bytes=262_144,
-    queue_units=30_000,
-    checkpoint_ms=3_000,
-    register_ms=5_000,
-    delay_levels="1s 2s",
-)
-"""Segments are small, so that a broker needs a descriptor for the next one every few seconds."""
+from jepsen_like.history.operation import F, Outcome
+from jepsen_like.plans.plan import Kind, Settings, Step
+from tests.harness.chaos_runs import events, play_plan, sent_during
 
 BUSY_MAX = 0.6
 """Of a processor; a loop that spins takes all of one."""
@@ -44,45 +25,9 @@ pytestmark = [
 ]
 
 
-def run(folder: Path, *steps: Step, seconds: int = 12, settings: Settings = SETTINGS) -> Any:
-    """Play *steps*; return the output, and the events and operations."""
-    plan = folder / "plan.json"
-    plan.write_text(
-        encode_plan(Plan(7, seconds * 1000, steps, workload=WORKLOAD, settings=settings))
-    )
-    done = subprocess.run(
-        [
-            *(sys.executable, "-W", "ignore", "-m", "dledger.cli.main", "chaos", "run"),
-            *("--plan", str(plan), "--store", str(folder), "--name", "run", "--output", "json"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
-    )
-    assert done.stdout, done.stderr
-    said = json.loads(done.stdout)
-    assert (done.returncode, said["verdict"], said["lost"]) == (0, "valid", 0), said
-    history, _ = read_run(folder / "run")
-    return said, history
-
-
-def events(history: Any, kind: Kind) -> list[Event]:
-    return [event for event in history.events if event.kind == kind.value]
-
-
-def sent_during(history: Any, event: Event) -> int:
-    return sum(
-        op.f == F.SEND and op.outcome == Outcome.OK and event.at_ns < op.call_ns < event.end_ns
-        for op in history.operations
-    )
-
-
 @pytest.mark.side_by_side
 def test_broker_without_descriptors_never_spins(tmp_path: Path) -> None:
-    _, history = run(
+    _, history = play_plan(
         tmp_path,
         Step(2_000, Kind.FD_LIMIT, "leader", 5_000, 8),
         Step(2_000, Kind.FD_LIMIT, "follower", 5_000, 0),
@@ -97,7 +42,7 @@ def test_broker_without_descriptors_never_spins(tmp_path: Path) -> None:
 
 
 def test_leader_serves_beside_ten_thousand_idle_connections(tmp_path: Path) -> None:
-    _, history = run(tmp_path, Step(2_000, Kind.CONNECTIONS, "leader", 5_000), seconds=24)
+    _, history = play_plan(tmp_path, Step(2_000, Kind.CONNECTIONS, "leader", 5_000), seconds=24)
     (event,) = events(history, Kind.CONNECTIONS)
     reported = re.fullmatch(
         r"(\d+) of (\d+) connections.*, (\d+) closed by the broker", event.detail
@@ -121,7 +66,7 @@ def test_a_torn_tail_is_cut_and_refilled(tmp_path: Path) -> None:
         register_ms=5_000,
         delay_levels="1s 2s",
     )
-    _, history = run(
+    _, history = play_plan(
         tmp_path,
         Step(3_000, Kind.TORN_TAIL, "follower", 500, 4_000),
         Step(9_000, Kind.TORN_TAIL, "leader", 500, 4_000),
@@ -138,7 +83,7 @@ def test_a_torn_tail_is_cut_and_refilled(tmp_path: Path) -> None:
 
 @pytest.mark.side_by_side
 def test_doubled_and_killed_clients_keep_a_run_valid(tmp_path: Path) -> None:
-    _, history = run(
+    _, history = play_plan(
         tmp_path,
         Step(2_000, Kind.ZOMBIE_CLIENT, "all", 4_000),
         Step(4_500, Kind.KILL, "leader", 500),

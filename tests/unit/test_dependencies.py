@@ -31,6 +31,7 @@ COMES_WITH = {
 PROXY = "dledger/proxy/"
 ADDRESSES = "dledger/backup/address_disk.py"
 TELEMETRY = "client/telemetry.py"
+GRPC_CALLS = "jepsen_like/chaos/grpc_calls.py"
 """Parts of a package that need an extra."""
 
 READ_BY = {"tzdata": "zoneinfo"}
@@ -118,7 +119,8 @@ def test_dependencies_of_the_console_are_in_its_extra() -> None:
 def test_dependencies_of_rig_and_spark_jobs_are_in_extras() -> None:
     chaos = declared(None) | declared("chaos")
     for distribution, files in third_party("jepsen_like").items():
-        assert distribution in chaos, (distribution, sorted(files))
+        of_proxies = distribution in declared("proxy") and files == {GRPC_CALLS}
+        assert distribution in chaos or of_proxies, (distribution, sorted(files))
     for distribution, files in third_party("spark_jobs").items():
         assert distribution in chaos | declared("spark"), (distribution, sorted(files))
 

@@ -6,9 +6,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from jepsen_like.chaos.cluster import CLIENTS, ChaosCluster, lay_out
 from jepsen_like.chaos.namespaces import RunNetwork
-from jepsen_like.plans.plan import Plan, Settings
+from jepsen_like.plans.plan import Plan, Settings, Workload
 
 PLAN = Plan(
     seed=1, duration_ms=1_000, members=3, name_servers=2, settings=Settings(register_ms=5_000)
@@ -105,3 +107,15 @@ def test_lay_out_starts_brokers_from_another_tree(tmp_path: Path) -> None:
     cluster = lay_out(tmp_path, PLAN, tree=tmp_path / "tree")
     assert {node.tree for node in cluster.brokers.values()} == {tmp_path / "tree"}
     assert {node.tree for node in cluster.name_servers.values()} == {None}
+
+
+def test_proxies_are_clients_of_the_cluster(tmp_path: Path) -> None:
+    cluster = lay_out(tmp_path, replace(PLAN, workload=Workload(delayed_per_mille=0, proxies=2)))
+    assert list(cluster.proxies) == ["proxy0", "proxy1"]
+    assert cluster.nodes[-2:] == list(cluster.proxies.values())
+    for node in cluster.proxies.values():
+        options = dict(zip(node.arguments[1::2], node.arguments[2::2], strict=True))
+        assert options["--listen"] == node.address
+        assert tuple(options["--namesrv"].split(";")) == cluster.namesrv_addresses
+    assert len({node.address for node in cluster.proxies.values()}) == 2
+    assert lay_out(tmp_path, PLAN).proxies == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -46,6 +47,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("--set", "nonsense"), "expected table.name=value"),
         (("--namesrv", "foo"), "'foo' is not host:port"),
         (("--namesrv", "h:1", "--faults", "kill"), "leave --faults away"),
+        (("--faults", "kill,proxy_kill"), "give --workload grpc"),
+        (("--faults", "grpc-proxies"), "which proxy_kill is for; give --workload grpc"),
+        (("--workload", "grpc", "--faults", "none", "--namesrv", "h:1"), "give another --workload"),
         (("--broker-tree", "runs"), "--broker-tree: no dledger in runs"),
         (("--output", "xml"), '"table", "json"'),
         (("--name", "there"), "give another --name"),
@@ -59,6 +63,16 @@ def test_a_bad_argument_starts_nothing(
     (tmp_path / "runs" / "there").mkdir(parents=True)
     assert helps in refused(capsys, "run", *arguments)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["there"]
+
+
+def test_proxies_need_their_extra(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "jepsen_like.chaos.grpc_calls", raising=False)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    line = refused(capsys, "run", "--workload", "grpc", "--faults", "proxy_kill")
+    assert "needs grpc, which is not installed; pip install 'dledger-mq[proxy]'" in line
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("command", ["check", "report", "minimize"])

@@ -12,16 +12,16 @@ from random import Random
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from jepsen_like.chaos.cluster import CLIENTS, lay_out
-from jepsen_like.chaos.machines import RealMember
+from jepsen_like.chaos.machines import RealMachine, RealMember
 from jepsen_like.chaos.namespaces import RunNetwork
 from jepsen_like.chaos.real_ground import KernelLinks, RealGround, RealLinks
 from jepsen_like.history.operation import Event
 from jepsen_like.nemesis.ground import HEALTHY, CannotBeDone
 from jepsen_like.nemesis.nemesis import Nemesis
-from jepsen_like.plans.plan import Kind, Plan, Step
+from jepsen_like.plans.plan import PROXY_KINDS, Kind, Plan, Step, Workload
 
 NAMES = ["n0", "n1", "n2", "ns0", "ns1", CLIENTS]
 """In the order in which a split counts them, but for clients, which come before NameServers."""
@@ -191,3 +191,77 @@ def test_a_link_that_is_none_is_left_alone() -> None:
     assert kernel.sometimes["link_cut"] == 0
     links.cut("n0", "n1")
     assert kernel.sometimes["link_cut"] == 1
+
+
+async def done_to_proxies(folder: Path, step: Step, workload: Workload) -> tuple[Event, list[str]]:
+    """Return the row of a step, and what it did to which proxy."""
+    plan = Plan(seed=1, duration_ms=300, steps=(step,), workload=workload)
+    network = Network()
+    cluster = lay_out(folder, plan, hosts=network.hosts)
+    acts: list[str] = []
+
+    class Watched(RealMachine):
+        is_killed = False
+
+        @property
+        def is_down(self) -> bool:
+            return self.is_killed
+
+        async def kill(self) -> None:
+            acts.append(f"kill {self.name}")
+            self.is_killed = True
+
+        async def start(self) -> bool:
+            acts.append(f"start {self.name} {self._node.address.partition(':')[0]}")
+            self.is_killed = False
+            return True
+
+        def pause(self) -> None:
+            acts.append(f"pause {self.name}")
+
+        def resume(self) -> None:
+            acts.append(f"resume {self.name}")
+
+    ground = RealGround(
+        cluster,
+        {},
+        KernelLinks(network),
+        {},
+        begin_ns=0,
+        on_event=lambda _: None,
+        on_sample=lambda _: None,
+    )
+    ground._proxies = {name: Watched(cluster, node) for name, node in cluster.proxies.items()}
+    rows: list[Event] = []
+    nemesis = Nemesis(ground, plan, lambda event, is_over: rows.append(event) if is_over else None)
+    await nemesis._do(step)
+    (row,) = rows
+    return row, acts
+
+
+THROUGH_TWO = Workload(delayed_per_mille=0, proxies=2)
+
+
+async def test_killed_proxies_start_again(tmp_path: Path, autojump_clock: MockClock) -> None:
+    one, acts = await done_to_proxies(tmp_path, Step(0, Kind.PROXY_KILL, "3", 50), THROUGH_TWO)
+    assert (one.node, acts) == ("proxy1", ["kill proxy1", "start proxy1 127.0.0.1"])
+    every, acts = await done_to_proxies(tmp_path, Step(0, Kind.PROXY_KILL, "all", 50), THROUGH_TWO)
+    assert every.node == "proxy0,proxy1"
+    assert [act.split()[:2] for act in acts] == [
+        ["kill", "proxy0"],
+        ["kill", "proxy1"],
+        ["start", "proxy0"],
+        ["start", "proxy1"],
+    ]
+
+
+async def test_paused_proxies_go_on(tmp_path: Path, autojump_clock: MockClock) -> None:
+    one, acts = await done_to_proxies(tmp_path, Step(0, Kind.PROXY_PAUSE, "0", 50), THROUGH_TWO)
+    assert (one.node, acts) == ("proxy0", ["pause proxy0", "resume proxy0"])
+
+
+@pytest.mark.parametrize("kind", sorted(PROXY_KINDS))
+async def test_without_proxies_their_faults_are_skipped(tmp_path: Path, kind: Kind) -> None:
+    row, acts = await done_to_proxies(tmp_path, Step(0, kind, "all", 50), Workload())
+    assert row.detail == "skipped: no client of this workload goes through a proxy"
+    assert acts == []

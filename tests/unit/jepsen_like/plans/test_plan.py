@@ -49,6 +49,8 @@ def test_a_step_is_one_line() -> None:
         ('{"seed":1,"duration_ms":9,"steps":[[1,"kill","king"]]}', "'king'"),
         ('{"seed":1,"duration_ms":9,"steps":[[-1,"kill","0"]]}', "before the beginning"),
         ('{"seed":1,"duration_ms":9,"steps":[[1,"explode","0"]]}', "no plan"),
+        ('{"seed":1,"duration_ms":9,"workload":{"proxies":6}}', "up to 5 proxies"),
+        ('{"seed":1,"duration_ms":9,"workload":{"proxies":1}}', "plain messages and batches only"),
     ],
 )
 def test_what_is_no_plan_is_refused_in_one_line(text: str, says: str) -> None:
