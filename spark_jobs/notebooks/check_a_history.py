@@ -9,6 +9,9 @@
 # This notebook follows one anomaly of the broken run: the verdict, the violation, the two
 # operations, what happened between them, and what the replicas hold. Then it shows the same
 # pictures of the good run. Any other run will do: set `GOOD` or `BROKEN` to its folder.
+#
+# Two smaller runs follow, played in the simulator with a bug planted in each: a message that two
+# receivers had at once, and a step that happened twice.
 
 # %% tags=["parameters"]
 import os
@@ -19,6 +22,8 @@ from spark_jobs.notebooks.pictures import SHIPPED
 
 GOOD = SHIPPED / "good"
 BROKEN = SHIPPED / "broken"
+POP = SHIPPED / "pop"
+STEPS = SHIPPED / "steps"
 PICTURES = Path(os.environ.get("DLEDGER_PICTURES") or tempfile.mkdtemp(prefix="dledger-pictures-"))
 
 # %%
@@ -26,8 +31,15 @@ import time
 
 from IPython.display import Image, display
 
-from jepsen_like.checkers import queue_log
+from jepsen_like.checkers import pop, queue_log, steps
 from spark_jobs.notebooks.pictures import MORE, PICTURE, Looked, as_text
+from spark_jobs.notebooks.service_proofs import (
+    draw_message,
+    message_rows,
+    output_rows,
+    outs_of,
+    step_rows,
+)
 from spark_jobs.run import judge_run
 
 
@@ -36,6 +48,7 @@ def shown(path: Path) -> None:
 
 
 good, broken = Looked(GOOD, PICTURES / "good"), Looked(BROKEN, PICTURES / "broken")
+received, stepped = Looked(POP, PICTURES / "pop"), Looked(STEPS, PICTURES / "steps")
 
 # %% [markdown]
 # ## The rows
@@ -166,6 +179,81 @@ for name in (*PICTURE, *MORE):
 # operation without an answer is a thin line until the end of the run, for it may have happened at
 # any time after its call; such a client goes on under another number.
 #
+# ## A message that two receivers had at once
+#
+# By POP a broker hands messages out one by one. A message is one receiver's for the invisible time
+# that its receive asked for; then, if it was not acknowledged, it is handed out again, as the next
+# *attempt*. That is kept in the log, so a new leader knows it. Here a bug was planted: a new leader
+# takes whatever is out for over. The leader was killed once.
+
+# %%
+of_pop = judge_run(POP, "local", time.monotonic)
+(violation,) = [v for one in of_pop.verdicts for v in one.violations if one.checker == pop.NAME]
+print(of_pop.verdict, "after", of_pop.operations, "operations")
+print(f"{violation.name} in {violation.subject}: {violation.detail}")
+print("proved by operations", violation.operations)
+assert of_pop.verdict == "invalid"
+
+# %% [markdown]
+# All that receivers of this group did with the message. The two receives are the proof. The first
+# one asked for `for s` seconds, which begin with its call at the earliest; the second one had its
+# answer before that time was over, and no change of the time and no acknowledgement came between.
+
+# %%
+print(as_text(message_rows(received, violation)))
+first, second, *_ = outs_of(received, violation)
+print(f"\nattempt {first.attempt} lasts until {received.span.at_s(first.end_ns):.3f} s at least,")
+print(f"attempt {second.attempt} had its answer at {received.span.at_s(second.known_ns):.3f} s")
+
+# %%
+shown(draw_message(received, violation))
+
+# %% [markdown]
+# Receiver 4 got and acknowledged the message while it was still receiver 3's. The leader was killed
+# while the message was out, and the next one handed it out again. No clock of a broker takes part
+# in the proof: the call of the first receive and the return of the second are times of the history.
+# An acknowledged message that comes again is proved likewise, by the answer to its acknowledgement
+# and a receive that was called after that.
+#
+# The faults around it, as rows:
+
+# %%
+begin_s, end_s = received.span.at_s(first.begin_ns), received.span.at_s(second.end_ns)
+print(as_text(received.happened_between(begin_s - 5.0, end_s)))
+
+# %% [markdown]
+# ## A step that happened twice
+#
+# An exactly-once step reads messages, sends an output for each, and commits its offsets, all in one
+# entry of the log: it is stored only where the group still stands at the offsets that the step
+# began at. Here a bug was planted: of several queues only the first offset is compared.
+
+# %%
+of_steps = judge_run(STEPS, "local", time.monotonic)
+(found,) = [one for one in of_steps.verdicts if one.checker == steps.NAME]
+print(of_steps.verdict, "after", of_steps.operations, "operations")
+print(as_text([
+    {"violation": v.name, "where": v.subject, "what": v.detail, "operations": v.operations}
+    for v in found.violations
+]))  # fmt: skip
+assert of_steps.verdict == "invalid"
+
+# %% [markdown]
+# The first one. Both steps were answered as stored, and began where the group stood once. After the
+# first of them the group stood further on, so the second one had to be refused.
+
+# %%
+overlap = next(v for v in found.violations if v.name == steps.OVERLAP)
+print(as_text(step_rows(stepped, overlap)))
+
+# %% [markdown]
+# When the run was over the outputs were read. Each message that both steps had has two of them: it
+# was worked off twice. Nothing here depends on times.
+
+# %%
+print(as_text(output_rows(stepped, overlap)))
+
+# %% [markdown]
 # ## The same with Spark
 #
 # Tasks gather facts of the rows that they read, and the same kernel judges them. One digest: both

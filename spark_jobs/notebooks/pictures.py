@@ -6,7 +6,7 @@ of offsets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from jepsen_like.report.canvas import (
     FAINT,
     GOOD,
     Canvas,
+    Layout,
     canvas,
     draw_bands,
     save,
@@ -60,7 +61,7 @@ from jepsen_like.report.series import (
 from jepsen_like.report.witness_picture import draw_witnesses, orders_of
 
 SHIPPED: Final = Path(__file__).parent / "data"
-"""A good run and a broken one."""
+"""A good run and a broken one of real brokers; one of POP and one of steps, simulated."""
 PICTURE: Final = ("latency-raw", "latency", "rate", "leader", "lag", "availability", "faults")
 """Pictures of a whole run, in the order in which they are read."""
 MORE: Final = ("unseen", "timeline")
@@ -128,6 +129,16 @@ class Looked:
     def _draw(self) -> Pictures:
         nodes = nodes_of(self.terms, self.samples)
         return Pictures(self.pictures, self.span, self.faults, nodes)
+
+    @property
+    def layout(self) -> Layout:
+        """Where things are in its pictures."""
+        return self._draw.layout
+
+    @property
+    def bands(self) -> Mapping[str, Sequence[tuple[float, float]]]:
+        """Its faults by kind, each from when to when, in seconds."""
+        return self._draw.bands
 
     # -- pictures --------------------------------------------------------------------------
 

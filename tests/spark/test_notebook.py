@@ -28,8 +28,10 @@ def test_all_cells_run_and_show_their_pictures(tmp_path: Path) -> None:
     outputs = [out for cell in done.cells for out in cell.get("outputs", ())]
     assert "error" not in {out["output_type"] for out in outputs}
     pictures = [out for out in outputs if "image/png" in out.get("data", {})]
-    assert len(pictures) == len(list(tmp_path.rglob("*.png"))) == 16
+    assert len(pictures) == len(list(tmp_path.rglob("*.png"))) == 17
     text = printed(done)
     assert "inconsistent offsets in orders/" in text
+    assert "message handed out again before its time" in text
+    assert "two stored steps have messages in common" in text
     assert "spark invalid" in text or "Java" in text
     assert text.count(" True") == 1 or "Java" in text

@@ -9,8 +9,17 @@ from typing import Any
 import nbformat
 import pytest
 
+from jepsen_like.checkers import steps
+from jepsen_like.checkers.verdict import Violation
 from spark_jobs.notebooks.build import NOTEBOOK, SOURCE, notebook_of
 from spark_jobs.notebooks.pictures import MORE, PICTURE, SHIPPED, Looked
+from spark_jobs.notebooks.service_proofs import (
+    draw_message,
+    message_rows,
+    output_rows,
+    outs_of,
+    step_rows,
+)
 from spark_jobs.run import judge_run
 
 read_notebook: Any = nbformat.read
@@ -27,10 +36,12 @@ def test_the_notebook_is_stored_with_its_outputs() -> None:
     outputs = [output for cell in stored.cells for output in cell.get("outputs", ())]
     assert {output.output_type for output in outputs} == {"stream", "display_data"}
     pictures = [o for o in outputs if "image/png" in o.get("data", {})]
-    assert len(pictures) == 16
+    assert len(pictures) == 17
     text = "".join(output.get("text", "") for output in outputs)
     assert "inconsistent offsets in orders/0: offset 118" in text
     assert "send          ok" in text
+    assert "message handed out again before its time in receivers-in-order@orders/0" in text
+    assert "two stored steps have messages in common" in text
     assert "spark invalid True" in text
     assert NOTEBOOK.stat().st_size < 600_000
 
@@ -42,6 +53,42 @@ def test_the_shipped_runs_are_small_one_good_and_one_broken() -> None:
     assert not good.anomalies
     assert broken.verdict == "invalid"
     assert "inconsistent offsets" in {anomaly["name"] for anomaly in broken.anomalies}
+
+
+def only_violations(name: str) -> list[Violation]:
+    verdicts = judge_run(SHIPPED / name, "local", lambda: 0.0).verdicts
+    return [violation for verdict in verdicts for violation in verdict.violations]
+
+
+def test_a_message_that_is_out_twice_has_its_proof(tmp_path: Path) -> None:
+    (violation,) = only_violations("pop")
+    run = Looked(SHIPPED / "pop", tmp_path)
+    rows = message_rows(run, violation)
+    assert [(row["what"], row["attempt"]) for row in rows] == [
+        ("receive", 1), ("receive", 2), ("ack", ""),
+    ]  # fmt: skip
+    assert [row["operation"] for row in rows[:2]] == list(violation.operations)
+    first, second = outs_of(run, violation)
+    assert first.process != second.process
+    assert first.begin_ns < second.known_ns < first.end_ns
+    assert second.end_ns < first.end_ns, "the acknowledgement ends it"
+    assert [row["what"] for row in run.happened_between(9.0, 10.0)] == ["kill"]
+    assert draw_message(run, violation).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_step_that_happened_twice_has_its_proof(tmp_path: Path) -> None:
+    overlap = next(v for v in only_violations("steps") if v.name == steps.OVERLAP)
+    run = Looked(SHIPPED / "steps", tmp_path)
+    rows = step_rows(run, overlap)
+    assert {(row["what"], row["ended"], row["began at"]) for row in rows} == {("step", "ok", 22)}
+    outputs = output_rows(run, overlap)
+    by_step: dict[int, list[str]] = {}
+    for row in outputs:
+        by_step.setdefault(row["of step"], []).append(row["message"])
+    assert set(by_step) == set(overlap.operations)
+    one, other = by_step.values()
+    assert one == other == [f"orders/1 {off}" for off in (22, 23, 24)]
+    assert len({row["output"] for row in outputs}) == 6
 
 
 @pytest.mark.slow
