@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -36,6 +35,7 @@ app = App(
 )
 
 Name = Annotated[str, Parameter(help="Name of the schedule.")]
+Names = Annotated[str, Parameter(help="Names of schedules.")]
 
 COLUMNS: Final = ("schedule", "next_due", "fired", "missed", "state")
 """What fits into 80 columns; JSON has all."""
@@ -127,6 +127,8 @@ def _read(file: Path | None) -> bytes:
 
 
 def _show_put(name: str, put: SchedulePut, zone: str, dry_run: bool, output: Output) -> None:
+    from dledger.schedule_texts import instant_text
+
     coming = [instant_text(instant, zone) for instant in put.coming_ms]
     if output == "json":
         print_json({"name": name, "broker": put.broker_name, "dry_run": dry_run, "coming": coming})
@@ -187,6 +189,8 @@ def _show_one(name: str, found: tuple[str, ScheduleInfo] | None, output: Output)
 
 def schedule_row(broker: str, info: ScheduleInfo) -> dict[str, Any]:
     """Return what is shown of a schedule; times in its own zone. Pure."""
+    from dledger.schedule_texts import instant_text, state_text
+
     return {
         "name": info.name,
         "broker": broker,
@@ -217,69 +221,42 @@ def schedule_line(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def state_text(info: ScheduleInfo) -> str:
-    """Return active, paused, ended, or held with the reason. Pure."""
-    if info.paused:
-        return "paused"
-    if info.held:
-        return f"held: {info.held}"
-    return "active" if info.next_ms else "ended"
-
-
-def instant_text(instant_ms: int, zone: str) -> str | None:
-    """Return an instant in a time zone, in UTC where that is not known here; None for 0. Pure."""
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
-    if not instant_ms:
-        return None
-    unit = "milliseconds" if instant_ms % 1000 else "seconds"
-    try:
-        info: tzinfo = ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        info = UTC
-    return datetime.fromtimestamp(instant_ms / 1000, info).isoformat(timespec=unit)
-
-
 @app.command
-async def rm(
-    *names: Annotated[str, Parameter(help="Names of schedules.")],
-    namesrv: Namesrv = DEFAULT_NAMESRV,
-) -> int:
+async def rm(*names: Names, namesrv: Namesrv = DEFAULT_NAMESRV) -> int:
     """Remove schedules; messages that were sent stay."""
     async with _admin(namesrv) as admin:
-        for name in _known(names):
-            note(f"{name} is removed from {await admin.delete_schedule(name)}")
-    return ExitCode.OK
+        return await _each(names, admin.delete_schedule, "is removed from")
 
 
 @app.command
-async def pause(
-    *names: Annotated[str, Parameter(help="Names of schedules.")],
-    namesrv: Namesrv = DEFAULT_NAMESRV,
-) -> int:
+async def pause(*names: Names, namesrv: Namesrv = DEFAULT_NAMESRV) -> int:
     """Let schedules rest; what is due meanwhile is not sent."""
     async with _admin(namesrv) as admin:
-        for name in _known(names):
-            note(f"{name} is paused in {await admin.pause_schedule(name)}")
-    return ExitCode.OK
+        return await _each(names, admin.pause_schedule, "is paused in")
 
 
 @app.command
-async def resume(
-    *names: Annotated[str, Parameter(help="Names of schedules.")],
-    namesrv: Namesrv = DEFAULT_NAMESRV,
-) -> int:
+async def resume(*names: Names, namesrv: Namesrv = DEFAULT_NAMESRV) -> int:
     """Let schedules go on, with the first instant from now on."""
     async with _admin(namesrv) as admin:
-        for name in _known(names):
-            note(f"{name} goes on in {await admin.resume_schedule(name)}")
-    return ExitCode.OK
+        return await _each(names, admin.resume_schedule, "goes on in")
 
 
-def _known(names: Sequence[str]) -> Sequence[str]:
+async def _each(names: Sequence[str], change: Callable[[str], Awaitable[str]], outcome: str) -> int:
+    """Change schedules one after the other, and print what each is now.
+
+    Args:
+        change: Changes the one that is named, and returns its broker group.
+        outcome: Stands between the name of the schedule and that of the group.
+    Raises:
+        CliError: No schedule is named; a usage error.
+        MQError: A change failed; those before it are done, and printed.
+    """
     if not names:
         raise CliError("name a schedule", exit_code=ExitCode.USAGE)
-    return names
+    for name in names:
+        note(f"{name} {outcome} {await change(name)}")
+    return ExitCode.OK
 
 
 @asynccontextmanager

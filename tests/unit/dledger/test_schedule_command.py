@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from dledger.cli.schedule_command import (
-    add,
-    instant_text,
-    pause,
-    schedule_line,
-    schedule_row,
-    state_text,
-)
-from dledger.output import CliError
+from client.admin.admin import Admin
+from client.core.errors import RequestFailedError
+from dledger.cli import schedule_command
+from dledger.cli.schedule_command import add, pause, schedule_line, schedule_row
+from dledger.output import CliError, ExitCode
+from dledger.schedule_texts import instant_text, state_text
 from remoting.protocol.schedule_bodies import ScheduleInfo
 
 SILENT = "127.0.0.1:1"
@@ -86,6 +86,65 @@ async def test_a_time_and_a_property_are_read_first() -> None:
         await add("s", "@daily", "b", topic="T", property_=("x",), namesrv=SILENT)
 
 
-async def test_a_change_names_a_schedule() -> None:
+COMMANDS = ("rm", "pause", "resume")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_a_change_names_a_schedule(command: str) -> None:
     with pytest.raises(CliError, match="name a schedule"):
-        await pause(namesrv=SILENT)
+        await getattr(schedule_command, command)(namesrv=SILENT)
+
+
+class Schedules:
+    """Has no schedule but "known", in the broker group "b"."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str]] = []
+
+    def _do(self, what: str, name: str) -> str:
+        if name == "missing":
+            raise RequestFailedError("there is none", code=22, remark="")
+        self.done.append((what, name))
+        return "b"
+
+    async def delete_schedule(self, name: str) -> str:
+        return self._do("rm", name)
+
+    async def pause_schedule(self, name: str) -> str:
+        return self._do("pause", name)
+
+    async def resume_schedule(self, name: str) -> str:
+        return self._do("resume", name)
+
+
+@pytest.fixture
+def schedules(monkeypatch: pytest.MonkeyPatch) -> Schedules:
+    made = Schedules()
+
+    @asynccontextmanager
+    async def admin(_: str) -> AsyncIterator[Admin]:
+        yield cast("Admin", made)
+
+    monkeypatch.setattr(schedule_command, "_admin", admin)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome"),
+    [("rm", "is removed from"), ("pause", "is paused in"), ("resume", "goes on in")],
+)
+async def test_each_schedule_that_is_named_is_changed(
+    schedules: Schedules, capsys: pytest.CaptureFixture[str], command: str, outcome: str
+) -> None:
+    assert await getattr(schedule_command, command)("x", "y") == ExitCode.OK
+    assert schedules.done == [(command, "x"), (command, "y")]
+    assert capsys.readouterr().err == f"x {outcome} b\ny {outcome} b\n"
+
+
+async def test_schedules_before_one_that_fails_are_done(
+    schedules: Schedules, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RequestFailedError, match="there is none"):
+        await pause("x", "missing", "y")
+    assert schedules.done == [("pause", "x")]
+    assert capsys.readouterr().err == "x is paused in b\n"
