@@ -26,6 +26,7 @@ from namesrv.registration import (
     Registration,
     decode_register_body,
 )
+from remoting.access.audit import Subject, fields_of
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.properties import read_properties
@@ -75,6 +76,21 @@ _CONNECTION_NUMBER: Final = "namesrv.connection_number"
 SyncHandler = Callable[[Connection, RemotingCommand], RemotingCommand]
 
 _log = structlog.get_logger()
+
+
+SUBJECT_FIELDS: Final = ("topic", "clusterName", "brokerName", "namespace", "key")
+"""Fields of administrative requests that name what they are about."""
+
+
+def subject_of(command: RemotingCommand) -> Subject:
+    """Return what an administrative request is about, for the audit line; never a value. Pure.
+
+    Raises:
+        BadRequestError: Its body cannot be read.
+    """
+    if command.code == RequestCode.UPDATE_NAMESRV_CONFIG:
+        return {"settings": ",".join(read_properties(_text_body(command)))}
+    return fields_of(command, SUBJECT_FIELDS)
 
 
 class NameServerProcessor:

@@ -12,10 +12,11 @@ import trio
 from commitlog.seams import Disk
 from namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
 from namesrv.name_server import NameServer
-from namesrv.processor import NameServerProcessor
+from namesrv.processor import NameServerProcessor, subject_of
 from namesrv.route_table import RouteInfoManager
 from remoting.access.account_file import AccountStore
 from remoting.access.accounts import ADMIN, SIGNED, Rule
+from remoting.access.audit import audited
 from remoting.access.gate import AccessGate, LocalAdmin, guarded_table
 from remoting.certificates import Certificates, TlsFiles
 from remoting.connection_limits import ConnectionLimits
@@ -89,6 +90,10 @@ LOCAL_ADMIN: Final = frozenset(
 """They change the routes of everybody: without access control they come from the NameServer's own
 machine, unless `server.open_admin` is on. Registrations are decided about by the route table."""
 
+ADMINISTRATIVE: Final = LOCAL_ADMIN
+"""Each of them gets an audit line. What brokers send by themselves gets none: registrations, that
+of a single topic (REGISTER_TOPIC_IN_NAMESRV) among them, and heartbeats."""
+
 _log = structlog.get_logger()
 
 
@@ -129,7 +134,10 @@ async def serve_namesrv(
     processors, guard = _processor_table(accounts, clock, rng, open_admin=config.server.open_admin)
     limiter = Limiter("namesrv", MAX_OPEN_REQUESTS)
     for code, handler in processor.handlers().items():
-        processors.register(code, handler, limiter)
+        is_act = code in ADMINISTRATIVE
+        processors.register(
+            code, audited(code, handler, subject_of) if is_act else handler, limiter
+        )
     latency = RpcLatency() if config.server.metrics_listen_port else None
     certificates = Certificates(disk)
     certificates.watch(

@@ -312,7 +312,7 @@ class GroupAdmin:
                 done.notified |= notified
                 continue
             offsets = {q: move.after for q, move in moves.items() if q.broker_name == name}
-            stored = await BrokerOffsets(self._instance, group).save(offsets)
+            stored = await BrokerOffsets(self._instance, group, by_operator=True).save(offsets)
             done.stored |= {q: offset for q, offset in offsets.items() if q in stored}
             if len(stored) < len(offsets):
                 done.stored |= await self._reset_popped(name, header)

@@ -38,7 +38,7 @@ from remoting.protocol.headers import (
     UpdateConsumerOffsetHeader,
 )
 from remoting.protocol.outcome import outcome_of
-from remoting.protocol.own_fields import TOKEN_FIELD
+from remoting.protocol.own_fields import BY_OPERATOR_FIELD, TOKEN_FIELD
 from remoting.seams import Clock, Executor
 
 _log = get_logger(__name__)
@@ -136,16 +136,20 @@ class BrokerOffsets:
         instance: ClientInstance,
         group: str,
         token: Callable[[MessageQueue], int | None] = lambda _: None,
+        *,
+        by_operator: bool = False,
     ) -> None:
         """Keep the offsets of *group*.
 
         Args:
             token: Fencing token under which a queue is consumed; a broker stores nothing under an
                 old one.
+            by_operator: No consumer commits here: brokers write an audit line for each commit.
         """
         self._instance = instance
         self._group = group
         self._token = token
+        self._mark = {BY_OPERATOR_FIELD: "true"} if by_operator else {}
 
     async def load(self, queue: MessageQueue) -> int | None:
         """Return what the group has committed last, as stored, never an old answer.
@@ -199,7 +203,7 @@ class BrokerOffsets:
         answer = await self._instance.ask_leader(
             queue.broker_name,
             RequestCode.UPDATE_CONSUMER_OFFSET,
-            {**header.encode(), "sync": "true", **shown},
+            {**header.encode(), "sync": "true", **shown, **self._mark},
             topic=queue.topic,
             timeout_s=COMMIT_TIMEOUT_S,
         )

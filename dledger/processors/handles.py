@@ -35,7 +35,7 @@ from dledger.state.topics import (
     TRACE_TOPIC,
 )
 from remoting.access.accounts import ADMIN, Permission, Right, Rule, group_right, topic_right
-from remoting.access.audit import SubjectOf, audited, fields_of
+from remoting.access.audit import IsAct, SubjectOf, audited, fields_of
 from remoting.connection import Connection
 from remoting.errors import BadRequestError
 from remoting.processor import Handled, Limiter
@@ -313,6 +313,7 @@ class Declaration:
             others see what was committed before they came.
         shows: It is for administrators and changes nothing.
         administers: It is an administrative act although its rule is not that of administrators.
+        administers_if: Which of its requests are; None: all or none, as `administers` has it.
         subject: Names in a request what it is about, for the audit line.
         meter: How it counts against the quota of its sender; None: it does not.
     """
@@ -325,13 +326,18 @@ class Declaration:
     appends: bool
     shows: bool
     administers: bool
+    administers_if: IsAct | None
     subject: SubjectOf
     meter: Meter | None
 
     @property
     def is_administrative(self) -> bool:
-        """Whether each request gets an audit line: what is for administrators, unless it shows."""
-        return self.administers or (self.rule is ADMIN and not self.shows)
+        """Whether its requests get an audit line: what is for administrators, unless it shows.
+
+        With `administers_if` only those for which it holds.
+        """
+        is_act = self.administers or self.administers_if is not None
+        return is_act or (self.rule is ADMIN and not self.shows)
 
 
 def handles(
@@ -343,12 +349,23 @@ def handles(
     appends: bool = False,
     shows: bool = False,
     administers: bool = False,
+    administers_if: IsAct | None = None,
     subject: SubjectOf = fields_of,
     meter: Meter | None = None,
 ) -> Callable[[HandlerT], HandlerT]:
     """Declare that a method answers requests with *codes*; `Declaration` explains the rest."""
     declaration = Declaration(
-        codes, limit, rule, reads, local, appends, shows, administers, subject, meter
+        codes,
+        limit,
+        rule,
+        reads,
+        local,
+        appends,
+        shows,
+        administers,
+        administers_if,
+        subject,
+        meter,
     )
 
     def declare(method: HandlerT) -> HandlerT:
@@ -430,10 +447,10 @@ def handlers_of(
                 if code in handlers:
                     raise ConfigError(f"request code {code} has a handler already")
                 limiter = limiters[declaration.limit]
+                found = handler
                 if declaration.is_administrative:
-                    handlers[code] = (audited(code, handler, declaration.subject), limiter)
-                else:
-                    handlers[code] = (handler, limiter)
+                    found = audited(code, handler, declaration.subject, declaration.administers_if)
+                handlers[code] = (found, limiter)
     return handlers
 
 

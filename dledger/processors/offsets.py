@@ -37,6 +37,11 @@ from dledger.processors.answers import (
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.handles import ANY, CONSUMES, SUB, Limit, handles, needs
 from dledger.processors.locks import check_lock_token
+from dledger.processors.operator_commits import (
+    is_of_operator,
+    note_refused_reset,
+    subject_of_commit,
+)
 from dledger.services.offset_commits import MAX_OFFSETS_PER_RECORD, OffsetCommits, OffsetSlot
 from dledger.services.pending_configs import TopicView
 from dledger.services.queue_locks import QueueLocks
@@ -180,7 +185,13 @@ class OffsetsProcessor:
             )
         return _offset(command, offset)
 
-    @handles(RequestCode.UPDATE_CONSUMER_OFFSET, limit=Limit.CLIENT, rule=CONSUMES)
+    @handles(
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        limit=Limit.CLIENT,
+        rule=CONSUMES,
+        administers_if=is_of_operator,
+        subject=subject_of_commit,
+    )
     def update_consumer_offset(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 15: taken for the next flush, or with ``sync=true`` answered when applied."""
         header = UpdateConsumerOffsetHeader.decode(command.ext)
@@ -325,7 +336,9 @@ class ResetOffsetsProcessor:
         state = self._group.state
         if any(key[:2] == (header.group, header.topic) for key in state.pops):
             return self._reset_popped(connection, command, header)
-        return when_current(self._group, connection, command, lambda: self._reset(command, header))
+        return when_current(
+            self._group, connection, command, lambda: self._reset(connection, command, header)
+        )
 
     def _reset_popped(
         self, connection: Connection, command: RemotingCommand, header: ResetOffsetHeader
@@ -380,10 +393,13 @@ class ResetOffsetsProcessor:
         ]
         self._offsets.commit_all_now(items, done, by_admin=True)
 
-    def _reset(self, command: RemotingCommand, header: ResetOffsetHeader) -> RemotingCommand:
+    def _reset(
+        self, connection: Connection, command: RemotingCommand, header: ResetOffsetHeader
+    ) -> RemotingCommand:
         table = self._table(header)
         consumers = self._clients.consumer_group(header.group)
         if consumers is None:
+            note_refused_reset(connection, header.group, header.topic)
             return response_to(
                 command,
                 int(ResponseCode.CONSUMER_NOT_ONLINE),

@@ -9,7 +9,7 @@ Spec: docs/operate/access.md, "Audit log".
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
 import trio
@@ -57,12 +57,15 @@ Subject: TypeAlias = Mapping[str, str]
 
 SubjectOf: TypeAlias = Callable[[RemotingCommand], Subject]
 
+IsAct: TypeAlias = Callable[[Connection, RemotingCommand], bool]
+"""Whether a request is an administrative act, where others of its code are none."""
+
 _log = get_logger(__name__)
 
 
-def fields_of(command: RemotingCommand) -> Subject:
-    """Return the names that stand in the fields of a request. Pure."""
-    found = {name: command.ext.get(name) for name in SUBJECT_FIELDS}
+def fields_of(command: RemotingCommand, names: Iterable[str] = SUBJECT_FIELDS) -> Subject:
+    """Return the names that stand in some fields of a request. Pure."""
+    found = {name: command.ext.get(name) for name in names}
     return {name: value for name, value in found.items() if isinstance(value, str) and value}
 
 
@@ -74,7 +77,12 @@ def subject_text(subject: Subject) -> str:
     return text[: MAX_SUBJECT_CHARACTERS - 1] + "…"
 
 
-def audited(code: RequestCode, handler: Handler, subject_of: SubjectOf = fields_of) -> Handler:
+def audited(
+    code: RequestCode,
+    handler: Handler,
+    subject_of: SubjectOf = fields_of,
+    is_act: IsAct | None = None,
+) -> Handler:
     """Return *handler* with an audit line written when its request is answered.
 
     Put it behind the gate: the account is the admitted one, so a name that was not proved is in no
@@ -82,9 +90,12 @@ def audited(code: RequestCode, handler: Handler, subject_of: SubjectOf = fields_
 
     Args:
         subject_of: Names what the request is about; may raise `MQError` where it cannot be read.
+        is_act: Requests for which it does not hold get no line; None: each gets one.
     """
 
     def handle(connection: Connection, command: RemotingCommand) -> Handled:
+        if is_act is not None and not is_act(connection, command):
+            return handler(connection, command)
         line = {
             "account": admitted_account(connection) or ANONYMOUS,
             "address": "{}:{}".format(*connection.peer_address),

@@ -9,6 +9,8 @@ commits show theirs in `TOKEN_FIELD`.
 
 A step of a consumer names in `COMMITS_FIELD` the offsets that it moves, and from where.
 
+A commit with `BY_OPERATOR_FIELD` is one that an operator wants, and no consumer makes.
+
 A send with `EXPECTED_FIELD` is stored only where the queue's next offset is that one.
 
 Records of another cluster come with the queue and the offset that they have there.
@@ -34,6 +36,13 @@ import msgspec
 
 from remoting.errors import BadRequestError
 from remoting.protocol.command import ExtFields
+
+# -------------------------------------------------------------------------------- offset commits
+
+
+BY_OPERATOR_FIELD: Final = "byOperator"
+"""Of UPDATE_CONSUMER_OFFSET: `true`, it is an administrative act, and has an audit line."""
+
 
 # --------------------------------------------------------------------------------- expected offsets
 

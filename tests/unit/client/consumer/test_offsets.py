@@ -9,6 +9,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from client.admin.admin import Admin
+from client.admin.groups import FIRST_MS, OffsetMove
 from client.consumer.offsets import (
     FROM_FIRST,
     BrokerOffsets,
@@ -25,8 +27,9 @@ from client.core.route import MessageQueue
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
 from dledger.testing.doubles import InlineExecutor
-from remoting.protocol.codes import RequestCode
+from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.own_fields import BY_OPERATOR_FIELD
 from tests.unit.client.consumer.consuming import QUEUE
 from tests.unit.client.fake_cluster import World
 
@@ -45,6 +48,20 @@ async def test_brokers_keep_offsets_and_say_which_are_stored(
     for broker in world.groups["g"].brokers:
         broker.answer_commit = lambda a: response_to(a, 1, "no")
     assert await store.save({QUEUE: 6}) == set()
+
+
+async def test_only_commits_of_operators_are_marked(world: World, client: ClientInstance) -> None:
+    await BrokerOffsets(client, "c").save({QUEUE: 5})
+    moves = {QUEUE: OffsetMove(5, 2, 0, 9)}
+    for broker in world.groups["g"].brokers:
+        broker.on(
+            RequestCode.GET_CONSUMER_CONNECTION_LIST,
+            lambda asked: response_to(asked, ResponseCode.CONSUMER_NOT_ONLINE, "none"),
+        )
+    done = await Admin(client).reset_offsets("c", QUEUE.topic, FIRST_MS, moves)
+    assert done.stored == {QUEUE: 2}
+    asked = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_CONSUMER_OFFSET]
+    assert [ext.get(BY_OPERATOR_FIELD) for ext in asked] == [None, "true"]
 
 
 async def test_offsets_keep_the_lock_tokens_of_their_round(

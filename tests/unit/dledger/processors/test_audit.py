@@ -24,13 +24,20 @@ from dledger.processors.answers import refusal
 from dledger.processors.handles import (
     Limit,
     administrative_codes,
+    codes_of,
     declared,
     handlers_of,
+)
+from dledger.processors.operator_commits import (
+    RESETS_NOTED_MAX,
+    is_of_operator,
+    note_refused_reset,
 )
 from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
 from dledger.processors.wiring import LOCAL_ADMIN, PROCESSORS
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from dledger.testing.doubles import ManualClock
+from namesrv.server import ADMINISTRATIVE
 from remoting.access.account_file import AccountStore
 from remoting.access.accounts import ADMIN
 from remoting.access.audit import MAX_SUBJECT_CHARACTERS, subject_text
@@ -41,6 +48,7 @@ from remoting.processor_table import Handler
 from remoting.protocol.bodies import ConsumerData, DataVersion, HeartbeatData, SubscriptionData
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
+from remoting.protocol.own_fields import BY_OPERATOR_FIELD
 from remoting.protocol.signature import ACCESS_KEY
 from tests.harness.broker import Broker, later
 from tests.harness.fake_group import FakeConnection, FakeGroup
@@ -164,6 +172,67 @@ def test_a_reset_has_a_line_with_consumers_and_without(broker: Broker, lines: Li
         ("INVOKE_BROKER_TO_RESET_OFFSET", "topic=T group=g", "not_stored"),
         ("INVOKE_BROKER_TO_RESET_OFFSET", "topic=T group=g", "done"),
     ]
+
+
+COMMIT = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "7"}
+LINE_OF_COMMIT = (
+    "UPDATE_CONSUMER_OFFSET",
+    "topic=T consumerGroup=g queueId=0 commitOffset=7",
+    "done",
+)
+
+
+def test_a_commit_of_a_consumer_has_no_line(broker: Broker, lines: Lines) -> None:
+    broker.make_topic("T", 1)
+    broker.make_group("g")
+    assert broker.call(CODE.UPDATE_CONSUMER_OFFSET, COMMIT).code == 0
+    assert broker.call(CODE.UPDATE_CONSUMER_OFFSET, {**COMMIT, "sync": "true"}).code == 0
+    assert audits(lines) == []
+
+
+@pytest.mark.parametrize("sync", ["true", "false"])
+def test_a_commit_of_an_operator_has_a_line(broker: Broker, lines: Lines, sync: str) -> None:
+    broker.make_topic("T", 1)
+    broker.make_group("g")
+    marked = {**COMMIT, BY_OPERATOR_FIELD: "true", "sync": sync}
+    assert broker.call(CODE.UPDATE_CONSUMER_OFFSET, marked).code == 0
+    assert broker.call(CODE.UPDATE_CONSUMER_OFFSET, {**marked, "queueId": "9"}).code != 0
+    assert acts(lines) == [
+        LINE_OF_COMMIT,
+        (
+            "UPDATE_CONSUMER_OFFSET",
+            "topic=T consumerGroup=g queueId=9 commitOffset=7",
+            "not_stored",
+        ),
+    ]
+
+
+def test_commits_after_a_refused_reset_have_lines(broker: Broker, lines: Lines) -> None:
+    """RocketMQ's tools store offsets so where no consumer is connected."""
+    broker.make_topic("T", 1)
+    broker.make_topic("U", 1)
+    broker.make_group("g")
+    assert broker.call(CODE.UPDATE_CONSUMER_OFFSET, COMMIT).code == 0
+    reset = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}
+    assert broker.call(CODE.INVOKE_BROKER_TO_RESET_OFFSET, reset).code == 206
+    for other in ({"topic": "U"}, {"consumerGroup": "h"}, {}):
+        assert broker.call(CODE.UPDATE_CONSUMER_OFFSET, {**COMMIT, **other}).code == 0
+    assert acts(lines) == [
+        ("INVOKE_BROKER_TO_RESET_OFFSET", "topic=T group=g", "not_stored"),
+        LINE_OF_COMMIT,
+    ]
+
+
+def test_refused_resets_of_a_connection_are_bounded() -> None:
+    connection = cast("Connection", FakeConnection())
+    for number in range(RESETS_NOTED_MAX + 1):
+        note_refused_reset(connection, "g", f"T{number}")
+
+    def counts(number: int) -> bool:
+        ext = {**COMMIT, "topic": f"T{number}"}
+        return is_of_operator(connection, request(CODE.UPDATE_CONSUMER_OFFSET, ext))
+
+    assert [counts(0), counts(1), counts(RESETS_NOTED_MAX)] == [False, True, True]
 
 
 def test_a_refused_act_has_a_line_with_its_outcome(broker: Broker, lines: Lines) -> None:
@@ -294,6 +363,7 @@ async def test_a_secret_is_in_no_audit_line(
     others = [BrokerConfigProcessor(live), access, raft(Changes())]
     handlers = broker.processors.handlers | handlers_of(others, LIMITERS, broker.group)
     fields = {"Signature": SECRET, "SecurityToken": SECRET, "password": SECRET, "secretKey": SECRET}
+    fields[BY_OPERATOR_FIELD] = "true"
     user = {"username": "u", "password": SECRET, "groupName": "g"}
     codes = administrative_codes(PROCESSORS)
     for code in codes:
@@ -379,10 +449,65 @@ def test_acts_follow_from_what_handlers_declare() -> None:
     assert [name for name in shows if not re.match(r"(AUTH_)?(GET|LIST)_", name)] == []
 
 
-def test_the_access_page_names_every_act() -> None:
+CLIENTS = {
+    # sending
+    CODE.SEND_MESSAGE,
+    CODE.SEND_MESSAGE_V2,
+    CODE.SEND_BATCH_MESSAGE,
+    CODE.SEND_RECORDS,
+    CODE.SEND_REPLY_MESSAGE,
+    CODE.SEND_REPLY_MESSAGE_V2,
+    CODE.OPEN_PRODUCER,
+    CODE.END_TRANSACTION,
+    CODE.RECALL_MESSAGE,
+    # a mirror: a line for each batch would hide all others
+    CODE.COPY_RECORDS,
+    # consuming
+    CODE.PULL_MESSAGE,
+    CODE.LITE_PULL_MESSAGE,
+    CODE.BULK_PULL,
+    CODE.CONSUME_STEP,
+    CODE.CONSUMER_SEND_MSG_BACK,
+    CODE.POP_MESSAGE,
+    CODE.ACK_MESSAGE,
+    CODE.BATCH_ACK_MESSAGE,
+    CODE.CHANGE_MESSAGE_INVISIBLETIME,
+    CODE.NOTIFICATION,
+    CODE.LOCK_BATCH_MQ,
+    CODE.UNLOCK_BATCH_MQ,
+    CODE.HEART_BEAT,
+    CODE.UNREGISTER_CLIENT,
+}
+"""What programs send while they work: it changes state, and is no administrative act."""
+
+LOOKS = re.compile(
+    r"(AUTH_)?(GET|LIST|QUERY|VIEW|SEARCH|CHECK)_|RAFT_STATUS|CAPABILITIES|POLLING_INFO"
+    r"|INVOKE_BROKER_TO_GET_CONSUMER_STATUS"
+)
+"""Names of requests that change nothing."""
+
+
+def test_every_request_is_an_act_or_known_to_be_none() -> None:
+    """A new request has a line, or a place in `CLIENTS`, or a name that shows what it is."""
+    codes = codes_of(*PROCESSORS)
+    looks = {code for code in codes if LOOKS.match(code.name)}
+    administrative = administrative_codes(PROCESSORS)
+    assert not CLIENTS & administrative
+    assert not looks & administrative
+    assert codes - looks - CLIENTS == administrative
+
+
+def section_of_acts(name: str) -> set[str]:
     section = PAGE.split("## Audit log\n")[1].split("\n## ")[0]
-    named = set(re.findall(r"`([A-Z][A-Z_]{4,})`", section))
-    assert named == {code.name for code in administrative_codes(PROCESSORS)}
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    of_name_server = [line for line in lines if "of a NameServer" in line.split("|")[1]]
+    chosen = of_name_server if name == "namesrv" else [x for x in lines if x not in of_name_server]
+    return set(re.findall(r"`([A-Z][A-Z_]{4,})`", "\n".join(chosen)))
+
+
+def test_the_access_page_names_every_act() -> None:
+    assert section_of_acts("broker") == {code.name for code in administrative_codes(PROCESSORS)}
+    assert section_of_acts("namesrv") == {code.name for code in ADMINISTRATIVE}
 
 
 def test_a_long_subject_is_cut() -> None:

@@ -1,0 +1,121 @@
+"""Each administrative act at a NameServer has one audit line, and nothing else has one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import structlog.testing
+
+from namesrv.server import ADMINISTRATIVE, LOCAL_ADMIN, NAMESRV_RULES
+from remoting.access.accounts import ADMIN
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.signature import Credentials
+from tests.unit.namesrv.world import ask, config_in, register, running_namesrv
+
+CODE = RequestCode
+SECRET = "hunter2-hunter2"
+
+BY_BROKERS = {
+    CODE.REGISTER_BROKER,
+    CODE.UNREGISTER_BROKER,
+    CODE.BROKER_HEARTBEAT,
+    CODE.QUERY_DATA_VERSION,
+    CODE.REGISTER_TOPIC_IN_NAMESRV,
+}
+"""What brokers send by themselves, with an account of an administrator."""
+
+ACTS: list[tuple[RequestCode, dict[str, str], bytes, str]] = [
+    (CODE.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"}, b"", "brokerName=broker-a"),
+    (CODE.ADD_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"}, b"", "brokerName=broker-a"),
+    (
+        CODE.DELETE_TOPIC_IN_NAMESRV,
+        {"topic": "T1", "clusterName": "c"},
+        b"",
+        "topic=T1 clusterName=c",
+    ),
+    (
+        CODE.PUT_KV_CONFIG,
+        {"namespace": "n", "key": "k", "value": SECRET},
+        b"",
+        "namespace=n key=k",
+    ),
+    (CODE.DELETE_KV_CONFIG, {"namespace": "n", "key": "k"}, b"", "namespace=n key=k"),
+    (
+        CODE.UPDATE_NAMESRV_CONFIG,
+        {},
+        b"enableAllTopicList=true\nreturnOrderTopicConfigToBroker=true\n",
+        "settings=enableAllTopicList,returnOrderTopicConfigToBroker",
+    ),
+]
+
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    with structlog.testing.capture_logs() as logged:
+        yield cast("Lines", logged)
+
+
+def audits(lines: Lines) -> list[tuple[str, str, str, str]]:
+    return [
+        (line["account"], line["request"], line["subject"], line["outcome"])
+        for line in lines
+        if line["event"] == "audit"
+    ]
+
+
+def test_what_administrators_send_is_an_act_or_known_to_be_none() -> None:
+    administrators = {code for code, rule in NAMESRV_RULES.items() if rule is ADMIN}
+    looks = {code for code in administrators if CODE(code).name.startswith("GET_")}
+    assert administrators - looks - BY_BROKERS == ADMINISTRATIVE
+    assert ADMINISTRATIVE >= LOCAL_ADMIN, "what a stranger may not do is an act"
+    assert {code for code, *_ in ACTS} == ADMINISTRATIVE
+
+
+@pytest.mark.parametrize(("code", "ext", "body", "subject"), ACTS, ids=lambda v: str(v)[:40])
+async def test_an_act_has_one_line_without_values(
+    tmp_path: Path,
+    lines: Lines,
+    code: RequestCode,
+    ext: dict[str, str],
+    body: bytes,
+    subject: str,
+) -> None:
+    async with running_namesrv(config_in(tmp_path)) as world:
+        connection = await world.connect()
+        await register(connection)
+        answer = await ask(connection, code, ext, body)
+    assert answer.code == 0, answer.remark
+    assert audits(lines) == [("anonymous", code.name, subject, "done")]
+    assert SECRET not in str([line for line in lines if line["event"] == "audit"])
+
+
+async def test_an_act_that_is_refused_has_a_line(tmp_path: Path, lines: Lines) -> None:
+    async with running_namesrv(config_in(tmp_path)) as world:
+        connection = await world.connect()
+        await ask(connection, CODE.UPDATE_NAMESRV_CONFIG, {}, b"noSuchSetting=1\n")
+        await ask(connection, CODE.UPDATE_NAMESRV_CONFIG, {}, b"\xff")
+        await ask(connection, CODE.PUT_KV_CONFIG, {"namespace": "n"})
+    assert audits(lines) == [
+        ("anonymous", "UPDATE_NAMESRV_CONFIG", "settings=noSuchSetting", "not_stored"),
+        ("anonymous", "UPDATE_NAMESRV_CONFIG", "", "not_stored"),
+        ("anonymous", "PUT_KV_CONFIG", "namespace=n", "not_stored"),
+    ]
+
+
+async def test_a_line_has_the_account_that_was_admitted(tmp_path: Path, lines: Lines) -> None:
+    accounts = tmp_path / "accounts.toml"
+    accounts.write_text(f'[accounts.operator]\nsecret_key = "{SECRET}"\nadmin = true\n')
+    config = config_in(tmp_path, acl_enable=True, acl_file=str(accounts))
+    async with running_namesrv(config) as world:
+        connection = await world.connect(Credentials("operator", SECRET))
+        for each, is_admitted in ((connection, True), (await world.connect(), False)):
+            answer = await ask(each, CODE.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"})
+            assert (answer.code == 0) is is_admitted
+    assert audits(lines) == [
+        ("operator", "WIPE_WRITE_PERM_OF_BROKER", "brokerName=broker-a", "done")
+    ]
