@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
-from cyclopts import Parameter
+from cyclopts import Parameter, convert
 
 from commitlog.errors import MQError
 from remoting.escaped_text import escaped
@@ -74,6 +74,9 @@ Yes = Annotated[
     Parameter(name="--yes", negative="", help="Do it; without it only print what would change."),
 ]
 
+SHOWN_CHARS: Final = 32
+"""Of a value that is refused."""
+
 DEFAULT_NAMESRV = "127.0.0.1:9876"
 
 
@@ -106,6 +109,24 @@ def no_less_than_0(_kind: object, value: float | None) -> None:
     """
     if value is not None and not value >= 0:
         raise ValueError("must be 0 or more")
+
+
+def read_option(hint: Any, tokens: Any) -> Any:
+    """Return the value of an option, as the library reads it; a whole number is written as one.
+
+    The library rounds 1.5 where a whole number is wanted.
+
+    Args:
+        hint: Its type.
+        tokens: What was given for it.
+    Raises:
+        ValueError: It cannot be read; a usage error.
+    """
+    if hint is int or int in get_args(hint):
+        for token in tokens:
+            if "." in token.value:
+                raise ValueError(f"{token.value[:SHOWN_CHARS]!r} is no whole number")
+    return convert(hint, tokens)
 
 
 def print_json(value: object) -> None:

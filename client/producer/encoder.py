@@ -63,6 +63,19 @@ def goes_alone(message: Message) -> bool:
     return bool(properties and not SINGLE_PROPERTIES.isdisjoint(properties))
 
 
+def budget_s(timeout_s: float | None, default_s: float) -> float:
+    """Return how long a call may take, in seconds: *timeout_s*, for None the default. Pure.
+
+    Raises:
+        MessageIllegalError: It is no time above 0; nothing was sent.
+    """
+    if timeout_s is None:
+        return default_s
+    if not timeout_s > 0:
+        raise MessageIllegalError(f"timeout_s is {timeout_s}; it must be above 0")
+    return timeout_s
+
+
 class SlotEncoder:
     """Makes the slots of one producer."""
 
@@ -282,7 +295,7 @@ class SlotEncoder:
         return command
 
     def _deadline(self, timeout_s: float | None) -> float:
-        return self._clock.monotonic() + (timeout_s or self._config.send_timeout_s)
+        return self._clock.monotonic() + budget_s(timeout_s, self._config.send_timeout_s)
 
     def _compressed(self, body: Buffer, size: int) -> tuple[Buffer, int]:
         if self._config.compress_over_bytes is None or size <= self._compress_over:

@@ -38,7 +38,7 @@ from client.core.message_ext import MessageExt, SendResult
 from client.core.retry import FailureKind, failure_of_code, time_left_s
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
-from client.producer.encoder import SlotEncoder
+from client.producer.encoder import SlotEncoder, budget_s
 from client.producer.engine import SendEngine
 from client.producer.lane import Lane
 from client.producer.queue_selection import PublishTopic, PublishTopics
@@ -198,7 +198,7 @@ class Producer(ManagedScope):
 
         Args:
             message: Not changed; must not be changed before this returns.
-            timeout_s: Whole budget; default ``config.send_timeout_s``.
+            timeout_s: Whole budget, above 0; default ``config.send_timeout_s``.
             selector: Chooses the queue; the message is then never moved to another one.
             selector_arg: Given to *selector*.
         Returns:
@@ -394,7 +394,7 @@ class Producer(ManagedScope):
 
         Args:
             sent: What its send returned, or the ``recall_handle`` in it.
-            timeout_s: Whole budget; default ``config.send_timeout_s``.
+            timeout_s: Whole budget, above 0; default ``config.send_timeout_s``.
         Returns:
             The message id; the message never will be delivered.
         Raises:
@@ -407,7 +407,7 @@ class Producer(ManagedScope):
         """
         handle = sent if isinstance(sent, str) else sent.recall_handle
         return await recall(
-            self._instance, self.group, handle, timeout_s or self.config.send_timeout_s
+            self._instance, self.group, handle, budget_s(timeout_s, self.config.send_timeout_s)
         )
 
     async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
@@ -452,9 +452,10 @@ class Producer(ManagedScope):
 
     async def _wait_for_space(self, lane: Lane, timeout_s: float | None) -> float:
         """Return what is left of *timeout_s* when another send may be put in line."""
-        clock, budget_s = self._instance.clock, timeout_s or self.config.send_timeout_s
-        until = clock.monotonic() + budget_s
-        await self._engine.wait_for_space(lane, budget_s)
+        clock = self._instance.clock
+        left_s = budget_s(timeout_s, self.config.send_timeout_s)
+        until = clock.monotonic() + left_s
+        await self._engine.wait_for_space(lane, left_s)
         return max(time_left_s(until, clock.monotonic()), MIN_TIMEOUT_S)
 
     def _not_open(self) -> ClientClosedError:
@@ -467,9 +468,10 @@ class Producer(ManagedScope):
             return topic, timeout_s
         if self._closed:
             raise self._not_open()
-        clock, budget_s = self._instance.clock, timeout_s or self.config.send_timeout_s
-        until = clock.monotonic() + budget_s
-        topic = await self._topics.find(name, budget_s)
+        clock = self._instance.clock
+        left_s = budget_s(timeout_s, self.config.send_timeout_s)
+        until = clock.monotonic() + left_s
+        topic = await self._topics.find(name, left_s)
         return topic, max(time_left_s(until, clock.monotonic()), MIN_TIMEOUT_S)
 
 

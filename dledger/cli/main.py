@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, Literal
 from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter
 
 from commitlog.errors import ConfigError, InvariantBroken, MQError
-from dledger.output import CliError, ExitCode, note
+from dledger.output import CliError, ExitCode, note, read_option
 
 RUN = Group.create_ordered("Run")
 LOOK = Group.create_ordered("Show and change")
@@ -237,7 +237,7 @@ def _app(name: str, about: str) -> App:
         help=about,
         version=_version,
         backend="trio",
-        default_parameter=Parameter(negative=()),
+        default_parameter=Parameter(negative=(), converter=read_option),
         # Its boxes cost as much time as everything else of a help page.
         help_format="plaintext",
         help_formatter=HelpPages(),

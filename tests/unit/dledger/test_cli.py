@@ -7,11 +7,14 @@ import json
 import ssl
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import structlog
 import trio
+from cyclopts import App, Argument, ArgumentCollection
 
 from commitlog.errors import ConfigError, InvariantBroken
 from dledger.cli.ask_cluster import NoAnswerError, _tls_hint, ask, ask_namesrvs, cluster_info
@@ -109,6 +112,8 @@ def test_help_loads_nothing_that_only_the_command_needs(command: str) -> None:
         (["up", "--port", "65536"], 2, "--port"),
         (["up", "--port", "0"], 2, "--port"),
         (["console", "--port", "65536"], 2, "--port"),
+        (["up", "--brokers", "2.7"], 2, "--brokers: '2.7' is no whole number"),
+        (["up", "--brokers", "three"], 2, '--brokers: unable to convert "three" into int'),
     ],
 )
 def test_error_is_one_line_with_its_exit_code(
@@ -153,6 +158,40 @@ def test_p_prints_every_setting_with_its_source(
     printed = capsys.readouterr().out
     golden = ROOT / "tests" / "data" / "print_settings.txt"
     assert printed == golden.read_text(), "settings changed: see docs/reference/configuration.md"
+
+
+def _commands(app: App, *path: str) -> Iterator[tuple[tuple[str, ...], ArgumentCollection]]:
+    for name in app:
+        if name.startswith("-"):
+            continue
+        command = app[name]
+        if command.default_command is not None:
+            yield (*path, name), command.assemble_argument_collection()
+        yield from _commands(command, *path, name)
+
+
+def _takes_whole_numbers(argument: Argument) -> bool:
+    return argument.hint is int or int in get_args(argument.hint)
+
+
+def test_whole_numbers_are_never_rounded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every option and argument of every command that is a whole number refuses 1.5."""
+    app, seen = build_app(), 0
+    for path, arguments in _commands(app):
+        for tried in filter(_takes_whole_numbers, arguments):
+            tokens = list(path)
+            for argument in arguments:
+                value = "1.5" if argument is tried else "1"
+                if argument.names[0].startswith("--"):
+                    if argument is tried or argument.required:
+                        tokens.append(f"{argument.names[0]}={value}")
+                elif argument.required:
+                    tokens.append(value)
+            assert run(app, tokens) == ExitCode.USAGE, tokens
+            name = f"{tried.names[0]}: " if tried.names[0].startswith("--") else ""
+            assert f"{name}'1.5' is no whole number" in capsys.readouterr().err, tokens
+            seen += 1
+    assert seen > 70
 
 
 def test_a_script_is_its_sub_command(capsys: pytest.CaptureFixture[str]) -> None:

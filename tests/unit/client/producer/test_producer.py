@@ -44,6 +44,23 @@ async def test_send_returns_where_the_message_is() -> None:
     assert result.offset_message_id == "0A000001" + "00002A9F" + "0" * 16
 
 
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
+async def test_a_budget_that_is_no_time_is_refused(timeout_s: float) -> None:
+    batch = [Message("T", b"a"), Message("T", b"b")]
+    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
+        for _ in ("route not known", "route known"):
+            with pytest.raises(MessageIllegalError, match=r"timeout_s is .*; it must be above 0"):
+                await producer.send(Message("T", b"x"), timeout_s=timeout_s)
+            with pytest.raises(MessageIllegalError, match="it must be above 0"):
+                await producer.send_batch(batch, timeout_s=timeout_s)
+            with pytest.raises(MessageIllegalError, match="it must be above 0"):
+                await producer.recall("handle", timeout_s=timeout_s)
+            await producer.publish_queues("T")
+        assert world.groups["g"].bodies() == []
+        await producer.send(Message("T", b"x"), timeout_s=None)
+    assert world.groups["g"].bodies() == [b"x"]
+
+
 async def test_sends_go_round_all_queues() -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         queues = [(await producer.send(Message("T", b"x"))).message_queue for _ in range(8)]
