@@ -219,7 +219,8 @@ class ConsumeQueue:
             return  # its topic was deleted
         self._sharing.long.pop(self, None)
         if end is None:
-            self._known_begins = None  # some of its files may have been made
+            # Some of its files may have been made. Looked for now: a deletion closes what is known.
+            self._known_begins = self._find_begins()
         else:
             self._begins.update(
                 begin for _, begin, _, _ in self._pieces(moved.first, end - moved.first)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from typing import Final
 
 import numpy as np
@@ -78,7 +79,7 @@ class KeyIndexFlush:
     """Index files to flush. `run` blocks and may be called in a worker thread, one at a time.
 
     Attributes:
-        done: Whether `run` came to its end.
+        done: Whether `run` has written all of it.
         unreadable: Files that could not be written, as the disk does not give back the rest of a
             page. They are to be given up.
     """
@@ -118,6 +119,8 @@ class KeyIndexFlush:
                 if error.errno not in CANNOT_BE_READ:
                     raise
                 self.unreadable.append(flush.path)
+                # Those after it must not count: after a crash nothing would tell what is missing.
+                break
         if self._folder is not None:
             self._disk.flush_dir(self._folder)
         if self._mark is not None and self.unreadable:
@@ -125,7 +128,7 @@ class KeyIndexFlush:
             _remove_mark(self._disk, self._mark)
         elif self._mark is not None and self._set_mark:
             self._disk.replace(self._mark, b"")
-        self.done = True
+        self.done = not self.unreadable
 
     def _write(self, flush: FileFlush) -> None:
         # Descriptors of its own: a file may be removed meanwhile.
@@ -172,6 +175,7 @@ class KeyIndex:
         "_disk",
         "_files",
         "_last_flush",
+        "_last_name",
         "_mark",
         "_max_entries",
         "_names_changed",
@@ -210,6 +214,7 @@ class KeyIndex:
         for name in disk.list_dir(root):
             if len(name) == _NAME_LENGTH and name.isdecimal():
                 self._load(f"{root}/{name}")
+        self._last_name = self._files[-1].path.rpartition("/")[2] if self._files else ""
         if mark is not None and not self._files:
             self.is_behind = True  # the folder may have been removed unnoticed
         self.give_up_unreadable()
@@ -280,18 +285,19 @@ class KeyIndex:
             DiskFullError: What was added before a new file was needed stays.
         """
         self._note_last_flush()
-        if self._unreadable:
-            self.give_up_unreadable()
+        # Not where retention has removed the file meanwhile: nothing is given up then.
+        if self._unreadable and (self.give_up_unreadable() or self._unreadable):
             return
         if self._files:
             done = int(np.searchsorted(phy_offsets, self.end_phy_offset, side="right"))
         else:
             done = 0
         while done < len(hashes):
-            if not self._files or self._files[-1].free_entries <= 0:
+            part = self._part(phy_offsets, done)
+            if part.start == part.stop:
                 self._roll(int(store_times[done]))
+                part = self._part(phy_offsets, done)
             current = self._files[-1]
-            part = slice(done, done + current.free_entries)
             try:
                 current.append(hashes[part], phy_offsets[part], store_times[part])
             except OSError as error:
@@ -299,6 +305,21 @@ class KeyIndex:
                 self.give_up_unreadable()
                 return
             done = part.stop
+
+    def _part(self, phy_offsets: npt.NDArray[np.int64], first: int) -> slice:
+        """Return what of the keys from *first* on goes into the newest file.
+
+        A file ends behind all keys of a record: what is put again begins with the next record.
+        """
+        if not self._files:
+            return slice(first, first)
+        end = min(first + self._files[-1].free_entries, len(phy_offsets))
+        if first < end < len(phy_offsets) and phy_offsets[end - 1] == phy_offsets[end]:
+            begin = int(np.searchsorted(phy_offsets, phy_offsets[end], side="left"))
+            # A record with more keys than any file takes begins one, and is cut all the same.
+            if begin > first or self._files[-1].header.next_entry > 1:
+                end = max(begin, first)
+        return slice(first, max(end, first))
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[int]:
         """Return positions of records that may have *key*, newest first.
@@ -412,6 +433,8 @@ class KeyIndex:
         self.files_lost += len(bad)
         while len(self._files) > bad[0]:
             self._remove(self._files.pop())
+        # Before new ones come: of the old ones none may be back behind a gap after a power cut.
+        self._disk.flush_dir(self._root)
         return True
 
     def delete_before(self, phy_offset: int) -> None:
@@ -428,8 +451,9 @@ class KeyIndex:
 
         `end_completion` follows when it was run.
         """
+        self._note_last_flush()
         self._completing = True
-        return self._begin_flush(set_mark=True)
+        return self._begin_flush(set_mark=not self._unreadable)
 
     def end_completion(self, job: KeyIndexFlush) -> None:
         """Take note that *job* was run, or has failed."""
@@ -448,7 +472,9 @@ class KeyIndex:
                 file.drop_table()
         folder = self._root if self._names_changed or (last and not last.done) else None
         self._names_changed = False
-        files = [file.begin_flush() for file in self._files if file.changed]
+        # What comes behind a file that is to be given up goes with it.
+        kept = takewhile(lambda file: file.path not in self._unreadable, self._files)
+        files = [file.begin_flush() for file in kept if file.changed]
         job = KeyIndexFlush(self._disk, folder, files, self._mark, set_mark=set_mark)
         self._last_flush = job
         return job
@@ -469,14 +495,14 @@ class KeyIndex:
 
     def _roll(self, store_time_ms: int) -> None:
         name = file_name(store_time_ms, self._utc_offset)
-        if self._files:
+        if name <= self._last_name:
             # Names order the files: two in one millisecond, after a clock that went back, or at
-            # the end of summer time, still come one after the other.
-            newest = self._files[-1].path.rpartition("/")[2]
-            while name <= newest:
-                name = file_name(_name_ms(newest) + 1)
+            # the end of summer time, still come one after the other. None is used again: a flush
+            # that was begun before its file was given up must not find another one.
+            name = file_name(_name_ms(self._last_name) + 1)
         path = f"{self._root}/{name}"
         file = self._disk.create(path, self._file_bytes, reserve=False)
+        self._last_name = name
         self._names_changed = True
         self._files.append(IndexFile(path, file, self._slots, self._max_entries))
 

@@ -151,6 +151,9 @@ class KeyIndexing:
         Raises:
             DiskFullError: Some of them may be missing; to be put again.
         """
+        # A flush may have given files up: the keys of this entry come behind theirs.
+        if self._finds_loss():
+            self.on_behind()
         if self.next_index is None and len(derived.key_hashes):
             self._put(derived)
 
@@ -162,6 +165,14 @@ class KeyIndexing:
             self.next_index = TO_BE_FOUND
             self.on_behind()
             return False
+        return True
+
+    def _finds_loss(self) -> bool:
+        """Tell whether files were given up since this was asked; their keys are to be put again."""
+        if self.index.files_lost == self._lost_seen:
+            return False
+        self._lost_seen = self.index.files_lost
+        self.next_index = TO_BE_FOUND
         return True
 
     def step(
@@ -183,9 +194,8 @@ class KeyIndexing:
             CorruptEntryError: An entry waits for its repair; come again.
             DiskFullError: Come again when there is space.
         """
-        if self.index.give_up_unreadable():
-            self._lost_seen = self.index.files_lost
-            self.next_index = TO_BE_FOUND
+        self.index.give_up_unreadable()
+        self._finds_loss()
         if self.next_index is None:
             return False
         if self.next_index == TO_BE_FOUND:

@@ -161,8 +161,10 @@ class Mirror:
         except MQError as error:
             done.errors["clusters"] = str(error)
             return done
+        # A NameServer that was just started may know another group first: none takes its place.
+        kept = {here: there for here, there in self.pairs.items() if here in names[0]}
         try:
-            self.pairs = pair_brokers(*names, self._given_pairs)
+            self.pairs = pair_brokers(*names, {**kept, **self._given_pairs})
         except ConfigError as error:
             if not self.pairs:
                 raise

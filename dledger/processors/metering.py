@@ -233,7 +233,7 @@ class Metering:
             raise QuotaExceededError(text, CONNECT_AGAIN_MS, closes=True)
         if counted is not None:
             self.buckets.disconnect(counted)
-        else:
+        if _COUNTED not in connection.attributes:
             connection.on_close.append(self._closed)
         connection.attributes[_COUNTED] = wanted
 

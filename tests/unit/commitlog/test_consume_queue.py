@@ -19,7 +19,7 @@ from commitlog.errors import (
 )
 from commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
 from commitlog.seams import DiskFile
-from dledger.testing.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk, no_fault
 
 
 @pytest.fixture
@@ -383,6 +383,35 @@ def test_a_topic_deleted_while_its_units_are_written_leaves_none(root: Path) -> 
     store.flush()
     assert store.queue("T2", 0).read(0, 1).tolist() == units(9, 1).tolist()
     store.close()
+
+
+def test_a_topic_deleted_after_a_failed_move_leaves_no_file() -> None:
+    """A topic of the same name would be read out of files that are not there any more."""
+    disk = CrashDisk()
+    store = ConsumeQueueStore(disk, "/queues", 10)
+    queue = store.queue("T", 0)
+    queue.put(0, units(0, 10))
+    store.flush()
+    store.begin_flush()
+    assert store.queue("T", 0).read(0, 10).tolist() == units(0, 10).tolist()
+    queue.put(10, units(10, 1))
+
+    def bad_sector(kind: str, path: str) -> None:
+        if kind == "write" and path.endswith(f"{10 * UNIT_BYTES:020d}"):
+            raise OSError(errno.EIO, "bad sector", path)
+
+    disk.fault = bad_sector
+    store.flush()
+    disk.fault = no_fault
+    store.begin_flush().run()
+    assert store.lost
+    store.delete_topic("T")
+    store.renew_lost()
+    assert not store.lost, "a deleted topic has nothing to be put again"
+    store.queue("T", 0).put(0, units(50, 10))
+    store.flush()
+    store.begin_flush().run()
+    assert store.queue("T", 0).read(0, 10).tolist() == units(50, 10).tolist()
 
 
 @pytest.mark.usefixtures("unshared")

@@ -16,6 +16,7 @@ from commitlog.key_index import (
     file_name,
 )
 from commitlog.queue_unit import index_key_hash
+from dledger.testing.crash_disk import CrashDisk, disk_full, no_fault
 
 TIME_MS = 1_795_147_871_927
 ALWAYS = (0, 2**62)
@@ -346,3 +347,25 @@ def test_a_damaged_link_ends_the_walk(root: Path, previous: int) -> None:
     found = index.query("T1", "a", 32, *ALWAYS)
     assert found == ([2, 1] if previous == 1 else [2])
     index.close()
+
+
+def test_a_file_ends_behind_all_keys_of_a_record() -> None:
+    """What is put again begins behind the newest record that has a key in the index."""
+    disk = CrashDisk()
+    index = KeyIndex(disk, "/index", 7, 4)
+    keys = [("a", 100, TIME_MS), ("b", 200, TIME_MS), ("c", 300, TIME_MS), ("d", 300, TIME_MS)]
+    put(index, keys[0])
+    disk.fault = disk_full()
+    with pytest.raises(DiskFullError):
+        put(index, *keys)
+    disk.fault = no_fault
+    put(index, *keys)
+    found = {key: index.query("T1", key, 9, *ALWAYS) for key, _, _ in keys}
+    assert found == {"a": [100], "b": [200], "c": [300], "d": [300]}
+
+
+def test_a_record_with_more_keys_than_a_file_takes_several() -> None:
+    index = KeyIndex(CrashDisk(), "/index", 7, 4)
+    put(index, ("a", 50, TIME_MS), *((f"k{n}", 100, TIME_MS) for n in range(8)))
+    assert [index.query("T1", f"k{n}", 9, *ALWAYS) for n in range(8)] == [[100]] * 8
+    assert index.query("T1", "a", 9, *ALWAYS) == [50]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import numpy as np
 import pytest
 
@@ -148,6 +150,65 @@ def test_unwritable_page_gives_its_file_up() -> None:
     assert not disk.exists(MARK)
     put(index, 50, 2)
     assert (index.is_behind, index.end_phy_offset) == (True, 38)
+
+
+def test_keys_are_taken_where_retention_removed_the_bad_file() -> None:
+    disk, paths = three_files()
+    index = key_index(disk)
+    index.prepare()
+    disk.files[paths[0]].unreadable.append((40, 468))
+    assert index.query("T", "k3", 9, *ALWAYS) == []
+    index.delete_before(30)
+    put(index, 48, 1)
+    assert (index.end_phy_offset, index.files_lost) == (49, 0)
+
+
+def test_files_behind_a_bad_one_do_not_outlive_a_power_cut() -> None:
+    """The newest file shows how far the index is: one behind a gap would hide the gap."""
+    disk, paths = three_files()
+    index = key_index(disk)
+    index.prepare()
+    put(index, 48, 30)
+
+    def bad_sector(kind: str, path: str) -> None:
+        if kind == "write" and path == paths[2]:
+            raise OSError(errno.EIO, "bad sector", path)
+
+    disk.fault = bad_sector
+    index.flush()
+    index.flush()
+    left = key_index(disk.power_cut(lambda: False))
+    assert (left.is_behind, left.end_phy_offset) == (True, 48)
+
+
+def test_a_name_of_a_file_is_not_used_again() -> None:
+    """A flush that was begun before would write old slots into the new file."""
+    disk, paths = three_files()
+    index = key_index(disk)
+    index.prepare()
+    put(index, 48, 1)
+    job = index.begin_flush()
+    disk.files[paths[2]].unreadable.append((80, 512))
+    assert index.query("T", "k45", 9, *ALWAYS) == []
+    put(index, 38, 1)
+    put(index, 38, 3)
+    assert (index.end_phy_offset, index.files_lost) == (41, 1)
+    job.run()
+    assert not disk.exists(paths[2])
+    index.flush()
+    left = key_index(disk.power_cut(lambda: False))
+    assert left.end_phy_offset == 41
+
+
+def test_a_completion_beside_a_bad_file_sets_no_mark() -> None:
+    disk, paths = three_files()
+    index = key_index(disk)
+    index.prepare()
+    put(index, 48, 2)
+    disk.files[paths[2]].unreadable.append((0, 512))
+    index.flush()
+    index.begin_completion().run()
+    assert not disk.exists(MARK)
 
 
 def test_files_that_are_removed_are_missed_at_the_next_start() -> None:

@@ -240,6 +240,16 @@ def test_differences_of_one_that_may_act_as_leader(is_supported: bool) -> None:
     assert table.route("T4") is None
 
 
+def test_a_new_leader_registers_all_topics_first() -> None:
+    """What it registered as a follower did not count: differences from there are not all."""
+    table = RouteInfoManager()
+    table.register_broker(registration(A, 0), 0)
+    table.register_broker(registration(B, 1, table=topics("T1", "T2", "T3")), 0)
+    elected = registration(B, 0, table=topics("T4", "T5"), data_version=version(2, state=1))
+    assert table.register_broker(replace(elected, since=version()), 1).needs_all
+    assert table.all_topics() == ["T1", "T2"]
+
+
 def test_rule_5_acting_master_stands_as_id_0() -> None:
     table = RouteInfoManager(NamesrvTable(support_acting_master=True))
     table.register_broker(registration(B, 1, acting=True), 0)

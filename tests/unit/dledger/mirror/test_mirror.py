@@ -159,6 +159,32 @@ async def test_groups_that_go_away_end_no_running_mirror(is_source: bool) -> Non
     assert (done.errors, done.copied_messages) == ({}, 1)
 
 
+async def test_a_group_is_copied_to_where_it_was_copied_before() -> None:
+    """A NameServer that was just started may know another group of the target first."""
+    source, target = Cluster(PLAIN), Cluster()
+    source.produce(MessageQueue("T", BROKER, 0), b"first")
+    target.names = [BROKER, "broker-b"]
+    mirror = mirror_of(source, target, ManualClock())
+    assert (await mirror.round()).copied_messages == 1
+    target.names = ["broker-b"]
+    target.topic_table.clear()
+    done = await mirror.round()
+    assert (list(done.errors), done.put_topics) == (["clusters"], 0)
+    assert mirror.pairs == {BROKER: BROKER}
+
+
+async def test_a_group_that_left_the_source_holds_no_other_up() -> None:
+    source, target = Cluster(PLAIN), Cluster()
+    source.names = target.names = ["a", "b"]
+    mirror = mirror_of(source, target, ManualClock())
+    await mirror.round()
+    assert mirror.pairs == {"a": "a", "b": "b"}
+    source.names = ["b"]
+    source.produce(MessageQueue("T", "b", 0), b"first")
+    done = await mirror.round()
+    assert (done.errors, done.copied_messages) == ({}, 1)
+
+
 async def test_an_empty_cluster_is_not_the_same() -> None:
     """A copy of nothing, found the same, would let someone delete the source."""
     empty, full = Cluster(), Cluster(PLAIN)

@@ -462,6 +462,24 @@ def test_a_connection_counts_under_the_name_it_has_now(topic: Broker) -> None:
     assert dict(buckets.connections) == {}
 
 
+def test_accounts_in_turn_on_one_connection_leave_nothing(topic: Broker) -> None:
+    """A proxy sends for one account that has a limit of connections and one that has none."""
+    put(
+        topic,
+        QuotaConfig("account", "few", connections=9),
+        QuotaConfig("account", "fast", sent_messages_per_s=1000),
+    )
+    connection = FakeConnection()
+    for account in ("few", "fast") * 3:
+        of_account(account, connection)
+        assert send(topic, connection).code == 0
+    assert len(connection.on_close) == 1
+    of_account("few", connection)
+    assert send(topic, connection).code == 0
+    connection.close()
+    assert dict(topic.processors.metering.buckets.connections) == {}
+
+
 def test_a_leader_is_named_in_no_refusal_by_quota(topic: Broker) -> None:
     """It must not be taken for another leader's address."""
     put(topic, QuotaConfig("client", "", sent_messages_per_s=1))
