@@ -471,6 +471,7 @@ class PullProcessor:
         try:
             # The group may have been paused since.
             self._checks.check_group(pull.group.group_name)
+            self._checks.look_for_expired(pull)
             found, _ = self._find(pull, pull.scan_from)
         except MQError as error:
             self._held.release(held)
@@ -489,6 +490,7 @@ class PullProcessor:
 
     def _answer_held(self, held: Held[Pull]) -> None:
         pull = held.pull
+        self._checks.look_for_expired(pull)
         try:
             found, _ = self._find(pull, pull.scan_from)
         except MQError as error:
