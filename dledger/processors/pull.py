@@ -468,10 +468,10 @@ class PullProcessor:
 
     def _try_again(self, held: Held[Pull]) -> None:
         pull = held.pull
+        self._checks.look_for_expired(pull)
         try:
             # The group may have been paused since.
             self._checks.check_group(pull.group.group_name)
-            self._checks.look_for_expired(pull)
             found, _ = self._find(pull, pull.scan_from)
         except MQError as error:
             self._held.release(held)
