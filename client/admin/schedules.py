@@ -80,7 +80,7 @@ class ScheduleAdmin(LeaderAsks):
             dry_run: Check everything and return the instants, and change nothing.
         Raises:
             MessageIllegalError: No broker takes the message for a schedule; nothing was sent.
-            NoRouteError: No group has the topic.
+            NoRouteError: No group has the topic, or as `schedules`.
             RequestFailedError: Refused, with the reason; nothing was changed. Code 3: the broker is
                 of an earlier release, or a RocketMQ.
             BrokerUnreachableError: No leader answers; the change may or may not be stored.
@@ -111,6 +111,7 @@ class ScheduleAdmin(LeaderAsks):
         Groups of earlier releases, and RocketMQ's, have none.
 
         Raises:
+            NoRouteError: No group has registered with the NameServer, which has just started.
             RequestFailedError, BrokerUnreachableError: A leader does not say.
         """
         found = {}
@@ -134,6 +135,7 @@ class ScheduleAdmin(LeaderAsks):
         Returns:
             The broker group that had it.
         Raises:
+            NoRouteError: As `schedules`; nothing was changed.
             RequestFailedError: There is none of that name, or its group refused; nothing was
                 changed.
             BrokerUnreachableError: No leader answers; the change may or may not be stored.
@@ -166,6 +168,9 @@ class ScheduleAdmin(LeaderAsks):
     async def _groups_of_cluster(self) -> list[str]:
         """Return all groups: one without a leader now may have the schedule that is looked for."""
         table = (await self.cluster_info()).broker_addr_table
+        if not table:
+            # One that has just started: which schedules there are is not known.
+            raise NoRouteError("no broker group has registered with the NameServer; asked none")
         for name, group in table.items():
             self._instance.routes.add_members(name, dict(group.broker_addrs))
         return sorted(table)

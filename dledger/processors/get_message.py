@@ -279,6 +279,10 @@ FLAG_SUBSCRIPTION = 4
 FLAG_CLASS_FILTER = 8
 
 
+def _asks_for_expired(command: RemotingCommand) -> bool:
+    return command.ext.get(WITH_EXPIRED_FIELD) in (True, "true")
+
+
 @dataclass(slots=True)
 class Pull:
     """A pull that passed its checks."""
@@ -351,7 +355,7 @@ class PullChecks:
         self.check_queue(topic, queue_id, leading)
         self._offsets.check_slot((group_name, topic, queue_id))
         codes, wants = self.wanted(header)
-        if command.ext.get(WITH_EXPIRED_FIELD) not in (True, "true"):
+        if not _asks_for_expired(command):
             codes, wants = self.living(topic, codes, wants)
         if leading:
             self.make_known(connection, group_name)
@@ -473,6 +477,14 @@ class PullChecks:
         if not subscription.is_tag_type:
             return None, self._filters.of_subscription(subscription)
         return self._with_retries(subscription.codes, group, topic)
+
+    def look_for_expired(self, pull: Pull) -> None:
+        """Let a held pull pass over what has expired: its topic may have such messages since.
+
+        A member that catches up applies messages long after they were stored.
+        """
+        if not isinstance(pull.wants, LivingFilter) and not _asks_for_expired(pull.command):
+            pull.codes, pull.wants = self.living(pull.topic, pull.codes, pull.wants)
 
     def living(
         self, topic: str, codes: TagCodes | None, wants: PropertyFilter | None

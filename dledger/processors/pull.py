@@ -468,6 +468,7 @@ class PullProcessor:
 
     def _try_again(self, held: Held[Pull]) -> None:
         pull = held.pull
+        self._checks.look_for_expired(pull)
         try:
             # The group may have been paused since.
             self._checks.check_group(pull.group.group_name)
@@ -489,6 +490,7 @@ class PullProcessor:
 
     def _answer_held(self, held: Held[Pull]) -> None:
         pull = held.pull
+        self._checks.look_for_expired(pull)
         try:
             found, _ = self._find(pull, pull.scan_from)
         except MQError as error:

@@ -270,6 +270,10 @@ _OF: Final = {
     F.GIVEN_UP: "pop",
     F.STEP: "steps",
     F.STEP_FOUND: "steps",
+    F.SCHEDULE: "schedules",
+    F.FIRED: "schedules",
+    F.PERISHABLE: "time-to-live",
+    F.LIVING: "time-to-live",
 }
 LOCKERS: Final = "lockers"
 """The consumer group that commits under locks."""

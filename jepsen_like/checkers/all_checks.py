@@ -21,6 +21,7 @@ from jepsen_like.checkers import (
     delayed,
     filters,
     final_reads,
+    lifetimes,
     locks,
     polls,
     pop,
@@ -29,6 +30,7 @@ from jepsen_like.checkers import (
     replicas,
     retention,
     retries,
+    schedules,
     steps,
     total_queue,
     transactions,
@@ -82,6 +84,10 @@ ROW_WISE: Final = tuple(
         F.STEP,
         F.STEP_FOUND,
         F.GIVEN_UP,
+        F.SCHEDULE,
+        F.FIRED,
+        F.PERISHABLE,
+        F.LIVING,
     )
 )
 REST: Final = Want(
@@ -473,6 +479,24 @@ class _Check:
         rows = _of(self.rest, *steps.OPERATIONS)
         return steps.check_history(rows) if rows else None
 
+    def schedules(self) -> Verdict | None:
+        rows = _of(self.rest, *schedules.OPERATIONS)
+        if not rows:
+            return None
+        return schedules.check_history(
+            rows,
+            clock_error_ns=self.settings.clock_error_ns,
+            drained=self.settled,
+            record=self.record,
+        )
+
+    def lifetimes(self) -> Verdict | None:
+        rows = _of(self.rest, *lifetimes.OPERATIONS)
+        if not rows:
+            return None
+        error_ns = self.settings.clock_error_ns
+        return lifetimes.check_history(rows, clock_error_ns=error_ns, drained=self.settled)
+
     def transactions(self) -> Verdict | None:
         rows = _of(self.rest, *transactions.OPERATIONS)
         if not rows:
@@ -548,6 +572,8 @@ CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
     locks.NAME: _Check.locks,
     pop.NAME: _Check.pop,
     steps.NAME: _Check.steps,
+    schedules.NAME: _Check.schedules,
+    lifetimes.NAME: _Check.lifetimes,
     transactions.NAME: _Check.transactions,
     filters.NAME: _Check.filters,
     producer_order.NAME: _Check.producer_order,

@@ -72,6 +72,15 @@ class F(IntEnum):
     GIVEN_UP = 21
     """A copy found, at the end, in the dead letter topic of a group that receives by POP: *value*,
     handed out *cnt* times."""
+    SCHEDULE = 22
+    """A step on the repeated schedule *group*: *status* names which, see `checkers.schedules`."""
+    FIRED = 23
+    """A message of the schedule *group*, of its put *txn*, found for the instant *min_off*."""
+    PERISHABLE = 24
+    """A send of *value* with a time to live of *cnt* ms."""
+    LIVING = 25
+    """A read of such messages, or one that it found; *status* names which, see
+    `checkers.lifetimes`."""
 
 
 @unique

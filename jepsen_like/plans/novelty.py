@@ -56,6 +56,8 @@ SERVICES: Final[Mapping[str, str]] = {
     "filters": "filterers",
     "pop": "receivers",
     "steps": "steppers",
+    "schedules": "schedulers",
+    "time to live": "expirers",
     "push": "push_members",
     "orderly": "push_orderly",
     "idempotent": "idempotent",
@@ -108,6 +110,8 @@ def _rate(workload: Workload) -> float:
         + workload.filterers
         + workload.receivers
         + workload.steppers
+        + workload.schedulers
+        + workload.expirers
         + 2 * workload.push_members
     )
     return 1000 * clients / workload.interval_ms

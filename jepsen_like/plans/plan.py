@@ -249,6 +249,8 @@ class Workload(msgspec.Struct, frozen=True):
         steppers: Logical clients that read, send and commit in exactly-once steps.
         proxies: Proxies of the gRPC protocol that producers and receivers go through; 0: they use
             the SDK. Real processes only.
+        schedulers: Logical clients that put, change, pause, resume and remove repeated schedules.
+        expirers: Logical clients that send messages with a time to live, and read them.
     """
 
     producers: int = 2
@@ -277,6 +279,8 @@ class Workload(msgspec.Struct, frozen=True):
     steppers: int = 0
     shared_receivers: bool = False
     proxies: int = 0
+    schedulers: int = 0
+    expirers: int = 0
 
     @property
     def fits_proxies(self) -> bool:
@@ -296,6 +300,8 @@ LATER_FIELDS: Final = (
     ("workload", "steppers"),
     ("workload", "shared_receivers"),
     ("workload", "proxies"),
+    ("workload", "schedulers"),
+    ("workload", "expirers"),
     ("settings", "async_master"),
     ("settings", "sessions_max"),
     ("settings", "timer_load_units"),

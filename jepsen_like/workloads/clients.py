@@ -30,9 +30,11 @@ from jepsen_like.history.operation import (
 )
 from jepsen_like.plans.plan import Plan
 from jepsen_like.workloads.consumers import Consumers, Filterers, Lockers, Retriers
+from jepsen_like.workloads.lifetimes import Lifetimes
 from jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIMEOUT_S, Producers
 from jepsen_like.workloads.receivers import Receivers
 from jepsen_like.workloads.recorder import BROKER, TOPIC, Recorder, Stage, unrecorded
+from jepsen_like.workloads.schedules import Schedules
 from jepsen_like.workloads.steps import Steps
 from jepsen_like.workloads.through import Through
 from jepsen_like.workloads.transactions import Transactions
@@ -85,6 +87,8 @@ class WorkloadClients(Recorder):
             self, plan.seed, is_sharing=plan.workload.shared_receivers, through=through
         )
         self._steps = Steps(self)
+        self._schedules = Schedules(self)
+        self._lifetimes = Lifetimes(self)
         self._producers = Producers(self, stage, plan, self._transactions, through)
         gives_back = plan.workload.send_back_per_mille
         self._retriers = Retriers(self, plan.seed, gives_back) if gives_back else None
@@ -103,6 +107,10 @@ class WorkloadClients(Recorder):
             await self._set_up(instance)
             if self._plan.workload.steppers:
                 await self._steps.make_topic(instance)
+            if self._plan.workload.schedulers:
+                await self._schedules.make_topic(instance)
+            if self._plan.workload.expirers:
+                await self._lifetimes.make_topic(instance)
             if self._plan.workload.receivers:
                 await self._receivers.make_groups(instance)
             self.ready.set()
@@ -124,6 +132,10 @@ class WorkloadClients(Recorder):
                 nursery.start_soon(self._receivers.consume, instance, index)
             for index in range(workload.steppers):
                 nursery.start_soon(self._steps.consume, instance, index)
+            for index in range(workload.expirers):
+                nursery.start_soon(self._lifetimes.act, instance, index)
+            if workload.schedulers:
+                nursery.start_soon(self._schedules.run, instance, workload.schedulers)
             if workload.lockers:
                 nursery.start_soon(self._lockers.run, instance, workload.lockers)
         await trio.sleep_forever()  # the instance is still needed, to drain
@@ -135,6 +147,8 @@ class WorkloadClients(Recorder):
         async with trio.open_nursery() as nursery:
             if self._plan.workload.transactions_per_mille:
                 nursery.start_soon(self._transactions.answer, instance)
+            if self._plan.workload.schedulers:
+                nursery.start_soon(self._schedules.watch, instance)
             for index in range(self._plan.workload.readers):
                 nursery.start_soon(self._read, instance, index)
 
@@ -276,6 +290,10 @@ class WorkloadClients(Recorder):
             await self._receivers.drain(instance, ends)
         if self._plan.workload.steppers:
             await self._steps.drain(instance)
+        if self._plan.workload.schedulers:
+            await self._schedules.drain(instance)
+        if self._plan.workload.expirers:
+            await self._lifetimes.drain(instance)
         await self._read_offsets(instance, process)
 
     async def _read_offsets(self, instance: ClientInstance, process: int) -> None:

@@ -287,6 +287,10 @@ class Recorder:
         self._record(op)
         return op
 
+    def written(self, op: Operation) -> None:
+        """Record an operation that has begun again, with what was not known before."""
+        self._record(op)
+
     def end(self, op: Operation) -> None:
         """It ended well, now."""
         op.outcome, op.ret_ns = Outcome.OK, self.now_ns
@@ -302,6 +306,12 @@ class Recorder:
         self.counts[f"{F(op.f).name.lower()}_{outcome.name.lower()}"] += 1
         if not is_known:
             self.unclassified.append(f"{type(error).__name__}: {error}")
+
+    def unknown(self, op: Operation, why: str) -> None:
+        """It ended in *why*, which states nothing of what it did."""
+        op.err = why
+        self._record(op)
+        self.counts[f"{F(op.f).name.lower()}_info"] += 1
 
     def refused(self, op: Operation, why: str) -> None:
         """It was answered with a plain no, now; it did not happen."""

@@ -10,11 +10,13 @@ from jepsen_like.checkers import (
     contents,
     delayed,
     filters,
+    lifetimes,
     locks,
     polls,
     pop,
     retention,
     retries,
+    schedules,
     steps,
     transactions,
 )
@@ -101,6 +103,27 @@ def check_row_wise(
         )
     if any(op.f in steps.OPERATIONS for op in operations):
         verdicts.append(checked(steps.NAME, lambda: steps.check_history(operations)))
+    if any(op.f in schedules.OPERATIONS for op in operations):
+        verdicts.append(
+            checked(
+                schedules.NAME,
+                lambda: schedules.check_history(
+                    operations,
+                    clock_error_ns=clock_error_ns,
+                    drained=settled,
+                    record=record_of(history.events, election_ns),
+                ),
+            )
+        )
+    if any(op.f in lifetimes.OPERATIONS for op in operations):
+        verdicts.append(
+            checked(
+                lifetimes.NAME,
+                lambda: lifetimes.check_history(
+                    operations, clock_error_ns=clock_error_ns, drained=settled
+                ),
+            )
+        )
     if any(op.f in locks.OPERATIONS for op in operations):
         verdicts.append(
             checked(

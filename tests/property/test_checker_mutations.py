@@ -34,7 +34,16 @@ TRIES = 400
 
 CHECKERS_PAGE = Path(__file__).parents[2] / "docs" / "internals" / "simulation" / "checkers.md"
 TESTS = Path(__file__).parents[1] / "unit" / "jepsen_like" / "checkers"
-WITH_TESTS_OF_THEIR_OWN = ("pop", "steps", "producer_order", "push_group", "retries", "filters")
+WITH_TESTS_OF_THEIR_OWN = (
+    "pop",
+    "steps",
+    "schedules",
+    "lifetimes",
+    "producer_order",
+    "push_group",
+    "retries",
+    "filters",
+)
 """Checkers of histories that are not drawn here: of POP, of idempotent producers, of push
 consumers, of messages that are given back. Their unit tests plant what they name."""
 NO_ANOMALY = ("_PREFIX", "_SUFFIX", "_TOPIC", "PROPERTY")

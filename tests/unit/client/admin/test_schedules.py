@@ -128,6 +128,17 @@ async def test_a_group_of_an_earlier_release_has_no_schedules(
         await Admin(client).put_schedule("s", "@daily", Message("T", b"b"))
 
 
+async def test_schedules_of_no_registered_group_are_not_known(
+    world: World, client: ClientInstance
+) -> None:
+    """A NameServer that has just started knows no group; the schedule may go on all the same."""
+    world.groups.clear()
+    admin = Admin(client)
+    for asked in (admin.delete_schedule("s"), admin.pause_schedule("s"), admin.schedules()):
+        with pytest.raises(NoRouteError, match="no broker group has registered"):
+            await asked
+
+
 @pytest.mark.parametrize(
     "message",
     [

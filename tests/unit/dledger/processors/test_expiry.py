@@ -129,6 +129,22 @@ def test_held_pull_waits_behind_what_has_expired(broker: Broker, clock: ManualCl
     assert found(answer) == [b"fresh"]
 
 
+@pytest.mark.parametrize("with_expired", ["true", "false"])
+def test_held_pull_looks_at_a_mark_that_came_since(
+    broker: Broker, clock: ManualClock, with_expired: str
+) -> None:
+    """A member that catches up applies the first message of a topic when its time is over."""
+    listeners = broker.group.on_applied
+    hold(broker, queueId="0", suspendTimeoutMillis="5000", withExpired=with_expired)
+    later, listeners[:] = list(listeners), []
+    send(broker, b"a", expiring(10))
+    clock.now_s += 1
+    for listener in later:
+        listener([("T", 0, 1)])
+    answers = [found(answer) for _, answer in broker.connection.replies if answer.body]
+    assert answers == ([[b"a"]] if with_expired == "true" else [])
+
+
 def test_first_message_that_expires_marks_its_topic(broker: Broker) -> None:
     send(broker, b"a")
     assert attributes(broker) == {}

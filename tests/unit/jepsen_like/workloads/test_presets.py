@@ -12,6 +12,7 @@ def test_a_workload_aims_at_its_rate(name: str) -> None:
     workload = workload_for(name, 2000)
     clients = workload.producers + workload.consumers + workload.readers + workload.lockers
     clients += workload.filterers + workload.receivers + workload.steppers
+    clients += workload.expirers
     if workload.send_back_per_mille:  # beside each consumer there is one that gives back
         clients += workload.consumers
     assert clients / (workload.interval_ms / 1000) == pytest.approx(2000, rel=0.15)
@@ -23,3 +24,5 @@ def test_every_part_of_the_checks_has_a_workload() -> None:
     assert workload_for("drain", 1000).consumers == 0
     assert workload_for("queue-log", 1000).readers > 0
     assert workload_for("locks", 1000).lockers > 0
+    assert workload_for("schedules", 1000).schedulers > 0
+    assert workload_for("time-to-live", 1000).expirers > 0
