@@ -219,7 +219,8 @@ class Schedules:
                 paused=schedule.is_paused,
                 broker_name=self._clients.queues[0].broker_name,
             )
-            if act is Act.PUT and put.coming_ms:
+            # One that begins at a time of its own may have sent for that before it was answered.
+            if act is Act.PUT and put.coming_ms and not schedule.begin_ms:
                 schedule.anchor_ms = op.min_off = put.coming_ms[0]
         return op
 

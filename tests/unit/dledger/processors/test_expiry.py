@@ -130,7 +130,7 @@ def test_held_pull_waits_behind_what_has_expired(broker: Broker, clock: ManualCl
 
 
 @pytest.mark.parametrize("with_expired", ["true", "false"])
-def test_held_pull_passes_over_what_expired_before_it_was_applied(
+def test_held_pull_passes_over_what_expired_meanwhile(
     broker: Broker, clock: ManualClock, with_expired: str
 ) -> None:
     """A member that catches up applies the first message of a topic when its time is over."""
