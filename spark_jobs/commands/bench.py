@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -153,14 +155,37 @@ def judge_once(folder: str, engine: Engine) -> None:
     keep_memory()
     outcome = judge_run(Path(folder), engine, time.perf_counter)
     assert outcome.verdict == "valid", outcome.reason
+    # Before Spark ends: its workers are killed then, and what they used is counted nowhere.
+    running_s = running_cpu_s()
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = time.process_time() + running_s + ended.ru_utime + ended.ru_stime
     if engine == "spark":
         from spark_jobs.engines.session import end_session
 
         end_session()
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
     peak_mib = max(one.ru_maxrss for one in used) // 1024
     sys.stdout.write(msgspec.json.encode((outcome.seconds, cpu_s, peak_mib)).decode())
+
+
+def running_cpu_s() -> float:
+    """Return the processor seconds of all descendants of this process that run.
+
+    With those of their own that have ended.
+    """
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = stat.read_text().rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            parents[pid] = int(fields[1])
+            ticks[pid] = sum(int(field) for field in fields[11:15])
+    found, level = 0, {os.getpid()}
+    while level:
+        level = {pid for pid, parent in parents.items() if parent in level}
+        found += sum(ticks[pid] for pid in level)
+    return found / os.sysconf("SC_CLK_TCK")
 
 
 def _figure(what: str, ops: int, seconds: float, cpu_s: float) -> Figure:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from dledger.cli.main import main
 from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
-from spark_jobs.commands.bench import in_memory
+from spark_jobs.commands.bench import in_memory, running_cpu_s
 
 
 def test_rows_in_memory_have_every_column_of_the_kernel() -> None:
@@ -25,3 +27,21 @@ def test_bench_prints_a_figure_for_each_length(capsys: pytest.CaptureFixture[str
     figures = json.loads(capsys.readouterr().out)
     assert [figure["ops"] for figure in figures] == [2_000, 2_000, 3_000, 6_000]
     assert [figure["what"] for figure in figures[2:]] == ["Parquet to verdict, 4 queues"] * 2
+
+
+def test_running_processes_are_counted_with_their_own() -> None:
+    used = "import time\nwhile time.process_time() < 0.3: pass\n"
+    parent = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {used!r}], check=True)
+{used}
+print(flush=True)
+sys.stdin.read()
+"""
+    before_s = running_cpu_s()
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        assert running_cpu_s() - before_s >= 0.55, "its own and that of the one it has ended"
