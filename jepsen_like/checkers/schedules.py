@@ -28,7 +28,7 @@ from typing import Final
 
 from jepsen_like.checkers.fault_record import FaultRecord
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from jepsen_like.history.operation import NOTHING, SCHEDULE_ABSENT, F, Operation, Outcome
 
 NAME: Final = "schedules"
 
@@ -51,8 +51,6 @@ STANDS_OTHERWISE: Final = "schedule stands otherwise than its messages"
 
 OPERATIONS: Final = frozenset({F.SCHEDULE, F.FIRED})
 REPORTED_MAX: Final = 8
-ABSENT_ERROR: Final = "ScheduleAbsent"
-"""What a step ends with whose schedule the broker does not know."""
 
 WITHIN_NS: Final = 5_000_000_000
 """A message is sent within this after its instant, while nothing is wrong."""
@@ -207,7 +205,7 @@ class _Run:
                 course.loose_ns = op.call_ns
                 return
             if op.outcome == Outcome.FAIL:
-                if before is not None and op.err != ABSENT_ERROR:
+                if before is not None and op.err != SCHEDULE_ABSENT:
                     before = _State(*_known(before), op.ret_ns, self._end_ns())
                     course.states.append(before)
                 continue
@@ -230,7 +228,7 @@ class _Run:
             yield from self._counts(course)
             yield from self._listed(course)
         for op in course.steps:
-            is_absent = op.err == ABSENT_ERROR and op.outcome == Outcome.FAIL
+            is_absent = op.err == SCHEDULE_ABSENT and op.outcome == Outcome.FAIL
             if is_absent and (course.loose_ns is None or op.call_ns < course.loose_ns):
                 yield self._violation(ABSENT, op, "its broker group does not know it")
 

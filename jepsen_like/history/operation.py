@@ -33,6 +33,9 @@ NEVER: Final = (1 << 63) - 1
 NOTHING: Final = -1
 """An integer field without a value."""
 
+SCHEDULE_ABSENT: Final = "ScheduleAbsent"
+"""Error of a step with a repeated schedule that the broker does not know."""
+
 CLIENT_BITS: Final = 40
 """A value is ``client << CLIENT_BITS | counter``: unique per attempt within a run."""
 

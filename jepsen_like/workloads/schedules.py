@@ -29,8 +29,8 @@ from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 from commitlog.errors import MQError
 from commitlog.properties import SCHEDULE_DUE_MS, SCHEDULE_MISSED, SCHEDULE_NAME
-from jepsen_like.checkers.schedules import ABSENT_ERROR, MINUTE_MS, Act
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from jepsen_like.checkers.schedules import MINUTE_MS, Act
+from jepsen_like.history.operation import NOTHING, SCHEDULE_ABSENT, F, Operation, Outcome
 from jepsen_like.seeded_rng import SimRng
 from jepsen_like.workloads.recorder import Recorder
 from remoting.protocol.codes import ResponseCode
@@ -352,7 +352,7 @@ class _Answer:
             if op.status == Act.REMOVE:
                 clients.end(op)  # it may have been this call's earlier attempt
             else:
-                clients.refused(op, ABSENT_ERROR)
+                clients.refused(op, SCHEDULE_ABSENT)
         elif isinstance(error, (NoRouteError, NoNameServerError)):
             clients.failed(op, error)  # no group was asked
         else:

@@ -14,6 +14,7 @@ from jepsen_like.checkers.schedules import Act
 from jepsen_like.history.operation import (
     NEVER,
     NOTHING,
+    SCHEDULE_ABSENT,
     Event,
     F,
     History,
@@ -185,7 +186,7 @@ def not_listed(rows: Rows) -> None:
 
 
 def unknown_to_its_group(rows: Rows) -> None:
-    rows[500] = step(500, 25.5, Act.AGAIN, outcome=Outcome.FAIL, err=schedules.ABSENT_ERROR)
+    rows[500] = step(500, 25.5, Act.AGAIN, outcome=Outcome.FAIL, err=SCHEDULE_ABSENT)
 
 
 def removed_and_listed(rows: Rows) -> None:
