@@ -126,10 +126,10 @@ class SchedulesProcessor:
         change = SchedulesChange((config,), now_ms, asked_by=asked_by(connection))
         coming = self._coming(config, current, now_ms)
         answer = response_to(command, 0, None, None, ComingInstants(coming_ms=coming).encode())
-        if command.ext.get(DRY_RUN_FIELD) == "true" or (
-            current == config and not self._view.pending.is_changing(name)
-        ):
+        if command.ext.get(DRY_RUN_FIELD) == "true":
             return answer
+        if current == config and not self._view.pending.is_changing(name):
+            return when_current(self._group, connection, command, lambda: answer)
         propose_change(
             connection,
             command,
@@ -149,7 +149,7 @@ class SchedulesProcessor:
         name = _named(command)
         pending = self._view.pending
         if pending.resolve(name) is None and not pending.is_changing(name):
-            raise _no_schedule(name)
+            return self._absent(connection, command, name)
         change = SchedulesChange(delete=(name,), asked_by=asked_by(connection))
         propose_change(
             connection, command, self._group, change, lambda: [self._view.pending.delete(name)]
@@ -166,15 +166,23 @@ class SchedulesProcessor:
         pending = self._view.pending
         current = pending.resolve(name)
         if current is None:
-            raise _no_schedule(name)
+            return self._absent(connection, command, name)
         config = replace(current, paused=paused == "true")
         if current == config and not pending.is_changing(name):
-            return response_to(command)
+            return when_current(self._group, connection, command, lambda: response_to(command))
         change = SchedulesChange((config,), self._clock.wall_ms(), asked_by=asked_by(connection))
         propose_change(
             connection, command, self._group, change, lambda: [pending.put(name, config)]
         )
         return DEFERRED
+
+    def _absent(self, connection: Connection, command: RemotingCommand, name: str) -> Handled:
+        """Refuse a change of a schedule that is not there, once this node is known to lead."""
+
+        def refuse() -> RemotingCommand:
+            raise _no_schedule(name)
+
+        return when_current(self._group, connection, command, refuse)
 
     @handles(RequestCode.LIST_SCHEDULES, limit=Limit.ADMIN, rule=ADMIN, shows=True)
     def show(self, connection: Connection, command: RemotingCommand) -> Handled:

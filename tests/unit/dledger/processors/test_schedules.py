@@ -97,6 +97,39 @@ def test_a_repeated_request_makes_no_entry(ready: Broker) -> None:
     assert ready.group.log.last_index == entries
 
 
+@pytest.mark.parametrize(
+    ("code", "ext", "body", "answered"),
+    [
+        (
+            CODE.PUT_SCHEDULE,
+            {"name": NAME, "topic": "T"},
+            ScheduleBody(expression="@every 10s", body=b"go").encode(),
+            0,
+        ),
+        (CODE.PAUSE_SCHEDULE, {"name": NAME, "paused": "false"}, b"", 0),
+        (
+            CODE.PAUSE_SCHEDULE,
+            {"name": "other", "paused": "true"},
+            b"",
+            ResponseCode.QUERY_NOT_FOUND,
+        ),
+        (CODE.DELETE_SCHEDULE, {"name": "other"}, b"", ResponseCode.QUERY_NOT_FOUND),
+    ],
+)
+def test_what_changes_nothing_is_answered_by_leaders_only(
+    ready: Broker, code: int, ext: dict[str, str], body: bytes, answered: int
+) -> None:
+    put(ready)
+    ready.group.barriers_pass = False
+    assert ready.handle(request(code, ext, body)) is DEFERRED
+    ready.group.pass_barriers()
+    assert ready.connection.replies.pop()[1].code == answered
+    assert ready.handle(request(code, ext, body)) is DEFERRED
+    ready.group.step_down("elsewhere:1")
+    refused = ready.connection.replies.pop()[1]
+    assert (refused.code, refused.ext["leaderAddr"]) == (14, "elsewhere:1")
+
+
 def test_an_interval_counts_on_when_only_its_message_changes(
     ready: Broker, clock: ManualClock
 ) -> None:
