@@ -22,6 +22,7 @@ from dledger.processors.answers import (
     RefusedError,
     asked_by,
     not_leader,
+    nothing_to_change,
     propose_change,
 )
 from dledger.processors.handles import Limit, handles
@@ -283,7 +284,7 @@ class AccessProcessor:
         except ValueError as error:
             raise RefusedError(Condition.BAD_REQUEST, f"{error}; nothing was changed") from None
         if wanted == current and not len(self._pending):
-            return response_to(command)
+            return nothing_to_change(self._group, connection, command)
         if current is None:
             self._check_room()
         change = AccessChange(put=(wanted,), asked_by=asked_by(connection))
@@ -298,7 +299,7 @@ class AccessProcessor:
         if self._pending.resolve(name) is None and not len(self._pending):
             if self._is_in_file(name):
                 raise _is_of_the_file(name)
-            return response_to(command)
+            return nothing_to_change(self._group, connection, command)
         change = AccessChange(delete=(name,), asked_by=asked_by(connection))
         propose_change(
             connection, command, self._group, change, lambda: [self._pending.delete(name)]

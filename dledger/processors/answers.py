@@ -189,6 +189,16 @@ def when_current(
     return DEFERRED
 
 
+def nothing_to_change(
+    group: BrokerGroup, connection: Connection, command: RemotingCommand
+) -> Handled:
+    """Answer success for a change that is there already, once this node is known to lead still.
+
+    A deposed leader does not know what was changed since.
+    """
+    return when_current(group, connection, command, lambda: response_to(command))
+
+
 async def until_current(group: BrokerGroup) -> None:
     """Wait until the applied state holds all that was stored before this call.
 

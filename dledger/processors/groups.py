@@ -16,6 +16,7 @@ from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
     RefusedError,
     check_group_name,
+    nothing_to_change,
     propose_change,
     require_leader,
 )
@@ -176,7 +177,7 @@ class SubscriptionGroupsProcessor:
             name in modes for modes in state.request_modes.values()
         )
         if not is_there and not forget and not len(self._topics.pending_groups):
-            return response_to(command)
+            return nothing_to_change(self._group, connection, command)
         change = SubscriptionGroupsChange(
             delete=(name,), forget=(name,) if forget else (), forget_modes=(name,)
         )
@@ -243,7 +244,7 @@ class SubscriptionGroupsProcessor:
             if len(pending) or state.subscription_groups.get(name) != config
         )
         if not news:
-            return response_to(command)
+            return nothing_to_change(self._group, connection, command)
         unknown = sum(pending.resolve(config.group_name) is None for config in news)
         self._topics.check_room_for_groups(unknown)
         propose_change(

@@ -30,6 +30,7 @@ from dledger.processors.answers import (
     answer_when_done,
     check_group_name,
     not_leader,
+    nothing_to_change,
     refusal,
     require_leader,
     when_current,
@@ -510,7 +511,7 @@ class CloneOffsetsProcessor:
         check_group_name(header.dest_group)
         items = list(self._copies(header))
         if not items:
-            return response_to(command)
+            return nothing_to_change(group, connection, command)
         if len(items) > MAX_OFFSETS_PER_RECORD:
             raise RefusedError(
                 Condition.BAD_REQUEST,

@@ -13,7 +13,13 @@ from typing import Final
 
 from dledger.broker_errors import TableFullError
 from dledger.group_api import BrokerGroup
-from dledger.processors.answers import RefusedError, asked_by, propose_change, require_leader
+from dledger.processors.answers import (
+    RefusedError,
+    asked_by,
+    nothing_to_change,
+    propose_change,
+    require_leader,
+)
 from dledger.processors.handles import Limit, handles
 from dledger.services.pending_configs import PendingConfigs
 from dledger.services.quota_buckets import QuotaBuckets
@@ -74,7 +80,7 @@ class QuotasProcessor:
         current = self._pending.resolve(wanted.key)
         if header.op == DELETE:
             if current is None and not len(self._pending):
-                return response_to(command)
+                return nothing_to_change(self._group, connection, command)
             change = QuotasChange(delete=(wanted.key,), asked_by=asked_by(connection))
             propose_change(
                 connection,
@@ -85,7 +91,7 @@ class QuotasProcessor:
             )
             return DEFERRED
         if wanted == current and not len(self._pending):
-            return response_to(command)
+            return nothing_to_change(self._group, connection, command)
         if current is None:
             self._check_room()
         change = QuotasChange(put=(wanted,), asked_by=asked_by(connection))

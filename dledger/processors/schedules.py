@@ -36,6 +36,7 @@ from dledger.processors.answers import (
     RefusedError,
     asked_by,
     check_sendable,
+    nothing_to_change,
     propose_change,
     require_leader,
     when_current,
@@ -169,7 +170,7 @@ class SchedulesProcessor:
             return self._absent(connection, command, name)
         config = replace(current, paused=paused == "true")
         if current == config and not pending.is_changing(name):
-            return when_current(self._group, connection, command, lambda: response_to(command))
+            return nothing_to_change(self._group, connection, command)
         change = SchedulesChange((config,), self._clock.wall_ms(), asked_by=asked_by(connection))
         propose_change(
             connection, command, self._group, change, lambda: [pending.put(name, config)]

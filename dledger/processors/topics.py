@@ -22,6 +22,7 @@ from dledger.processors.answers import (
     asked_by,
     check_topic_name,
     is_confirmed,
+    nothing_to_change,
     propose_change,
     require_leader,
 )
@@ -81,7 +82,7 @@ class TopicsProcessor:
         header = CreateTopicHeader.decode(command.ext)
         config = self._config(header)
         if self._group.state.topic_config(config.topic) == config and not len(self._topics.pending):
-            return response_to(command)
+            return nothing_to_change(self._group, connection, command)
         requester = self._confirmed_by(connection, command, [config])
         propose_change(
             connection,
@@ -139,7 +140,7 @@ class TopicsProcessor:
             raise RefusedError(Condition.BAD_REQUEST, "the specified topic is blank")
         self._refuse_system_topic(topic)
         if self._topics.config(topic) is None and not self._topics.is_deleting(topic):
-            return response_to(command)
+            return nothing_to_change(self._group, connection, command)
         requester = asked_by(connection)
         _log.warning("topic_deleted", topic=topic, asked_by=requester)
         propose_change(
