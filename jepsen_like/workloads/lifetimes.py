@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from client.admin.admin import Admin
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError, OffsetIllegalError
@@ -17,10 +16,10 @@ from client.core.message_ext import PullResult
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
-from commitlog.errors import MQError
 from jepsen_like.checkers.lifetimes import Read
 from jepsen_like.history.operation import F, Operation, Outcome
 from jepsen_like.seeded_rng import SimRng
+from jepsen_like.workloads.output_topic import make_topic
 from jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIMEOUT_S
 from jepsen_like.workloads.recorder import VALUE_BYTES, Recorder, value_of
 
@@ -37,7 +36,6 @@ AGAIN: Final = 0.3
 BACK: Final = 40
 MESSAGES: Final = 16
 WAIT_S: Final = 1.0
-ASK_AGAIN_S: Final = 0.5
 
 
 class Lifetimes:
@@ -49,14 +47,7 @@ class Lifetimes:
 
     async def make_topic(self, instance: ClientInstance) -> None:
         """Make the topic; return when clients know its queues."""
-        while True:
-            try:
-                await Admin(instance).create_topic(self.topic, queue_nums=QUEUES)
-                if (await instance.route(self.topic, fresh=True)).publish_queues:
-                    return
-            except MQError:
-                pass  # the cluster is still finding its leader
-            await self._clients.sleep(ASK_AGAIN_S)
+        await make_topic(self._clients, instance, self.topic, QUEUES)
 
     async def act(self, instance: ClientInstance, index: int) -> None:
         """Be client *index* until it is over."""

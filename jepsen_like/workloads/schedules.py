@@ -27,11 +27,11 @@ from client.core.errors import (
 from client.core.message import Message
 from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
-from commitlog.errors import MQError
 from commitlog.properties import SCHEDULE_DUE_MS, SCHEDULE_MISSED, SCHEDULE_NAME
 from jepsen_like.checkers.schedules import MINUTE_MS, Act
 from jepsen_like.history.operation import NOTHING, SCHEDULE_ABSENT, F, Operation, Outcome
 from jepsen_like.seeded_rng import SimRng
+from jepsen_like.workloads.output_topic import ASK_AGAIN_S, make_topic
 from jepsen_like.workloads.recorder import Recorder
 from remoting.protocol.codes import ResponseCode
 
@@ -62,7 +62,6 @@ REMOVALS_MAX: Final = 3
 """Tries to remove a schedule that is not certain: what stays sends until the end."""
 WATCH_S: Final = 1.0
 PULL_MESSAGES: Final = 32
-ASK_AGAIN_S: Final = 0.5
 SHARES: Final = (
     (Act.MESSAGE, 0.2),
     (Act.PUT, 0.3),
@@ -106,14 +105,7 @@ class Schedules:
 
     async def make_topic(self, instance: ClientInstance) -> None:
         """Make the topic that schedules send to; return when clients know its queues."""
-        while True:
-            try:
-                await Admin(instance).create_topic(self.output, queue_nums=OUTPUT_QUEUES)
-                if (await instance.route(self.output, fresh=True)).publish_queues:
-                    return
-            except MQError:
-                pass  # the cluster is still finding its leader
-            await self._clients.sleep(ASK_AGAIN_S)
+        await make_topic(self._clients, instance, self.output, OUTPUT_QUEUES)
 
     async def run(self, instance: ClientInstance, count: int) -> None:
         """Let *count* clients act until it is over."""

@@ -12,15 +12,14 @@ from typing import Final
 
 import trio
 
-from client.admin.admin import Admin
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError
 from client.core.message import Message
 from client.core.route import MessageQueue
-from commitlog.errors import MQError
 from jepsen_like.history.operation import NOTHING, F, Operation
 from jepsen_like.seeded_rng import SimRng
+from jepsen_like.workloads.output_topic import make_topic
 from jepsen_like.workloads.recorder import Recorder
 
 GROUP: Final = "steppers"
@@ -43,7 +42,6 @@ IN_TWO: Final = 0.4
 """Share of steps that read two queues."""
 TO_NOWHERE: Final = 0.05
 """Share of steps with an output for a queue that does not exist: nothing of them may be stored."""
-ASK_AGAIN_S: Final = 0.5
 
 _Span = tuple[int, int, int]
 """Where the step begins, its first message, and its end."""
@@ -58,14 +56,7 @@ class Steps:
 
     async def make_topic(self, instance: ClientInstance) -> None:
         """Make the topic that steps send to; return when clients know its queues."""
-        while True:
-            try:
-                await Admin(instance).create_topic(self.output, queue_nums=OUTPUT_QUEUES)
-                if (await instance.route(self.output, fresh=True)).publish_queues:
-                    return
-            except MQError:
-                pass  # the cluster is still finding its leader
-            await self._clients.sleep(ASK_AGAIN_S)
+        await make_topic(self._clients, instance, self.output, OUTPUT_QUEUES)
 
     async def consume(self, instance: ClientInstance, index: int) -> None:
         """Be consumer *index* until it is over."""
