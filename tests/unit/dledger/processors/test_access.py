@@ -13,7 +13,7 @@ from dledger.processors.handles import Limit, handlers_of
 from dledger.state.accounts import AccountConfig, PolicyConfig
 from dledger.state.topics import ACCESS_QUEUE, STATE_TOPIC
 from remoting.errors import ConnectFailedError, RequestTimedOutError
-from remoting.processor import Limiter
+from remoting.processor import DEFERRED, Limiter
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.outcome import OUTCOME_FIELD
@@ -108,6 +108,27 @@ def test_a_repeated_request_is_answered_without_a_record(access: Broker) -> None
     assert access.call(CODE.AUTH_DELETE_USER, {"username": "never-there"}).code == 0
     assert access.call(CODE.DELETE_ACL_CONFIG, {"accessKey": "never-there"}).code == 0
     assert access.group.state.access_counter == before
+
+
+def test_account_that_is_as_wanted_is_confirmed_by_leaders_only(access: Broker) -> None:
+    create(access, userType="Normal")
+    same = request(CODE.AUTH_UPDATE_USER, {"username": NAME}, body(userType="Normal"))
+    absent = request(CODE.AUTH_DELETE_USER, {"username": "never-there"})
+    entries = access.group.log.last_index
+    access.group.barriers_pass = False
+    for command in (same, absent):
+        assert access.handle(command) is DEFERRED
+        access.group.pass_barriers()
+        assert access.connection.replies.pop()[1].code == 0
+    assert access.group.log.last_index == entries
+    for command in (same, absent):
+        assert access.handle(command) is DEFERRED
+    access.group.step_down("elsewhere:1")
+    refused = [answer for _, answer in access.connection.replies[-2:]]
+    assert [(answer.code, answer.ext["leaderAddr"]) for answer in refused] == [
+        (14, "elsewhere:1"),
+        (14, "elsewhere:1"),
+    ]
 
 
 def test_another_user_of_that_name_is_refused(access: Broker) -> None:

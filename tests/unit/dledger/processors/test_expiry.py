@@ -145,6 +145,21 @@ def test_held_pull_passes_over_what_expired_meanwhile(
     assert answers == ([[b"a"]] if with_expired == "true" else [])
 
 
+def test_held_pull_at_its_end_passes_over_what_has_expired(
+    broker: Broker, clock: ManualClock
+) -> None:
+    hold(broker, queueId="0", suspendTimeoutMillis="5000")
+    broker.group.on_applied.clear()
+    send(broker, b"a", expiring(10))
+    clock.now_s += 6
+    pulls = broker.processors.pull
+    (held,) = pulls._held.expired(clock.monotonic())
+    pulls._answer_held(held)
+    (_, answer), *_ = reversed(broker.connection.replies)
+    assert (answer.code, answer.body) == (ResponseCode.PULL_RETRY_IMMEDIATELY, b"")
+    assert answer.ext["nextBeginOffset"] == "1"
+
+
 def test_first_message_that_expires_marks_its_topic(broker: Broker) -> None:
     send(broker, b"a")
     assert attributes(broker) == {}
