@@ -148,6 +148,15 @@ class Destinations:
         change = self._topics.retry_topic_to_create(group)
         return topic, None if change is None else change.put[0]
 
+    def retry_queue(self, topic: str, queue_id: int) -> int:
+        """Return the queue of a retry topic that a client means; negative: any.
+
+        A client that does not see the topic yet takes it for one with as many queues as new topics
+        have. Which of them it is makes no difference to the group.
+        """
+        config = self._topics.config(topic)
+        return -1 if config is None or queue_id >= config.queue_nums else queue_id
+
     def dead_letter_topic(self, group: str) -> tuple[str, TopicConfig | None]:
         """Return a group's dead letter topic, and its configuration if it has to be made.
 

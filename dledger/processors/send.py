@@ -216,6 +216,8 @@ class SendProcessor:
         destinations, topic, queue_id = self._destinations, header.topic, header.queue_id
         if destinations.space.is_full:
             raise destinations.space.full_error()
+        if topic.startswith(RETRY_PREFIX):
+            queue_id = destinations.retry_queue(topic, queue_id)
         config, create = destinations.check(
             topic,
             queue_id,

@@ -167,6 +167,19 @@ def test_a_retry_topic_is_made_with_one_queue(broker: Broker) -> None:
     assert broker.group.state.topic_config("%RETRY%g").queue_nums == 1  # type: ignore[union-attr]  # None fails the test
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_send_to_a_retry_topic_takes_a_queue_that_it_has(broker: Broker, is_there: bool) -> None:
+    """A client takes a topic that it does not see yet for one with as many queues as new ones."""
+    if is_there:
+        broker.make_topic("%RETRY%g", 1)
+    answer = send(broker, topic="%RETRY%g", queue_id="3", reconsume_times="1")
+    assert answer.code == 0, answer.remark
+    assert answer.ext["queueId"] == "0"
+    assert broker.group.state.max_offset("%RETRY%g", 0) == 1
+    broker.make_topic("T", 1)
+    assert send(broker, queue_id="3").remark == "request queueId[3] is illegal, T has 1 queues"
+
+
 REFUSALS: list[tuple[dict[str, str], bytes, int, str]] = [
     ({"topic": ""}, b"x", 1, "blank"),
     ({"topic": "a/b"}, b"x", 1, "illegal characters"),
