@@ -3,8 +3,9 @@
 Every entry carries a store time that never decreases, so one leader whose date is a year ahead
 would stamp the group a year ahead permanently: nothing expires by age any more, idle producers are
 forgotten at once. So the voters send the leader their dates with every answer to a heartbeat. A
-leader whose date is too far from the median of them transfers its leadership, does not campaign for
-a while, and until then stamps by the median. One wrong date among three is never the median.
+leader whose date is too far from the median of them transfers its leadership, leaves elections to
+others for a while unless none of them wins, and until then stamps by the median. One wrong date
+among three is never the median.
 
 A leader may know a date that its voter has corrected meanwhile. Then two dates of three may look
 wrong although never more than one was. So a date that the voters agreed on goes on with the clock
@@ -43,7 +44,8 @@ DATE_VALID_S: Final = 5.0
 """An older date does not count: it may have been corrected since."""
 
 NO_CAMPAIGN_S: Final = 30.0
-"""How long a member whose date was wrong does not campaign; later it may, if there is no leader."""
+"""How long a member whose date was wrong leaves elections to others, see `dledger.raft.candidate`;
+later it may campaign, if there is no leader."""
 
 AGREED_S: Final = 60.0
 """How long the agreed date counts when no dates arrive any more; no leader leads for as long

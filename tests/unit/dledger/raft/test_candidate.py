@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.raft.candidate import (
+    LEFT_TO_OTHERS,
     Ballot,
     Candidate,
     ElectionTimer,
@@ -23,9 +24,11 @@ from dledger.raft.candidate import (
     majority,
 )
 from dledger.raft.clocks import AGREED_S, DATE_VALID_S, NO_CAMPAIGN_S, SKEW_MAX_MS, Clocks
+from dledger.raft.wire import Kind
 from dledger.testing.doubles import ManualClock
 from tests.harness.groups import running_groups
 from tests.harness.raft_cluster import batch
+from tests.unit.dledger.raft.paper_group import group, posted
 
 
 @given(st.integers(0, 2**32))
@@ -332,6 +335,36 @@ async def test_leader_two_years_off_hands_over(tmp_path: Path, skew_ms: int) -> 
         first.clock.skew_ms = 0
         await trio.sleep(NO_CAMPAIGN_S + 1)
         assert first.group.node.clocks.may_campaign()
+
+
+def test_one_whose_date_was_wrong_campaigns_after_the_others() -> None:
+    cluster = group()
+    cluster.elect("n2")
+    node = cluster.node("n0")
+    asked: list[int] = []
+    for _ in range(2):
+        cluster.heartbeat("n2")
+        cluster.run()
+        node.clocks._no_campaign_until_s = cluster.clock.now_s + NO_CAMPAIGN_S
+        for _ in range(LEFT_TO_OTHERS + 1):
+            cluster.clock.now_s += 1.0
+            node.begin_election()
+            asked.append(len(posted(cluster, "n0", Kind.PRE_VOTE)))
+            cluster.post.clear()
+    assert asked == 2 * [0, 0, 0, 2]
+
+
+async def test_dates_that_were_all_found_wrong_leave_a_leader(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        first = await groups.leader()
+        for replica in groups.replicas.values():
+            clocks_there = replica.group.node.clocks
+            clocks_there._no_campaign_until_s = replica.clock.monotonic() + NO_CAMPAIGN_S
+        before_s = trio.current_time()
+        first.kill()
+        second = await groups.leader(among=groups.others(first.name))
+        assert trio.current_time() - before_s < NO_CAMPAIGN_S / 3
+        await second.group.submit(batch(b"after"))
 
 
 async def test_leader_without_successor_stamps_by_the_majority(
