@@ -66,7 +66,10 @@ SERVE_WITHIN_S: Final = 60.0
 """A healed cluster must have a leader and serve within this, on a busy machine."""
 
 SETTLED_WITHIN_S: Final = 240.0
-"""Every operation must end, every replica agree, within this once all that is delayed is due."""
+"""Every operation must end, every replica agree, within this once all that is delayed is due.
+
+What is left to read grows with a run: a longer one may take as long as its load took.
+"""
 
 RPC_TIMEOUT_S: Final = 5.0
 LIVENESS: Final = "liveness"
@@ -294,7 +297,10 @@ class _Run:
             clients.release_consumers()
             await ground.end_doubles()
             await self._heal(ground, links)
-            within_s = SETTLED_WITHIN_S + due_within_s(self.plan, clock_ahead_ns(self.plan))
+            load_s = self.plan.duration_ms / 1000
+            within_s = max(SETTLED_WITHIN_S, load_s) + due_within_s(
+                self.plan, clock_ahead_ns(self.plan)
+            )
             with trio.move_on_after(within_s):
                 last = machine(LAST_READER, _stay)
                 await self._demand_progress(ground, clients, writing, last)
