@@ -362,7 +362,10 @@ class _Check:
 
     def retries(self) -> Verdict | None:
         rows = self.source.ops(GIVEN_BACK, self.settings.rows_max)
-        return retries.check_table(rows, drained=self.settled) if rows.num_rows else None
+        if not rows.num_rows:
+            return None
+        clock_error_ns = self.settings.clock_error_ns
+        return retries.check_table(rows, drained=self.settled, clock_error_ns=clock_error_ns)
 
     def filters(self) -> Verdict | None:
         if not self.settled:

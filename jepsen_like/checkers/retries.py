@@ -3,16 +3,19 @@
 A message that was given back when it had been tried *n* times is there once more with *n* + 1, in
 the retry topic, or in the dead letter topic when that was asked for or it was tried too often.
 
+Nor does it come before its delay: a consumer that gives it back with *n* + 1 tries has read it, so
+it calls no earlier than the time that the row of *n* tries has as due. The earliest such row counts
+whose outcome is not a failure; so the check can only be too mild.
+
 Columns count all copies; the rows of wrong ones are judged again, row by row, by what names them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from jepsen_like.checkers.kernel.facts import I64, Flags
@@ -25,6 +28,7 @@ NAME: Final = "retries"
 LOST: Final = "message given back is lost"
 DOUBLED: Final = "message given back too often there"
 NOWHERE: Final = "retry out of nothing"
+EARLY: Final = "retry before its delay"
 REPORTED_MAX: Final = 8
 
 RETRY_PREFIX: Final = "%RETRY%"
@@ -33,7 +37,9 @@ MAX_TRIES: Final = 3
 """What consumers of a workload ask for: this many tries, then the dead letters."""
 
 OPERATIONS: Final = frozenset({F.SEND_BACK, F.RETURNED})
-_NUMBERS: Final = ("op_id", "f", "outcome", "value", "cnt", "status", "min_off")
+_NUMBERS: Final = (
+    "op_id", "f", "outcome", "value", "cnt", "status", "min_off", "call_ns", "due_ns",
+)  # fmt: skip
 
 _Copy = tuple[str, int, int, bool]
 """Consumer group, value, how often it was tried, and whether it is given up."""
@@ -43,11 +49,14 @@ def _asked_for(op: Operation) -> _Copy:
     return op.group, op.value, op.cnt + 1, op.status < 0 or op.cnt >= MAX_TRIES
 
 
-def check_history(operations: Iterable[Operation], *, drained: bool = True) -> Verdict:
+def check_history(
+    operations: Sequence[Operation], *, drained: bool = True, clock_error_ns: int = 0
+) -> Verdict:
     """Return the verdict over what was given back.
 
     Args:
         drained: Everything due was delivered and both topics were read when the run was over.
+        clock_error_ns: How far brokers' clocks may be ahead of the history's.
     """
     acked: Counter[_Copy] = Counter()
     perhaps: Counter[_Copy] = Counter()
@@ -81,6 +90,7 @@ def check_history(operations: Iterable[Operation], *, drained: bool = True) -> V
                 if there[copy] < count:
                     text = f"{there[copy]} times, acknowledged {count}"
                     found.append(_violation(LOST, copy, text, witness))
+    found = found[:REPORTED_MAX] + _early(operations, clock_error_ns)
     counts = {
         "acknowledged": acked.total(),
         "unknown": perhaps.total(),
@@ -88,7 +98,27 @@ def check_history(operations: Iterable[Operation], *, drained: bool = True) -> V
         "dead": sum(count for (*_, dead), count in there.items() if dead),
         "tries_max": max((tries for _, _, tries, _ in there), default=0),
     }
-    return judge(NAME, found[:REPORTED_MAX], counts, looked_at=acked.total())
+    return judge(NAME, found, counts, looked_at=acked.total())
+
+
+def _early(operations: Iterable[Operation], clock_error_ns: int) -> list[Violation]:
+    """Return a violation for each of the first that were given back before they were due."""
+    given_back = [op for op in operations if op.f == F.SEND_BACK]
+    due: dict[tuple[str, int, int], Operation] = {}
+    for op in given_back:
+        if op.due_ns != NOTHING and op.outcome != Outcome.FAIL:
+            known = due.setdefault((op.group, op.value, op.cnt + 1), op)
+            if (op.due_ns, op.op_id) < (known.due_ns, known.op_id):
+                due[op.group, op.value, op.cnt + 1] = op
+    found = []
+    for op in sorted(given_back, key=lambda op: op.op_id):
+        before = due.get((op.group, op.value, op.cnt))
+        if before is not None and op.call_ns + clock_error_ns < before.due_ns:
+            early_ms = (before.due_ns - op.call_ns) // 1_000_000
+            text = f"value {op.value}, tried {op.cnt} times, is read {early_ms} ms before it is due"
+            where, operations_ids = f"retry topic of {op.group}", (before.op_id, op.op_id)
+            found.append(Violation(EARLY, where, text, operations_ids, at_ns=op.call_ns))
+    return found[:REPORTED_MAX]
 
 
 def _violation(name: str, copy: _Copy, text: str, witness: dict[_Copy, int]) -> Violation:
@@ -99,11 +129,12 @@ def _violation(name: str, copy: _Copy, text: str, witness: dict[_Copy, int]) -> 
     )
 
 
-def check_table(rows: Any, *, drained: bool) -> Verdict:
+def check_table(rows: Any, *, drained: bool, clock_error_ns: int = 0) -> Verdict:
     """Return the verdict over *rows*, a table of what was given back and of what was found of it.
 
     Args:
         drained: Both topics were read when the run was over.
+        clock_error_ns: How far brokers' clocks may be ahead of the history's.
     """
     columns = {name: rows.column(name).to_numpy() for name in _NUMBERS}
     returned = columns["f"] == F.RETURNED
@@ -124,11 +155,36 @@ def check_table(rows: Any, *, drained: bool) -> Verdict:
     is_cut = bool((is_head & (columns["min_off"] > 0)).any())
     copies = _copies(rows, columns["value"], tries, dead)
     wrong = _wrong(columns["op_id"], copies, acked, perhaps, there, is_cut=is_cut)
-    if not drained or not len(wrong):
-        return judge(NAME, (), counts, looked_at=counts["acknowledged"])
-    again = np.flatnonzero(is_head | (np.isin(copies, wrong) & (said | there)))
-    named = check_history(operations_of(chosen(rows, again), OBS.empty_table()), drained=drained)
-    return msgspec.structs.replace(named, counts=counts)
+    found: list[Violation] = []
+    if drained and len(wrong):
+        again = np.flatnonzero(is_head | (np.isin(copies, wrong) & (said | there)))
+        found += check_history(_rows(rows, again)).violations
+        found = [violation for violation in found if violation.name != EARLY]
+    early = _may_be_early(rows, columns, said, clock_error_ns)
+    found += _early(_rows(rows, early), clock_error_ns)
+    return judge(NAME, found, counts, looked_at=counts["acknowledged"])
+
+
+def _rows(rows: Any, places: I64) -> list[Operation]:
+    return list(operations_of(chosen(rows, places), OBS.empty_table()))
+
+
+def _may_be_early(rows: Any, columns: dict[str, Any], said: Flags, clock_error_ns: int) -> I64:
+    """Return the rows that have part in a message given back again before it was due."""
+    has_due = said & (columns["due_ns"] != NOTHING) & (columns["outcome"] != Outcome.FAIL)
+    first, again = np.flatnonzero(has_due), np.flatnonzero(said)
+    places = np.concatenate([first, again])
+    tries = np.concatenate([columns["cnt"][first] + 1, columns["cnt"][again]])
+    group = rows.column("group").combine_chunks().indices.to_numpy()[places]
+    keys = np.stack([group, columns["value"][places], tries], axis=1).astype(np.int64)
+    _, copies = np.unique(keys, axis=0, return_inverse=True)
+    copies = copies.reshape(-1)
+    due_ns = np.full(int(copies.max(initial=-1)) + 1, NEVER)
+    np.minimum.at(due_ns, copies[: len(first)], columns["due_ns"][first])
+    due_ns[due_ns == NEVER] = NOTHING  # it came from no row that is known
+    early = columns["call_ns"][again] + clock_error_ns < due_ns[copies[len(first) :]]
+    wrong: I64 = np.unique(places[np.isin(copies, copies[len(first) :][early])])
+    return wrong
 
 
 def _is_given_up(columns: dict[str, Any]) -> Flags:

@@ -21,6 +21,7 @@ from client.core.errors import ClientError
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from commitlog.errors import MQError
+from dledger.settings_text import parse_delay_levels
 from jepsen_like.checkers.final_reads import READER
 from jepsen_like.history.operation import (
     F,
@@ -91,7 +92,18 @@ class WorkloadClients(Recorder):
         self._lifetimes = Lifetimes(self)
         self._producers = Producers(self, stage, plan, self._transactions, through)
         gives_back = plan.workload.send_back_per_mille
-        self._retriers = Retriers(self, plan.seed, gives_back) if gives_back else None
+        levels_ms = parse_delay_levels(plan.settings.delay_levels)
+        self._retriers = (
+            Retriers(
+                self,
+                plan.seed,
+                gives_back,
+                levels_ms,
+                shows_origin=not plan.workload.hostile_per_mille,
+            )
+            if gives_back
+            else None
+        )
         self.ready = trio.Event()
         self._ends: dict[MessageQueue, int] = {}
         self.drained: dict[MessageQueue, tuple[int, tuple[int, ...]]] = {}

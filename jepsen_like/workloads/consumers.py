@@ -20,6 +20,7 @@ goes on as another client: its locks are not given back.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import trio
@@ -39,6 +40,8 @@ from client.core.errors import (
 )
 from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
+from commitlog.properties import PROPERTY_RETRY_TOPIC
+from jepsen_like.checkers.contents import PROPERTIES
 from jepsen_like.checkers.filters import FILTERS, Filter
 from jepsen_like.checkers.retries import DEAD_PREFIX, MAX_TRIES, RETRY_PREFIX
 from jepsen_like.history.columns import hash_range
@@ -52,6 +55,9 @@ from remoting.protocol.outcome import outcome_of
 
 ASK_AGAIN_S: Final = 0.5
 """Pause before a consumer asks again where it may begin."""
+
+FIRST_RETRY_LEVEL: Final = 3
+"""By RocketMQ's word, as the delay of a retry: that of this level, and one more each time."""
 
 Offsets = dict[MessageQueue, int]
 
@@ -199,12 +205,28 @@ ATTEMPT_S: Final = 8.0
 
 
 class Retriers:
-    """Consumers that give messages back, each a group of its own."""
+    """Consumers that give messages back, each a group of its own.
 
-    def __init__(self, clients: Recorder, seed: int, per_mille: int) -> None:
+    Args:
+        per_mille: How many of a thousand messages are given back.
+        levels_ms: Delays of the levels.
+        shows_origin: Producers write none of the properties that brokers add to what is given back.
+    """
+
+    def __init__(
+        self,
+        clients: Recorder,
+        seed: int,
+        per_mille: int,
+        levels_ms: Sequence[int],
+        *,
+        shows_origin: bool,
+    ) -> None:
         self._clients = clients
         self._seed = seed
         self._per_mille = per_mille
+        self._levels_ms = levels_ms
+        self._shows_origin = shows_origin
         self._groups: dict[str, None] = {}
 
     async def consume(self, instance: ClientInstance, index: int) -> None:
@@ -255,6 +277,9 @@ class Retriers:
         op = clients.begin(process, F.SEND_BACK)
         op.group, op.value = group, value_of(message.body)
         op.cnt, op.status = message.reconsume_times, asked
+        if asked == 0:
+            level = min(FIRST_RETRY_LEVEL + op.cnt, len(self._levels_ms))
+            op.due_ns = op.call_ns + self._levels_ms[level - 1] * 1_000_000
         header = ConsumerSendMsgBackHeader(
             message.phy_offset, group, asked, max_reconsume_times=MAX_TRIES
         )
@@ -307,6 +332,9 @@ class Retriers:
                         value, tries = _value(message), message.reconsume_times
                         op = self._returned(process, group, queue, value, tries, 0)
                         self._clients.seen(op, message)
+                        origin = message.properties.get(PROPERTY_RETRY_TOPIC)
+                        if self._shows_origin and origin != self._clients.topic:
+                            op.err = op.err or PROPERTIES
                     offset = result.next_begin_offset
 
     def _returned(

@@ -91,6 +91,9 @@ def given_back(seed: int, spoiled: float = 0.0) -> History:
         op = rows.add(F.SEND_BACK, rows.outcome())
         op.group, op.value = rng.choice(("g0", "g1")), rng.randrange(20)
         op.cnt, op.status = rng.randint(0, MAX_TRIES), rng.choice((0, 0, -1))
+        if op.status == 0:
+            # Rows are called a millisecond apart: the next one is late enough unless it is spoiled.
+            op.due_ns = op.call_ns + rng.randint(0, MS) + (30 * MS if rows.spoils() else 0)
         happened = op.outcome == Outcome.OK or (op.outcome == Outcome.INFO and rng.random() < 0.5)
         if happened != rows.spoils():
             copy = (op.group, op.value, op.cnt + 1, op.status < 0 or op.cnt == MAX_TRIES)

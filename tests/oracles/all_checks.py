@@ -87,7 +87,12 @@ def check_row_wise(
         verdicts.append(checked(polls.NAME, lambda: polls.check_history(operations)))
     if any(op.f in retries.OPERATIONS for op in operations):
         verdicts.append(
-            checked(retries.NAME, lambda: retries.check_history(operations, drained=settled))
+            checked(
+                retries.NAME,
+                lambda: retries.check_history(
+                    operations, drained=settled, clock_error_ns=clock_error_ns
+                ),
+            )
         )
     if any(op.f in pop.OPERATIONS for op in operations):
         verdicts.append(

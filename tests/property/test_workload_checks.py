@@ -29,7 +29,7 @@ DRAWN = 450
 """Histories that one check alone judges."""
 LATE_MAX_NS = 3 * MS
 NAMES = {
-    "given back": {retries.LOST, retries.DOUBLED, retries.NOWHERE},
+    "given back": {retries.LOST, retries.DOUBLED, retries.NOWHERE, retries.EARLY},
     "recalled": {delayed.RECALLED, delayed.TOO_LATE_EARLY, delayed.NOT_DELIVERED, delayed.LATE},
     "idempotent": {producer_order.OVERTAKEN},
     "filtered": {filters.WRONG},
@@ -76,9 +76,12 @@ def test_what_was_given_back_is_judged_as_row_by_row() -> None:
         history = given_back(seed, (0.0, 0.02, 0.5)[seed % 3])
         rows = [op for op in history.operations if op.f in OPERATIONS]
         random.Random(seed).shuffle(rows)
-        for drained in (True, False):
-            expected = retries.check_history(history.operations, drained=drained)
-            found = check_table(ops_table("r", rows), drained=drained)
+        for drained, error_ns in ((True, 0), (False, 0), (True, 5 * MS)):
+            expected = retries.check_history(
+                history.operations, drained=drained, clock_error_ns=error_ns
+            )
+            table = ops_table("r", rows)
+            found = check_table(table, drained=drained, clock_error_ns=error_ns)
             assert comparable([found]) == comparable([expected]), f"given_back({seed}), {drained}"
         whole = retries.check_history(history.operations)
         judged.update([whole.validity, *(violation.name for violation in whole.violations)])

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.checkers.retries import DOUBLED, LOST, MAX_TRIES, NOWHERE, check_history
+from jepsen_like.checkers.retries import (
+    DOUBLED,
+    EARLY,
+    LOST,
+    MAX_TRIES,
+    NOWHERE,
+    check_history,
+    check_table,
+)
+from jepsen_like.history.columns import ops_table
 from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 RETRY, DEAD = "%RETRY%g", "%DLQ%g"
@@ -86,3 +95,29 @@ def test_the_wrong_topic_is_found(good: Rows) -> None:
 def test_retries_no_verdict_before_everything_is_read(good: Rows) -> None:
     good.gave(10, 0)
     assert check_history(good.rows, drained=False).violations == ()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "call_ns", "error_ns", "is_early"),
+    [
+        (Outcome.OK, 99, 0, True),
+        (Outcome.OK, 100, 0, False),
+        (Outcome.OK, 99, 1, False),
+        (Outcome.INFO, 99, 0, True),
+        (Outcome.FAIL, 99, 0, False),
+    ],
+)
+def test_a_retry_is_not_read_before_its_delay(
+    outcome: Outcome, call_ns: int, error_ns: int, is_early: bool
+) -> None:
+    rows = Rows()
+    for tries, due_ns in ((0, 100), (0, 200), (1, 900)):
+        rows.gave(7, tries, outcome)
+        rows.rows[-1].due_ns = due_ns
+    rows.gave(7, 5, asked=-1)  # no row is known that it came from
+    rows.rows[2].call_ns = call_ns
+    whole = check_history(rows.rows, drained=False, clock_error_ns=error_ns)
+    found = check_table(ops_table("r", rows.rows[::-1]), drained=False, clock_error_ns=error_ns)
+    assert found == whole
+    shown = [(violation.name, violation.operations) for violation in whole.violations]
+    assert shown[:1] == ([(EARLY, (0, 2))] if is_early else [])
