@@ -28,7 +28,7 @@ _TOPIC_CHARS: Final = frozenset(
     "%|-_0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 )
 _CLIENT_PROPERTIES: Final = frozenset({"UNIQ_KEY", "KEYS", "TAGS", "DELAY"})
-_CLOSED_TOPICS: Final = frozenset(
+CLOSED_TOPICS: Final = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
         "rmq_sys_wheel_timer",
@@ -39,6 +39,7 @@ _CLOSED_TOPICS: Final = frozenset(
         "OFFSET_MOVED_EVENT",
     }
 )
+"""The brokers' own: no client sends to them."""
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ def check_topic(topic: str) -> None:
             f"topic {topic!r} is filled by the brokers; Admin.resend_dead_letters gives dead"
             " letters back"
         )
-    if topic in _CLOSED_TOPICS:
+    if topic in CLOSED_TOPICS:
         raise MessageIllegalError(f"topic {topic!r} is the brokers' own, clients cannot send to it")
 
 

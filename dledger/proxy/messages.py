@@ -18,6 +18,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from client.core.errors import MessageIllegalError
 from client.core.message import (
+    CLOSED_TOPICS,
     MAX_BODY_BYTES,
     MAX_RETRY_TOPIC_CHARS,
     MAX_TOPIC_CHARS,
@@ -52,6 +53,12 @@ ATTEMPT_MAX: Final = (1 << 31) - 1
 
 GROUP_CHARS_MAX: Final = MAX_RETRY_TOPIC_CHARS - len("%RETRY%")
 """Of a consumer group: it names its retry topic, which is a folder."""
+
+RECOVERY_S_MAX: Final = 72 * 3600
+"""After which brokers ask back about a transaction at the latest."""
+
+ENCODINGS: Final = frozenset({pb.ENCODING_UNSPECIFIED, pb.IDENTITY, pb.GZIP})
+"""Of bodies. One that is none of them would reach consumers as what it is not."""
 
 GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 """For zlib: the data has the header and the trailer of gzip."""
@@ -114,7 +121,8 @@ def topic_of(resource: pb.Resource) -> str:
     """Return the topic that a client names.
 
     Raises:
-        RefusedError: It can be none.
+        RefusedError: It can be none, or is the brokers' own: half messages and delayed ones of all
+            topics stand there, which no consumer is to have yet.
     """
     topic = full_name(resource)
     # What is too long is not kept, either.
@@ -126,7 +134,8 @@ def topic_of(resource: pb.Resource) -> str:
 @lru_cache(maxsize=NAMES_MAX)
 def _is_topic(topic: str) -> bool:
     is_of_group = topic.startswith(("%RETRY%", "%DLQ%"))
-    return _is_name(topic, MAX_RETRY_TOPIC_CHARS if is_of_group else MAX_TOPIC_CHARS)
+    most = MAX_RETRY_TOPIC_CHARS if is_of_group else MAX_TOPIC_CHARS
+    return _is_name(topic, most) and topic not in CLOSED_TOPICS
 
 
 @lru_cache(maxsize=NAMES_MAX)
@@ -184,15 +193,16 @@ def sent_message(message: pb.Message) -> Message:
     topic = topic_of(message.topic)
     if why := _why_no_sends(topic):
         raise RefusedError(pb.ILLEGAL_TOPIC, why)
-    if not system.message_id or _holds(system.message_id, "\x01\x02"):
+    if not system.message_id.strip() or _holds(system.message_id, "\x01\x02"):
         raise RefusedError(
             pb.ILLEGAL_MESSAGE_ID, r"the message has no id, or one that holds \x01 or \x02"
         )
-    if system.HasField("tag") and (not system.tag.strip() or _holds(system.tag, "|\x01\x02")):
+    # What is empty is not there, as in RocketMQ: some clients fill in every field.
+    if system.tag and (not system.tag.strip() or _holds(system.tag, "|\x01\x02")):
         raise RefusedError(
             pb.ILLEGAL_MESSAGE_TAG, r"a tag is not blank and holds none of | \x01 \x02"
         )
-    keys = tuple(system.keys)
+    keys = tuple(filter(None, system.keys))
     if keys and any(not key.strip() or _holds(key, " \x01\x02") for key in keys):
         raise RefusedError(
             pb.ILLEGAL_MESSAGE_KEY, r"a key is not blank and holds no space, \x01 or \x02"
@@ -203,9 +213,9 @@ def sent_message(message: pb.Message) -> Message:
     properties: dict[str, str] = dict(message.user_properties)
     if properties:
         _check_user(properties)
-    if system.HasField("message_group"):
+    if system.message_group:
         properties[PROPERTY_SHARDING_KEY] = system.message_group
-    if system.HasField("trace_context"):
+    if system.trace_context:
         properties[PROPERTY_TRACE_CONTEXT] = system.trace_context
     born_host = _SEPARATORS.sub(" ", system.born_host).strip()
     if born_host:
@@ -223,9 +233,13 @@ def sent_message(message: pb.Message) -> Message:
             raise RefusedError(
                 pb.ILLEGAL_DELIVERY_TIME, "the delivery time is none that can be stored"
             )
-    if system.HasField("orphaned_transaction_recovery_duration"):
-        recovery = system.orphaned_transaction_recovery_duration
-        properties[names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS] = str(recovery.seconds)
+    if kind == pb.TRANSACTION and system.HasField("orphaned_transaction_recovery_duration"):
+        recovery_s = system.orphaned_transaction_recovery_duration.seconds
+        if not 0 <= recovery_s <= RECOVERY_S_MAX:
+            raise RefusedError(
+                pb.BAD_REQUEST, f"a transaction is asked about within {RECOVERY_S_MAX} s"
+            )
+        properties[names.PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS] = str(recovery_s)
     return Message(
         topic,
         body_of(message),
@@ -286,8 +300,8 @@ _FITTING: Final[Mapping[int, tuple[tuple[bool, bool], ...]]] = {
 def _check_kind(system: pb.SystemProperties) -> None:
     """Refuse a message whose properties are those of another type than it claims."""
     kind = system.message_type
-    has_group, is_delayed = system.HasField("message_group"), system.HasField("delivery_timestamp")
     group = system.message_group
+    has_group, is_delayed = bool(group), system.HasField("delivery_timestamp")
     if has_group and (not group.strip() or _holds(group, "\x01\x02")):
         raise RefusedError(
             pb.ILLEGAL_MESSAGE_GROUP, r"the message group is blank, or holds \x01 or \x02"
@@ -306,7 +320,7 @@ def kind_sent(message: pb.Message) -> pb.MessageType:
     system = message.system_properties
     if system.message_type != pb.MESSAGE_TYPE_UNSPECIFIED:
         return system.message_type
-    if system.HasField("message_group"):
+    if system.message_group:
         return pb.FIFO
     return pb.DELAY if system.HasField("delivery_timestamp") else pb.NORMAL
 
@@ -315,17 +329,14 @@ def body_of(message: pb.Message) -> bytes:
     """Return the body, decompressed.
 
     Raises:
-        RefusedError: It is empty, too large, or damaged.
+        RefusedError: It is empty, too large, damaged, or encoded in a way that is not known.
     """
     body = message.body
-    if message.system_properties.body_encoding == pb.GZIP:
-        unpacker = zlib.decompressobj(GZIP_WINDOW)
-        try:
-            body = unpacker.decompress(body, MAX_BODY_BYTES + 1)
-        except zlib.error as error:
-            raise RefusedError(pb.MESSAGE_CORRUPTED, f"the body is no gzip: {error}") from error
-        if not unpacker.eof and len(body) <= MAX_BODY_BYTES:
-            raise RefusedError(pb.MESSAGE_CORRUPTED, "the compressed body is cut")
+    encoding = message.system_properties.body_encoding
+    if encoding not in ENCODINGS:
+        raise RefusedError(pb.UNSUPPORTED, f"no encoding of a body has the number {encoding}")
+    if encoding == pb.GZIP:
+        body = _unzipped(body)
     if not body:
         raise RefusedError(pb.MESSAGE_BODY_EMPTY, "the body is empty")
     if len(body) > MAX_BODY_BYTES:
@@ -333,6 +344,25 @@ def body_of(message: pb.Message) -> bytes:
             pb.MESSAGE_BODY_TOO_LARGE, f"the body has more than {MAX_BODY_BYTES} bytes"
         )
     return body
+
+
+def _unzipped(packed: bytes) -> bytes:
+    """Return what all members of *packed* hold, or more than a body may have.
+
+    Raises:
+        RefusedError: It is no gzip, is cut, or something else follows.
+    """
+    found = b""
+    while packed and len(found) <= MAX_BODY_BYTES:
+        unpacker = zlib.decompressobj(GZIP_WINDOW)
+        try:
+            found += unpacker.decompress(packed, MAX_BODY_BYTES + 1 - len(found))
+        except zlib.error as error:
+            raise RefusedError(pb.MESSAGE_CORRUPTED, f"the body is no gzip: {error}") from error
+        if not unpacker.eof and len(found) <= MAX_BODY_BYTES:
+            raise RefusedError(pb.MESSAGE_CORRUPTED, "the compressed body is cut")
+        packed = unpacker.unused_data
+    return found
 
 
 # ------------------------------------------------------------------------------ to a client

@@ -12,7 +12,13 @@ from client.core.route import MessageQueue
 from commitlog.errors import CorruptRecordError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
-from dledger.proxy.messages import group_of, milliseconds, received_message, topic_of
+from dledger.proxy.messages import (
+    TIME_MS_MAX,
+    group_of,
+    milliseconds,
+    received_message,
+    topic_of,
+)
 from dledger.proxy.receives import LONG_POLLING_MS_MAX, batch_size_of, wanted_by
 from dledger.proxy.routes import BrokerConfigs
 from dledger.proxy.sends import PRODUCER_GROUP
@@ -146,7 +152,8 @@ class Offsets:
         elif policy == pb.END:
             offset = await reader.max_offset(queue)
         else:
-            offset = await reader.search_offset(queue, milliseconds(request.timestamp))
+            at_ms = max(0, min(milliseconds(request.timestamp), TIME_MS_MAX))
+            offset = await reader.search_offset(queue, at_ms)
         return pb.QueryOffsetResponse(status=OK, offset=offset)
 
     async def _find_queue(self, queue: MessageQueue) -> None:

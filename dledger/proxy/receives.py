@@ -64,6 +64,10 @@ ACKS_MAX: Final = 1_024
 LINES_MAX: Final = 1_000
 """Consumer groups whose lines of acknowledgements are kept while none is under way."""
 
+QUEUE_ID_MAX: Final = (1 << 31) - 1
+OFFSET_MAX: Final = (1 << 63) - 1
+"""Of a receipt; brokers' requests hold no greater ones."""
+
 READER_GROUP: Final = "DLEDGER_PROXY"
 """Reads messages that are to become dead letters: pulls of a group that pops are refused."""
 
@@ -135,9 +139,12 @@ def receipt_of(text: str) -> ReceiptHandle:
         RefusedError: It is none.
     """
     try:
-        return ReceiptHandle.decode(text)
+        receipt = ReceiptHandle.decode(text)
     except BadRequestError as error:
         raise RefusedError(pb.INVALID_RECEIPT_HANDLE, str(error)) from error
+    if not (0 <= receipt.queue_id <= QUEUE_ID_MAX and 0 <= receipt.offset <= OFFSET_MAX):
+        raise RefusedError(pb.INVALID_RECEIPT_HANDLE, "the receipt is of no place in a queue")
+    return receipt
 
 
 def _nothing() -> list[pb.ReceiveMessageResponse]:

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from client.core.client_instance import ClientInstance
-from client.core.errors import MessageIllegalError
+from client.core.errors import BrokerRefusedError, MessageIllegalError
 from client.core.hooks import LocalTransactionState
 from client.core.message import Message
 from client.core.message_ext import SendResult
@@ -31,6 +31,7 @@ from dledger.proxy.messages import kind_sent, sent_message, topic_of
 from dledger.proxy.routes import BrokerConfigs
 from dledger.proxy.status import OK, RefusedError, overall, status_of, status_of_send
 from remoting.errors import BadRequestError
+from remoting.protocol.codes import ResponseCode
 from remoting.protocol.headers import RecallHandle
 
 PRODUCER_GROUP: Final = "DLEDGER_PROXY"
@@ -38,6 +39,9 @@ PRODUCER_GROUP: Final = "DLEDGER_PROXY"
 
 MESSAGES_MAX: Final = 1_024
 """Of one call; as many records as one request to a broker holds."""
+
+PLACE_MAX: Final = (1 << 63) - 1
+"""Of a half message; brokers' requests hold no greater one."""
 
 _STATES: Final = {
     pb.TRANSACTION_RESOLUTION_UNSPECIFIED: LocalTransactionState.UNKNOWN,
@@ -77,10 +81,11 @@ class TransactionId:
         half_offset, _, rest = text.partition("-")
         position, _, broker_name = rest.partition("-")
         try:
-            if broker_name:
-                return cls(broker_name, int(half_offset, 16), int(position, 16))
+            places = int(half_offset, 16), int(position, 16)
         except ValueError:
-            pass
+            places = -1, -1
+        if broker_name and all(0 <= place <= PLACE_MAX for place in places):
+            return cls(broker_name, *places)
         raise RefusedError(pb.INVALID_TRANSACTION_ID, f"no transaction has the id {text[:64]!r}")
 
 
@@ -133,8 +138,10 @@ class Sends:
         messages = [sent_message(each) for each in asked]
         topic = messages[0].topic
         kinds = {kind_sent(each) for each in asked}
-        if any(message.topic != topic for message in messages) or len(kinds) > 1:
-            raise RefusedError(pb.BAD_REQUEST, "the messages of a request share topic and type")
+        if any(message.topic != topic for message in messages):
+            raise RefusedError(pb.MESSAGE_CORRUPTED, "the messages of a request share a topic")
+        if len(kinds) > 1:
+            raise RefusedError(pb.BAD_REQUEST, "the messages of a request share a type")
         kind = kinds.pop()
         types = await self._configs.types(topic)
         if kind not in types:
@@ -175,7 +182,7 @@ class Sends:
 
     async def _queue(self, topic: str, asked: pb.Message) -> MessageQueue | None:
         system = asked.system_properties
-        if not system.HasField("message_group"):
+        if not system.message_group:
             return None
         return queue_of_group(await self._producer.publish_queues(topic), system.message_group)
 
@@ -241,7 +248,13 @@ class Sends:
             state,
             is_answer=request.source == pb.SOURCE_SERVER_CHECK,
         )
-        await send_end(self._instance, end, caller.timeout_s())
+        try:
+            await send_end(self._instance, end, caller.timeout_s())
+        except BrokerRefusedError as error:
+            if error.code == ResponseCode.SYSTEM_ERROR:
+                # No half message stands there, or it is another topic's.
+                raise RefusedError(pb.INVALID_TRANSACTION_ID, str(error)) from error
+            raise
         return pb.EndTransactionResponse(status=OK)
 
     async def recall(

@@ -60,6 +60,12 @@ ROUTED_MAX: Final = 256
 """Topics of a consumer's settings whose brokers are made known before it has its answer: it may
 name 100,000. Those of the others are known with the first receive."""
 
+ADDRESSES_MAX: Final = 64
+"""Of proxies that a client names: each queue of a route repeats them."""
+
+HOST_CHARS_MAX: Final = 255
+"""Of one of them; DNS knows no longer name."""
+
 ROUTED_AT_ONCE_MAX: Final = 16
 """Of these under way at a time: NameServers have other clients."""
 
@@ -215,9 +221,9 @@ class MessagingService:
         """
         topic = topic_of(request.topic)
         self.clients.heard(caller.name, self._now_s())
+        proxies = self._proxies(request.endpoints)
         route = await self._configs.route(topic)
         types = await self._configs.types(topic)
-        proxies = self._proxies(request.endpoints)
         queues = wire_queues(route, request.topic, proxies, types)
         return pb.QueryRouteResponse(status=OK, message_queues=queues)
 
@@ -231,14 +237,22 @@ class MessagingService:
         """
         topic, group = topic_of(request.topic), group_of(request.group)
         self.clients.heard(caller.name, self._now_s(), group=group)
+        proxies = self._proxies(request.endpoints)
         route = await self._configs.route(topic)
         types = await self._configs.types(topic)
-        proxies = self._proxies(request.endpoints)
         assignments = wire_assignments(route, request.topic, proxies, types)
         return pb.QueryAssignmentResponse(status=OK, assignments=assignments)
 
     def _proxies(self, asked: pb.Endpoints) -> pb.Endpoints:
-        return asked if asked.addresses else endpoints([self._address])
+        if not asked.addresses:
+            return endpoints([self._address])
+        if len(asked.addresses) > ADDRESSES_MAX or any(
+            len(each.host) > HOST_CHARS_MAX for each in asked.addresses
+        ):
+            raise RefusedError(
+                pb.ILLEGAL_ACCESS_POINT, f"at most {ADDRESSES_MAX} addresses of proxies are named"
+            )
+        return asked
 
     # ------------------------------------------------------------------------------ clients
 
@@ -304,7 +318,7 @@ class MessagingService:
             raise RefusedError(pb.UNRECOGNIZED_CLIENT_TYPE, "neither a producer nor a consumer")
         group_of(asked.subscription.group)
         entries = asked.subscription.subscriptions
-        names = list(dict.fromkeys(full_name(entry.topic) for entry in entries))
+        names = list(dict.fromkeys(topic_of(entry.topic) for entry in entries))
         topic = ""
         for first in range(0, len(names), ROUTED_MAX):
             # More of them only while none is known: its brokers state what the group is.

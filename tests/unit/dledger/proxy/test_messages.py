@@ -6,12 +6,17 @@ import gzip
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from client.core.errors import MessageIllegalError
 from client.core.message import MAX_BODY_BYTES, encode_message_properties
 from client.core.message_ext import MessageExt
-from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, PROPERTY_SHARDING_KEY
+from commitlog.properties import (
+    MAX_CLIENT_PROPERTIES_BYTES,
+    PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
+    PROPERTY_SHARDING_KEY,
+)
 from commitlog.record import encode_record, pack_host
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.messages import (
@@ -117,6 +122,42 @@ def test_gzip_body_is_decompressed() -> None:
     assert sent_message(sent).body == b"x" * 1000
 
 
+def test_members_of_a_gzip_body_are_one_body() -> None:
+    """A program that appends to a compressed file makes such a body; none of it may be lost."""
+    packed = gzip.compress(b"first ") + gzip.compress(b"") + gzip.compress(b"second")
+    assert sent_message(message(packed, body_encoding=pb.GZIP)).body == b"first second"
+
+
+def test_empty_fields_are_as_if_left_out() -> None:
+    """Some clients fill in every field, and RocketMQ takes that."""
+    empty = message(tag="", keys=["", "k", ""], message_group="", trace_context="")
+    plain = message(keys=["k"])
+    assert sent_message(empty) == sent_message(plain)
+    empty.system_properties.message_type = pb.MESSAGE_TYPE_UNSPECIFIED
+    assert kind_sent(empty) == pb.NORMAL
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "kept"),
+    [(pb.TRANSACTION, 0, "0"), (pb.TRANSACTION, 72 * 3600, "259200"), (pb.NORMAL, -1, None)],
+)
+def test_time_until_a_check_is_kept_of_transactions(
+    kind: pb.MessageType, seconds: int, kept: str | None
+) -> None:
+    waits = Duration(seconds=seconds)
+    sent = sent_message(message(message_type=kind, orphaned_transaction_recovery_duration=waits))
+    assert (sent.properties or {}).get(PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS) == kept
+
+
+@pytest.mark.parametrize("seconds", [-1, 72 * 3600 + 1, 1 << 62])
+def test_time_until_a_check_has_bounds(seconds: int) -> None:
+    waits = Duration(seconds=seconds)
+    asked = message(message_type=pb.TRANSACTION, orphaned_transaction_recovery_duration=waits)
+    with pytest.raises(RefusedError) as caught:
+        sent_message(asked)
+    assert caught.value.code == pb.BAD_REQUEST
+
+
 @pytest.mark.parametrize(
     ("refused", "code"),
     [
@@ -128,7 +169,17 @@ def test_gzip_body_is_decompressed() -> None:
             message(gzip.compress(b"x" * (MAX_BODY_BYTES + 1)), body_encoding=pb.GZIP),
             pb.MESSAGE_BODY_TOO_LARGE,
         ),
+        (message(gzip.compress(b"x") + b"tail", body_encoding=pb.GZIP), pb.MESSAGE_CORRUPTED),
+        (
+            message(
+                gzip.compress(b"x" * MAX_BODY_BYTES) + gzip.compress(b"y"), body_encoding=pb.GZIP
+            ),
+            pb.MESSAGE_BODY_TOO_LARGE,
+        ),
+        (message(body_encoding=9), pb.UNSUPPORTED),
         (message(message_id=""), pb.ILLEGAL_MESSAGE_ID),
+        (message(message_id=" "), pb.ILLEGAL_MESSAGE_ID),
+        (message(message_type=pb.FIFO, message_group=""), pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
         (message(tag="a|b"), pb.ILLEGAL_MESSAGE_TAG),
         (message(keys=["a b"]), pb.ILLEGAL_MESSAGE_KEY),
         (message(user={"KEYS": "k"}), pb.ILLEGAL_MESSAGE_PROPERTY_KEY),
@@ -145,7 +196,7 @@ def test_gzip_body_is_decompressed() -> None:
         (message(message_type=pb.LITE, lite_topic="l"), pb.ILLEGAL_LITE_TOPIC),
         (message(message_type=pb.PRIORITY, priority=1), pb.UNSUPPORTED),
     ],
-    ids=map(str, range(18)),
+    ids=map(str, range(23)),
 )
 def test_message_that_breaks_a_rule_is_refused(refused: pb.Message, code: pb.Code) -> None:
     with pytest.raises(RefusedError) as caught:

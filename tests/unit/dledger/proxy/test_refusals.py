@@ -21,12 +21,18 @@ from dledger.proxy.caller import Caller
 from dledger.proxy.messages import duration
 from dledger.proxy.routes import CONFIG_LIFETIME_S, BrokerConfigs
 from dledger.proxy.server import _status
-from dledger.proxy.service import EXPIRE_PERIOD_S, MessagingService
+from dledger.proxy.service import (
+    ADDRESSES_MAX,
+    EXPIRE_PERIOD_S,
+    HOST_CHARS_MAX,
+    MessagingService,
+)
 from dledger.proxy.status import RefusedError, status_of
 from remoting.protocol.bodies import SubscriptionGroupConfig
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import RecallHandle
+from remoting.protocol.outcome import OUTCOME_FIELD
 from remoting.protocol.own_fields import NOT_MADE_FIELD
 from remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
 from remoting.protocol.receipt_handle import ReceiptHandle
@@ -90,6 +96,11 @@ async def code_of(service: MessagingService, name: str, request: Any) -> int:
     return int(answer.status.code) if hasattr(answer, "status") else pb.OK
 
 
+def plain_message(topic: str) -> pb.Message:
+    system = pb.SystemProperties(message_id="01", message_type=pb.NORMAL)
+    return pb.Message(topic=pb.Resource(name=topic), system_properties=system, body=b"x")
+
+
 REFUSALS: list[tuple[str, Any, int]] = [
     ("QueryRoute", pb.QueryRouteRequest(topic=EMPTY), pb.ILLEGAL_TOPIC),
     ("QueryAssignment", pb.QueryAssignmentRequest(topic=TOPIC), pb.ILLEGAL_CONSUMER_GROUP),
@@ -131,6 +142,21 @@ REFUSALS: list[tuple[str, Any, int]] = [
         ),
         pb.INVALID_RECEIPT_HANDLE,
     ),
+    *(
+        (
+            "AckMessage",
+            pb.AckMessageRequest(
+                group=GROUP, topic=TOPIC, entries=[pb.AckMessageEntry(receipt_handle=forged)]
+            ),
+            pb.INVALID_RECEIPT_HANDLE,
+        )
+        for forged in (
+            f"0 1 60000 0 0 g {1 << 31} 0",
+            f"0 1 60000 0 0 g 0 {1 << 63}",
+            "0 1 60000 0 0 g -1 0",
+            "0 1 60000 0 0 g 0 -1",
+        )
+    ),
     (
         "ChangeInvisibleDuration",
         pb.ChangeInvisibleDurationRequest(
@@ -148,6 +174,13 @@ REFUSALS: list[tuple[str, Any, int]] = [
     (
         "EndTransaction",
         pb.EndTransactionRequest(topic=TOPIC, transaction_id="0-0-x", resolution=pb.COMMIT),
+        pb.INVALID_TRANSACTION_ID,
+    ),
+    (
+        "EndTransaction",
+        pb.EndTransactionRequest(
+            topic=TOPIC, transaction_id="8000000000000000-0-g", resolution=pb.COMMIT
+        ),
         pb.INVALID_TRANSACTION_ID,
     ),
     (
@@ -198,6 +231,35 @@ REFUSALS: list[tuple[str, Any, int]] = [
         ),
         pb.OK,
     ),
+    *(
+        (name, asked(topic=TOPIC, group=GROUP, endpoints=named), pb.ILLEGAL_ACCESS_POINT)
+        for name, asked in (
+            ("QueryRoute", lambda group, **given: pb.QueryRouteRequest(**given)),
+            ("QueryAssignment", pb.QueryAssignmentRequest),
+        )
+        for named in (
+            pb.Endpoints(addresses=[pb.Address(host="h", port=1)] * (ADDRESSES_MAX + 1)),
+            pb.Endpoints(addresses=[pb.Address(host="h" * (HOST_CHARS_MAX + 1), port=1)]),
+        )
+    ),
+    (
+        "SendMessage",
+        pb.SendMessageRequest(messages=[plain_message("T"), plain_message("Other")]),
+        pb.MESSAGE_CORRUPTED,
+    ),
+    *(
+        (
+            "PullMessage",
+            pb.PullMessageRequest(
+                group=GROUP,
+                message_queue=pb.MessageQueue(
+                    topic=pb.Resource(name=own), broker=pb.Broker(name="g")
+                ),
+            ),
+            pb.ILLEGAL_TOPIC,
+        )
+        for own in ("RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX")
+    ),
 ]
 
 
@@ -233,6 +295,58 @@ async def test_pull_ends_before_an_unreadable_message(
     assert await code_of(service, "PullMessage", asked) == pb.MESSAGE_CORRUPTED
     asked.offset = 3
     assert await code_of(service, "PullMessage", asked) == pb.OK
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [
+        (ResponseCode.SYSTEM_ERROR, pb.INVALID_TRANSACTION_ID),
+        (ResponseCode.NO_PERMISSION, pb.FORBIDDEN),
+    ],
+)
+async def test_transaction_that_is_none_has_its_code(
+    world: World, service: MessagingService, refusal: int, code: int
+) -> None:
+    """The broker reads the place that the id names; a client can state any."""
+
+    def refuse(asked: RemotingCommand) -> RemotingCommand:
+        stored = {OUTCOME_FIELD: "not_stored"}
+        return response_to(asked, refusal, "no half message stands there", stored)
+
+    for broker in world.groups["g"].brokers:
+        broker.on(RequestCode.END_TRANSACTION, refuse)
+    asked = pb.EndTransactionRequest(topic=TOPIC, transaction_id="0-0-g", resolution=pb.COMMIT)
+    assert await code_of(service, "EndTransaction", asked) == code
+
+
+@pytest.mark.parametrize(
+    ("seconds", "asked_ms"), [(1 << 62, (1 << 63) - 1), (-(1 << 62), 0), (-1, 0)]
+)
+async def test_times_beyond_all_are_the_ends_of_a_queue(
+    world: World, service: MessagingService, seconds: int, asked_ms: int
+) -> None:
+    asked = pb.QueryOffsetRequest(
+        message_queue=queue(),
+        query_offset_policy=pb.TIMESTAMP,
+        timestamp=Timestamp(seconds=seconds),
+    )
+    assert await code_of(service, "QueryOffset", asked) == pb.OK
+    (seen,) = (each for each in world.seen if each.code == RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
+    assert int(seen.command.ext["timestamp"]) == asked_ms
+
+
+@pytest.mark.parametrize("topic", ["", "a b", "x" * 200_000])
+async def test_settings_name_no_illegal_topic(
+    world: World, service: MessagingService, topic: str
+) -> None:
+    """It would be asked for and kept, however long it is."""
+    asked = pb.TelemetryCommand()
+    asked.CopyFrom(CONSUMER)
+    asked.settings.subscription.subscriptions.add().topic.name = topic
+    answer = await service.telemetry(asked, CALLER)
+    assert answer is not None
+    assert answer.status.code == pb.ILLEGAL_TOPIC
+    assert service.clients.get(CALLER.name) is None
 
 
 async def test_group_without_leader_is_no_illegal_receipt(
