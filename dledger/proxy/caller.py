@@ -14,6 +14,10 @@ LANGUAGE: Final = "x-mq-language"
 AUTHORIZATION: Final = "authorization"
 DATE_TIME: Final = "x-mq-date-time"
 
+CLIENT_ID_CHARS_MAX: Final = 1_024
+"""Of the name of a client; a longer one is none. Clients are known by it, and theirs have host,
+process and a number."""
+
 ALGORITHM: Final = "MQv2-HMAC-SHA1"
 SIGNED: Final = re.compile(
     # No text is read in two ways: a long header without a comma would have every pair of places
@@ -79,8 +83,9 @@ class Caller:
     @classmethod
     def of(cls, metadata: Mapping[str, str], peer: str, time_left_s: float | None) -> Caller:
         """Return the caller that a call's metadata name."""
+        client_id = metadata.get(CLIENT_ID, "")
         return cls(
-            metadata.get(CLIENT_ID, ""),
+            client_id if len(client_id) <= CLIENT_ID_CHARS_MAX else "",
             metadata.get(LANGUAGE, ""),
             peer,
             time_left_s,

@@ -59,7 +59,6 @@ class Client:
     Attributes:
         client_id: Its `Caller.name`.
         heard_s: When it called last.
-        settings: The last it sent; None: none yet.
         topics: It produces to them.
         group: It consumes for it; empty: it does not.
         namespace: Of its topics and its group; empty: none.
@@ -68,7 +67,6 @@ class Client:
 
     client_id: str
     heard_s: float
-    settings: pb.Settings | None = None
     topics: frozenset[str] = frozenset()
     group: str = ""
     namespace: str = ""
@@ -134,7 +132,6 @@ class ClientTable:
         client = self._known(client_id, now_s)
         if client is None:
             return
-        client.settings = settings
         client.namespace = namespace_of(settings) or client.namespace
         if settings.HasField("publishing"):
             self._regroup(client, client.topics | topics_of(settings), client.group)

@@ -21,11 +21,13 @@ from client.core.errors import ClientClosedError
 from commitlog.errors import ConfigError, MQError
 from dledger.aio.guest import Guest, Held
 from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy.access import host_of
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import full_name
 from dledger.proxy.metrics import CallMetrics, OpenCall, ProxyMetrics, served_page
 from dledger.proxy.service import MessagingService, Received
-from dledger.proxy.status import status_of
+from dledger.proxy.status import RefusedError, status_of
+from dledger.proxy.unread import UnreadBytes
 from remoting.access.account_file import AccountStore
 from remoting.log import get_logger
 from remoting.tcp import TcpNetwork
@@ -41,6 +43,11 @@ RESOURCE_EXHAUSTED, and nothing was sent for it."""
 
 COMMANDS_MAX: Final = 1_024
 """Commands that wait for one client's stream; one more is dropped. Brokers ask again."""
+
+COMMANDS_BYTES_MAX: Final = MAX_MESSAGE_BYTES
+"""Of them together; what would be more is dropped, too."""
+
+TOO_MUCH_WAITS: Final = "too many bytes wait for clients that read nothing"
 
 GRACE_S: Final = 5.0
 """How long calls may go on when the proxy stops; clients go to another one meanwhile."""
@@ -74,6 +81,7 @@ class _Handlers:
         self._service = service
         self._guest = guest
         self._calls = calls
+        self._unread = UnreadBytes()
 
     def table(self) -> dict[str, Any]:
         """Return a handler for each call of the interface file."""
@@ -125,17 +133,26 @@ class _Handlers:
         self, request: pb.ReceiveMessageRequest, context: Any, counted: OpenCall
     ) -> None:
         caller = caller_of(context)
+        host = host_of(caller.peer)
         received = Received(full_name(request.group))
         is_written = False
+        size_bytes = 0
         try:
             try:
                 self._service.admit("ReceiveMessage", request, caller)
+                if self._unread.is_full(host):
+                    raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_WAITS)
                 await self._guest.carry(self._service.receive_message, request, caller, received)
+                found_bytes = sum(answer.ByteSize() for answer in received.answers)
+                if not self._unread.fits(found_bytes):
+                    raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_WAITS)
             except Exception as error:  # noqa: BLE001  # each has a code
                 refusal = pb.ReceiveMessageResponse(status=_status("ReceiveMessage", error))
                 await context.write(refusal)
                 counted.answered(refusal)
                 return
+            size_bytes = found_bytes
+            self._unread.count(host, size_bytes)
             for answer in received.answers:
                 if context.done():
                     return
@@ -143,6 +160,7 @@ class _Handlers:
             is_written = True
             counted.answered(*received.answers)
         finally:
+            self._unread.count(host, -size_bytes)
             # Clients drop what they have of a call that did not end well.
             if not is_written:
                 with suppress(ClientClosedError):
@@ -150,52 +168,103 @@ class _Handlers:
 
     async def _pull(self, request: pb.PullMessageRequest, context: Any) -> None:
         caller = caller_of(context)
+        host = host_of(caller.peer)
         with self._calls.counted("PullMessage") as counted:
             try:
                 self._service.admit("PullMessage", request, caller)
+                if self._unread.is_full(host):
+                    raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_WAITS)
                 pull = self._service.pull_message
                 answers = await self._guest.carry(self._service.in_time, pull, request, caller)
+                size_bytes = sum(answer.ByteSize() for answer in answers)
+                if not self._unread.fits(size_bytes):
+                    raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_WAITS)
             except Exception as error:  # noqa: BLE001  # each has a code
                 answers = [pb.PullMessageResponse(status=_status("PullMessage", error))]
-            for answer in answers:
-                await context.write(answer)
+                size_bytes = 0
+            self._unread.count(host, size_bytes)
+            try:
+                for answer in answers:
+                    await context.write(answer)
+            finally:
+                self._unread.count(host, -size_bytes)
             counted.answered(*answers)
 
     async def _telemetry(self, _requests: Any, context: Any) -> None:
         caller = caller_of(context)
-        waiting: asyncio.Queue[pb.TelemetryCommand] = asyncio.Queue(COMMANDS_MAX)
-
-        def push(command: pb.TelemetryCommand) -> None:
-            try:
-                waiting.put_nowait(command)
-            except asyncio.QueueFull:
-                _log.warning("command_dropped", client_id=caller.client_id, waiting=COMMANDS_MAX)
-
-        async def write() -> None:
-            while True:
-                await context.write(await waiting.get())
+        waiting = _Commands(caller, self._unread)
 
         try:
             self._service.admit("Telemetry", pb.TelemetryCommand(), caller)
         except MQError as error:
             await context.write(pb.TelemetryCommand(status=status_of(error)))
             return
-        stream = self._service.open_stream(caller, push)
+        stream = self._service.open_stream(caller, waiting.push)
         if stream is None:
             status = pb.Status(code=pb.CLIENT_ID_REQUIRED, message="the stream names no client")
             if caller.client_id:
                 status = pb.Status(code=pb.TOO_MANY_REQUESTS, message="too many clients are here")
             await context.write(pb.TelemetryCommand(status=status))
             return
-        writing = asyncio.create_task(write())
+        writing = asyncio.create_task(waiting.keep_writing(context))
         try:
             while (command := await context.read()) is not grpc.aio.EOF:
                 answer = await self._guest.carry(self._service.telemetry, command, caller)
                 if answer is not None:
-                    push(answer)
+                    waiting.push(answer)
         finally:
             writing.cancel()
+            waiting.close()
             self._service.close_stream(caller, stream)
+
+
+class _Commands:
+    """Commands that wait for one stream, in their order."""
+
+    def __init__(self, caller: Caller, unread: UnreadBytes) -> None:
+        self._caller = caller
+        self._host = host_of(caller.peer)
+        self._unread = unread
+        self._waiting: asyncio.Queue[tuple[pb.TelemetryCommand, int]] = asyncio.Queue(COMMANDS_MAX)
+        self._bytes = 0
+        self._is_closed = self._is_dropping = False
+
+    def push(self, command: pb.TelemetryCommand) -> None:
+        """Let a command wait; it is dropped when its client leaves too much unread."""
+        if self._is_closed:
+            return
+        size_bytes = command.ByteSize()
+        is_full = self._waiting.full() or self._unread.is_full(self._host)
+        if is_full or self._bytes + size_bytes > COMMANDS_BYTES_MAX:
+            if not self._is_dropping:
+                # Once until the client reads again: it can send as fast as lines are logged.
+                _log.warning(
+                    "command_dropped",
+                    client_id=self._caller.client_id,
+                    waiting=self._waiting.qsize(),
+                    waiting_bytes=self._bytes,
+                )
+            self._is_dropping = True
+            return
+        self._count(size_bytes)
+        self._waiting.put_nowait((command, size_bytes))
+
+    async def keep_writing(self, context: Any) -> None:
+        """Write what waits, until cancelled."""
+        while True:
+            command, size_bytes = await self._waiting.get()
+            await context.write(command)
+            self._is_dropping = False
+            self._count(-size_bytes)
+
+    def close(self) -> None:
+        """Forget what waits, and take no more."""
+        self._is_closed = True
+        self._count(-self._bytes)
+
+    def _count(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        self._unread.count(self._host, size_bytes)
 
 
 def _status(name: str, error: Exception) -> pb.Status:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,7 +13,7 @@ from trio.testing import MockClock
 from dledger.proxy import clients as module
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy import service as service_module
-from dledger.proxy.caller import Caller
+from dledger.proxy.caller import CLIENT_ID_CHARS_MAX, Caller
 from dledger.proxy.clients import EXPIRY_S, SILENCE_S_MAX, TOPICS_MAX, ClientTable
 from dledger.proxy.service import MessagingService
 from dledger.proxy.status import RefusedError
@@ -286,3 +287,27 @@ async def test_heartbeats_name_no_more_than_brokers_take(
 
 def test_announced_names_fit_into_a_heartbeat() -> None:
     assert service_module.ANNOUNCED_MAX < GROUPS_PER_HEARTBEAT
+
+
+def test_long_name_of_a_client_is_none() -> None:
+    """Clients are kept by their names, a hundred thousand of them."""
+    for chars, known in ((CLIENT_ID_CHARS_MAX, True), (CLIENT_ID_CHARS_MAX + 1, False)):
+        caller = Caller.of({"x-mq-client-id": "c" * chars}, "", None)
+        assert bool(caller.name) is known
+
+
+def test_settings_of_a_client_are_not_kept() -> None:
+    """They may have megabytes; what counts of them is a few names."""
+    table = ClientTable()
+    settings = pb.Settings(
+        subscription=pb.Subscription(
+            group=pb.Resource(name="clerks"),
+            subscriptions=[
+                pb.SubscriptionEntry(expression=pb.FilterExpression(expression="x" * 65_536))
+            ],
+        )
+    )
+    held = sys.getrefcount(settings)
+    table.take_settings("c", settings, 0.0)
+    assert sys.getrefcount(settings) == held
+    assert table.groups == {"clerks": 1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -11,7 +11,6 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from client.consumer.pop_calls import ReceivedMessage
 from client.core.errors import RequestTimedOutError
 from commitlog.properties import encode_properties
 from commitlog.record import encode_record
@@ -31,6 +30,7 @@ from remoting.protocol.pop_requests import (
     encode_offsets,
 )
 from tests.unit.client.fake_cluster import World, open_world
+from tests.unit.dledger.proxy.grpc_doubles import Carrier, Context, OneReceive
 
 TOPIC = pb.Resource(name="T")
 GROUP = pb.Resource(name="clerks")
@@ -105,71 +105,6 @@ async def test_batch_of_unreadable_messages_has_a_code(
     assert bodies(received) == []
     assert [each.status.code for each in received.answers] == [pb.MESSAGE_CORRUPTED]
     assert len(service._renewals.table) == 0
-
-
-class Context:
-    """A call of gRPC whose client ends it while answers are written.
-
-    Args:
-        ends_at: The write at which the call is cancelled.
-    """
-
-    def __init__(self, ends_at: int) -> None:
-        self._ends_at = ends_at
-        self.written: list[Any] = []
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("x-mq-client-id", "c"),)
-
-    def peer(self) -> str:
-        return "ipv4:127.0.0.1:1"
-
-    def time_remaining(self) -> float | None:
-        return None
-
-    def done(self) -> bool:
-        return False
-
-    async def write(self, answer: Any) -> None:
-        if len(self.written) == self._ends_at:
-            raise asyncio.CancelledError
-        self.written.append(answer)
-
-
-class Carrier:
-    """A guest whose calls end at once; *ends_late*: when their caller has been cancelled."""
-
-    def __init__(self, *, ends_late: bool = False) -> None:
-        self.started: list[tuple[Any, ...]] = []
-        self._ends_late = ends_late
-
-    async def carry(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        found = await function(*args)
-        if self._ends_late:
-            raise asyncio.CancelledError
-        return found
-
-    def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        self.started.append((function, *args))
-
-
-class OneReceive:
-    """A service whose receives get three messages."""
-
-    def admit(self, name: str, request: Any, caller: Caller) -> None:
-        pass
-
-    async def receive_message(
-        self, request: Any, caller: Caller, received: Received | None = None
-    ) -> Received:
-        received = received or Received("clerks")
-        received.answers = [pb.ReceiveMessageResponse() for _ in range(3)]
-        received.messages = [cast(ReceivedMessage, object())]
-        received.is_over.set()
-        return received
-
-    async def abandon(self, received: Received) -> None:
-        raise AssertionError("carried into trio")
 
 
 @pytest.mark.parametrize(

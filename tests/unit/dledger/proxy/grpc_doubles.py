@@ -1,0 +1,88 @@
+"""A call of gRPC, and what stands behind it, in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from client.consumer.pop_calls import ReceivedMessage
+from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy.caller import Caller
+from dledger.proxy.metrics import METHODS
+from dledger.proxy.service import Received
+
+
+class Context:
+    """A call of gRPC whose client ends it while answers are written.
+
+    Args:
+        ends_at: The write at which the call is cancelled.
+    """
+
+    def __init__(self, ends_at: int) -> None:
+        self._ends_at = ends_at
+        self.written: list[Any] = []
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("x-mq-client-id", "c"),)
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def time_remaining(self) -> float | None:
+        return None
+
+    def done(self) -> bool:
+        return False
+
+    async def write(self, answer: Any) -> None:
+        if len(self.written) == self._ends_at:
+            raise asyncio.CancelledError
+        self.written.append(answer)
+
+
+class Carrier:
+    """A guest whose calls end at once; *ends_late*: when their caller has been cancelled."""
+
+    def __init__(self, *, ends_late: bool = False) -> None:
+        self.started: list[tuple[Any, ...]] = []
+        self._ends_late = ends_late
+
+    async def carry(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        found = await function(*args)
+        if self._ends_late:
+            raise asyncio.CancelledError
+        return found
+
+    def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        self.started.append((function, *args))
+
+
+class OneReceive:
+    """A service whose receives get three messages."""
+
+    def admit(self, name: str, request: Any, caller: Caller) -> None:
+        pass
+
+    async def receive_message(
+        self, request: Any, caller: Caller, received: Received | None = None
+    ) -> Received:
+        received = received or Received("clerks")
+        received.answers = [pb.ReceiveMessageResponse() for _ in range(3)]
+        received.messages = [cast(ReceivedMessage, object())]
+        received.is_over.set()
+        return received
+
+    async def abandon(self, received: Received) -> None:
+        raise AssertionError("carried into trio")
+
+    async def pull_message(self, request: Any, caller: Caller) -> list[pb.PullMessageResponse]:
+        return [pb.PullMessageResponse() for _ in range(3)]
+
+    async def in_time(self, call: Any, request: Any, caller: Caller) -> Any:
+        return await call(request, caller)
+
+    @property
+    def calls(self) -> Any:
+        return dict.fromkeys(METHODS)
