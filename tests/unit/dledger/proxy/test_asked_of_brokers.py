@@ -1,0 +1,243 @@
+"""What calls ask of brokers, through the calls of a proxy over brokers in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar, cast
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from client.core.broker_requests import Question
+from client.core.message_ext import MessageExt
+from commitlog.errors import MQError
+from commitlog.record import decode_record, encode_record
+from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy.caller import Caller
+from dledger.proxy.messages import duration
+from dledger.proxy.service import MessagingService
+from dledger.proxy.status import RefusedError, status_of
+from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, response_to
+from remoting.protocol.headers import ConsumerSendMsgBackHeader, EndTransactionHeader, Header
+from remoting.protocol.outcome import OUTCOME_FIELD
+from remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader, PopMessageHeader
+from remoting.protocol.receipt_handle import ReceiptHandle
+from tests.unit.client.fake_cluster import World, open_world
+
+CALLER = Caller("client-1", time_left_s=8.0)
+TOPIC = pb.Resource(name="T")
+GROUP = pb.Resource(name="clerks")
+QUEUE = pb.MessageQueue(topic=TOPIC, id=-1, broker=pb.Broker(name="g"))
+SHOWN = ReceiptHandle(0, 1, 60_000, 1_005, "g", 0, 0)
+RECORD = encode_record(topic="T", queue_id=0, body=b"one", properties=b"", phy_offset=96)
+
+HeaderT = TypeVar("HeaderT", bound=Header)
+
+
+@pytest.fixture
+async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
+    async with open_world() as world:
+        yield world
+
+
+@pytest.fixture
+async def service(world: World) -> AsyncIterator[MessagingService]:
+    service = MessagingService(world.client(), ("127.0.0.1", 8081))
+    async with service.open():
+        yield service
+
+
+def answer_with(world: World, code: RequestCode, answer: Any) -> None:
+    for broker in world.groups["g"].brokers:
+        broker.on(code, answer)
+
+
+def asked(world: World, code: RequestCode, header: type[HeaderT]) -> HeaderT:
+    """Return the header of the one request with *code*."""
+    (seen,) = (each for each in world.seen if each.code == code)
+    return header.decode(seen.command.ext)
+
+
+@pytest.mark.parametrize(
+    ("source", "is_answer"), [(pb.SOURCE_CLIENT, False), (pb.SOURCE_SERVER_CHECK, True)]
+)
+@pytest.mark.parametrize(("resolution", "flag"), [(pb.COMMIT, 8), (pb.ROLLBACK, 12)])
+async def test_end_names_the_place_and_its_reason(
+    world: World,
+    service: MessagingService,
+    source: pb.TransactionSource,
+    is_answer: bool,
+    resolution: pb.TransactionResolution,
+    flag: int,
+) -> None:
+    answer_with(world, RequestCode.END_TRANSACTION, response_to)
+    request = pb.EndTransactionRequest(
+        topic=TOPIC,
+        transaction_id="1f-2a-g",
+        message_id="01AB",
+        resolution=resolution,
+        source=source,
+    )
+    await service.in_time(service.calls["EndTransaction"], request, CALLER)
+    header = asked(world, RequestCode.END_TRANSACTION, EndTransactionHeader)
+    assert (header.tran_state_table_offset, header.commit_log_offset) == (0x1F, 0x2A)
+    assert (header.producer_group, header.msg_id) == ("T", "01AB")
+    assert (header.commit_or_rollback, header.from_transaction_check) == (flag, is_answer)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_receive_asks_for_what_its_client_wants(
+    world: World, service: MessagingService, in_order: bool
+) -> None:
+    def state(command: RemotingCommand) -> RemotingCommand:
+        config = SubscriptionGroupConfig("clerks", consume_message_orderly=in_order)
+        return response_to(command, 0, None, None, config.encode())
+
+    def find_none(command: RemotingCommand) -> RemotingCommand:
+        return response_to(command, ResponseCode.POLLING_TIMEOUT, "nothing")
+
+    answer_with(world, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, state)
+    answer_with(world, RequestCode.POP_MESSAGE, find_none)
+    request = pb.ReceiveMessageRequest(
+        group=GROUP,
+        message_queue=QUEUE,
+        batch_size=7,
+        invisible_duration=duration(15_000),
+        long_polling_timeout=duration(2_500),
+        filter_expression=pb.FilterExpression(type=pb.SQL, expression="a = 1"),
+        attempt_id="attempt-1",
+    )
+    await service.receive_message(request, CALLER)
+    header = asked(world, RequestCode.POP_MESSAGE, PopMessageHeader)
+    assert (header.consumer_group, header.topic, header.queue_id) == ("clerks", "T", -1)
+    assert (header.max_msg_nums, header.invisible_time) == (7, 15_000)
+    assert 2_000 < header.poll_time <= 2_500
+    assert (header.exp_type, header.exp) == ("SQL92", "a = 1")
+    assert (bool(header.order), header.attempt_id) == (in_order, "attempt-1")
+
+
+async def test_changed_message_has_another_receipt(world: World, service: MessagingService) -> None:
+    def change(command: RemotingCommand) -> RemotingCommand:
+        fields = ChangeInvisibleTimeResponseHeader(2_000, 5_000, 1_006)
+        return response_to(command, 0, None, dict(fields.encode()))
+
+    answer_with(world, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    request = pb.ChangeInvisibleDurationRequest(
+        group=GROUP, topic=TOPIC, receipt_handle=SHOWN.encode(), invisible_duration=duration(5_000)
+    )
+    answer = await service.in_time(service.calls["ChangeInvisibleDuration"], request, CALLER)
+    new = ReceiptHandle.decode(answer.receipt_handle)
+    assert (new.revive_queue_id, new.pop_time_ms, new.offset) == (1_006, 2_000, 0)
+
+
+async def test_dead_letter_names_where_it_came_from(
+    world: World, service: MessagingService
+) -> None:
+    def change(command: RemotingCommand) -> RemotingCommand:
+        fields = ChangeInvisibleTimeResponseHeader(2_000, 60_000, 1_006)
+        return response_to(command, 0, None, dict(fields.encode()))
+
+    group = world.groups["g"]
+    answer_with(world, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    answer_with(world, RequestCode.ACK_MESSAGE, response_to)
+    for broker in group.brokers:
+        broker.answer_send_back = response_to
+    group.store("T", 0, decode_record(RECORD))
+    request = pb.ForwardMessageToDeadLetterQueueRequest(
+        group=GROUP, topic=TOPIC, receipt_handle=SHOWN.encode(), max_delivery_attempts=3
+    )
+    name = "ForwardMessageToDeadLetterQueue"
+    answer = await service.in_time(service.calls[name], request, CALLER)
+    assert answer.status.code == pb.OK
+    header = asked(world, RequestCode.CONSUMER_SEND_MSG_BACK, ConsumerSendMsgBackHeader)
+    assert (header.group, header.origin_topic, header.delay_level) == ("clerks", "T", -1)
+    # The first delivery is none that is repeated.
+    assert header.max_reconsume_times == 2
+    assert header.origin_msg_id
+    (acked,) = (each for each in world.seen if each.code == RequestCode.ACK_MESSAGE)
+    assert ReceiptHandle.decode(str(acked.command.ext["extraInfo"])).revive_queue_id == 1_006
+
+
+async def test_batch_of_two_message_groups_is_refused(
+    world: World, service: MessagingService
+) -> None:
+    """They belong to two queues, and a batch is stored in one."""
+    messages = [
+        pb.Message(
+            topic=TOPIC,
+            system_properties=pb.SystemProperties(
+                message_id=each, message_type=pb.FIFO, message_group=each
+            ),
+            body=b"x",
+        )
+        for each in ("a", "b")
+    ]
+    with pytest.raises(RefusedError) as caught:
+        await service.send_message(pb.SendMessageRequest(messages=messages), CALLER)
+    assert caught.value.code == pb.ILLEGAL_MESSAGE_GROUP
+    assert world.groups["g"].bodies("T") == []
+
+
+async def test_check_back_is_about_a_transaction(service: MessagingService) -> None:
+    # The half message alone does not state its type, and clients look it up by that.
+    got: list[pb.TelemetryCommand] = []
+    service.open_stream(CALLER, got.append)
+    service.clients.produces(CALLER.name, TOPIC, trio.current_time())
+    half = MessageExt(memoryview(RECORD), 0)
+    service._ask_back(Question(half, 0x1F, 0x2A, "g", cast(Any, None)))
+    (command,) = got
+    asked_about = command.recover_orphaned_transaction_command
+    assert asked_about.message.system_properties.message_type == pb.TRANSACTION
+    assert asked_about.transaction_id == "1f-2a-g"
+    assert asked_about.message.body == b"one"
+
+
+def sent(kind: pb.MessageType) -> pb.SendMessageRequest:
+    system = pb.SystemProperties(message_id="01AB", message_type=kind)
+    if kind == pb.FIFO:
+        system.message_group = "a"
+    return pb.SendMessageRequest(
+        messages=[pb.Message(topic=TOPIC, system_properties=system, body=b"x")]
+    )
+
+
+async def test_half_message_is_sent_once(world: World, service: MessagingService) -> None:
+    """When it is stored already, a second one would never be decided."""
+    attempts: list[RemotingCommand] = []
+
+    def lose(command: RemotingCommand) -> RemotingCommand:
+        attempts.append(command)
+        return response_to(
+            command, ResponseCode.SYSTEM_ERROR, "no answer", {OUTCOME_FIELD: "unknown"}
+        )
+
+    for broker in world.groups["g"].brokers:
+        broker.intercept = lose
+    with pytest.raises(MQError) as caught:
+        await service.send_message(sent(pb.TRANSACTION), CALLER)
+    assert status_of(caught.value).code == pb.PROXY_TIMEOUT
+    assert len(attempts) == 1
+
+
+@pytest.mark.parametrize("stated", ["NORMAL", "FIFO", "TRANSACTION"])
+@pytest.mark.parametrize("kind", [pb.NORMAL, pb.FIFO])
+async def test_topic_takes_only_the_type_it_states(
+    world: World, service: MessagingService, stated: str, kind: pb.MessageType
+) -> None:
+    config = TopicConfig("T", attributes={"+message.type": stated})
+    answer_with(
+        world,
+        RequestCode.GET_TOPIC_CONFIG,
+        lambda command: response_to(command, 0, None, {}, config.encode()),
+    )
+    if pb.MessageType.Name(kind) == stated:
+        answer = await service.send_message(sent(kind), CALLER)
+        assert answer.status.code == pb.OK
+        return
+    with pytest.raises(RefusedError) as caught:
+        await service.send_message(sent(kind), CALLER)
+    assert caught.value.code == pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    assert world.groups["g"].bodies("T") == []
