@@ -69,6 +69,10 @@ OPTIONS: Final = (
     ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_MS),
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_ANSWER_MS),
     ("grpc.http2.max_pings_without_data", 0),
+    # Calls that came at once and are not begun yet: of more than 1,000 gRPC would drop some, and
+    # their clients would not know that nothing was done.
+    ("grpc.server.max_pending_requests", MAX_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_CALLS),
 )
 
 _log = get_logger(__name__)
