@@ -15,7 +15,11 @@ from typing import Final
 import trio
 
 from client.core.client_instance import ClientInstance
-from client.core.errors import BrokerRefusedError, MessageIllegalError
+from client.core.errors import (
+    BrokerRefusedError,
+    MessageIllegalError,
+    TransactionDecidedError,
+)
 from client.core.hooks import LocalTransactionState
 from client.core.message import Message
 from client.core.message_ext import SendResult
@@ -250,6 +254,8 @@ class Sends:
         )
         try:
             await send_end(self._instance, end, caller.timeout_s())
+        except TransactionDecidedError:
+            raise
         except BrokerRefusedError as error:
             if error.code == ResponseCode.SYSTEM_ERROR:
                 # No half message stands there, or it is another topic's.

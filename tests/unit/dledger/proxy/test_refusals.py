@@ -32,7 +32,7 @@ from remoting.protocol.bodies import SubscriptionGroupConfig
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import RecallHandle
-from remoting.protocol.outcome import OUTCOME_FIELD
+from remoting.protocol.outcome import DECISION_FIELD, OUTCOME_FIELD
 from remoting.protocol.own_fields import NOT_MADE_FIELD
 from remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
 from remoting.protocol.receipt_handle import ReceiptHandle
@@ -298,20 +298,21 @@ async def test_pull_ends_before_an_unreadable_message(
 
 
 @pytest.mark.parametrize(
-    ("refusal", "code"),
+    ("refusal", "fields", "code"),
     [
-        (ResponseCode.SYSTEM_ERROR, pb.INVALID_TRANSACTION_ID),
-        (ResponseCode.NO_PERMISSION, pb.FORBIDDEN),
+        (ResponseCode.SYSTEM_ERROR, {}, pb.INVALID_TRANSACTION_ID),
+        (ResponseCode.SYSTEM_ERROR, {DECISION_FIELD: "rollback"}, pb.PRECONDITION_FAILED),
+        (ResponseCode.NO_PERMISSION, {}, pb.FORBIDDEN),
     ],
 )
 async def test_transaction_that_is_none_has_its_code(
-    world: World, service: MessagingService, refusal: int, code: int
+    world: World, service: MessagingService, refusal: int, fields: dict[str, str], code: int
 ) -> None:
     """The broker reads the place that the id names; a client can state any."""
 
     def refuse(asked: RemotingCommand) -> RemotingCommand:
-        stored = {OUTCOME_FIELD: "not_stored"}
-        return response_to(asked, refusal, "no half message stands there", stored)
+        stated = {OUTCOME_FIELD: "not_stored", **fields}
+        return response_to(asked, refusal, "no half message stands there", stated)
 
     for broker in world.groups["g"].brokers:
         broker.on(RequestCode.END_TRANSACTION, refuse)
