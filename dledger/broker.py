@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -22,8 +22,6 @@ from commitlog.seams import Disk, UtcOffset, utc
 from commitlog.store_paths import StorePaths
 from dledger.accounts import BrokerAccounts
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
-from dledger.broker_metrics import BrokerMetrics, LeaderChanges, Readiness
-from dledger.broker_settings import BrokerSettings
 from dledger.certificates import watched_certificates
 from dledger.config import BrokerConfig
 from dledger.group import Group, VotersClock
@@ -46,8 +44,7 @@ from dledger.live_settings import (
 )
 from dledger.processors.access import AccessProcessor
 from dledger.processors.admin import BrokerConfigProcessor
-from dledger.processors.handles import codes_of, topic_of_message_at, topic_of_schedule
-from dledger.processors.pull import PullProcessor
+from dledger.processors.handles import topic_of_message_at, topic_of_schedule
 from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
 from dledger.processors.transactions import CheckBack
 from dledger.processors.wiring import (
@@ -64,30 +61,22 @@ from dledger.registration import RegisteredBroker, Registration
 from dledger.services.repeated_messages import RepeatedMessageService
 from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
-from dledger.services.throughput import Traffic
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
+from dledger.side_ports import serve_fast, serve_metrics
 from dledger.store import ReplicaStore
 from remoting.access.account_file import AccountStore
 from remoting.access.accounts import AccountSource
 from remoting.access.gate import AccessGate, LocalAdmin, guarded_table
 from remoting.client import RemotingClient
 from remoting.machine import GarbageCollection
-from remoting.memory_budget import MemoryBudget
-from remoting.metrics import Guard, MetricsServer, RpcLatency, ServerMetrics, load_library
-from remoting.processor import OnAnswer
+from remoting.metrics import Guard, RpcLatency, ServerMetrics, load_library
 from remoting.processor_table import ProcessorTable
-from remoting.seams import Clock, Executor, Network, Rng, ServerTls
+from remoting.seams import Clock, Executor, Network, Rng
 from remoting.server import RemotingServer
 from remoting.tcp import client_tls
 
 log = structlog.get_logger(__name__)
-
-PULLS: Final = codes_of(PullProcessor)
-"""What the VIP channel does not answer, as in RocketMQ."""
-
-FAST_SHARE: Final = 4
-"""Share of the connections that the VIP channel gets: few clients are that old."""
 
 
 def processor_table(
@@ -108,96 +97,6 @@ def processor_table(
         return ProcessorTable(None), None
     local = LocalAdmin(LOCAL_ADMIN)
     return ProcessorTable(local.guard), local
-
-
-async def serve_fast(
-    config: BrokerConfig,
-    group: Group,
-    network: Network,
-    table: ProcessorTable,
-    tls: ServerTls,
-    budget: MemoryBudget,
-    nursery: trio.Nursery,
-    on_answer: OnAnswer | None,
-) -> RemotingServer | None:
-    """Serve the VIP channel of old clients, if its port is free; they use the other one, too."""
-    port = config.fast_listen_port
-    if not port:
-        return None
-    limits = server_limits(config)
-    server = RemotingServer(
-        network,
-        table.without(PULLS),
-        limits=replace(
-            limits,
-            max_connections=max(limits.max_connections // FAST_SHARE, 1),
-            reserved_connections=limits.reserved_connections // FAST_SHARE,
-        ),
-        tls=tls,
-        after_batch=group.kick,
-        turn=group.loop_stall,
-        budget=budget,
-        on_answer=on_answer,
-    )
-    try:
-        await nursery.start(server.serve, config.server.listen_host, port)
-    except OSError as error:
-        log.warning(
-            "fast_port_left_out",
-            port=port,
-            error=str(error),
-            next_step="set server.fast_listen_port to a free port, or to 0",
-        )
-        return None
-    return server
-
-
-async def serve_metrics(
-    config: BrokerConfig,
-    group: Group,
-    processors: BrokerProcessors,
-    settings: BrokerSettings,
-    retention: RetentionService,
-    ports: ServerMetrics,
-    network: Network,
-    clock: Clock,
-    nursery: trio.Nursery,
-) -> tuple[str, int] | None:
-    """Serve the page for Prometheus, if it is wanted and its port is free."""
-    wanted = config.metrics_address
-    if wanted is None:
-        return None
-    traffic = Traffic(lambda: group.leadership is not None)
-    leaders = LeaderChanges(group)
-    metrics = BrokerMetrics(
-        group,
-        processors,
-        settings,
-        traffic,
-        leaders,
-        ports=ports,
-        given_up_bytes=retention.given_up_bytes,
-        member=config.raft.self_id,
-        clock=clock,
-    )
-    server = MetricsServer(network, metrics.pieces, Readiness(group).not_ready)
-    try:
-        address: tuple[str, int] = await nursery.start(server.serve, *wanted)
-    except OSError as error:
-        # Without the page a broker is less watched; it serves its clients all the same.
-        log.warning(
-            "metrics_port_left_out",
-            address=f"{wanted[0]}:{wanted[1]}",
-            error=str(error),
-            next_step="set metrics.listen_port to a free port, or to 0",
-        )
-        return None
-    processors.throughput.traffic = traffic
-    group.on_units.append(traffic.on_units)
-    group.on_role_change.append(leaders.role_changed)
-    leaders.role_changed()
-    log.info("metrics_served", address=f"{address[0]}:{address[1]}")
-    return address
 
 
 DEFAULT_MEMORY_BYTES: Final = 2_684_354_560

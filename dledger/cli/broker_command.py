@@ -228,7 +228,7 @@ def _share_descriptors(config: BrokerConfig) -> tuple[BrokerConfig, DescriptorSh
 
 
 def _fast_connections(config: BrokerConfig, connections: int) -> int:
-    from dledger.broker import FAST_SHARE
+    from dledger.side_ports import FAST_SHARE
 
     return connections // FAST_SHARE if config.fast_listen_port else 0
 
