@@ -14,12 +14,12 @@ one chunk leave together.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final
 
 import trio
 
-from commitlog.errors import InvariantBroken, LocalProtocolError, MQError, RemoteProtocolError
+from commitlog.errors import RemoteProtocolError
 from remoting.calls import Call, CallTable
 from remoting.connection_limits import (
     DEFAULT_LIMITS,
@@ -29,26 +29,21 @@ from remoting.connection_limits import (
     Silence,
     Turn,
 )
-from remoting.errors import AccessRefusedError, ConnectionLostError, TooManyInFlightError
+from remoting.errors import ConnectionLostError, TooManyInFlightError
 from remoting.log import get_logger
 from remoting.memory_budget import NOTED_BYTES, MemoryBudget
-from remoting.open_requests import OpenRequests
+from remoting.open_requests import SHUTS_DOWN, Handling, OpenRequest, OpenRequests, Processors
 from remoting.processor import (
-    DEFERRED,
-    Answered,
-    Handled,
-    Limiter,
     OnAnswer,
     OnResponse,
 )
-from remoting.protocol.codes import not_supported
 from remoting.protocol.command import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
     RemotingCommand,
 )
 from remoting.protocol.frame import FrameDecoder, encode_command_parts
-from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, answer_error
+from remoting.protocol.outcome import GO_AWAY_FIELD, Condition
 from remoting.seams import Stream
 from remoting.write_buffer import BROKEN, WriteBuffer
 
@@ -65,22 +60,12 @@ HEARTBEAT_COUNTS_S: Final = 120.0
 GOODBYE_S: Final = 1.0
 
 
-class Processors(Protocol):
-    """What answers requests; `remoting.processor_table.ProcessorTable` is one."""
-
-    def get(
-        self, code: int, /
-    ) -> tuple[Callable[[Connection, RemotingCommand], Handled], Limiter] | None:
-        """Return handler and limiter for *code*, None when the code is not supported."""
-
-
 class Connection:
     """A connection that is served by `run`.
 
     Attributes:
         peer_address: Host and port of the other end.
         local_address: Host and port of this end.
-        processors: What answers requests; may be replaced before `run`.
         attributes: For the code that serves the connection, e.g. the client id it announced.
         on_close: Called once, in order, when the connection has ended; must not raise.
     """
@@ -88,7 +73,7 @@ class Connection:
     def __init__(
         self,
         stream: Stream,
-        processors: Processors,
+        processors: Processors[Connection],
         *,
         limits: ConnectionLimits = DEFAULT_LIMITS,
         after_batch: Callable[[], None] | None = None,
@@ -118,7 +103,6 @@ class Connection:
         self.attributes: dict[str, Any] = {}
         self.on_close: list[Callable[[Connection], None]] = []
         self._stream = stream
-        self.processors: Processors = processors
         self._limits = limits
         self._after_batch = after_batch
         self._sign = sign
@@ -127,16 +111,11 @@ class Connection:
         self._on_proven = on_proven
         self._ends = ends
         self._turn = turn
-        self._on_answer = on_answer
-        self._when_answered: dict[int, tuple[RemotingCommand, OnResponse]] = {}
         self._share = MemoryShare(budget, limits, stream.peer_address[0], self._give_way_to_a_frame)
         self._heartbeat_until_s = -math.inf
         self._nursery: trio.Nursery | None = None
         self._closed = False
-        self._draining = False
-        self._drains_because = "shutting down"
         self._is_sent_away = False
-        self._last_request_s = -math.inf
         self._close_reason = ""
         self._silence = Silence(limits)
 
@@ -145,10 +124,27 @@ class Connection:
         )
         self._drained = trio.lowlevel.ParkingLot()
 
-        self._open = OpenRequests(limits)
         self._calls = CallTable()
+        self._open = OpenRequests(limits)
+        self._handling = Handling(
+            self,
+            processors,
+            self._open,
+            send=self._send,
+            finished=self._note_finished,
+            on_answer=on_answer,
+        )
 
     # ------------------------------------------------------------------------------ asking
+
+    @property
+    def processors(self) -> Processors[Connection]:
+        """What answers requests; may be replaced before `run`."""
+        return self._handling.processors
+
+    @processors.setter
+    def processors(self, processors: Processors[Connection]) -> None:
+        self._handling.processors = processors
 
     @property
     def is_closed(self) -> bool:
@@ -213,11 +209,11 @@ class Connection:
             reason: What refused requests are answered with, and counted and logged as an end of a
                 connection, see `ConnectionEnds`. Empty: this server shuts down.
         """
-        if self._nursery is not None and not self._draining:
+        handling = self._handling
+        if self._nursery is not None and not handling.refuses_because:
             if reason:
-                self._drains_because = reason
                 self._note_end(reason)
-            self._draining = True
+            handling.refuses_because = reason or SHUTS_DOWN
             self._nursery.start_soon(self.drain)
 
     async def invoke(
@@ -314,7 +310,7 @@ class Connection:
         Also where the connection has ended meanwhile, or the request was one-way. Not at all where
         the handler never answers.
         """
-        self._when_answered[id(asked)] = (asked, on_response)
+        self._handling.when_answered[id(asked)] = (asked, on_response)
 
     def hold_answer(self, asked: RemotingCommand, delay_s: float) -> None:
         """Send the answer to *asked* no earlier than *delay_s* from now.
@@ -335,52 +331,13 @@ class Connection:
             False when it will not be read: the connection has ended, the request was one-way, or
             has been answered already.
         """
-        if self._when_answered and (noted := self._when_answered.pop(id(asked), None)):
-            noted[1](response)
-        if self._open.held:
-            at_s = self._open.answer_at_s(asked)
-            if at_s is None:
-                return False
-            if at_s > trio.current_time():
-                assert self._nursery is not None
-                self._nursery.start_soon(self._reply_at, at_s, asked, response)
-                return True
-        return self._reply(asked, response)
+        return self._handling.reply(asked, response)
 
-    async def _reply_at(
-        self, at_s: float, asked: RemotingCommand, response: RemotingCommand
-    ) -> None:
-        await trio.sleep_until(at_s)
-        self._reply(asked, response)
-
-    def _reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
-        if self._on_answer is not None and (request := self._open.get(asked)) is not None:
-            self._on_answer(asked.code, response.code, trio.current_time() - request.arrived_s)
-        if not self._finish_request(asked) or asked.flag & FLAG_ONEWAY:
-            return False
-        self._answer(asked, response)
-        return not self._closed
-
-    def _answer(self, asked: RemotingCommand, response: RemotingCommand) -> None:
-        response.opaque = asked.opaque
-        response.flag = response.flag & ~FLAG_ONEWAY | FLAG_RESPONSE
-        response.serialize = asked.serialize
-        try:
-            self._send(response)
-        except LocalProtocolError as error:
-            # The handler has done its work: what it did is not ours to deny.
-            _log.warning("answer_unsendable", code=asked.code, error=str(error))
-            self._send(answer(asked, Condition.INTERNAL_ERROR, str(error)))
-
-    def _finish_request(self, asked: RemotingCommand) -> bool:
-        request = self._open.finish(asked)
-        if request is None:
-            return False
+    def _note_finished(self, request: OpenRequest) -> None:
         if request.size_bytes >= NOTED_BYTES:
             self._count()
-        if self._draining:
+        if self._handling.refuses_because:
             self._drained.unpark_all()
-        return True
 
     # ------------------------------------------------------------------------------ serving
 
@@ -394,7 +351,7 @@ class Connection:
         self._silence.last_received_s = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+                self._nursery = self._handling.nursery = nursery
                 if self._closed:
                     return
                 nursery.start_soon(self._write)
@@ -420,16 +377,19 @@ class Connection:
 
         Cancellation: Leaves the connection open and draining.
         """
-        self._draining = True
+        self._refuse_requests()
         while not self._closed and (self._open or self._out.unsent_bytes):
             await self._drained.park()
-        if trio.current_time() - self._last_request_s < GOODBYE_S:
+        if trio.current_time() - self._handling.last_request_s < GOODBYE_S:
             # What the peer has sent meanwhile gets a refusal instead of a reset; a peer that
             # knows GO_AWAY_FIELD then closes by itself, when it waits for nothing any more.
             with trio.move_on_after(GOODBYE_S):
                 while not self._closed:
                     await self._drained.park()
         self.close("drained")
+
+    def _refuse_requests(self) -> None:
+        self._handling.refuses_because = self._handling.refuses_because or SHUTS_DOWN
 
     def _end(self) -> None:
         self._closed = True
@@ -467,6 +427,7 @@ class Connection:
     async def _read(self, scope: trio.CancelScope) -> bool:
         """Take what comes until the connection ends; tell whether answers are still to go out."""
         decoder = self._decoder
+        handling = self._handling
         limits = self._limits
         while not self._closed:
             needed = decoder.bytes_needed
@@ -495,7 +456,7 @@ class Connection:
             if self._share.ticket.held_bytes:
                 self._share.note_frame_bytes(len(commands), len(memoryview(data)), now)
             budget = self._share.budget
-            take = self._take_request
+            take = handling.take
             if budget is not None and budget.is_met:
                 take = self._take_over_budget
             self._out.is_held = True
@@ -509,12 +470,12 @@ class Connection:
             self._out.release()
             if budget is not None:
                 self._count()
-                if not self.is_proven and self._last_request_s >= 0:
+                if not self.is_proven and handling.last_request_s >= 0:
                     self._prove()
             if decoder.error is not None:
                 self._note_end(f"protocol error: {decoder.error}")
                 # What came before the bad bytes was asked for in earnest: it is answered.
-                self._draining = True
+                self._refuse_requests()
                 return True
             self._silence.note_frames(now, bool(commands), bool(decoder.pending_bytes))
             if self._out.unsent_bytes > limits.write_buffer_bytes:
@@ -552,9 +513,9 @@ class Connection:
 
     def _take_over_budget(self, asked: RemotingCommand) -> None:
         if asked.code in self._always_taken:
-            return self._take_request(asked)
+            return self._handling.take(asked)
         self._share.note_refused()
-        return self._refuse(
+        return self._handling.refuse(
             asked,
             Condition.BUSY,
             "[OVERLOAD]the memory for requests and answers is used up, nothing was stored; try"
@@ -578,8 +539,11 @@ class Connection:
 
         When draining, answers that are still to come as well.
         """
+        handling = self._handling
         with trio.move_on_after(FLUSH_AT_END_S):
-            while (self._out.unsent_bytes or (self._draining and self._open)) and not self._closed:
+            while not self._closed and (
+                self._out.unsent_bytes or (handling.refuses_because and self._open)
+            ):
                 await self._drained.park()
 
     def _take_response(self, response: RemotingCommand) -> None:
@@ -591,65 +555,6 @@ class Connection:
     def _leave_if_sent_away(self) -> None:
         if self._is_sent_away and not self._calls:
             self.close("the peer shuts down")
-
-    def _take_request(self, asked: RemotingCommand) -> None:
-        processor = self.processors.get(asked.code)
-        if processor is None:
-            self._refuse(asked, Condition.NOT_SUPPORTED, not_supported(asked.code))
-            return
-        self._last_request_s = trio.current_time()
-        if self._draining:
-            self._refuse(
-                asked, Condition.SHUTTING_DOWN, self._drains_because, **{GO_AWAY_FIELD: "true"}
-            )
-            return
-        handler, limiter = processor
-        refusal = self._open.admit(asked, limiter, self._last_request_s)
-        if refusal is not None:
-            self._refuse(asked, Condition.BUSY, refusal)
-            return
-        handled: Handled
-        try:
-            handled = handler(self, asked)
-        except InvariantBroken:
-            raise
-        except Exception as error:  # noqa: BLE001  # becomes the answer
-            handled = self._failed(asked, error)
-        if isinstance(handled, RemotingCommand):
-            self.reply(asked, handled)
-        elif handled is None:
-            self._finish_request(asked)
-        elif handled is not DEFERRED:
-            assert self._nursery is not None
-            self._nursery.start_soon(self._finish_later, asked, handled)
-
-    async def _finish_later(self, asked: RemotingCommand, handling: Awaitable[Answered]) -> None:
-        handled: Answered
-        try:
-            handled = await handling
-        except InvariantBroken:
-            raise
-        except Exception as error:  # noqa: BLE001  # becomes the answer
-            handled = self._failed(asked, error)
-        if isinstance(handled, RemotingCommand):
-            self.reply(asked, handled)
-        elif handled is not DEFERRED:
-            self._finish_request(asked)
-
-    def _refuse(
-        self, asked: RemotingCommand, condition: Condition, remark: str, **fields: object
-    ) -> None:
-        if not asked.flag & FLAG_ONEWAY:
-            self._answer(asked, answer(asked, condition, remark, **fields))
-
-    def _failed(self, asked: RemotingCommand, error: Exception) -> RemotingCommand:
-        if isinstance(error, AccessRefusedError) and not self.is_proven:
-            self._last_request_s = -math.inf  # a request that anybody can make proves nothing
-        if isinstance(error, MQError):
-            _log.debug("request_refused", code=asked.code, error=str(error))
-        else:
-            _log.error("handler_failed", code=asked.code, exc_info=error)
-        return answer_error(asked, error)
 
     # ------------------------------------------------------------------------------ writing
 
