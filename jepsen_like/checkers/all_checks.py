@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from jepsen_like.checkers import (
     availability,
@@ -35,23 +34,18 @@ from jepsen_like.checkers import (
     total_queue,
     transactions,
 )
-from jepsen_like.checkers.fault_record import ELECTION_NS, record_of, with_late_effect
+from jepsen_like.checkers.fault_record import ELECTION_NS, with_late_effect
 from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
 from jepsen_like.checkers.kernel.home import Home
-from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, Source, Want
+from jepsen_like.checkers.kernel.source import Queue, QueueReport, Source, Want
 from jepsen_like.checkers.kernel.tables import MemorySource, table_to_numpy
-from jepsen_like.checkers.retention import Hole
+from jepsen_like.checkers.run_rows import GIVEN_BACK, REST, RunRows
 from jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
 from jepsen_like.checkers.verdict import Verdict, Violation, checked, judge
 from jepsen_like.history.columns import (
     EVENTS,
-    OPS,
-    NodeKind,
-    chosen,
-    events_of,
     floors_of,
     history_of,
-    operations_of,
 )
 from jepsen_like.history.operation import (
     NOTHING,
@@ -60,47 +54,13 @@ from jepsen_like.history.operation import (
     Level,
     Operation,
     Outcome,
-    ReplicaRead,
-    ReplicaState,
-    RunHeader,
 )
 
 ROWS_MAX: Final = 3_000_000
 """Rows that a check which cannot be split may want; about 3 GB as objects."""
-ROW_WISE: Final = tuple(
-    int(f)
-    for f in (
-        F.COMMIT,
-        F.FETCH_COMMIT,
-        F.LOCK,
-        F.UNLOCK,
-        F.HALF,
-        F.END_TRANSACTION,
-        F.CHECK,
-        F.RECALL,
-        F.RECEIVE,
-        F.ACK,
-        F.CHANGE_TIME,
-        F.STEP,
-        F.STEP_FOUND,
-        F.GIVEN_UP,
-        F.SCHEDULE,
-        F.FIRED,
-        F.PERISHABLE,
-        F.LIVING,
-    )
-)
-REST: Final = Want(
-    among=(("f", ROW_WISE),),
-    other_than=(("token", NOTHING), ("due_ns", NOTHING), ("group", "")),
-)
-"""All that is judged row by row, but for what pulls found."""
 SHARED: Final = Want(other_than=(("parent_op_id", "op_id"),))
 """Rows that are not their own logical operation: later attempts, messages of a batch."""
-_RETRIES: Final = tuple(int(f) for f in sorted(retries.OPERATIONS))
 EVERYTHING: Final = Want(other_than=(("op_id", NOTHING - 1),))
-GIVEN_BACK: Final = Want((("f", _RETRIES),))
-"""What consumers gave back, and what was found of it."""
 FAILED: Final = Want(other_than=(("err", ""),))
 """Rows with an error, of any outcome."""
 OF_ANY_MEMBER: Final = Want((("level", (int(Level.LOCAL),)),))
@@ -217,80 +177,38 @@ class _Check:
         self.source = source
         self.settings = settings
         self.progress = progress
-        rows = source.nodes().to_pylist()
-        reads = [row for row in rows if row["kind"] == NodeKind.READ]
-        self.heads = [
-            ReplicaRead(row["at_ns"], row["node"], row["topic"], row["queue"], row["min_off"], ())
-            for row in reads
-        ]
-        self.messages = sum(row["cnt"] for row in reads)
-        self.states = [
-            ReplicaState(
-                row["at_ns"], row["node"], row["applied_index"], row["chain"] % (1 << 64),
-                row["tables"],
-            )
-            for row in rows
-            if row["kind"] == NodeKind.STATE
-        ]  # fmt: skip
-        self.replicas = replicas_of(self.heads)
-        self.events = events_of(source.events())
-        self.record = record_of(self.events, settings.election_ns)
-        self.settled = bool(self.heads) if settings.settled is None else settings.settled
-        self.rest: list[Operation] = []
-        self.offsets = OPS.empty_table()
-        self.appends: dict[Queue, tuple[Operation, ...]] = {}
-        self.reports: list[QueueReport] = []
+        self.rows = RunRows(
+            source,
+            settled=settings.settled,
+            election_ns=settings.election_ns,
+            rows_max=settings.rows_max,
+            progress=progress,
+        )
 
     def run(self) -> list[Verdict]:
         """Judge everything; a check that breaks is unknown, with its reason."""
         wants = (REST, SHARED, GIVEN_BACK, OF_ANY_MEMBER, filters.PULLS)
-        self.source.prepare(wants, replicas=self.replicas)
+        self.source.prepare(wants, replicas=self.rows.replicas)
         self.progress("operations")
-        read = checked("rows", self._read)
+        read = checked("rows", self.rows.read)
         if not read.is_valid:
             return [read]
-        for one in transactions_of(self.rest).values():
-            op = one.as_append()
-            if op is not None and op.topic and op.queue != NOTHING:
-                queue = (op.topic, op.queue)
-                self.appends[queue] = (*self.appends.get(queue, ()), op)
+        self.rows.note_appends()
         self.progress("queues")
-        judged = checked("queues", self._judge_queues)
+        judged = checked("queues", self.rows.judge_queues)
         if not judged.is_valid:
             return [judged]
         verdicts = (_verdict(name, check, self) for name, check in CHECKS.items())
         return [verdict for verdict in verdicts if verdict is not None]
-
-    def _judge_queues(self) -> Verdict:
-        reports = self.source.queues(self.appends, self.replicas)
-        self.reports = sorted(reports, key=lambda report: report.key)
-        return Verdict("queues", "valid")
-
-    def _read(self) -> Verdict:
-        """Read all rows that are judged row by row, but for what pulls found.
-
-        Commits and reads of offsets are judged in columns, unless a subscribed consumer polled;
-        what was given back always is.
-        """
-        rows = self.source.ops(REST, self.settings.rows_max)
-        f = rows.column("f").to_numpy()
-        of_offsets = (f == F.COMMIT) | (f == F.FETCH_COMMIT)
-        self.offsets = chosen(rows, of_offsets)
-        plain = np.isin(f, _RETRIES)
-        if not (f == F.PULL).any():
-            plain |= of_offsets & (rows.column("token").to_numpy() == NOTHING)
-        rows = chosen(rows, ~plain)
-        self.rest = operations_of(rows, self.source.obs(Want(), 0))
-        return Verdict("rows", "valid")
 
     # -- in columns ------------------------------------------------------------------------
 
     def queue_log(self) -> Verdict:
         judged = [
             report
-            for report in self.reports
+            for report in self.rows.reports
             if report.topic not in SYSTEM_TOPICS
-            and (report.judged.rows or report.key in self.appends)
+            and (report.judged.rows or report.key in self.rows.appends)
         ]
         wrong = [report for report in judged if not report.judged.is_valid]
         found: list[Violation] = []
@@ -310,52 +228,54 @@ class _Check:
             table_to_numpy(ops, OPS_COLUMNS),
             table_to_numpy(obs, OBS_COLUMNS),
             f"{report.topic}/{report.queue}",
-            self.appends.get(report.key, ()),
+            self.rows.appends.get(report.key, ()),
         )
 
     def consumer_offsets(self) -> Verdict:
-        return consumer_offsets.check_table(self.offsets)
+        return consumer_offsets.check_table(self.rows.offsets)
 
     def total_queue(self) -> Verdict | None:
-        if not self.settled:
+        if not self.rows.settled:
             return None
-        if not self.heads:
+        if not self.rows.heads:
             return judge(total_queue.NAME, (), {}, looked_at=0)
-        algebra = total_queue.add_up((report.key, report.home) for report in self.reports)
+        algebra = total_queue.add_up((report.key, report.home) for report in self.rows.reports)
         values = tuple(sorted({v for named in algebra.named.values() for v in named}))
         sends: dict[int, Operation] = {}
         if values:
-            for op in self._ops(Want((("value", values),))):
+            for op in self.rows.ops(Want((("value", values),))):
                 if op.f == F.SEND:
                     sends[op.value] = op
-            sends |= {op.value: op for ops in self.appends.values() for op in ops}
-        return total_queue.total_verdict(algebra, sends, self.replicas.names[self.replicas.chosen])
+            sends |= {op.value: op for ops in self.rows.appends.values() for op in ops}
+        return total_queue.total_verdict(
+            algebra, sends, self.rows.replicas.names[self.rows.replicas.chosen]
+        )
 
     def replicas_(self) -> Verdict:
-        found = replicas.check_heads(self.states, self.heads, settled=self.settled)
-        at_ns = {(head.node, head.topic, head.queue): head.at_ns for head in self.heads}
-        homes = [(r.key, r.home) for r in self.reports if r.home.lost or r.home.differ]
+        found = replicas.check_heads(self.rows.states, self.rows.heads, settled=self.rows.settled)
+        at_ns = {(head.node, head.topic, head.queue): head.at_ns for head in self.rows.heads}
+        homes = [(r.key, r.home) for r in self.rows.reports if r.home.lost or r.home.differ]
         acked = self._acked_at(homes)
-        found += replicas.held_violations(homes, self.replicas.names, at_ns, acked)
-        return replicas.verdict_of(found, self.states, self.heads, self.messages)
+        found += replicas.held_violations(homes, self.rows.replicas.names, at_ns, acked)
+        return replicas.verdict_of(found, self.rows.states, self.rows.heads, self.rows.messages)
 
     def retention(self) -> Verdict | None:
         keeps, moves = self.settings.keeps, floors_of(self.source.nodes())
-        if keeps is None or not (moves or self.heads):
+        if keeps is None or not (moves or self.rows.heads):
             return None
         named = [
             retention.Named(*report.key, *report.judged.first_kept)
-            for report in self.reports
+            for report in self.rows.reports
             if report.judged.first_kept[0]
         ]
-        named = retention.greatest((*named, *retention.named_by(self._ops(OF_ANY_MEMBER))))
-        return retention.check_floors(moves, self.heads, keeps, named)
+        named = retention.greatest((*named, *retention.named_by(self.rows.ops(OF_ANY_MEMBER))))
+        return retention.check_floors(moves, self.rows.heads, keeps, named)
 
     def _acked_at(self, homes: list[tuple[Queue, Home]]) -> dict[tuple[str, int, int], Operation]:
         acked: dict[tuple[str, int, int], Operation] = {}
         for queue, home in homes:
             values = tuple(value for _, value, _, _ in home.lost)
-            for op in self._ops(Want((("value", values),), queue=queue)):
+            for op in self.rows.ops(Want((("value", values),), queue=queue)):
                 if op.f == F.SEND and op.outcome == Outcome.OK:
                     acked[*queue, op.value] = op
         return acked
@@ -365,10 +285,10 @@ class _Check:
         if not rows.num_rows:
             return None
         clock_error_ns = self.settings.clock_error_ns
-        return retries.check_table(rows, drained=self.settled, clock_error_ns=clock_error_ns)
+        return retries.check_table(rows, drained=self.rows.settled, clock_error_ns=clock_error_ns)
 
     def filters(self) -> Verdict | None:
-        if not self.settled:
+        if not self.rows.settled:
             return None
         return filters.check_source(self.source, self.settings.rows_max)
 
@@ -381,48 +301,40 @@ class _Check:
         return lines.check(self.source.obs(Want((("value", lines.open_values()),)), rows_max))
 
     def availability(self) -> Verdict | None:
-        if self.record is None:
+        if self.rows.record is None:
             return None
         rows = self.source.ops(EVERYTHING, self.settings.rows_max)
-        return availability.check_table(rows, self.record)
+        return availability.check_table(rows, self.rows.record)
 
     def final_reads(self) -> Verdict | None:
-        reads = final_reads.rows_of(self.rest)
-        if not self.settled or not reads:
+        reads = final_reads.rows_of(self.rows.rest)
+        if not self.rows.settled or not reads:
             return None
         begins: dict[Queue, int] = {}
-        for head in self.heads:
+        for head in self.rows.heads:
             key = (head.topic, head.queue)
             begins[key] = max(begins.get(key, 0), head.min_off)
-        return final_reads.check(reads, self.offsets, begins)
+        return final_reads.check(reads, self.rows.offsets, begins)
 
     # -- row by row ------------------------------------------------------------------------
 
     def delayed(self) -> Verdict:
         settings = self.settings
-        sends = [op for op in self.rest if op.f == F.SEND and op.due_ns != NOTHING]
-        rows = [*sends, *_of(self.rest, F.RECALL)]
-        history = self._sighted(rows, {op.value for op in sends})
-        is_bounded = settings.late_quiet_max_ns is not None and self.record is not None
+        sends = [op for op in self.rows.rest if op.f == F.SEND and op.due_ns != NOTHING]
+        rows = [*sends, *_of(self.rows.rest, F.RECALL)]
+        history = self.rows.sighted(rows, {op.value for op in sends})
+        is_bounded = settings.late_quiet_max_ns is not None and self.rows.record is not None
         if is_bounded or settings.late_max_ns is not None:
             history.operations += self._late_reads(history)
         return delayed.check_history(
             history,
             clock_error_ns=settings.clock_error_ns,
-            drained=self.settled,
+            drained=self.rows.settled,
             late_max_ns=settings.late_max_ns,
             late_quiet_max_ns=settings.late_quiet_max_ns,
-            record=self.record,
-            holes=self._holes,
+            record=self.rows.record,
+            holes=self.rows.holes,
         )
-
-    def _holes(self, queue: Queue) -> list[Hole]:
-        """Return the holes of a queue that retention has cut."""
-        rows_max = self.settings.rows_max
-        self.progress(f"removed messages of {queue[0]}/{queue[1]}")
-        ops = self.source.ops(Want((("f", retention.FILLING),), queue=queue), rows_max)
-        obs = self.source.obs(Want(other_than=(("op_id", NOTHING),), queue=queue), rows_max)
-        return retention.holes_of(ops, obs, retention.begin_of(self.heads, queue))
 
     def _late_reads(self, history: History) -> list[Operation]:
         """Return the reads that prove most of the places where delayed messages were seen."""
@@ -442,14 +354,14 @@ class _Check:
         return reads
 
     def contents(self) -> Verdict | None:
-        compared = sum(op.cnt for op in final_reads.rows_of(self.rest))
-        return contents.check(self._ops(FAILED), compared) if compared else None
+        compared = sum(op.cnt for op in final_reads.rows_of(self.rows.rest))
+        return contents.check(self.rows.ops(FAILED), compared) if compared else None
 
     def batches(self) -> Verdict | None:
         """Judge over everything: a batch concerns all that was seen of its queue."""
-        shared = self._ops(SHARED)
+        shared = self.rows.ops(SHARED)
         parents = tuple(sorted({op.parent_op_id for op in shared}))
-        if not parents or not batches.batches_of(self._ops(Want((("parent_op_id", parents),)))):
+        if not parents or not batches.batches_of(self.rows.ops(Want((("parent_op_id", parents),)))):
             return None
         rows_max = self.settings.rows_max
         tables = (self.source.ops(EVERYTHING, rows_max), self.source.obs(EVERYTHING, rows_max))
@@ -457,110 +369,62 @@ class _Check:
         return batches.check_history(history)
 
     def polls(self) -> Verdict | None:
-        return polls.check_history(self.rest) if polls.polls_of(self.rest) else None
+        return polls.check_history(self.rows.rest) if polls.polls_of(self.rows.rest) else None
 
     def locks(self) -> Verdict | None:
-        if not any(op.f in locks.OPERATIONS for op in self.rest):
+        if not any(op.f in locks.OPERATIONS for op in self.rows.rest):
             return None
         settings = self.settings
         return locks.check_history(
-            self.rest, lease_ns=settings.lease_ns, clock_error_ns=settings.clock_error_ns
+            self.rows.rest, lease_ns=settings.lease_ns, clock_error_ns=settings.clock_error_ns
         )
 
     def pop(self) -> Verdict | None:
-        if not any(op.f in pop.OPERATIONS for op in self.rest):
+        if not any(op.f in pop.OPERATIONS for op in self.rows.rest):
             return None
-        seen = self._places(pop.received_values(self.rest))
+        seen = self.rows.places(pop.received_values(self.rows.rest))
         return pop.check_history(
-            self.rest,
+            self.rows.rest,
             clock_error_ns=self.settings.clock_error_ns,
             seen=seen,
-            record=self.record,
+            record=self.rows.record,
         )
 
     def steps(self) -> Verdict | None:
-        rows = _of(self.rest, *steps.OPERATIONS)
+        rows = _of(self.rows.rest, *steps.OPERATIONS)
         return steps.check_history(rows) if rows else None
 
     def schedules(self) -> Verdict | None:
-        rows = _of(self.rest, *schedules.OPERATIONS)
+        rows = _of(self.rows.rest, *schedules.OPERATIONS)
         if not rows:
             return None
         return schedules.check_history(
             rows,
             clock_error_ns=self.settings.clock_error_ns,
-            drained=self.settled,
-            record=self.record,
+            drained=self.rows.settled,
+            record=self.rows.record,
         )
 
     def lifetimes(self) -> Verdict | None:
-        rows = _of(self.rest, *lifetimes.OPERATIONS)
+        rows = _of(self.rows.rest, *lifetimes.OPERATIONS)
         if not rows:
             return None
         error_ns = self.settings.clock_error_ns
-        return lifetimes.check_history(rows, clock_error_ns=error_ns, drained=self.settled)
+        return lifetimes.check_history(rows, clock_error_ns=error_ns, drained=self.rows.settled)
 
     def transactions(self) -> Verdict | None:
-        rows = _of(self.rest, *transactions.OPERATIONS)
+        rows = _of(self.rows.rest, *transactions.OPERATIONS)
         if not rows:
             return None
         settings = self.settings
         return transactions.check_history(
-            self._sighted(rows, set(transactions_of(rows))),
-            drained=self.settled,
+            self.rows.sighted(rows, set(transactions_of(rows))),
+            drained=self.rows.settled,
             check_interval_ns=settings.check_interval_ns,
             checks_max=settings.checks_max,
             immunity_ns=max(settings.immunity_ns - settings.clock_error_ns, 0),
-            holes=self._holes,
+            holes=self.rows.holes,
         )
-
-    # -- rows ------------------------------------------------------------------------------
-
-    def _ops(self, want: Want) -> list[Operation]:
-        """Return rows without what they found."""
-        rows = self.source.ops(want, self.settings.rows_max)
-        return operations_of(rows, self.source.obs(Want(), 0))
-
-    def _places(self, values: tuple[int, ...]) -> dict[int, set[tuple[str, int, int]]]:
-        """Return where acknowledged sends, pulls and replicas show *values*."""
-        places: dict[int, set[tuple[str, int, int]]] = {}
-        if not values:
-            return places
-        want = Want((("value", values),))
-        for op in self._ops(want):
-            if op.f == F.SEND and op.outcome == Outcome.OK and op.off != NOTHING:
-                places.setdefault(op.value, set()).add((op.topic, op.queue, op.off))
-        for look in self.source.obs(want, self.settings.rows_max).to_pylist():
-            place = (look["topic"], look["queue"], look["off"])
-            places.setdefault(look["value"], set()).add(place)
-        return places
-
-    def _sighted(self, rows: list[Operation], values: set[int]) -> History:
-        """Return a history of *rows* and of every look at one of *values*, each on its own."""
-        history = History(RunHeader(""), list(rows), replica_reads=list(self.heads))
-        if not values:
-            return history
-        rows_max = self.settings.rows_max
-        want = Want((("value", tuple(sorted(values))),))
-        looks = self.source.obs(want, rows_max).to_pylist()
-        ids = tuple(sorted({look["op_id"] for look in looks} - {NOTHING}))
-        by_id = {op.op_id: op for op in self._ops(Want((("op_id", ids),)))}
-        at_ns = {(head.node, head.topic, head.queue): head.at_ns for head in self.heads}
-        looks.sort(key=lambda look: (look["op_id"], look["replica"], look["queue"], look["off"]))
-        for look in looks:
-            place = (look["topic"], look["queue"])
-            values_seen = (look["value"],)
-            if look["op_id"] == NOTHING:
-                when = at_ns[(look["replica"], *place)]
-                history.replica_reads.append(
-                    ReplicaRead(when, look["replica"], *place, look["off"], values_seen)
-                )
-            elif look["op_id"] in by_id:
-                pull = by_id[look["op_id"]]
-                history.operations.append(
-                    msgspec.structs.replace(pull, off=look["off"], cnt=1, values=values_seen)
-                )
-        return history
 
 
 CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
@@ -613,14 +477,3 @@ def _verdict(name: str, check: Callable[[_Check], Verdict | None], run: _Check) 
 
 def _of(rows: Iterable[Operation], *fs: F) -> list[Operation]:
     return [op for op in rows if op.f in fs]
-
-
-def replicas_of(heads: list[ReplicaRead]) -> Replicas:
-    """Return which replicas were read, from the heads of the reads."""
-    names = tuple(sorted({head.node for head in heads}))
-    number = {name: at for at, name in enumerate(names)}
-    begins: dict[Queue, tuple[tuple[int, int], ...]] = {}
-    for head in heads:
-        key = (head.topic, head.queue)
-        begins[key] = (*begins.get(key, ()), (number[head.node], head.min_off))
-    return Replicas(names, begins, number[heads[0].node] if heads else NOTHING)

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from jepsen_like.checkers.all_checks import replicas_of
 from jepsen_like.checkers.kernel.cut import report_of
 from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS, Columns
 from jepsen_like.checkers.kernel.home import Home
 from jepsen_like.checkers.kernel.judge import Judged
 from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
 from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
+from jepsen_like.checkers.run_rows import replicas_of
 from jepsen_like.checkers.total_queue import add_up
 from jepsen_like.checkers.transactions import transactions_of
 from jepsen_like.history.columns import obs_table, ops_table
