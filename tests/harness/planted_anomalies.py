@@ -7,10 +7,8 @@ other checkers may report too: one event can break two guarantees.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
 
 from jepsen_like.checkers import (
     availability,
@@ -29,211 +27,47 @@ from jepsen_like.checkers import (
 )
 from jepsen_like.checkers.fault_record import ELECTION_NS
 from jepsen_like.checkers.locks import LEASE_NS
-from jepsen_like.checkers.transactions import (
-    CHECK_INTERVAL_NS,
-    CHECKS_MAX,
-    DISCARD_TOPIC,
-    Transaction,
-    transactions_of,
-)
 from jepsen_like.history.operation import (
     NEVER,
     NOTHING,
-    Decision,
     F,
-    History,
     Level,
     Operation,
     Outcome,
-    ReplicaRead,
 )
-from tests.harness.clean_histories import (
-    KEEPS,
-    LAST_PROCESS,
-    LATE_MAX_NS,
-    NODES,
-    ORDERLY,
-    POLLERS,
-    QUEUES,
-    TOPIC,
-    Queue,
+from tests.harness.history_world import LAST_PROCESS, LATE_MAX_NS, ORDERLY, POLLERS, TOPIC
+from tests.harness.planted_replicas import (
+    failed_but_there,
+    logs_differ,
+    lost_on_a_replica,
+    missing_queue,
+    not_entitled,
+    not_equal,
+    queues_differ,
+    removed_without_retention,
+    stored_twice,
+    tables_differ,
+    total_lost,
+    unexpected,
 )
-
-T = TypeVar("T")
-Kind = tuple[str, str]
-"""Checker and name of the anomaly."""
-
-
-NO_PLACE: frozenset[Kind] = frozenset(
-    (queue_log.NAME, name)
-    for name in (
-        queue_log.STALE_READ,
-        queue_log.SEND_INVERTED,
-        queue_log.NON_MONOTONIC,
-        queue_log.FROM_THE_FUTURE,
-        queue_log.OF_NO_SEND,
-    )
+from tests.harness.planted_scene import InapplicableError, Kind, Planted, Planter, Scene
+from tests.harness.planted_transactions import (
+    checked_decided,
+    checked_early,
+    checked_often,
+    commit_lost,
+    committed_twice,
+    decided_twice,
+    discarded_committed,
+    discarded_twice,
+    dropped,
+    failed_visible,
+    half_visible,
+    never_begun,
+    other_queue,
+    rolled_back_visible,
+    shared_offset,
 )
-"""The field of an acknowledged commit on a queue that has no place for it."""
-
-
-class InapplicableError(Exception):
-    """This history has nothing the anomaly could be planted in."""
-
-
-class Planted(NamedTuple):
-    """What a planter did.
-
-    Attributes:
-        witnesses: Operations one violation must name, all of them.
-        also: Other violations that it may cause; of other checkers only.
-    """
-
-    witnesses: tuple[int, ...] = ()
-    also: frozenset[Kind] = frozenset()
-
-
-class Proof(NamedTuple):
-    """That a queue reached an offset by, or had not reached it at, some instant."""
-
-    off: int
-    at_ns: int
-    op_id: int
-    is_send: bool
-
-
-class Scene:
-    """A clean history and what is needed to plant an anomaly in it."""
-
-    def __init__(self, history: History, seed: int) -> None:
-        self.history = history
-        self.rng = random.Random(f"planter-{seed}")
-        self.ops = history.operations
-        self._next_id = len(self.ops)
-        stamps = [op.ret_ns for op in self.ops if op.ret_ns != NEVER]
-        stamps += [op.call_ns for op in self.ops] + [r.at_ns for r in history.replica_reads]
-        self.end_ns = max(stamps) + 1_000
-
-    def pick(self, choices: Iterable[T]) -> T:
-        """Return one of *choices*."""
-        every = list(choices)
-        if not every:
-            raise InapplicableError
-        return self.rng.choice(every)
-
-    def add(self, f: F, call_ns: int, ret_ns: int, queue: Queue = (TOPIC, 0)) -> Operation:
-        """Return a new row that ended well."""
-        op_id = self._next_id
-        self._next_id += 1
-        process = 100_000 + op_id
-        op = Operation(op_id, op_id, process, NOTHING, f, Outcome.OK, call_ns, ret_ns, *queue)
-        self.ops.append(op)
-        return op
-
-    def add_last(self, f: F, queue: Queue = (TOPIC, 0)) -> Operation:
-        """Return a new row after everything else."""
-        self.end_ns += 10
-        return self.add(f, self.end_ns - 8, self.end_ns - 2, queue)
-
-    def pull_last(self, queue: Queue, *values: int) -> Operation:
-        """Return a pull that finds *values* beyond the end of everything known."""
-        op = self.add_last(F.PULL, queue)
-        low, log = self.log(queue)
-        op.off, op.values, op.cnt = low + len(log), values, len(values)
-        return op
-
-    def log(self, queue: Queue) -> tuple[int, tuple[int, ...]]:
-        """Return the first offset the first replica keeps of a queue, and the values from there."""
-        for read in self.history.replica_reads:
-            if (read.topic, read.queue) == queue and read.node == NODES[0]:
-                return read.min_off, read.values
-        raise InapplicableError
-
-    def queue(self, *, is_whole: bool = True) -> Queue:
-        """Return a queue, one that retention did not cut if *is_whole*."""
-        queues = [(TOPIC, queue) for queue in range(QUEUES)]
-        cut = {(r.topic, r.queue) for r in self.history.replica_reads if r.min_off > 0}
-        return self.pick(queue for queue in queues if not is_whole or queue not in cut)
-
-    def rows(self, *fs: F, outcome: Outcome = Outcome.OK) -> list[Operation]:
-        """Return operations of some kinds, with one outcome."""
-        return [op for op in self.ops if op.f in fs and op.outcome == outcome]
-
-    def sends(self, outcome: Outcome = Outcome.OK) -> list[Operation]:
-        """Return sends that are not delayed and of no batch."""
-        shared = [op.parent_op_id for op in self.ops]
-        return [
-            op
-            for op in self.rows(F.SEND, outcome=outcome)
-            if op.due_ns == NOTHING and shared.count(op.parent_op_id) == 1
-        ]
-
-    def seen(self) -> dict[int, Operation]:
-        """Return the client that pulled each value first."""
-        first: dict[int, Operation] = {}
-        for op in sorted(self.rows(F.PULL), key=lambda op: op.ret_ns):
-            if op.topic == TOPIC:
-                for value in op.values:
-                    first.setdefault(value, op)
-        return first
-
-    def transactions(self) -> list[Transaction]:
-        """Return the transactions whose half message certainly was stored."""
-        every = transactions_of(self.ops).values()
-        return [one for one in every if one.half is not None and one.half.outcome == Outcome.OK]
-
-    def is_known(self, one: Transaction) -> bool:
-        """Whether a value stands in a queue, or did."""
-        return one.value in self.places()
-
-    def places(self) -> dict[int, tuple[Queue, int]]:
-        """Return where each value is."""
-        where: dict[int, tuple[Queue, int]] = {}
-        for op in self.rows(F.PULL):
-            for at, value in enumerate(op.values):
-                where[value] = ((op.topic, op.queue), op.off + at)
-        for read in self.history.replica_reads:
-            for at, value in enumerate(read.values):
-                where[value] = ((read.topic, read.queue), read.min_off + at)
-        return where
-
-    def present(self, queue: Queue) -> list[Proof]:
-        """Return all proofs that a queue had reached an offset."""
-        proofs = [
-            Proof(op.off, op.ret_ns, op.op_id, is_send=True)
-            for op in self.rows(F.SEND)
-            if (op.topic, op.queue) == queue and op.off != NOTHING
-        ]
-        places = self.places()
-        for one in transactions_of(self.ops).values():
-            done = one.ended(Decision.COMMIT, only_acknowledged=True)
-            if done and places.get(one.value, ((), 0))[0] == queue:
-                first = min(done, key=lambda op: op.ret_ns)
-                off = places[one.value][1]
-                proofs.append(Proof(off, first.ret_ns, first.op_id, is_send=True))
-        for op in self._reads(queue):
-            off = max(op.off + op.cnt if op.cnt else 0, op.max_off) - 1
-            if off >= 0:
-                proofs.append(Proof(off, op.ret_ns, op.op_id, is_send=False))
-        return proofs
-
-    def _reads(self, queue: Queue) -> list[Operation]:
-        return [
-            op
-            for op in self.rows(F.PULL, F.MAX_OFFSET)
-            if (op.topic, op.queue) == queue and op.level == Level.LINEARIZABLE
-        ]
-
-    def first_present(self, queue: Queue, off: int, *, besides: int = NOTHING) -> Proof:
-        """Return the earliest proof that a queue had reached *off*."""
-        proofs = [p for p in self.present(queue) if p.off >= off and p.op_id != besides]
-        if not proofs:
-            raise InapplicableError
-        first = min(proofs, key=lambda proof: proof.at_ns)
-        if sum(proof.at_ns == first.at_ns for proof in proofs) > 1:
-            raise InapplicableError  # which of them is named is left open
-        return first
-
 
 # -- queue_log ---------------------------------------------------------------------------------
 
@@ -461,143 +295,6 @@ def aborted_delayed(scene: Scene) -> Planted:
     return Planted((send.op_id,), frozenset(also))
 
 
-# -- replicas ----------------------------------------------------------------------------------
-
-
-def _state_pair(scene: Scene) -> int:
-    """Return the place of a state that has company at its index."""
-    states = scene.history.replica_states
-    indexes = [state.applied_index for state in states]
-    return scene.pick(at for at in range(len(states)) if indexes.count(indexes[at]) > 1)
-
-
-def logs_differ(scene: Scene) -> Planted:
-    scene.history.replica_states[_state_pair(scene)].chain ^= 1
-    return Planted()
-
-
-def tables_differ(scene: Scene) -> Planted:
-    scene.history.replica_states[_state_pair(scene)].tables += "-but-not-these"
-    return Planted()
-
-
-def not_equal(scene: Scene) -> Planted:
-    last = scene.pick(scene.history.replica_states[-len(NODES) :])
-    last.applied_index += 1_000
-    return Planted()
-
-
-def _replica_read(scene: Scene, *nodes: str) -> ReplicaRead:
-    return scene.pick(
-        read
-        for read in scene.history.replica_reads
-        if read.node in nodes and read.topic == TOPIC and read.values
-    )
-
-
-def queues_differ(scene: Scene) -> Planted:
-    """A message no acknowledgement speaks for is another one on one replica."""
-    read = _replica_read(scene, *NODES[1:])
-    acked = {op.value for op in scene.rows(F.SEND) if op.off != NOTHING}
-    low, log = scene.log((read.topic, read.queue))
-    at = scene.pick(
-        at
-        for at, value in enumerate(read.values)
-        if value not in acked and 0 <= read.min_off + at - low < len(log)
-    )
-    read.values = (*read.values[:at], NOTHING, *read.values[at + 1 :])
-    return Planted(also=frozenset({(batches.NAME, batches.SCATTERED)}))
-
-
-def missing_queue(scene: Scene) -> Planted:
-    scene.history.replica_reads.remove(_replica_read(scene, *NODES[1:]))
-    return Planted()
-
-
-def lost_on_a_replica(scene: Scene) -> Planted:
-    """One replica ends before something acknowledged."""
-    read = _replica_read(scene, *NODES[1:])
-    send = scene.pick(
-        op
-        for op in scene.sends()
-        if op.queue == read.queue and op.off >= read.min_off and op.value in read.values
-    )
-    read.values = read.values[: send.off - read.min_off]
-    # Everything acknowledged from there on is lost too; the first of them by call is named.
-    return Planted((), frozenset({(batches.NAME, batches.TORN)}))
-
-
-# -- retention ---------------------------------------------------------------------------------
-
-
-def removed_without_retention(scene: Scene) -> Planted:
-    """One replica begins behind everything that a floor lets go."""
-    read = _replica_read(scene, *NODES[1:])
-    queue = (read.topic, read.queue)
-    least = max(
-        [move.min_off for move in scene.history.floors if (move.topic, move.queue) == queue],
-        default=0,
-    )
-    end = read.min_off + len(read.values)
-    if end <= least:
-        raise InapplicableError
-    begin = scene.rng.randint(least + 1, end)
-    read.min_off, read.values = begin, read.values[begin - read.min_off :]
-    return Planted()
-
-
-def not_entitled(scene: Scene) -> Planted:
-    """A floor takes a segment too many, or messages that are not old, or for no cause at all."""
-    move = scene.pick(move for move in scene.history.floors if move.index and not move.topic)
-    way = scene.rng.randrange(4)
-    if way == 0:
-        move.position += KEEPS.segment_bytes
-    elif way == 1:
-        move.end_position = move.position + KEEPS.keep_bytes - 1
-    elif way == 2:
-        move.cause, move.stored_ms = "age", move.newest_ms + KEEPS.keep_ms + 1
-    else:
-        move.cause = "forced"
-    return Planted()
-
-
-# -- total_queue -------------------------------------------------------------------------------
-
-
-def total_lost(scene: Scene) -> Planted:
-    """The first replica holds a nameless message instead of an acknowledged one."""
-    read = _replica_read(scene, NODES[0])
-    send = scene.pick(op for op in scene.sends() if op.value in read.values)
-    read.values = tuple(NOTHING if v == send.value else v for v in read.values)
-    also = {(replicas.NAME, replicas.LOST), (replicas.NAME, replicas.QUEUES_DIFFER)}
-    return Planted((send.op_id,), frozenset(also))
-
-
-def _append_to_replicas(scene: Scene, queue: Queue, value: int) -> None:
-    for read in scene.history.replica_reads:
-        if (read.topic, read.queue) == queue:
-            read.values += (value,)
-
-
-def unexpected(scene: Scene) -> Planted:
-    _append_to_replicas(scene, scene.queue(is_whole=False), 1_000_000)
-    return Planted()
-
-
-def stored_twice(scene: Scene) -> Planted:
-    queue = scene.queue(is_whole=False)
-    _, log = scene.log(queue)
-    send = scene.pick(op for op in scene.sends() if op.value in log)
-    _append_to_replicas(scene, queue, send.value)
-    return Planted((send.op_id,))
-
-
-def failed_but_there(scene: Scene) -> Planted:
-    send = scene.pick(scene.sends(Outcome.FAIL))
-    _append_to_replicas(scene, (send.topic, send.queue), send.value)
-    return Planted((send.op_id,))
-
-
 # -- batches -----------------------------------------------------------------------------------
 
 
@@ -742,194 +439,6 @@ def not_fenced(scene: Scene) -> Planted:
     also = frozenset({(consumer_offsets.NAME, consumer_offsets.WENT_BACK)})
     return Planted((refused.op_id,), also)
 
-
-# -- transactions ------------------------------------------------------------------------------
-
-
-def _ended(one: Transaction, decision: Decision) -> list[Operation]:
-    return one.ended(decision, only_acknowledged=True)
-
-
-def half_visible(scene: Scene) -> Planted:
-    """Every commit of something visible is taken out; or one was pulled before it was called."""
-    seen = scene.seen()
-    one = scene.pick(one for one in scene.transactions() if one.value in seen)
-    assert one.half is not None
-    queue, off = scene.places()[one.value]
-    if scene.rng.random() < 0.5:
-        for op in one.ends:
-            scene.ops.remove(op)
-        pull = seen[one.value]
-    else:
-        called = min(op.call_ns for op in one.ended(Decision.COMMIT))
-        pull = scene.add(F.PULL, called - 3, called - 1, queue)
-        pull.off, pull.values, pull.cnt = off, (one.value,), 1
-    also = {
-        (queue_log.NAME, queue_log.PHANTOM),
-        (queue_log.NAME, queue_log.FROM_THE_FUTURE),
-        (queue_log.NAME, queue_log.NON_MONOTONIC),
-        (total_queue.NAME, total_queue.UNEXPECTED),
-    }
-    return Planted((one.half.op_id, pull.op_id), frozenset(also))
-
-
-_ABORTED = frozenset(
-    {
-        (queue_log.NAME, queue_log.ABORTED_READ),
-        (queue_log.NAME, queue_log.PHANTOM),
-        (total_queue.NAME, total_queue.FAILED_BUT_THERE),
-        (total_queue.NAME, total_queue.UNEXPECTED),
-    }
-)
-
-
-def rolled_back_visible(scene: Scene) -> Planted:
-    one = scene.pick(one for one in scene.transactions() if _ended(one, Decision.ROLLBACK))
-    assert one.half is not None
-    pull = scene.pull_last((one.half.topic, one.half.queue), one.value)
-    return Planted((_ended(one, Decision.ROLLBACK)[0].op_id, pull.op_id), _ABORTED)
-
-
-def failed_visible(scene: Scene) -> Planted:
-    """The half message of something committed is recorded as failed, and so are its ends."""
-    one = scene.pick(one for one in scene.transactions() if one.value in scene.seen())
-    assert one.half is not None
-    one.half.outcome = Outcome.FAIL
-    for op in (*one.checks, *_ended(one, Decision.COMMIT)):
-        scene.ops.remove(op)
-    return Planted((one.half.op_id, scene.seen()[one.value].op_id), _ABORTED)
-
-
-def decided_twice(scene: Scene) -> Planted:
-    decision = scene.rng.choice((Decision.COMMIT, Decision.ROLLBACK))
-    one = scene.pick(one for one in scene.transactions() if _ended(one, decision))
-    assert one.half is not None
-    end = scene.add_last(F.END_TRANSACTION, (one.half.topic, one.half.queue))
-    end.value, end.txn = one.value, one.half.txn
-    end.decision = Decision.ROLLBACK if decision is Decision.COMMIT else Decision.COMMIT
-    also = NO_PLACE | {(total_queue.NAME, total_queue.LOST)}
-    return Planted((_ended(one, decision)[0].op_id, end.op_id), also)
-
-
-def committed_twice(scene: Scene) -> Planted:
-    one = scene.pick(one for one in scene.transactions() if one.value in scene.seen())
-    assert one.half is not None
-    pull = scene.pull_last((one.half.topic, one.half.queue), one.value)
-    return Planted((pull.op_id,), frozenset({(queue_log.NAME, queue_log.DUPLICATE)}))
-
-
-def other_queue(scene: Scene) -> Planted:
-    one = scene.pick(one for one in scene.transactions() if one.value in scene.seen())
-    assert one.half is not None
-    one.half.queue = 1 - one.half.queue
-    also = {(queue_log.NAME, queue_log.PHANTOM), *NO_PLACE}
-    return Planted((one.half.op_id, scene.seen()[one.value].op_id), frozenset(also))
-
-
-def commit_lost(scene: Scene) -> Planted:
-    """A rollback is recorded as a commit."""
-    cut = {(read.topic, read.queue) for read in scene.history.replica_reads if read.min_off > 0}
-    one = scene.pick(
-        one for one in scene.transactions() if len(one.ends) == 1 and _ended(one, Decision.ROLLBACK)
-    )
-    assert one.half is not None
-    if (one.half.topic, one.half.queue) in cut:
-        raise InapplicableError
-    one.ends[0].decision = Decision.COMMIT
-    also = NO_PLACE | {(total_queue.NAME, total_queue.LOST)}
-    return Planted((one.half.op_id, one.ends[0].op_id), also)
-
-
-def shared_offset(scene: Scene) -> Planted:
-    first, second = (scene.pick(scene.transactions()).half for _ in range(2))
-    assert first is not None
-    assert second is not None
-    if first is second:
-        raise InapplicableError
-    second.txn = first.txn
-    return Planted((first.op_id, second.op_id))
-
-
-def _check_last(scene: Scene, half: Operation, later_ns: int = 0) -> Operation:
-    scene.end_ns += later_ns
-    check = scene.add_last(F.CHECK, (half.topic, half.queue))
-    check.call_ns = check.ret_ns
-    check.value, check.txn = half.value, half.txn
-    return check
-
-
-def never_begun(scene: Scene) -> Planted:
-    """A producer is asked about a half message that failed, or that was never sent."""
-    half = scene.pick(scene.rows(F.HALF, outcome=Outcome.FAIL))
-    check = _check_last(scene, half)
-    if scene.rng.random() < 0.5:
-        check.value = 1_000_000
-    return Planted((check.op_id,))
-
-
-def checked_decided(scene: Scene) -> Planted:
-    one = scene.pick(
-        one
-        for one in scene.transactions()
-        if any(op.outcome == Outcome.OK for op in one.ends) and len(one.checks) < CHECKS_MAX
-    )
-    assert one.half is not None
-    check = _check_last(scene, one.half, CHECK_INTERVAL_NS)
-    return Planted((check.op_id,))
-
-
-def checked_early(scene: Scene) -> Planted:
-    one = scene.pick(one for one in scene.transactions() if one.checks)
-    assert one.half is not None
-    check = scene.rng.choice(one.checks)
-    check.call_ns = check.ret_ns = one.half.call_ns - 1
-    return Planted((one.half.op_id, check.op_id))
-
-
-def _is_open(one: Transaction) -> bool:
-    return not any(op.outcome != Outcome.FAIL for op in one.ends)
-
-
-def checked_often(scene: Scene) -> Planted:
-    one = scene.pick(
-        one for one in scene.transactions() if _is_open(one) and len(one.checks) < CHECKS_MAX
-    )
-    assert one.half is not None
-    checks = [_check_last(scene, one.half) for _ in range(len(one.checks), CHECKS_MAX + 1)]
-    return Planted((one.half.op_id, checks[-1].op_id))
-
-
-_DISCARD: Queue = (DISCARD_TOPIC, 0)
-
-
-def discarded_committed(scene: Scene) -> Planted:
-    one = scene.pick(one for one in scene.transactions() if one.value in scene.seen())
-    pull = scene.pull_last(_DISCARD, one.value)
-    return Planted((pull.op_id,))
-
-
-def discarded_twice(scene: Scene) -> Planted:
-    value = scene.pick(scene.log(_DISCARD)[1])
-    pull = scene.pull_last(_DISCARD, value)
-    return Planted((pull.op_id,))
-
-
-def dropped(scene: Scene) -> Planted:
-    """The discard topic lacks its only message."""
-    _, values = scene.log(_DISCARD)
-    if len(values) != 1:
-        raise InapplicableError
-    one = next((one for one in scene.transactions() if one.value == values[0]), None)
-    if one is None or one.half is None or not _is_open(one):
-        raise InapplicableError
-    scene.ops[:] = [op for op in scene.ops if op.topic != DISCARD_TOPIC]
-    for read in scene.history.replica_reads:
-        if read.topic == DISCARD_TOPIC:
-            read.values = ()
-    return Planted((one.half.op_id, max(one.checks, key=lambda op: op.ret_ns).op_id))
-
-
-Planter = Callable[[Scene], Planted]
 
 # -- final_reads -------------------------------------------------------------------------------
 

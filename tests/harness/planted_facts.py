@@ -11,8 +11,8 @@ from collections.abc import Callable
 from jepsen_like.checkers import final_reads, queue_log, retention, total_queue
 from jepsen_like.checkers.final_reads import READER
 from jepsen_like.history.operation import NOTHING, Decision, F, Level, Operation, Outcome
-from tests.harness.clean_histories import POLLERS
-from tests.harness.planted_anomalies import InapplicableError, Kind, Planted, Planter, Scene
+from tests.harness.history_world import POLLERS
+from tests.harness.planted_scene import InapplicableError, Kind, Planted, Planter, Scene
 
 NEW_VALUE = 2_000_000
 """Of messages that a clean history does not have."""

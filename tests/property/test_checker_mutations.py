@@ -15,10 +15,12 @@ from jepsen_like.checkers import push_group
 from jepsen_like.checkers.all_checks import CHECKS, check_everything
 from jepsen_like.checkers.verdict import Verdict, Violation
 from jepsen_like.history.operation import History
-from tests.harness.clean_histories import KEEPS, LATE_MAX_NS, clean_history, interrupted
+from tests.harness.clean_histories import clean_history, interrupted
 from tests.harness.extent import EXTENT
-from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Kind, Planted, Scene
+from tests.harness.history_world import KEEPS, LATE_MAX_NS
+from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_facts import FACTS, RIGHT
+from tests.harness.planted_scene import InapplicableError, Kind, Planted, Scene
 
 FAST_CLEAN = 40
 RIGHT_CLEAN = 150 * EXTENT

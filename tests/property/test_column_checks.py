@@ -15,11 +15,13 @@ from jepsen_like.history.columns import ops_table
 from jepsen_like.history.operation import History
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
 from spark_jobs.engines.local import LocalSource
-from tests.harness.clean_histories import KEEPS, LATE_MAX_NS, clean_history, interrupted
+from tests.harness.clean_histories import clean_history, interrupted
+from tests.harness.history_world import KEEPS, LATE_MAX_NS
 from tests.harness.judged import comparable
 from tests.harness.offset_histories import random_history as random_register
-from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
+from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_facts import FACTS
+from tests.harness.planted_scene import InapplicableError, Scene
 from tests.oracles.all_checks import check_row_wise
 
 pytestmark = pytest.mark.slow

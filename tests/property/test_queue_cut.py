@@ -21,10 +21,11 @@ from jepsen_like.history.columns import obs_table, ops_table
 from jepsen_like.history.operation import NOTHING, F, History, Outcome, RunHeader
 from spark_jobs.generate.history import planter_named
 from spark_jobs.generate.queue_stream import Block, QueueStream
-from tests.harness.clean_histories import TOPIC as CLEAN_TOPIC
 from tests.harness.clean_histories import clean_history
 from tests.harness.cut_queues import judged_in_chunks
-from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
+from tests.harness.history_world import TOPIC as CLEAN_TOPIC
+from tests.harness.planted_anomalies import PLANTERS
+from tests.harness.planted_scene import InapplicableError, Scene
 from tests.harness.queue_histories import TOPIC, random_history
 from tests.property.test_queue_kernel import folded
 

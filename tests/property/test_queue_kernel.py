@@ -16,9 +16,10 @@ from jepsen_like.checkers.transactions import transactions_of
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.columns import hash_range, obs_table, ops_table
 from jepsen_like.history.operation import NEVER, F, Operation, Outcome
-from tests.harness.clean_histories import TOPIC as CLEAN_TOPIC
 from tests.harness.clean_histories import clean_history
-from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
+from tests.harness.history_world import TOPIC as CLEAN_TOPIC
+from tests.harness.planted_anomalies import PLANTERS
+from tests.harness.planted_scene import InapplicableError, Scene
 from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
 from tests.oracles import queue_log as row_log
 

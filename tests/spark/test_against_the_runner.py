@@ -19,8 +19,10 @@ from jepsen_like.plans.plan import Settings as PlanSettings
 from jepsen_like.plans.promised import promised
 from spark_jobs.engines.local import LocalSource
 from spark_jobs.run import judge_run
-from tests.harness.clean_histories import SEGMENT, clean_history
-from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Planted, Scene
+from tests.harness.clean_histories import clean_history
+from tests.harness.history_world import SEGMENT
+from tests.harness.planted_anomalies import PLANTERS
+from tests.harness.planted_scene import InapplicableError, Planted, Scene
 from tests.harness.queue_histories import is_linearizable, random_history
 from tests.oracles import queue_log as row_log
 from tests.oracles.all_checks import check_row_wise

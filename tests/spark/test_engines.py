@@ -29,7 +29,8 @@ from spark_jobs.engines.local import LocalSource
 from spark_jobs.generate.history import Shape, generate
 from spark_jobs.run import Outcome
 from tests.harness.clean_histories import clean_history
-from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
+from tests.harness.planted_anomalies import PLANTERS
+from tests.harness.planted_scene import InapplicableError, Scene
 from tests.harness.queue_histories import random_history
 from tests.harness.shipped_files import ROOT
 from tests.harness.workload_histories import MAKERS, MS

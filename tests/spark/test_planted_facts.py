@@ -11,9 +11,11 @@ from jepsen_like.checkers.all_checks import Settings, check_source
 from jepsen_like.checkers.verdict import digest_of
 from jepsen_like.history.parquet import Ingested, write_history, write_summary
 from spark_jobs.engines.local import LocalSource
-from tests.harness.clean_histories import KEEPS, LATE_MAX_NS, clean_history
-from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Planted, Scene
+from tests.harness.clean_histories import clean_history
+from tests.harness.history_world import KEEPS, LATE_MAX_NS
+from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_facts import FACTS
+from tests.harness.planted_scene import InapplicableError, Planted, Scene
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.scenario import Scenario, ScenarioError, replay
+from tests.harness.scenario import Scenario, replay
+from tests.harness.scenario_cluster import ScenarioError
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 FILES = sorted(SCENARIOS.glob("*.txt"))

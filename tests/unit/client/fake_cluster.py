@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -17,11 +17,9 @@ from commitlog.message_batch import decode_batch
 from commitlog.message_id import encode_offset_message_id
 from commitlog.properties import encode_properties
 from commitlog.record import Record, decode_record, encode_record, pack_host
-from dledger.testing.doubles import MemoryNetwork
 from remoting.connection import Connection
 from remoting.machine import TrioClock
-from remoting.processor import DEFERRED, Handled, Limiter
-from remoting.processor_table import ProcessorTable
+from remoting.processor import Handled
 from remoting.protocol.bodies import (
     BrokerData,
     ClusterInfo,
@@ -37,68 +35,12 @@ from remoting.protocol.bodies import (
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request, response_to
 from remoting.protocol.headers import SendMessageHeader
-from remoting.server import RemotingServer
-
-Address = tuple[str, int]
-
-
-@dataclass
-class Seen:
-    """One request a node got."""
-
-    node: str
-    code: int
-    command: RemotingCommand
-    at: float
-
-
-class Node:
-    """A program that serves requests and can be killed and started again."""
-
-    def __init__(self, world: World, address: str) -> None:
-        self.world = world
-        self.address = address
-        self.processors = ProcessorTable()
-        self.seen: list[Seen] = []
-        self._scope: trio.CancelScope | None = None
-        self.connections = 0
-
-    def on(self, code: RequestCode, handler: Callable[[RemotingCommand], Handled]) -> None:
-        """Answer *code*; the request is noted first."""
-        self.on_from(code, lambda _, command: handler(command))
-
-    def on_from(
-        self, code: RequestCode, handler: Callable[[Connection, RemotingCommand], Handled]
-    ) -> None:
-        """Answer *code*, knowing whose connection it is."""
-
-        def handle(connection: Connection, command: RemotingCommand) -> Handled:
-            self.seen.append(Seen(self.address, command.code, command, trio.current_time()))
-            self.world.seen.append(self.seen[-1])
-            return handler(connection, command)
-
-        self.processors.register(code, handle, Limiter(code.name, 10_000))
-
-    async def start(self) -> None:
-        host, port = self.address.split(":")
-        await self.world.nursery.start(self._serve, host, int(port))
-
-    async def _serve(self, host: str, port: int, task_status: trio.TaskStatus[Address]) -> None:
-        with trio.CancelScope() as self._scope:
-            server = RemotingServer(self.world.network, self.processors)
-            await server.serve(host, port, task_status=task_status)
-
-    async def kill(self) -> None:
-        """Close the listener and every connection at once."""
-        assert self._scope is not None
-        self._scope.cancel()
-        await trio.testing.wait_all_tasks_blocked()
-
-    def count(self, code: RequestCode) -> int:
-        return sum(seen.code == code for seen in self.seen)
+from tests.harness.fake_nodes import Node, NodeWorld
 
 
 class NameServer(Node):
+    world: World
+
     def __init__(self, world: World, address: str) -> None:
         super().__init__(world, address)
         # Called with each question first; None: it is answered as always.
@@ -611,14 +553,11 @@ class Group:
 
 
 @dataclass
-class World:
+class World(NodeWorld):
     """Everything a client meets."""
 
-    nursery: trio.Nursery
-    network: MemoryNetwork = field(default_factory=lambda: MemoryNetwork(host="10.0.0.9"))
     name_servers: list[NameServer] = field(default_factory=list)
     groups: dict[str, Group] = field(default_factory=dict)
-    seen: list[Seen] = field(default_factory=list)
     seed: int = 1
 
     def client(self, **settings: object) -> ClientInstance:
@@ -640,9 +579,6 @@ class World:
             await broker.start()
         return group
 
-    def count(self, code: RequestCode) -> int:
-        return sum(seen.code == code for seen in self.seen)
-
 
 @asynccontextmanager
 async def open_world(
@@ -657,6 +593,3 @@ async def open_world(
         await world.add_group("g", members, 10911, **how)
         yield world
         nursery.cancel_scope.cancel()
-
-
-__all__ = ["DEFERRED", "Awaitable", "World", "open_world"]

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from dledger.testing.doubles import ManualClock
+from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
+from tests.harness.watched_broker import STATUS, Watched
 
 
 @pytest.fixture
@@ -21,3 +23,14 @@ def group(tmp_path: Path, clock: ManualClock) -> Iterator[FakeGroup]:
     fake = FakeGroup(tmp_path, clock)
     yield fake
     fake.close()
+
+
+@pytest.fixture
+def broker(group: FakeGroup, clock: ManualClock) -> Broker:
+    return Broker(group, clock)
+
+
+@pytest.fixture
+def watched(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    monkeypatch.setattr(broker.group, "status", lambda: STATUS)
+    return Watched(broker)

@@ -11,23 +11,19 @@ import pytest
 from client.connect import connect
 from commitlog.properties import encode_properties
 from dledger import topic_metrics
-from dledger.broker_metrics import READY_LAG_ENTRIES, BrokerMetrics, LeaderChanges, Readiness
+from dledger.broker_metrics import READY_LAG_ENTRIES, LeaderChanges, Readiness
 from dledger.group_api import BrokerGroup
 from dledger.processors.topics import MESSAGE_TYPES, TYPE_ATTRIBUTE
 from dledger.proxy.metrics import CallMetrics, ProxyMetrics
 from dledger.proxy.service import MessagingService
 from dledger.services.quota_buckets import Figures
-from dledger.services.throughput import Traffic
-from dledger.state.pop import Out, PopRow
-from dledger.state.state_record import ConsumerOffsetsChange, TopicsChange, state_batch
+from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, TopicConfig
 from dledger.testing.doubles import ManualClock
 from dledger.topic_metrics import message_type
 from namesrv.route_table import RouteInfoManager
 from namesrv.server import NamesrvMetrics
-from remoting.access.gate import LocalAdmin
-from remoting.metrics import RpcLatency, ServerMetrics
-from remoting.processor_table import ProcessorTable
+from remoting.metrics import ServerMetrics
 from remoting.protocol.bodies import (
     ConsumerData,
     ConsumeType,
@@ -36,102 +32,12 @@ from remoting.protocol.bodies import (
     SubscriptionData,
 )
 from remoting.protocol.codes import RequestCode
-from remoting.server import RemotingServer
-from remoting.tcp import TcpNetwork
 from tests.harness.broker import Broker
-from tests.harness.fake_group import BROKER, CLUSTER, FakeConnection, FakeGroup
+from tests.harness.fake_group import BROKER, CLUSTER, FakeConnection
 from tests.harness.half_messages import COMMIT, ROLLBACK, begin, end
 from tests.harness.metrics_page import COMMON, MetricsPage
 from tests.harness.shipped_files import ROOT
-
-STATUS = {
-    "role": "leader",
-    "term": 1,
-    "leader": "n0",
-    "last_index": 12,
-    "stable_index": 0,
-    "commit_index": 11,
-    "doubtful": False,
-    "damaged": True,
-    "pending_bytes": 300,
-    "contradictions": 2,
-    "truncations": 1,
-    "installs": 0,
-    "registration_refused": {"ns:9876": "it belongs to another group"},
-    "store_time_ahead_ms": -20,
-    "clock_behind_voters_ms": 3,
-    "peers": {
-        "n1": {"connected": True, "match_index": 10},
-        "n2": {"connected": False, "match_index": None},
-    },
-}
-
-
-class Watched:
-    """A broker whose metrics are looked at."""
-
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
-        group = broker.group
-        self.traffic = Traffic(lambda: group.leadership is not None)
-        broker.processors.throughput.traffic = self.traffic
-        self.leaders = LeaderChanges(group)
-        self.port = RemotingServer(TcpNetwork(), ProcessorTable())
-        self.latency = RpcLatency()
-        self.metrics = BrokerMetrics(
-            group,
-            broker.processors,
-            broker.settings,
-            self.traffic,
-            self.leaders,
-            ports=ServerMetrics([self.port], LocalAdmin(()), self.latency),
-            given_up_bytes={"age": 7, "forced": 0},
-            member="n0",
-            clock=broker.clock,
-        )
-        self._counted = 0
-
-    def page(self) -> MetricsPage:
-        applied = self.broker.group.applied
-        for entry in applied[self._counted :]:
-            self.traffic.on_units(entry.units)
-        self._counted = len(applied)
-        return MetricsPage.read("".join(self.metrics.pieces()))
-
-
-@pytest.fixture
-def broker(group: FakeGroup, clock: ManualClock) -> Broker:
-    return Broker(group, clock)
-
-
-@pytest.fixture
-def watched(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    monkeypatch.setattr(broker.group, "status", lambda: STATUS)
-    return Watched(broker)
-
-
-def pull(broker: Broker, topic: str, group: str, queue_id: int = 0, offset: int = 0) -> None:
-    answer = broker.call(
-        RequestCode.PULL_MESSAGE,
-        {
-            "consumerGroup": group,
-            "topic": topic,
-            "queueId": queue_id,
-            "queueOffset": offset,
-            "maxMsgNums": 32,
-            "sysFlag": 4,
-            "commitOffset": 0,
-            "suspendTimeoutMillis": 0,
-            "subscription": "*",
-            "subVersion": 0,
-        },
-    )
-    assert answer.code == 0, answer.remark
-
-
-def commit(broker: Broker, *offsets: tuple[str, str, int, int]) -> None:
-    broker.group.propose(state_batch(ConsumerOffsetsChange(offsets)), lambda _: None)
-    broker.group.settle()
+from tests.harness.watched_broker import STATUS, Watched, commit, pull
 
 
 def beat(broker: Broker, client_id: str, connection: FakeConnection, **more: Any) -> None:
@@ -214,54 +120,6 @@ def test_message_types_are_the_four_of_rocketmq() -> None:
         "SOMETHING_NEW": "normal",
     }
     assert (message_type("T", None), message_type(TIMER_TOPIC, None)) == ("normal", "delay")
-
-
-def test_what_a_group_is_given_is_counted_with_its_bytes(watched: Watched) -> None:
-    broker = watched.broker
-    broker.make_topic("T", 1)
-    broker.group.put("T", 0, b"x" * 100, b"y" * 100)
-    pull(broker, "T", "g")
-    pull(broker, "T", "g", offset=1)
-    page = watched.page()
-    labels = ("topic", "consumer_group", "is_retry", "is_system")
-    assert page.of("rocketmq_messages_out_total", *labels) == {("T", "g", "false", "false"): 3}
-    taken = page.of("rocketmq_throughput_in_total", "topic")[("T",)]
-    assert page.value("rocketmq_throughput_out_total") == taken * 1.5
-
-
-def test_lag_counts_what_is_kept_and_not_consumed(watched: Watched) -> None:
-    broker = watched.broker
-    broker.make_topic("T", 2)
-    broker.make_topic("%RETRY%g", 1)
-    broker.group.put("T", 0, *[b"x"] * 5)
-    broker.group.put("T", 1, *[b"x"] * 4)
-    broker.group.put("%RETRY%g", 0, b"x")
-    commit(broker, ("g", "T", 0, 2), ("g", "%RETRY%g", 0, 0), ("g", "gone", 0, 1))
-    broker.group.state.queues[("T", 1)].min_offset = 3
-    broker.processors.offsets.commit("g", "T", 0, 4)
-    labels = ("topic", "consumer_group", "is_retry")
-    assert watched.page().of("rocketmq_consumer_lag_messages", *labels) == {
-        ("T", "g", "false"): 2,
-        ("%RETRY%g", "g", "true"): 1,
-    }
-
-
-def test_group_ahead_of_a_new_topic_has_no_lag(watched: Watched) -> None:
-    watched.broker.make_topic("T", 1)
-    watched.broker.group.put("T", 0, b"x")
-    commit(watched.broker, ("g", "T", 0, 70))
-    assert watched.page().value("rocketmq_consumer_lag_messages") == 0
-
-
-def test_follower_exports_no_lag(watched: Watched) -> None:
-    watched.broker.make_topic("T", 1)
-    commit(watched.broker, ("g", "T", 0, 0))
-    assert "rocketmq_consumer_lag_messages" in watched.page().kinds
-    watched.broker.group.step_down()
-    page = watched.page()
-    assert "rocketmq_consumer_lag_messages" not in page.kinds
-    assert "dledger_peer_lag_entries" not in page.kinds
-    assert page.value("dledger_is_leader") == 0
 
 
 def test_connections_are_counted_by_kind(watched: Watched) -> None:
@@ -404,69 +262,6 @@ def test_series_beyond_the_limit_are_left_out_and_counted(
         ("rocketmq_producer_connections",): 0,
         ("rocketmq_consumer_connections",): 0,
     }
-
-
-def test_lag_latency_is_the_age_of_the_first_waiting_message(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker = watched.broker
-    assert isinstance(broker.clock, ManualClock)
-    broker.make_topic("T", 2)
-    for queue_id in (0, 1):
-        broker.group.put("T", queue_id, b"x")
-    commit(broker, ("g", "T", 0, 1), ("g", "T", 1, 0))
-    broker.clock.now_s += 30
-    assert watched.page().of("rocketmq_consumer_lag_latency", "consumer_group") == {("g",): 30_000}
-    # What was read is not read again.
-    monkeypatch.setattr(topic_metrics, "store_time_at", None)
-    broker.clock.now_s += 1
-    assert watched.page().value("rocketmq_consumer_lag_latency") == 31_000
-    commit(broker, ("g", "T", 1, 1))
-    assert watched.page().value("rocketmq_consumer_lag_latency") == 0
-
-
-def test_lag_latency_reads_no_more_messages_than_allowed(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(topic_metrics, "MAX_STORE_TIMES", 2)
-    broker = watched.broker
-    broker.make_topic("T", 3)
-    for queue_id in range(3):
-        broker.group.put("T", queue_id, b"x")
-    commit(broker, *(("g", "T", queue_id, 0) for queue_id in range(3)))
-
-    def left_out() -> float:
-        page = watched.page()
-        return page.of("dledger_metrics_left_out_series", "metric")[
-            "rocketmq_consumer_lag_latency",
-        ]
-
-    assert left_out() == 1
-    assert left_out() == 0
-
-
-def test_messages_out_by_pop_are_in_flight_and_not_ready(watched: Watched) -> None:
-    broker = watched.broker
-    broker.make_topic("T", 1)
-    for _ in range(3):
-        broker.group.put("T", 0, b"x")
-    commit(broker, ("g", "T", 0, 0))
-    row = PopRow(0, 2)
-    row.put(0, Out(1, 1, 0, 60_000))
-    row.put(1, Out(1, 1, 0, 60_000))
-    broker.group.state.pops["g", "T", 0] = row
-    page = watched.page()
-    assert page.value("rocketmq_consumer_lag_messages") == 3
-    assert page.value("rocketmq_consumer_inflight_messages") == 2
-    assert page.value("rocketmq_consumer_ready_messages") == 1
-
-
-def test_dead_letters_are_counted_by_group(watched: Watched) -> None:
-    broker = watched.broker
-    broker.make_topic("%DLQ%g", 1)
-    broker.group.put("%DLQ%g", 0, b"x")
-    page = watched.page()
-    assert page.of("rocketmq_send_to_dlq_messages_total", "consumer_group") == {("g",): 1}
 
 
 def test_sizes_of_messages_are_counted_in_buckets(watched: Watched) -> None:

@@ -8,7 +8,7 @@ from namesrv.errors import RegistrationRefusedError
 from namesrv.registration import HEARTBEAT_TIMEOUT_MS_MAX, BrokerKey, Registration
 from namesrv.route_table import RouteInfoManager
 from remoting.protocol.bodies import QueueData
-from tests.unit.namesrv.test_route_table import CLUSTER, A, B, C, addrs_of, registration, version
+from tests.harness.registrations import CLUSTER, A, B, C, addrs_of, registration, version
 
 OURS, OTHER = "0f" * 16, "e1" * 16
 THIEF = "10.6.6.6:10911"

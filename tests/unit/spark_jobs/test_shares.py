@@ -41,7 +41,8 @@ from spark_jobs.generate.history import Shape
 from tests.harness.clean_histories import clean_history
 from tests.harness.fast_part import fast_part
 from tests.harness.generated import generated
-from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
+from tests.harness.planted_anomalies import PLANTERS
+from tests.harness.planted_scene import InapplicableError, Scene
 from tests.harness.queue_histories import random_history
 
 NO_REPLICAS = Replicas()

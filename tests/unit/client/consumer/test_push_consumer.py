@@ -21,8 +21,9 @@ from commitlog.errors import ConfigError
 from remoting.protocol.bodies import ConsumeFromWhere, HeartbeatData, MessageModel
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
+from tests.harness.fake_nodes import Seen
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, owned, send, settled
-from tests.unit.client.fake_cluster import Seen, World
+from tests.unit.client.fake_cluster import World
 
 FIRST = PushConfig(consume_from=FROM_FIRST)
 

@@ -15,8 +15,8 @@ from remoting.protocol.command import RemotingCommand
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
 from tests.harness.pops import pop
-from tests.unit.dledger.processors.test_pull import found, hold
-from tests.unit.dledger.processors.test_pull import pull as pull_of
+from tests.harness.pulls import found, hold
+from tests.harness.pulls import pull as pull_of
 from tests.unit.dledger.processors.test_send import ext
 
 EXPIRING = {"message.expires": "true"}

@@ -6,72 +6,20 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-import trio
 
 from commitlog.queue_unit import tags_code
-from commitlog.record import iter_records
-from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange, state_batch
+from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
-from dledger.testing.doubles import ManualClock, VirtualClock
+from dledger.testing.doubles import ManualClock
 from remoting.processor import DEFERRED
-from remoting.protocol.bodies import ConsumerData, HeartbeatData, MessageModel, SubscriptionData
+from remoting.protocol.bodies import MessageModel, SubscriptionData
 from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, SerializeType, request
+from remoting.protocol.command import SerializeType, request
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeConnection, FakeGroup
+from tests.harness.fake_group import FakeGroup
+from tests.harness.pulls import COMMIT, SUBSCRIPTION, command, ext, found, heartbeat, hold, pull
 
-SUBSCRIPTION, SUSPEND, COMMIT = 4, 2, 1
 SMALL_COLD_PULLS = {"max_transfer_count_in_disk": 3, "max_transfer_bytes_in_disk": 100_000}
-
-
-def ext(**changes: Any) -> dict[str, str]:
-    values = {
-        "consumerGroup": "g",
-        "topic": "T",
-        "queueId": "0",
-        "queueOffset": "0",
-        "maxMsgNums": "32",
-        "sysFlag": str(SUBSCRIPTION),
-        "commitOffset": "0",
-        "suspendTimeoutMillis": "15000",
-        "subscription": "*",
-        "subVersion": "0",
-        **changes,
-    }
-    return {key: str(value) for key, value in values.items() if value is not None}
-
-
-def pull(broker: Broker, code: int = RequestCode.PULL_MESSAGE, **changes: Any) -> RemotingCommand:
-    return broker.call(code, ext(**changes))
-
-
-def command(**changes: Any) -> RemotingCommand:
-    return request(RequestCode.PULL_MESSAGE, ext(**changes))
-
-
-def hold(broker: Broker, connection: FakeConnection | None = None, **changes: Any) -> None:
-    command = request(RequestCode.PULL_MESSAGE, ext(sysFlag=SUBSCRIPTION | SUSPEND, **changes))
-    assert broker.handle(command, connection) is DEFERRED
-
-
-def found(response: RemotingCommand) -> list[bytes]:
-    return [bytes(record.body) for record in iter_records(bytes(response.body))]
-
-
-def heartbeat(broker: Broker, *subscriptions: SubscriptionData, **changes: Any) -> None:
-    body = HeartbeatData(
-        client_id="c1",
-        consumer_data_set=[ConsumerData("g", subscription_data_set=list(subscriptions), **changes)],
-    )
-    assert broker.call(RequestCode.HEART_BEAT, {}, body.encode()).code == 0
-    broker.group.settle()
-
-
-@pytest.fixture
-def filled(broker: Broker) -> Broker:
-    broker.make_topic("T", 4)
-    broker.group.put("T", 0, *(b"m%d" % i for i in range(10)))
-    return broker
 
 
 # ------------------------------------------------------------------------------ finding
@@ -445,153 +393,6 @@ def test_followers_may_be_closed_for_reading(group: FakeGroup, clock: ManualCloc
     broker.make_topic("T")
     group.step_down("elsewhere:1")
     assert pull(broker).code == 14
-
-
-# ------------------------------------------------------------------------------ long polling
-
-
-def test_a_held_pull_is_answered_by_the_next_message(filled: Broker) -> None:
-    hold(filled, queueOffset=10)
-    assert filled.processors.pull.held_count == 1
-    filled.group.put("T", 1, b"another queue")
-    assert filled.connection.replies == []
-    filled.group.put("T", 0, b"m10")
-    response = filled.connection.reply_
-    assert (response.code, found(response)) == (0, [b"m10"])
-    assert response.ext["nextBeginOffset"] == "11"
-    assert filled.processors.pull.held_count == 0
-
-
-def test_a_held_pull_of_a_paused_group_is_refused(filled: Broker) -> None:
-    connection = FakeConnection()
-    hold(filled, connection, queueOffset=10, consumerGroup="paused")
-    paused = SubscriptionGroupConfig("paused", consume_enable=False)
-    filled.group.propose(state_batch(SubscriptionGroupsChange(put=(paused,))), lambda _: None)
-    filled.group.put("T", 0, b"new")
-    response = connection.reply_
-    assert response.code == 16
-    assert "paused is not allowed to consume" in (response.remark or "")
-    assert filled.processors.pull.held_count == 0
-
-
-def test_a_pull_of_an_empty_queue_is_held_from_its_begin(filled: Broker) -> None:
-    hold(filled, queueId=2)
-    filled.group.put("T", 2, b"first")
-    assert found(filled.connection.reply_) == [b"first"]
-
-
-def test_messages_of_other_tags_do_not_wake(filled: Broker) -> None:
-    hold(filled, queueOffset=10, subscription="A")
-    filled.group.put("T", 0, b"b", properties=b"TAGS\x01B\x02")
-    assert filled.connection.replies == []
-    filled.group.put("T", 0, b"a", properties=b"TAGS\x01A\x02")
-    response = filled.connection.reply_
-    assert found(response) == [b"a"]
-    assert response.ext["nextBeginOffset"] == "12"
-
-
-def test_a_closed_connection_takes_its_pulls_along(filled: Broker) -> None:
-    gone, other = FakeConnection(), FakeConnection()
-    hold(filled, gone, queueOffset=10)
-    hold(filled, gone, queueId=1)
-    hold(filled, other, queueOffset=10)
-    gone.close()
-    assert filled.processors.pull.held_count == 1
-    filled.group.put("T", 0, b"m10")
-    assert gone.replies == []
-    assert len(other.replies) == 1
-
-
-def test_too_many_held_pulls_are_answered_at_once(filled: Broker) -> None:
-    for _ in range(10):
-        hold(filled, queueOffset=10)
-    response = pull(filled, sysFlag=SUBSCRIPTION | SUSPEND, queueOffset=10)
-    assert response.code == 19
-
-
-async def test_held_pull_passes_the_barrier_at_its_end(autojump_clock: Any, tmp_path: Any) -> None:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock())
-    broker.make_topic("T")
-    group.barriers_pass = False
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pull.run)
-        hold(broker)
-        await trio.sleep(14)
-        assert group.barriers == []
-        await trio.sleep(2)
-        assert len(group.barriers) == 1
-        assert broker.connection.replies == []
-        group.pass_barriers()
-        assert broker.connection.reply_.code == 19
-        nursery.cancel_scope.cancel()
-    group.close()
-
-
-def test_a_deleted_topic_answers_its_held_pulls(filled: Broker) -> None:
-    hold(filled, queueOffset=10)
-    filled.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
-    filled.group.settle()
-    filled.processors.pull.sweep()
-    assert filled.connection.reply_.code == 21
-
-
-@pytest.mark.parametrize(
-    ("settings", "after_s"), [({}, 15.0), ({"long_polling_enable": False}, 1.0)]
-)
-async def test_held_pull_ends_at_the_clients_time(
-    autojump_clock: Any, tmp_path: Any, settings: dict[str, Any], after_s: float
-) -> None:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock(), **settings)
-    broker.make_topic("T")
-    began = trio.current_time()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pull.run)
-        await trio.sleep(2.5)
-        hold(broker, FakeConnection(), queueId=1, suspendTimeoutMillis=40_000)
-        hold(broker)
-        while not broker.connection.replies:
-            await trio.sleep(0.01)
-        assert trio.current_time() - began == pytest.approx(2.5 + after_s, abs=0.02)
-        response = broker.connection.reply_
-        assert (response.code, response.ext["nextBeginOffset"]) == (19, "0")
-        nursery.cancel_scope.cancel()
-    group.close()
-
-
-async def test_timed_out_pull_moves_behind_unmatched_messages(
-    autojump_clock: Any, tmp_path: Any
-) -> None:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock())
-    broker.make_topic("T")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pull.run)
-        hold(broker, subscription="A")
-        group.put("T", 0, b"x", b"y")
-        await trio.sleep(15.1)
-        response = broker.connection.reply_
-        assert (response.code, response.ext["nextBeginOffset"]) == (20, "2")
-        nursery.cancel_scope.cancel()
-    group.close()
-
-
-async def test_the_sweep_answers_a_pull_that_nothing_woke(
-    autojump_clock: Any, tmp_path: Any
-) -> None:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock())
-    broker.make_topic("T")
-    group.on_applied.remove(broker.processors.pull.on_applied)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pull.run)
-        hold(broker)
-        group.put("T", 0, b"x")
-        await trio.sleep(5.1)
-        assert found(broker.connection.reply_) == [b"x"]
-        nursery.cancel_scope.cancel()
-    group.close()
 
 
 # ------------------------------------------------------------------------------ old data

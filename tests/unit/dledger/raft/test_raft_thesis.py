@@ -22,7 +22,7 @@ from dledger.raft.member import RaftNode
 from dledger.raft.peers import ContradictionError, NotAMemberError
 from dledger.raft.wire import Kind
 from tests.harness.raft_cluster import Cluster
-from tests.harness.scenario import ScenarioCluster
+from tests.harness.scenario_cluster import ScenarioCluster
 from tests.unit.dledger.raft.paper_group import (
     add,
     campaign,

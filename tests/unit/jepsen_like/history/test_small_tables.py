@@ -25,8 +25,10 @@ from jepsen_like.history.columns import (
 )
 from jepsen_like.history.operation import History, Operation, Outcome
 from jepsen_like.history.small_tables import SmallTable
-from tests.harness.clean_histories import KEEPS, LATE_MAX_NS, clean_history
-from tests.harness.planted_anomalies import PLANTERS, InapplicableError, Scene
+from tests.harness.clean_histories import clean_history
+from tests.harness.history_world import KEEPS, LATE_MAX_NS
+from tests.harness.planted_anomalies import PLANTERS
+from tests.harness.planted_scene import InapplicableError, Scene
 
 SEEDS = range(0, 60, 7)
 SETTINGS = Settings(late_max_ns=LATE_MAX_NS, keeps=KEEPS)

@@ -1,0 +1,83 @@
+"""Registrations of brokers as a NameServer reads them, and what stands in its tables then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from namesrv.registration import (
+    Registration,
+)
+from namesrv.route_table import RouteInfoManager
+from remoting.protocol.bodies import DataVersion, TopicConfig
+
+CLUSTER = "DefaultCluster"
+
+
+A, B, C = "10.0.0.1:10911", "10.0.0.2:10911", "10.0.0.3:10911"
+
+
+def topics(*names: str, queues: int = 4, perm: int = 6, flags: int = 0) -> dict[str, TopicConfig]:
+    return {
+        name: TopicConfig(
+            topic_name=name,
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=perm,
+            topic_sys_flag=flags,
+        )
+        for name in names
+    }
+
+
+def version(counter: int = 1, state: int = 0) -> DataVersion:
+    return DataVersion(state_version=state, timestamp=1_000, counter=counter)
+
+
+def registration(
+    addr: str = A,
+    broker_id: int = 0,
+    name: str = "broker-a",
+    *,
+    cluster: str = CLUSTER,
+    table: Mapping[str, TopicConfig] | None = None,
+    data_version: DataVersion | None = None,
+    timeout_ms: int | None = None,
+    filters: tuple[str, ...] = (),
+    connection: int | None = 1,
+    acting: bool | None = None,
+    identity: str = "",
+    members: Iterable[str] = (),
+    proof: str = "",
+) -> Registration:
+    return Registration(
+        cluster_name=cluster,
+        broker_name=name,
+        broker_addr=addr,
+        broker_id=broker_id,
+        topics=topics("T1", "T2") if table is None else table,
+        data_version=data_version or version(),
+        ha_server_addr=addr.replace("10911", "10912"),
+        heartbeat_timeout_ms=timeout_ms,
+        enable_acting_master=acting,
+        filter_servers=filters,
+        connection=connection,
+        identity=identity,
+        members=frozenset(members),
+        proof=proof,
+    )
+
+
+def addrs_of(table: RouteInfoManager, topic: str, name: str = "broker-a") -> dict[int, str]:
+    route = table.route(topic)
+    assert route is not None
+    return next(dict(b.broker_addrs) for b in route.broker_datas if b.broker_name == name)
+
+
+def is_empty(table: RouteInfoManager) -> bool:
+    return not (
+        table.topic_queue_table
+        or table.broker_addr_table
+        or table.cluster_addr_table
+        or table.broker_live_table
+        or table.filter_server_table
+    )

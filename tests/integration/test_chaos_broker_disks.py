@@ -1,0 +1,305 @@
+"""A real broker on disks that break: power cuts, failed flushes, damage."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from client.connect import connect
+from client.consumer.pull_consumer import PullConsumer
+from client.core.message import Message
+from client.producer.config import ProducerConfig
+from client.producer.producer import Producer
+from commitlog.errors import MQError
+from commitlog.mark import decode_slot
+from commitlog.store_paths import StorePaths
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.log_verify import verify_store
+from dledger.cli.topic_command import create_topic
+from jepsen_like.chaos import loop_disk
+from jepsen_like.chaos.file_damage import (
+    Filling,
+    Part,
+    Place,
+    files_at,
+    flip_bits,
+    tear_tail,
+    wipe,
+    written_in,
+)
+from jepsen_like.chaos.loop_disk import LoopDisk
+from jepsen_like.chaos.strace_inject import fail_one_flush
+from jepsen_like.nemesis.ground import FaultError
+from tests.harness.broken_disks import DISK_BYTES, is_traced, needs_loop, needs_strace
+
+SETTINGS: dict[str, object] = {
+    "store.mapped_file_size_commit_log": 1 << 20,
+    "store.mapped_file_size_consume_queue": 20_000,
+    "store.max_hash_slot_num": 1_000,
+    "store.max_index_num": 4_000,
+}
+
+
+SENDERS = 4
+
+
+CUTS = 3
+"""Power cuts of one test."""
+
+
+WITHIN_S = 60
+"""For what a busy machine takes long to do."""
+
+
+async def send_until_the_power_goes(
+    cluster: LocalCluster, disk: LoopDisk, *, acks: int, first: int, share: float
+) -> tuple[list[bytes], list[bytes]]:
+    """Send from several tasks; cut the power at that many acknowledgements, in the middle of more.
+
+    Returns:
+        What was acknowledged, and what was sent, before the power went.
+    """
+    sent: list[bytes] = []
+    acknowledged: list[bytes] = []
+    enough = trio.Event()
+    node = cluster.brokers["n0"]
+
+    async def send(producer: Producer) -> None:
+        while True:
+            body = b"%d" % (first + len(sent))
+            sent.append(body)
+            await producer.send(Message("t", body))
+            acknowledged.append(body)
+            if len(acknowledged) == acks:
+                enough.set()
+
+    def kill() -> None:
+        assert node.process is not None
+        node.process.kill()
+        node.process.wait()
+
+    async with (
+        connect([cluster.namesrv_address]) as client,
+        # Senders wait for the broker until they are stopped.
+        Producer(client, "p", ProducerConfig(send_timeout_s=300)) as producer,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(SENDERS):
+            nursery.start_soon(send, producer)
+        with trio.fail_after(WITHIN_S):
+            await enough.wait()
+        if share:
+            await trio.to_thread.run_sync(
+                lambda: disk.keep_some(random.Random(first), share, names=True)
+            )
+        await trio.to_thread.run_sync(lambda: disk.power_cut(kill))
+        nursery.cancel_scope.cancel()
+    return acknowledged, sent
+
+
+async def read_all(cluster: LocalCluster) -> list[bytes]:
+    async with connect([cluster.namesrv_address]) as client, PullConsumer(client, "c") as consumer:
+        queues = await consumer.fetch_message_queues("t")
+        found = []
+        async for _, result in consumer.drain(queues):
+            found += [bytes(message.body) for message in result.messages]
+        return found
+
+
+async def lost_in_cuts(
+    folder: Path, settings: dict[str, object], *, share: float, acks: int
+) -> list[tuple[int, int]]:
+    """Return how many messages were acknowledged before each of some cuts, and how many it lost."""
+    lost: list[tuple[int, int]] = []
+    with loop_disk.loop_disk(folder / "image", folder / "n0", size_bytes=DISK_BYTES) as disk:
+        async with local_cluster(folder, brokers=1, settings=settings) as cluster:
+            await create_topic([cluster.namesrv_address], "t", queues=2)
+            there: set[bytes] = set()
+            first = 0
+            for _ in range(CUTS):
+                acknowledged, sent = await send_until_the_power_goes(
+                    cluster, disk, acks=acks, first=first, share=share
+                )
+                first += len(sent)
+                await cluster.start("n0")
+                await cluster.wait_healthy()
+                # A cut may have taken the topic as well; for one that is there nothing changes.
+                await create_topic([cluster.namesrv_address], "t", queues=2)
+                found = await read_all(cluster)
+                assert len(found) == len(set(found)), "a message is there twice"
+                assert set(found) <= there | set(sent), "a message never sent"
+                gone = (there | set(acknowledged)) - set(found)
+                lost.append((len(acknowledged), len(gone)))
+                there = set(found)
+            assert await cluster.stop("n0") == 0
+            store = cluster.brokers["n0"].store_path
+            assert store is not None
+            assert verify_store(store).problems == []
+    return lost
+
+
+@pytest.mark.slow
+@pytest.mark.side_by_side
+@needs_loop
+@pytest.mark.parametrize("share", [0.0, 0.5])
+async def test_power_cuts_lose_nothing_a_sync_flush_acknowledged(
+    tmp_path: Path, share: float
+) -> None:
+    lost = await lost_in_cuts(tmp_path, SETTINGS, share=share, acks=300)
+    assert [gone for _, gone in lost] == [0] * CUTS
+
+
+@pytest.mark.slow
+@pytest.mark.side_by_side
+@needs_loop
+async def test_power_cuts_lose_what_an_async_flush_acknowledged(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    later = {"store.flush_disk_type": "ASYNC_FLUSH"}
+    lost = await lost_in_cuts(tmp_path, {**SETTINGS, **later}, share=0.0, acks=4000)
+    record_property("lost", lost)
+    print(f"ASYNC_FLUSH, (acknowledged, lost) for each power cut: {lost}")
+    assert sum(gone for _, gone in lost) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.side_by_side
+@needs_strace
+async def test_a_broker_whose_flush_fails_stops_without_acknowledging(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, brokers=1, settings=SETTINGS) as cluster:
+        await create_topic([cluster.namesrv_address], "t", queues=1)
+        node = cluster.brokers["n0"]
+        pid = node.pid
+        assert pid is not None
+        failed = -1
+
+        async def fail() -> None:
+            nonlocal failed
+            failed = await trio.to_thread.run_sync(lambda: fail_one_flush(pid, within_s=60))
+
+        acknowledged: list[bytes] = []
+
+        async def send(producer: Producer, body: bytes) -> None:
+            try:
+                await producer.send(Message("t", body))
+            except MQError:
+                return
+            acknowledged.append(body)
+
+        async with (
+            connect([cluster.namesrv_address]) as client,
+            Producer(client, "p") as producer,
+            trio.open_nursery() as nursery,
+        ):
+            await send(producer, b"before")
+            nursery.start_soon(fail)
+            with trio.fail_after(WITHIN_S):
+                while not is_traced(pid):
+                    await trio.sleep(0.01)
+                nursery.start_soon(send, producer, b"on a flush that fails")
+                while node.running:
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        assert failed >= 1
+        assert acknowledged == [b"before"]
+        assert node.process is not None
+        assert node.process.returncode > 0, "it was not killed, it stopped"
+        assert "flush" in node.last_log_lines()
+        await cluster.start("n0")
+        await cluster.wait_healthy()
+        assert (await read_all(cluster))[0] == b"before"
+
+
+@pytest.fixture(scope="module")
+def stopped_broker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a broker that has run and stopped; 40 messages are in its log."""
+    folder = tmp_path_factory.mktemp("stopped")
+
+    async def make() -> Path:
+        async with local_cluster(folder, brokers=1, settings=SETTINGS) as cluster:
+            await create_topic([cluster.namesrv_address], "t", queues=1)
+            async with (
+                connect([cluster.namesrv_address]) as client,
+                Producer(client, "p") as producer,
+            ):
+                for number in range(40):
+                    await producer.send(Message("t", b"%d" % number, keys=f"k{number}"))
+            store = cluster.brokers["n0"].store_path
+            assert store is not None
+            with pytest.raises(FaultError, match="stop its broker first"):
+                wipe(store)
+        return store
+
+    return trio.run(make)
+
+
+@pytest.fixture
+def paths(stopped_broker: Path, tmp_path: Path) -> StorePaths:
+    """The files of a stopped broker, for this test to damage."""
+    subprocess.run(["cp", "-a", "--sparse=always", stopped_broker, tmp_path / "store"], check=True)
+    return StorePaths(str(tmp_path / "store"))
+
+
+@pytest.mark.slow
+@pytest.mark.side_by_side
+def test_damage_changes_exactly_the_named_bytes(paths: StorePaths) -> None:
+    root = Path(paths.root)
+    rng = random.Random(3)
+    assert verify_store(root).problems == []
+    for place in Place:
+        for part in Part:
+            before = {path: path.read_bytes() for path in files_at(paths, place)}
+            assert before, place
+            (damage,) = flip_bits(root, rng, place, part)
+            path = Path(damage.path)
+            old, new = before.pop(path), path.read_bytes()
+            assert [at for at in range(len(old)) if old[at] != new[at]] == [damage.offset]
+            assert (old[damage.offset] ^ new[damage.offset]).bit_count() == 1
+            assert damage.path in str(damage)
+            assert str(damage.offset) in str(damage)
+            assert all(other.read_bytes() == data for other, data in before.items())
+            path.write_bytes(old)
+    assert verify_store(root).problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.side_by_side
+def test_chaos_sees_a_flipped_bit_a_torn_tail_and_a_wipe(paths: StorePaths) -> None:
+    root = Path(paths.root)
+    (segment,) = [path for path in files_at(paths, Place.SEGMENT) if written_in(path)]
+    sound = segment.read_bytes()
+    written = len(sound.rstrip(b"\0"))
+    for part in Part:
+        flip_bits(root, random.Random(4), Place.SEGMENT, part)
+        assert verify_store(root).problems != [], part
+        segment.write_bytes(sound)
+    for filling in Filling:
+        damage = tear_tail(root, random.Random(4), 100, filling)
+        assert damage is not None
+        assert (damage.path, damage.offset) == (str(segment), written - 100)
+        torn = segment.read_bytes()
+        assert torn[: written - 100] == sound[: written - 100]
+        assert torn[written - 100 : written] == damage.after != damage.before
+        assert filling is Filling.GARBAGE or not any(damage.after)
+        assert verify_store(root).problems != []
+        segment.write_bytes(sound)
+    vote = Path(paths.vote)
+    slots = [decode_slot(vote.read_bytes()[at : at + 512]) for at in (0, 4096)]
+    first, second = slots
+    assert first is not None
+    assert second is not None
+    assert first[1] == second[1], "both hold the newest"
+    flip_bits(root, random.Random(4), Place.VOTE, Part.TAIL)
+    damaged = [decode_slot(vote.read_bytes()[at : at + 512]) for at in (0, 4096)]
+    assert damaged == [first, None]
+    flip_bits(root, random.Random(4), Place.VOTE, Part.MIDDLE, bits=5)
+    hit = [decode_slot(vote.read_bytes()[at : at + 512]) for at in (0, 4096)]
+    assert hit in ([first, None], [None, None])
+    assert wipe(root) > 5
+    assert root.is_dir()
+    assert list(root.iterdir()) == []
