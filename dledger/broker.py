@@ -22,7 +22,6 @@ from commitlog.seams import Disk, UtcOffset, utc
 from commitlog.store_paths import StorePaths
 from dledger.accounts import BrokerAccounts
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
-from dledger.certificates import watched_certificates
 from dledger.config import BrokerConfig
 from dledger.group import Group, VotersClock
 from dledger.group_api import LeaderService
@@ -68,11 +67,12 @@ from dledger.store import ReplicaStore
 from remoting.access.account_file import AccountStore
 from remoting.access.accounts import AccountSource
 from remoting.access.gate import AccessGate, LocalAdmin, guarded_table
+from remoting.certificates import Certificates, TlsFiles
 from remoting.client import RemotingClient
 from remoting.machine import GarbageCollection
 from remoting.metrics import Guard, RpcLatency, ServerMetrics, load_library
 from remoting.processor_table import ProcessorTable
-from remoting.seams import Clock, Executor, Network, Rng
+from remoting.seams import Clock, Executor, Network, Rng, ServerTls
 from remoting.server import RemotingServer
 from remoting.tcp import client_tls
 
@@ -513,3 +513,35 @@ def namesrv_tls(config: BrokerConfig) -> ssl.SSLContext | None:
         cert_file=client.tls_cert_file or None,
         key_file=client.tls_key_file or None,
     )
+
+
+def watched_certificates(
+    config: BrokerConfig,
+    disk: Disk,
+    *,
+    clients: ServerTls,
+    names: ssl.SSLContext | None,
+    raft: RaftSettings,
+) -> Certificates:
+    """Return what keeps the contexts of a broker as their files are.
+
+    Args:
+        clients: Of the ports of clients.
+        names: Towards NameServers, and to the leader.
+        raft: Has those between the members.
+    Raises:
+        OSError: A file cannot be read.
+    """
+    of_server, of_raft, of_client = config.server, config.raft, config.client
+    peers = TlsFiles(of_raft.tls_cert_file, of_raft.tls_key_file, of_raft.tls_ca_file)
+    found = Certificates(disk)
+    found.watch(
+        clients.context,
+        TlsFiles(of_server.tls_cert_file, of_server.tls_key_file, of_server.tls_ca_file),
+    )
+    found.watch(
+        names, TlsFiles(of_client.tls_cert_file, of_client.tls_key_file, of_client.tls_ca_file)
+    )
+    found.watch(raft.listen_tls.context if raft.listen_tls is not None else None, peers)
+    found.watch(raft.dial_tls, peers)
+    return found

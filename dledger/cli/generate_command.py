@@ -83,7 +83,7 @@ def compose(
 @app.command
 def helm(*, to: To = None) -> int:
     """Write a Helm chart: NameServers and one broker group."""
-    from dledger.generate.helm import helm_files
+    from dledger.generate.containers import helm_files
 
     return _give(helm_files(), to)
 

@@ -1,10 +1,12 @@
-"""An image without root, and a compose file.
+"""An image without root, and what runs it: a compose file, and a Helm chart.
 
-It has three NameServers, three brokers of one group, a proxy for gRPC clients, and a console.
+Each has NameServers, brokers of one group, a proxy for gRPC clients, and a console; the compose
+file has three of the first two.
 """
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any, Final
 
 import yaml
@@ -164,3 +166,22 @@ def _addresses(name_servers: list[str]) -> str:
 
 def _started(names: list[str]) -> dict[str, dict[str, str]]:
     return {name: {"condition": "service_started"} for name in names}
+
+
+_CHART_FILES: Final = (
+    "Chart.yaml",
+    "values.yaml",
+    "templates/_helpers.tpl",
+    "templates/broker.yaml",
+    "templates/namesrv.yaml",
+    "templates/secret.yaml",
+    "templates/proxy.yaml",
+    "templates/console.yaml",
+    "templates/NOTES.txt",
+)
+
+
+def helm_files() -> dict[str, str]:
+    """Return the chart's files by their paths in it."""
+    chart = files("dledger.generate") / "chart"
+    return {f"dledger/{name}": (chart / name).read_text(encoding="utf-8") for name in _CHART_FILES}

@@ -14,9 +14,8 @@ import pytest
 import yaml
 
 from dledger.cli.main import main
-from dledger.generate.containers import UID, compose_files
+from dledger.generate.containers import UID, compose_files, helm_files
 from dledger.generate.grafana import board
-from dledger.generate.helm import helm_files
 from dledger.generate.prometheus import ALERTS, alert_rules, prometheus_files
 from dledger.generate.systemd import systemd_files
 from tests.harness.board_queries import board_queries, metrics_of
