@@ -34,25 +34,11 @@ from remoting.tcp import client_tls
 from tests.harness.eventually import logged, look_until, wait_logged
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
+from tests.harness.operator_cluster import OPERATOR, SERVICE, plain_acl
 
 pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("access")]
 
-OPERATOR = Credentials("operator", "the secret of the operator")
-SERVICE = Credentials("order-service", "the secret of the service")
-
-PLAIN_ACL = f"""\
-accounts:
-  - accessKey: operator
-    secretKey: {OPERATOR.secret_key}
-    admin: true
-  - accessKey: order-service
-    secretKey: {SERVICE.secret_key}
-    admin: false
-    topicPerms:
-      - orders=PUB|SUB
-    groupPerms:
-      - billing=SUB
-"""
+PLAIN_ACL = plain_acl("orders", "billing")
 
 
 @dataclass

@@ -15,20 +15,17 @@ from client.core.client_instance import ClientConfig
 from client.core.errors import ClientError
 from client.core.message import Message
 from client.producer.producer import Producer
-from dledger.cli.ask_cluster import _access
-from dledger.cli.local_cluster import LocalCluster, lay_out
-from dledger.cli.main import main
+from dledger.cli.local_cluster import LocalCluster
 from remoting.protocol.access_bodies import UserInfo
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, request
 from remoting.protocol.frame import FrameDecoder, encode_command
 from remoting.protocol.signature import Credentials
-from tests.harness.local_settings import SMALL_FILES
-from tests.harness.module_cluster import heal, running
+from tests.harness.module_cluster import heal
+from tests.harness.operator_cluster import OPERATOR, dledger, running_guarded
 
 pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("access_in_log")]
 
-OPERATOR = Credentials("operator", "the secret of the operator")
 ANSWER_WITHIN_S = 30.0
 
 
@@ -42,23 +39,8 @@ def logs_as_before() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("in-log")
-    accounts = folder / "accounts.toml"
-    secret = OPERATOR.secret_key
-    accounts.write_text(f'[accounts.operator]\nsecret_key = "{secret}"\nadmin = true\n')
-    tools = folder / "operator.toml"
-    tools.write_text(f'access_key = "operator"\nsecret_key = "{secret}"\n')
-    acl = {"server.acl_enable": True, "server.acl_file": str(accounts)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DLEDGER_CREDENTIALS", str(tools))
-        _access.cache_clear()
-        with running(lay_out(folder, settings={**SMALL_FILES, **acl})) as found:
-            assert dledger(found, "topic", "create", "orders", "--queues", "1") == 0
-            yield found
-    _access.cache_clear()
-
-
-def dledger(cluster: LocalCluster, *words: str) -> int:
-    return main([*words, "--namesrv", cluster.namesrv_address])
+    with running_guarded(folder) as found:
+        yield found
 
 
 def sent(cluster: LocalCluster, name: str, secret: str) -> str:

@@ -18,20 +18,16 @@ from client.core.client_instance import ClientConfig, ClientInstance
 from client.core.errors import ClientError
 from client.core.message import Message
 from client.producer.producer import Producer
-from dledger.cli.ask_cluster import _access
-from dledger.cli.local_cluster import LocalCluster, lay_out
-from dledger.cli.main import main
+from dledger.cli.local_cluster import LocalCluster
 from dledger.services.quota_buckets import BURST_S
 from remoting.protocol.quota_bodies import QuotaInfo
 from remoting.protocol.signature import Credentials
 from tests.harness.eventually import wait_logged
-from tests.harness.local_settings import SMALL_FILES
-from tests.harness.module_cluster import heal, running
+from tests.harness.module_cluster import heal
+from tests.harness.operator_cluster import OPERATOR, SERVICE, dledger, running_guarded
 
 pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("quotas")]
 
-OPERATOR = Credentials("operator", "the secret of the operator")
-SERVICE = Credentials("order-service", "the secret of the service")
 RATE = 5
 """Slower than any machine sends by itself."""
 
@@ -46,26 +42,12 @@ def logs_as_before() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("quotas")
-    accounts = folder / "accounts.toml"
-    accounts.write_text(
-        f'[accounts.operator]\nsecret_key = "{OPERATOR.secret_key}"\nadmin = true\n'
+    service = (
         f'[accounts.order-service]\nsecret_key = "{SERVICE.secret_key}"\n'
         'default_topic_perm = "PUB|SUB"\ndefault_group_perm = "SUB"\n'
     )
-    tools = folder / "operator.toml"
-    tools.write_text(f'access_key = "operator"\nsecret_key = "{OPERATOR.secret_key}"\n')
-    acl = {"server.acl_enable": True, "server.acl_file": str(accounts)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DLEDGER_CREDENTIALS", str(tools))
-        _access.cache_clear()
-        with running(lay_out(folder, settings={**SMALL_FILES, **acl})) as found:
-            assert dledger(found, "topic", "create", "orders", "--queues", "1") == 0
-            yield found
-    _access.cache_clear()
-
-
-def dledger(cluster: LocalCluster, *words: str) -> int:
-    return main([*words, "--namesrv", cluster.namesrv_address])
+    with running_guarded(folder, service) as found:
+        yield found
 
 
 def listed(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -37,25 +37,12 @@ from jepsen_like.chaos.proxy import LinkProxy
 from jepsen_like.plans.plan import Plan, Settings, Workload
 from remoting.protocol.signature import Credentials
 from tests.harness.eventually import look_until
+from tests.harness.operator_cluster import OPERATOR, plain_acl
 
 T = TypeVar("T")
 
 OTHER_GROUP = "other"
-OPERATOR = Credentials("operator", "the secret of the operator")
-SERVICE = Credentials("order-service", "the secret of the service")
-ACCOUNTS = f"""\
-accounts:
-  - accessKey: operator
-    secretKey: {OPERATOR.secret_key}
-    admin: true
-  - accessKey: order-service
-    secretKey: {SERVICE.secret_key}
-    admin: false
-    topicPerms:
-      - guarded=PUB|SUB
-    groupPerms:
-      - guards=SUB
-"""
+ACCOUNTS = plain_acl("guarded", "guards")
 PLAN = Plan(
     seed=1,
     duration_ms=1,

@@ -28,7 +28,8 @@ from client.producer.transaction import HalfMessage
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from client.trace import decode
 from jepsen_like.chaos.cluster import GROUP
-from tests.matrix.ground import LOOK_S, OTHER_GROUP, SEND_TIMEOUT_S, SERVICE, Ground, Tail, retried
+from tests.harness.operator_cluster import SERVICE
+from tests.matrix.ground import LOOK_S, OTHER_GROUP, SEND_TIMEOUT_S, Ground, Tail, retried
 from tests.matrix.row import Round, row
 
 

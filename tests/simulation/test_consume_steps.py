@@ -14,6 +14,7 @@ from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.world import World, run_world
+from tests.harness.leader_faults import pause_and_cut_leaders
 
 pytestmark = pytest.mark.slow
 
@@ -102,16 +103,7 @@ def test_each_message_is_worked_on_exactly_once() -> None:
                 await work(node, name, outcomes)
 
             await world.client(name).run(run)
-        for _ in range(2):
-            await world.sleep(6)
-            leader = await world.wait_for_leader()
-            leader.pause()
-            await world.sleep(6)
-            leader.resume()
-            await world.sleep(4)
-            (await world.wait_for_leader()).power_cut()
-            await world.sleep(4)
-            await world.heal()
+        await pause_and_cut_leaders(world, calm_s=6)
         await world.sleep(40)
         for name in WORKERS:
             world.clients[name].kill()

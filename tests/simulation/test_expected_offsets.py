@@ -18,6 +18,7 @@ from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.world import World, run_world
+from tests.harness.leader_faults import pause_and_cut_leaders
 
 pytestmark = pytest.mark.slow
 
@@ -98,16 +99,7 @@ def test_each_expected_offset_is_won_by_exactly_one() -> None:
                 await claims.write(node, name)
 
             await world.client(name).run(write)
-        for _ in range(2):
-            await world.sleep(8)
-            leader = await world.wait_for_leader()
-            leader.pause()
-            await world.sleep(6)
-            leader.resume()
-            await world.sleep(4)
-            (await world.wait_for_leader()).power_cut()
-            await world.sleep(4)
-            await world.heal()
+        await pause_and_cut_leaders(world, calm_s=8)
         await world.sleep(8)
         for name in WRITERS:
             world.clients[name].kill()

@@ -18,6 +18,7 @@ from dledger.mirror.queue_copy import QueueCopy
 from jepsen_like.simulation.node import ClientNode
 from jepsen_like.simulation.world import World, run_world
 from remoting.protocol.bodies import TopicConfig
+from tests.harness.leader_faults import pause_and_cut_leaders
 from tests.harness.memory_queues import STORE_HOST_V6, MemoryQueues
 from tests.harness.stored_fields import kept_fields
 
@@ -93,16 +94,7 @@ def test_mirrors_through_failovers_store_each_once(seed: int) -> None:
         copies.produce(20)
         for name in ("m0", "m1"):
             await world.client(name).run(copies.mirror)
-        for _ in range(2):
-            await world.sleep(8)
-            leader = await world.wait_for_leader()
-            leader.pause()
-            await world.sleep(6)
-            leader.resume()
-            await world.sleep(4)
-            (await world.wait_for_leader()).power_cut()
-            await world.sleep(4)
-            await world.heal()
+        await pause_and_cut_leaders(world, calm_s=8)
         world.clients["m0"].kill()
         copies.is_over = True
         await world.sleep(15)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import pytest
 
 from jepsen_like.history.operation import F, Outcome
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from jepsen_like.plans.plan import Plan, Workload
 from jepsen_like.simulation.play import Played, play
+from tests.harness.leader_faults import KILL_PAUSE_ISOLATE
 
 pytestmark = pytest.mark.slow
 
 PLAN = Plan(
     seed=11,
     duration_ms=60_000,
-    steps=(
-        Step(12_000, Kind.KILL, "leader", 3_000),
-        Step(26_000, Kind.PAUSE, "leader", 9_000),
-        Step(42_000, Kind.ISOLATE, "leader", 6_000),
-    ),
+    steps=KILL_PAUSE_ISOLATE,
     workload=Workload(producers=2, consumers=0, readers=0, steppers=8, queues=4, interval_ms=250),
 )
 

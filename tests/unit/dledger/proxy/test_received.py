@@ -154,9 +154,8 @@ def test_refused_stream_states_why(client_id: str, code: int) -> None:
     assert [each.status.code for each in context.written] == [code]
 
 
-async def test_abandoned_messages_are_given_back_once(
-    world: World, service: MessagingService
-) -> None:
+def given_back(world: World) -> list[int]:
+    """Let brokers change invisible times; return what becomes the offsets of these messages."""
     given: list[int] = []
 
     def change(asked: RemotingCommand) -> RemotingCommand:
@@ -167,6 +166,13 @@ async def test_abandoned_messages_are_given_back_once(
 
     for broker in world.groups["g"].brokers:
         broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    return given
+
+
+async def test_abandoned_messages_are_given_back_once(
+    world: World, service: MessagingService
+) -> None:
+    given = given_back(world)
     hand_out(world, record(0), record(1))
     received = await service.receive_message(ASKED, Caller("c", time_left_s=8.0))
     assert len(service._renewals.table) == 2
@@ -179,16 +185,7 @@ async def test_abandoned_messages_are_given_back_once(
 async def test_receive_that_ends_later_gives_back_by_itself(
     world: World, service: MessagingService
 ) -> None:
-    given: list[int] = []
-
-    def change(asked: RemotingCommand) -> RemotingCommand:
-        header = ChangeInvisibleTimeHeader.decode(asked.ext)
-        given.append(header.offset)
-        fields = ChangeInvisibleTimeResponseHeader(2_000, header.invisible_time, 1_007)
-        return response_to(asked, 0, None, dict(fields.encode()))
-
-    for broker in world.groups["g"].brokers:
-        broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    given = given_back(world)
     hand_out(world, record(0))
     received = Received("clerks")
     with trio.CancelScope() as scope:
@@ -203,16 +200,7 @@ async def test_receive_that_ends_later_gives_back_by_itself(
 async def test_receive_whose_time_is_over_gives_back_by_itself(
     world: World, service: MessagingService
 ) -> None:
-    given: list[int] = []
-
-    def change(asked: RemotingCommand) -> RemotingCommand:
-        header = ChangeInvisibleTimeHeader.decode(asked.ext)
-        given.append(header.offset)
-        fields = ChangeInvisibleTimeResponseHeader(2_000, header.invisible_time, 1_007)
-        return response_to(asked, 0, None, dict(fields.encode()))
-
-    for broker in world.groups["g"].brokers:
-        broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    given = given_back(world)
     hand_out(world, record(0))
     received = Received("clerks")
     with pytest.raises(RequestTimedOutError):
