@@ -52,7 +52,25 @@ JOIN_TIMEOUT_S: Final = 15.0
 """How long `close` waits for the loop's thread; sends under way have ended by then."""
 
 
-class BlockingClient:
+class _Closing:
+    """Is closed where its block ends."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class BlockingClient(_Closing):
     """A client instance in a thread of its own. Use it in ``with``, or call `close`.
 
     Calls may come from any number of threads at the same time. An error of the SDK is raised in
@@ -232,17 +250,6 @@ class BlockingClient:
                 self._token = None
         self._thread.join(JOIN_TIMEOUT_S)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 class _Held:
     """A producer or consumer that is kept open."""
@@ -411,7 +418,7 @@ class BlockingPullConsumer:
         return self._client._call(self._consumer.committed_offset, queue)
 
 
-class BlockingPushConsumer:
+class BlockingPushConsumer(_Closing):
     """`PushConsumer` for blocking callers. Use it in ``with``, or not."""
 
     def __init__(self, client: BlockingClient, consumer: PushConsumer, held: _Held) -> None:
@@ -465,17 +472,6 @@ class BlockingPushConsumer:
             self._client._call(stop)
         except ClientClosedError:
             pass  # it was closed with the client
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class BlockingAdmin:

@@ -77,9 +77,9 @@ def evaluation(node: Node) -> Evaluation:
         case Not():
             return _opposite(node)
         case All(operands):
-            return _all([evaluation(operand) for operand in operands])
+            return _joined([evaluation(operand) for operand in operands], deciding=False)
         case AnyOf(operands):
-            return _any([evaluation(operand) for operand in operands])
+            return _joined([evaluation(operand) for operand in operands], deciding=True)
         case Compare():
             return _equality(node) if node.how in _EQUALITIES else _order(node)
         case IsNull(operand):
@@ -112,32 +112,20 @@ def _absence(operand: Evaluation) -> Evaluation:
     return lambda lookup: operand(lookup) is None
 
 
-def _all(operands: list[Evaluation]) -> Evaluation:
-    def every(lookup: Lookup) -> Value:
-        result: Value = True
+def _joined(operands: list[Evaluation], *, deciding: bool) -> Evaluation:
+    """Return AND where False decides whatever the others are, OR where True does."""
+
+    def join(lookup: Lookup) -> Value:
+        result: Value = not deciding
         for operand in operands:
             value = operand(lookup)
-            if value is False:
-                return False
+            if value is deciding:
+                return deciding
             if value is None:
                 result = None
         return result
 
-    return every
-
-
-def _any(operands: list[Evaluation]) -> Evaluation:
-    def some(lookup: Lookup) -> Value:
-        result: Value = False
-        for operand in operands:
-            value = operand(lookup)
-            if value is True:
-                return True
-            if value is None:
-                result = None
-        return result
-
-    return some
+    return join
 
 
 # ---------------------------------------------------------------------------------- operands

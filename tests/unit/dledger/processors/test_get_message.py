@@ -10,7 +10,6 @@ import trio
 from trio.testing import MockClock
 
 from commitlog.properties import encode_properties
-from commitlog.record import iter_records
 from dledger.filters import property_filter
 from dledger.processors.get_message import PropertyFilters
 from dledger.testing.doubles import ManualClock, VirtualClock
@@ -18,36 +17,18 @@ from remoting.processor import DEFERRED
 from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
+from tests.harness import pulls
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
-
-SUBSCRIPTION, SUSPEND = 4, 2
+from tests.harness.pulls import SUBSCRIPTION, SUSPEND, found
 
 
 def ext(sql: str = "n > 4", **changes: Any) -> dict[str, str]:
-    values = {
-        "consumerGroup": "g",
-        "topic": "T",
-        "queueId": "0",
-        "queueOffset": "0",
-        "maxMsgNums": "32",
-        "sysFlag": str(SUBSCRIPTION),
-        "commitOffset": "0",
-        "suspendTimeoutMillis": "15000",
-        "subscription": sql,
-        "expressionType": "SQL92",
-        "subVersion": "0",
-        **changes,
-    }
-    return {key: str(value) for key, value in values.items() if value is not None}
+    return pulls.ext(**{"subscription": sql, "expressionType": "SQL92", **changes})
 
 
 def pull(broker: Broker, sql: str = "n > 4", **changes: Any) -> RemotingCommand:
     return broker.call(RequestCode.PULL_MESSAGE, ext(sql, **changes))
-
-
-def found(response: RemotingCommand) -> list[bytes]:
-    return [bytes(record.body) for record in iter_records(bytes(response.body))]
 
 
 def put(broker: Broker, *numbers: int, topic: str = "T", **more: str) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
 
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from dledger.proxy import clients as module
 from dledger.proxy import messaging_pb2 as pb
@@ -20,7 +18,7 @@ from dledger.proxy.status import RefusedError
 from dledger.services.limits import GROUPS_PER_HEARTBEAT
 from remoting.connection import Connection
 from remoting.protocol.bodies import HeartbeatData
-from tests.unit.client.fake_cluster import World, open_world
+from tests.unit.client.fake_cluster import World
 
 
 def producer(*topics: str) -> pb.Settings:
@@ -166,14 +164,6 @@ def test_client_is_alive_by_its_stream_or_its_calls() -> None:
     assert not table.is_alive("c", 1_000)
 
 
-@pytest.fixture
-async def service(autojump_clock: MockClock) -> AsyncIterator[MessagingService]:
-    async with open_world() as world:
-        service = MessagingService(world.client(), ("127.0.0.1", 8081))
-        async with service.open():
-            yield service
-
-
 def caller(client_id: str, access_key: str) -> Caller:
     signed = f"MQv2-HMAC-SHA1 Credential={access_key}, SignedHeaders=x-mq-date-time, Signature=00"
     return Caller(client_id, authorization=signed)
@@ -209,12 +199,6 @@ def test_client_is_named_with_its_account(known: Caller, name: str) -> None:
 
 
 # ---------------------------------------------------------------------------- what brokers know
-
-
-@pytest.fixture
-async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
-    async with open_world() as world:
-        yield world
 
 
 async def announced(world: World, service: MessagingService) -> set[str]:

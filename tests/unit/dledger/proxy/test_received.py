@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from client.core.errors import RequestTimedOutError
 from commitlog.properties import encode_properties
@@ -29,7 +27,7 @@ from remoting.protocol.pop_requests import (
     PopMessageResponseHeader,
     encode_offsets,
 )
-from tests.unit.client.fake_cluster import World, open_world
+from tests.unit.client.fake_cluster import World
 from tests.unit.dledger.proxy.grpc_doubles import Carrier, Context, OneReceive
 
 TOPIC = pb.Resource(name="T")
@@ -37,19 +35,6 @@ GROUP = pb.Resource(name="clerks")
 QUEUE = pb.MessageQueue(topic=TOPIC, broker=pb.Broker(name="g"))
 ASKED = pb.ReceiveMessageRequest(group=GROUP, message_queue=QUEUE, auto_renew=True)
 ZLIB_FLAG = 1 | 3 << 8
-
-
-@pytest.fixture
-async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
-    async with open_world() as world:
-        yield world
-
-
-@pytest.fixture
-async def service(world: World) -> AsyncIterator[MessagingService]:
-    service = MessagingService(world.client(), ("127.0.0.1", 8081))
-    async with service.open():
-        yield service
 
 
 def record(offset: int, **changes: Any) -> bytes:

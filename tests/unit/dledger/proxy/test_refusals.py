@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,6 @@ import trio
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from structlog.testing import capture_logs
-from trio.testing import MockClock
 
 from client.core.route import MessageQueue, TopicRoute
 from commitlog.errors import MQError
@@ -36,7 +35,7 @@ from remoting.protocol.outcome import DECISION_FIELD, OUTCOME_FIELD
 from remoting.protocol.own_fields import NOT_MADE_FIELD
 from remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
 from remoting.protocol.receipt_handle import ReceiptHandle
-from tests.unit.client.fake_cluster import Group, World, open_world
+from tests.unit.client.fake_cluster import Group, World
 
 CALLER = Caller("client-1", time_left_s=8.0)
 TOPIC = pb.Resource(name="T")
@@ -68,19 +67,6 @@ def queue(number: int = 0, broker: str = "g") -> pb.MessageQueue:
 
 def handle(broker: str = "g") -> str:
     return ReceiptHandle(0, 1, 60_000, 0, broker, 0, 0).encode()
-
-
-@pytest.fixture
-async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
-    async with open_world() as world:
-        yield world
-
-
-@pytest.fixture
-async def service(world: World) -> AsyncIterator[MessagingService]:
-    service = MessagingService(world.client(), ("127.0.0.1", 8081))
-    async with service.open():
-        yield service
 
 
 async def code_of(service: MessagingService, name: str, request: Any) -> int:

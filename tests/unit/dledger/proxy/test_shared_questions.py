@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -22,17 +21,11 @@ from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.consumer.popping import PopBroker
-from tests.unit.client.fake_cluster import World, open_world
+from tests.unit.client.fake_cluster import World
 
 CALLER = Caller("client-1", time_left_s=60.0)
 TOPIC, GROUP = pb.Resource(name="T"), pb.Resource(name="g")
 EVERY_TYPE = (pb.NORMAL, pb.FIFO, pb.DELAY, pb.TRANSACTION)
-
-
-@pytest.fixture
-async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
-    async with open_world() as world:
-        yield world
 
 
 # ---------------------------------------------------------------------------------- types
