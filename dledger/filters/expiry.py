@@ -6,6 +6,7 @@ Decision: docs/internals/decisions/0024-time-to-live.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Final
 
 from commitlog.properties import PROPERTY_EXPIRE_AFTER_MS, PROPERTY_TAGS, get_property
@@ -17,6 +18,7 @@ from commitlog.record import (
     SYS_FLAG_OFFSET,
 )
 from dledger.filters.property_filter import PropertyFilter
+from dledger.state.topics import TopicConfig
 
 EXPIRES_ATTRIBUTE: Final = "message.expires"
 """Of a topic: ``true`` from the first message on that expires."""
@@ -26,12 +28,26 @@ EXPIRE_MARK: Final = PROPERTY_EXPIRE_AFTER_MS.encode()
 MAX_EXPIRE_MS: Final = 1 << 53
 """Beyond all times; JSON's numbers are exact up to here."""
 
+MAX_DIGITS: Final = 20
+"""Of the number, zeros before it included."""
+
 _TAGS: Final = PROPERTY_TAGS.encode()
 
 
 def expires(attributes: Mapping[str, str]) -> bool:
     """Whether a topic with these attributes may have messages that expire."""
     return attributes.get(EXPIRES_ATTRIBUTE) == "true"
+
+
+def marked(config: TopicConfig) -> TopicConfig | None:
+    """Return how a topic has to be put so that its reads look for messages that expired.
+
+    Returns:
+        None: it is so already.
+    """
+    if expires(config.attributes):
+        return None
+    return replace(config, attributes={**config.attributes, EXPIRES_ATTRIBUTE: "true"})
 
 
 def expire_after_ms(properties: bytes) -> int | None:
@@ -43,12 +59,20 @@ def expire_after_ms(properties: bytes) -> int | None:
     value = get_property(properties, EXPIRE_MARK)
     if value is None:
         return None
-    if not value.isdigit() or not 0 < int(value[:20]) <= MAX_EXPIRE_MS:
+    if not value.isdigit() or len(value) > MAX_DIGITS or not 0 < int(value) <= MAX_EXPIRE_MS:
         raise ValueError(
             f"{PROPERTY_EXPIRE_AFTER_MS} is a number of milliseconds from 1 to {MAX_EXPIRE_MS},"
             f" not {value[:32].decode('utf-8', 'replace')!r}"
         )
     return int(value)
+
+
+def may_expire(properties: bytes) -> bool:
+    """Whether a message expires some time; one whose property cannot be read never does."""
+    try:
+        return expire_after_ms(properties) is not None
+    except ValueError:
+        return False
 
 
 def is_expired(properties: bytes, stored_ms: int, now_ms: int) -> bool:

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import structlog
 
-from commitlog.entry import RecordBatch, Run
+from commitlog.entry import Run
 from commitlog.errors import CorruptRecordError
 from commitlog.message_batch import verify_copied_records
+from commitlog.record import iter_records
 from dledger.broker_settings import BrokerSettings
-from dledger.group_api import BrokerGroup, ExpectedOffset, Proposed
+from dledger.filters.expiry import EXPIRE_MARK, marked, may_expire
+from dledger.group_api import BrokerGroup, ExpectedOffset, OnDone, Proposed
 from dledger.processors.answers import (
     RefusedError,
     answer_when_done,
@@ -30,10 +32,11 @@ from dledger.processors.answers import (
 )
 from dledger.processors.destination import check_accepts
 from dledger.processors.handles import COPIES, Limit, handles
-from dledger.processors.send_records import split_records
+from dledger.processors.send_records import TakenRecords, split_records
 from dledger.services.limits import DiskSpace
 from dledger.services.pending_configs import TopicView
 from dledger.state.state_record import QueueFloorsChange, state_batch
+from dledger.state.topics import TopicConfig, is_of_copies
 from remoting.access.accounts import ADMIN
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
@@ -79,13 +82,32 @@ class CopyRecordsProcessor:
         def stored(_: Proposed) -> RemotingCommand:
             return response_to(command, 0, None, {OFFSET_FIELD: place.offset + count})
 
-        self._group.propose(
-            RecordBatch(records, sizes, (run,)),
-            answer_when_done(connection, command, self._group, stored),
-            is_applied=False,
-            expected=ExpectedOffset(*place),
-        )
+        create = self._mark(place.topic, records)
+        taken = TakenRecords((run,), records, sizes, create, {})
+        batch, _, _ = taken.batch_behind((), None)
+        answer = answer_when_done(connection, command, self._group, stored)
+        made: list[OnDone] = []
+
+        def done(proposed: Proposed) -> None:
+            for note in made:
+                note(proposed)
+            answer(proposed)
+
+        self._group.propose(batch, done, is_applied=bool(create), expected=ExpectedOffset(*place))
+        made += [self._topics.pending.put(name, config) for name, config in create.items()]
         return DEFERRED
+
+    def _mark(self, topic: str, records: bytes) -> dict[str, TopicConfig]:
+        """Return the topic as it has to be put, by name, where it first gets what expires.
+
+        The other cluster's topic may have been marked since topics were compared.
+        """
+        config = self._topics.config(topic)
+        put = None if config is None or EXPIRE_MARK not in records else marked(config)
+        if put is None or is_of_copies(topic):
+            return {}
+        found = any(may_expire(record.properties) for record in iter_records(records))
+        return {topic: put} if found else {}
 
     @handles(RequestCode.BEGIN_QUEUE, limit=Limit.ADMIN, rule=ADMIN)
     def begin(self, connection: Connection, command: RemotingCommand) -> Handled:

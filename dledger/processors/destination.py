@@ -8,14 +8,13 @@ Spec: docs/internals/protocol/semantics.md, section 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from commitlog.entry import RecordBatch, Run
 from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, leaves_space
 from dledger.broker_settings import BrokerSettings
-from dledger.filters.expiry import EXPIRES_ATTRIBUTE, expires
+from dledger.filters.expiry import marked
 from dledger.group_api import BrokerGroup, ExpectedOffset, OnDone, Proposed
 from dledger.processors.answers import RefusedError, check_sendable
 from dledger.services.limits import DiskSpace
@@ -118,9 +117,7 @@ class Destinations:
                 added to it.
         """
         config = create or self._topics.config(topic)
-        if config is None or expires(config.attributes):
-            return create
-        return replace(config, attributes={**config.attributes, EXPIRES_ATTRIBUTE: "true"})
+        return create if config is None else marked(config) or create
 
     # ------------------------------------------------------------------------------ retries
 

@@ -49,7 +49,13 @@ from dledger.processors.locks import check_lock_token
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import KnownGroups, TopicView
 from dledger.services.queue_locks import QueueLocks
-from dledger.state.topics import PERM_READ, RETRY_PREFIX, SubscriptionGroupConfig, is_secret
+from dledger.state.topics import (
+    PERM_READ,
+    RETRY_PREFIX,
+    SubscriptionGroupConfig,
+    is_of_copies,
+    is_secret,
+)
 from remoting.access.gate import limited_account
 from remoting.connection import Connection
 from remoting.protocol.codes import RequestCode
@@ -492,6 +498,8 @@ class PullChecks:
         """Return the filter, and that messages have not expired where *topic* may have such."""
         config = self._topics.config(topic)
         if config is None or not config.attributes or not expires(config.attributes):
+            return codes, wants
+        if is_of_copies(topic):
             return codes, wants
         return None, LivingFilter(self._now_ms, None if codes is None else codes.tolist(), wants)
 

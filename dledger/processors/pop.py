@@ -329,7 +329,7 @@ class PopProcessor:
             from_end=from_end,
             young_from_begin=young_from_begin,
             retries=config.retry_max_times,
-            wants=self._checks.living(topic, codes, wants),
+            wants=(codes, wants),
         )
 
     def _queues(self, topic: str, queue_id: int) -> tuple[int, ...]:

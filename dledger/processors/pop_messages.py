@@ -8,7 +8,7 @@ Spec: docs/internals/decisions/0016-pop.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
@@ -52,6 +52,9 @@ from dledger.state.pop import PopKey
 Wants = tuple[TagCodes | None, PropertyFilter | None]
 """What filters: hashes of tags, or an expression over properties, or neither."""
 
+Living = Callable[[str, TagCodes | None, PropertyFilter | None], Wants]
+"""Returns a topic's filter, and that messages have not expired."""
+
 _RECONSUME_TIMES: Final = STORE_TIMESTAMP_OFFSET + 16
 """Where the field stands in a record of IPv4 hosts: behind store time and store host."""
 
@@ -59,7 +62,12 @@ _MAX_TIMES: Final = 0x7FFFFFFF
 
 
 class PopMessages:
-    """Implements `dledger.services.pop_decision.PopReader`."""
+    """Implements `dledger.services.pop_decision.PopReader`.
+
+    Args:
+        living: Adds to a request's filter what the topic needs at the time of each look: a request
+            that waits was made when the topic may have had no messages that expire.
+    """
 
     def __init__(
         self,
@@ -71,6 +79,7 @@ class PopMessages:
         pulls: PullProcessor,
         locks: QueueLocks,
         throughput: Throughput,
+        living: Living,
     ) -> None:
         self._group = group
         self._topics = topics
@@ -80,6 +89,7 @@ class PopMessages:
         self._pulls = pulls
         self._locks = locks
         self._throughput = throughput
+        self._living = living
 
     def is_young(self, topic: str, queue_id: int) -> bool:
         """Return whether a queue still has its first message, and that in memory."""
@@ -145,7 +155,7 @@ class PopMessages:
         """Return messages that match: at most *wanted* and *max_bytes*, but one in any case."""
         _, high = self.bounds(receive.topic, queue_id)
         assert isinstance(receive.wants, tuple)
-        codes, wants = receive.wants
+        codes, wants = self._living(receive.topic, *receive.wants)
         most = wanted if codes is None else max(MIN_SCAN_UNITS, SCAN_FACTOR * wanted)
         if wants is not None:
             most = MAX_SCANNED_UNITS

@@ -356,6 +356,7 @@ class PullProcessor:
         )
 
     def _look_again(self, pull: Pull) -> RemotingCommand:
+        self._checks.look_for_expired(pull)
         found, _ = self._find(pull, pull.scan_from)
         if pull.scan_from > pull.offset and found.status is GetStatus.OFFSET_OVERFLOW_ONE:
             found.status = GetStatus.NO_MATCHED_MESSAGE

@@ -82,6 +82,7 @@ from dledger.state.topics import (
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
     TopicConfig,
+    is_of_copies,
     name_problem,
 )
 from remoting.access.gate import limited_account
@@ -300,7 +301,7 @@ class SendProcessor:
     def _note_expiry(self, properties: bytes, destination: _Destination) -> None:
         """Let the topic of a message that expires be one whose reads look for it.
 
-        What is sent to be consumed again does not expire any more.
+        What is sent to be consumed again, and a dead letter, do not expire any more.
 
         Raises:
             RefusedError: Its time cannot be read.
@@ -310,7 +311,7 @@ class SendProcessor:
         except ValueError as error:
             raise RefusedError(Condition.MESSAGE_ILLEGAL, str(error)) from None
         topic = destination.topic
-        if after_ms is None or destination.clear_delay or topic.startswith(RETRY_PREFIX):
+        if after_ms is None or is_of_copies(topic):
             return
         destination.create = self._destinations.expiring(topic, destination.create)
 

@@ -109,7 +109,7 @@ class TopicsProcessor:
         configs = {topic.topic_name: self._config(_header(topic)) for topic in asked}
         self._topics.check_room(sum(self._topics.config(name) is None for name in configs))
         configs = {
-            name: replace(config, attributes={**_kept(config.attributes), **topic.attributes})
+            name: replace(config, attributes={**topic.attributes, **_kept(config.attributes)})
             for (name, config), topic in zip(configs.items(), asked, strict=True)
         }
         pending = self._topics.pending
@@ -270,7 +270,10 @@ class TopicsProcessor:
             header.topic_filter_type,
             header.topic_sys_flag or 0,
             header.order,
-            _attributes(header.attributes, dict(current.attributes) if current else {}),
+            {
+                **_attributes(header.attributes, dict(current.attributes) if current else {}),
+                **_kept(current.attributes if current else {}),
+            },
         )
         reason = out_of_bounds(config)
         if reason:
@@ -292,7 +295,7 @@ def _header(topic: bodies.TopicConfig) -> CreateTopicHeader:
 
 
 def _kept(attributes: Mapping[str, str]) -> dict[str, str]:
-    """Return what a list of topics does not take from one: that it has messages that expire."""
+    """Return what no change takes from a topic: that it has messages that expire."""
     return {EXPIRES_ATTRIBUTE: "true"} if expires(attributes) else {}
 
 

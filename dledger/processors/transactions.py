@@ -13,6 +13,7 @@ from commitlog.errors import CorruptEntryError, CorruptRecordError, MQError, Off
 from commitlog.message_id import encode_offset_message_id
 from dledger.broker_errors import UnprocessableMessageError
 from dledger.broker_settings import BrokerSettings
+from dledger.filters.expiry import marked, may_expire
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import (
     RefusedError,
@@ -25,6 +26,7 @@ from dledger.processors.handles import PUB, Limit, handles, message_at
 from dledger.services.half_message import HalfMessage, TransactionDecisions, half_message_at
 from dledger.services.pending_configs import TopicView
 from dledger.services.stored_record import StoredRecords
+from dledger.state.topics import TopicConfig, is_of_copies
 from dledger.state.transactions import TransactionDecision
 from remoting.connection import Connection
 from remoting.processor import DEFERRED, Handled
@@ -139,24 +141,23 @@ class EndTransactionProcessor:
         half: HalfMessage,
         decision: TransactionDecision,
     ) -> None:
-        message = None
+        message, create = None, None
         if decision is TransactionDecision.COMMIT:
-            message = half.committed(self._real_queue(half))
-
+            config = self._real_topic(half)
+            message = half.committed(_real_queue(half, config))
+            if may_expire(half.record.properties) and not is_of_copies(half.topic):
+                create = marked(config)  # the topic may have been made again
         done = answer_when_done(connection, command, self._group)
-        self._decisions.decide(half.record.queue_offset, decision, done, message)
+        self._decisions.decide(half.record.queue_offset, decision, done, message, create)
 
-    def _real_queue(self, half: HalfMessage) -> int:
+    def _real_topic(self, half: HalfMessage) -> TopicConfig:
         config = self._topics.config(half.topic)
         if config is None:
             raise RefusedError(
                 Condition.TOPIC_NOT_EXIST,
                 f"topic[{half.topic}] was deleted since; the transaction stays open",
             )
-        if half.queue_id < config.queue_nums:
-            return half.queue_id
-        # The topic was made again with fewer queues: no message may go where no consumer reads.
-        return half.queue_id % max(1, config.read_queue_nums)
+        return config
 
     def _wait(self, connection: Connection, command: RemotingCommand, half_offset: int) -> Handled:
         answered: list[RemotingCommand] = []
@@ -174,6 +175,13 @@ class EndTransactionProcessor:
             return answered[0]
         is_deferred = True
         return DEFERRED
+
+
+def _real_queue(half: HalfMessage, config: TopicConfig) -> int:
+    if half.queue_id < config.queue_nums:
+        return half.queue_id
+    # The topic was made again with fewer queues: no message may go where no consumer reads.
+    return half.queue_id % max(1, config.read_queue_nums)
 
 
 def _decision(header: EndTransactionHeader) -> TransactionDecision:

@@ -397,6 +397,7 @@ def _pops(
         pull,
         shared.locks,
         shared.throughput,
+        checks.living,
     )
     pops = PopGrants(group, topics, shared.seams.clock, messages, offsets.drop)
     offsets.check_slot = pops.check_classic

@@ -211,8 +211,8 @@ _VALID = re.compile(r"[%|a-zA-Z0-9_-]+").fullmatch
 @lru_cache(CHECKED_NAMES_MAX)
 def topic_problem(topic: str) -> str | None:
     """Return what is wrong with a topic's name, None if nothing is: it becomes a folder's name."""
-    special = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-    return name_problem(topic, "topic", MAX_SPECIAL_TOPIC_CHARS if special else MAX_TOPIC_CHARS)
+    most = MAX_SPECIAL_TOPIC_CHARS if is_of_copies(topic) else MAX_TOPIC_CHARS
+    return name_problem(topic, "topic", most)
 
 
 def name_problem(name: str, what: str, limit: int) -> str | None:
@@ -237,6 +237,11 @@ def retry_topic(group: str) -> str:
 def dlq_topic(group: str) -> str:
     """Return the topic that holds messages *group* gave up."""
     return DLQ_PREFIX + group
+
+
+def is_of_copies(topic: str) -> bool:
+    """Return whether a topic holds messages that a group consumes again, or gave up."""
+    return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 
 
 def builtin_topics(

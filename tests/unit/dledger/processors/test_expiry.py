@@ -8,14 +8,19 @@ import pytest
 
 from commitlog.message_batch import BatchItem, encode_batch
 from commitlog.record import encode_record
+from dledger.state import topics as state
+from dledger.state.state_record import TopicsChange, state_batch
 from dledger.testing.doubles import ManualClock
+from remoting.processor import DEFERRED
 from remoting.protocol.bodies import TopicConfig, TopicConfigList
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
-from tests.harness.pops import pop
-from tests.harness.pulls import found, hold
+from tests.harness.pops import ack, answer_of, pop
+from tests.harness.pops import handles as handles_of
+from tests.harness.pops import hold as hold_pop
+from tests.harness.pulls import command, found, hold
 from tests.harness.pulls import pull as pull_of
 from tests.unit.dledger.processors.test_send import ext
 
@@ -176,7 +181,7 @@ def test_new_topic_is_marked_by_its_first_message(broker: Broker) -> None:
     assert attributes(broker, "New") == EXPIRING
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "soon", "1e3", str(1 << 60)])
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "1e3", str(1 << 60), "1".zfill(20) + "9"])
 def test_time_that_cannot_be_read_is_refused(broker: Broker, value: str) -> None:
     answer = send(broker, b"a", expiring(value))
     assert (answer.code, answer.ext["outcome"]) == (ResponseCode.MESSAGE_ILLEGAL, "not_stored")
@@ -237,3 +242,85 @@ def test_changed_topic_keeps_its_mark(broker: Broker) -> None:
     config = broker.group.state.topic_config("T")
     assert config is not None
     assert config.read_queue_nums == 3
+
+
+def test_held_receive_passes_over_what_expired_meanwhile(
+    broker: Broker, clock: ManualClock
+) -> None:
+    """The topic has its first message that expires while a receive waits for one that is out."""
+    broker.make_group("g")
+    send(broker, b"plain")
+    (handle,) = handles_of(pop(broker, order="true"))
+    waiting = hold_pop(broker, order="true", attemptId="2")
+    send(broker, b"a", expiring(500))
+    send(broker, b"b")
+    assert answer_of(broker, waiting) is None, "the first message is out"
+    clock.now_s += 1
+    assert ack(broker, handle).code == 0
+    broker.group.settle()
+    answer = answer_of(broker, waiting)
+    assert answer is not None
+    assert found(answer) == [b"b"]
+
+
+def test_pull_behind_the_barrier_passes_over_what_has_expired(
+    broker: Broker, clock: ManualClock
+) -> None:
+    """The first message that expires is applied while the end of the queue is confirmed."""
+    broker.group.barriers_pass = False
+    asked = command(queueId="0")
+    assert broker.handle(asked) is DEFERRED
+    send(broker, b"a", expiring(10))
+    clock.now_s += 1
+    broker.group.pass_barriers()
+    (answer,) = [answer for each, answer in broker.connection.replies if each is asked]
+    assert answer.body == b""
+    assert answer.ext["nextBeginOffset"] == "1"
+
+
+@pytest.mark.parametrize("topic", ["%DLQ%g", "%RETRY%g"])
+def test_dead_letters_do_not_expire_beside_one_that_was_sent(
+    broker: Broker, clock: ManualClock, topic: str
+) -> None:
+    broker.make_topic(topic, queues=1)
+    assert send(broker, b"sent", expiring(10), topic=topic).code == 0
+    assert attributes(broker, topic) == {}
+    put = state.TopicConfig(topic, 1, 1, 6, attributes=EXPIRING)
+    broker.group.propose(state_batch(TopicsChange(put=(put,))), lambda _: None)
+    broker.group.settle()
+    clock.now_s += 1
+    assert found(pull(broker, topic=topic)) == [b"sent"]
+
+
+@pytest.mark.parametrize("change", ["-message.expires", "+message.expires=false"])
+def test_mark_of_a_topic_cannot_be_taken_away(broker: Broker, change: str) -> None:
+    send(broker, b"a", expiring(10))
+    fields = {
+        "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1",
+        "perm": "6", "topicFilterType": "SINGLE_TAG", "order": "false", "attributes": change,
+    }  # fmt: skip
+    assert broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC, fields).code == 0
+    assert attributes(broker) == EXPIRING
+    config = TopicConfig("T", 3, 3, attributes={"message.expires": "false"})
+    body = TopicConfigList(topic_config_list=[config]).encode()
+    assert broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {}, body).code == 0
+    assert attributes(broker) == EXPIRING
+
+
+def test_copied_message_that_expires_marks_its_topic(broker: Broker, clock: ManualClock) -> None:
+    def copy(at: int, body: bytes, properties: bytes) -> RemotingCommand:
+        record = encode_record(
+            topic="T", queue_id=0, body=body, properties=properties, queue_offset=at
+        )
+        fields = {"topic": "T", "queue_id": 0, "offset": at, "count": 1}
+        return broker.call(
+            RequestCode.COPY_RECORDS, fields, len(record).to_bytes(4, "big") + record
+        )
+
+    assert copy(0, b"a EXPIRE_AFTER_MS", b"EXPIRE_AFTER_MS\x01soon\x02").code == 0
+    assert attributes(broker) == {}
+    assert copy(1, b"b", expiring(10).encode()).code == 0
+    assert attributes(broker) == EXPIRING
+    assert copy(2, b"c", expiring(2000).encode()).code == 0
+    clock.now_s += 1
+    assert found(pull(broker)) == [b"a EXPIRE_AFTER_MS", b"c"]

@@ -144,6 +144,20 @@ def test_a_message_consumed_again_is_no_half_message(broker: Broker) -> None:
     assert not broker.group.state.transactions.open
 
 
+def test_commit_into_a_topic_that_was_made_again_marks_it(broker: Broker) -> None:
+    """Reads of the topic look for messages that have expired."""
+    broker.make_topic()
+    half = begin(broker, properties=PROPERTIES + "EXPIRE_AFTER_MS\x0110\x02")
+    delete_topic(broker)
+    broker.make_topic()
+    before = broker.group.log.last_index
+    assert end(broker, half, COMMIT).code == 0
+    config = broker.group.state.topic_config("T")
+    assert config is not None
+    assert config.attributes == {"message.expires": "true"}
+    assert broker.group.log.last_index == before + 1, "in the entry of the message"
+
+
 # -- the decision --------------------------------------------------------------------------
 
 
