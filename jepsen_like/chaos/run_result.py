@@ -274,6 +274,8 @@ _OF: Final = {
     F.FIRED: "schedules",
     F.PERISHABLE: "time-to-live",
     F.LIVING: "time-to-live",
+    F.LIMITED: "quotas",
+    F.QUOTA: "quotas",
 }
 LOCKERS: Final = "lockers"
 """The consumer group that commits under locks."""

@@ -50,6 +50,8 @@ ROW_WISE: Final = tuple(
         F.FIRED,
         F.PERISHABLE,
         F.LIVING,
+        F.LIMITED,
+        F.QUOTA,
     )
 )
 REST: Final = Want(

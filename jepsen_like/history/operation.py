@@ -33,6 +33,9 @@ NEVER: Final = (1 << 63) - 1
 NOTHING: Final = -1
 """An integer field without a value."""
 
+QUOTA_EXCEEDED: Final = "QuotaExceeded"
+"""Error of a send that is refused because the quota of its client is spent."""
+
 SCHEDULE_ABSENT: Final = "ScheduleAbsent"
 """Error of a step with a repeated schedule that the broker does not know."""
 
@@ -84,6 +87,11 @@ class F(IntEnum):
     LIVING = 25
     """A read of such messages, or one that it found; *status* names which, see
     `checkers.lifetimes`."""
+    LIMITED = 26
+    """A send by the client *group*, which may have a quota, or a message found of such; *status*
+    names which, see `checkers.quotas`."""
+    QUOTA = 27
+    """A change of the quota of the client *group*, or one that was found; *status* names which."""
 
 
 @unique

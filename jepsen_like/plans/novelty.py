@@ -58,6 +58,7 @@ SERVICES: Final[Mapping[str, str]] = {
     "steps": "steppers",
     "schedules": "schedulers",
     "time to live": "expirers",
+    "quotas": "limited",
     "push": "push_members",
     "orderly": "push_orderly",
     "idempotent": "idempotent",
@@ -112,6 +113,7 @@ def _rate(workload: Workload) -> float:
         + workload.steppers
         + workload.schedulers
         + workload.expirers
+        + workload.limited
         + 2 * workload.push_members
     )
     return 1000 * clients / workload.interval_ms

@@ -251,6 +251,7 @@ class Workload(msgspec.Struct, frozen=True):
             the SDK. Real processes only.
         schedulers: Logical clients that put, change, pause, resume and remove repeated schedules.
         expirers: Logical clients that send messages with a time to live, and read them.
+        limited: Logical clients that send within quotas of their own and above, and change them.
     """
 
     producers: int = 2
@@ -281,6 +282,7 @@ class Workload(msgspec.Struct, frozen=True):
     proxies: int = 0
     schedulers: int = 0
     expirers: int = 0
+    limited: int = 0
 
     @property
     def fits_proxies(self) -> bool:
@@ -302,6 +304,7 @@ LATER_FIELDS: Final = (
     ("workload", "proxies"),
     ("workload", "schedulers"),
     ("workload", "expirers"),
+    ("workload", "limited"),
     ("settings", "async_master"),
     ("settings", "sessions_max"),
     ("settings", "timer_load_units"),

@@ -41,6 +41,7 @@ WITH_TESTS_OF_THEIR_OWN = (
     "steps",
     "schedules",
     "lifetimes",
+    "quotas",
     "producer_order",
     "push_group",
     "retries",
