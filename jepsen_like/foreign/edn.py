@@ -43,6 +43,27 @@ class Tagged(msgspec.Struct, frozen=True):
     value: Any
 
 
+class FrozenMap(msgspec.Struct, frozen=True):
+    """A map that is a value: pairs of a key and what it leads to, in no order."""
+
+    pairs: frozenset[tuple[Any, Any]]
+
+
+def frozen(value: Any) -> Any:
+    """Return *value* so that it has a hash and equals what is equal to it."""
+    match value:
+        case dict():
+            return FrozenMap(frozenset((frozen(k), frozen(v)) for k, v in value.items()))
+        case tuple() | list():
+            return tuple(map(frozen, value))
+        case set() | frozenset():
+            return frozenset(map(frozen, value))
+        case Tagged(tag, inner):
+            return Tagged(tag, frozen(inner))
+        case _:
+            return value
+
+
 DIGITS_MAX: Final = 1_000
 """Digits of a number; a longer one is damage, and Python converts it in quadratic time."""
 
@@ -71,6 +92,7 @@ _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPED: Final = {
     "n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b", '"': '"', "\\": "\\", "'": "'",
 }  # fmt: skip
+_HALVES: Final = ("utf-16-le", "surrogatepass")
 _CLOSE: Final = {"(": ")", "[": "]", "{": "}", "#{": "}"}
 
 
@@ -130,14 +152,16 @@ def _closed(stack: list[_Open], word: str, line: int) -> Any:
     items = begin.items
     if begin.kind in ("(", "["):
         return tuple(items)
+    is_set = begin.kind == "#{"
+    if not is_set and len(items) % 2:
+        raise EdnError(f"line {line}: a map has a key without a value")
     try:
-        if begin.kind == "#{":
-            return frozenset(items)
-        if len(items) % 2:
-            raise EdnError(f"line {line}: a map has a key without a value")
-        return dict(zip(items[::2], items[1::2], strict=True))
+        found: Any = frozenset(items) if is_set else dict(zip(items[::2], items[1::2], strict=True))
     except TypeError:
         raise EdnError(f"line {line}: a map is a key or a member of a set") from None
+    if len(found) * (1 if is_set else 2) != len(items):
+        raise EdnError(f"line {line}: a {'set has a member' if is_set else 'map has a key'} twice")
+    return found
 
 
 def _plain(kind: str, word: str, line: int) -> Any:
@@ -149,9 +173,11 @@ def _plain(kind: str, word: str, line: int) -> Any:
             return name
         return _CHARS[name] if name in _CHARS else chr(int(name[1:], 16))
     try:
-        return _ESCAPE.sub(_unescaped, word[1:-1])
+        text = _ESCAPE.sub(_unescaped, word[1:-1])
     except KeyError as error:
         raise EdnError(f"line {line}: a string has the unknown escape {error}") from None
+    # A character beyond 16 bits is escaped in two halves.
+    return text if text.isascii() else text.encode(*_HALVES).decode(*_HALVES)
 
 
 def _unescaped(found: re.Match[str]) -> str:
@@ -208,6 +234,8 @@ def text_of(value: Any) -> str:
             return f"[{' '.join(map(text_of, value))}]"
         case dict():
             return "{" + ", ".join(f"{text_of(k)} {text_of(v)}" for k, v in value.items()) + "}"
+        case FrozenMap(pairs):
+            return text_of(dict(sorted(pairs, key=lambda pair: text_of(pair[0]))))
         case set() | frozenset():
             return "#{" + " ".join(sorted(map(text_of, value))) + "}"
         case _:

@@ -65,7 +65,7 @@ def judge_file(path: Path, workload: Chosen | None = None) -> Judgement:
         OSError: It cannot be read.
     """
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # with the mark that some editors put in front
     except UnicodeDecodeError as error:
         reason = f"byte {error.start} of {path.name} is no UTF-8"
         return Judgement(Verdict(workload or "history", "unknown", reason=reason), 0)

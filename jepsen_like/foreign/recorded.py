@@ -13,6 +13,7 @@ later, or never. Other operations have no counterpart and are left out.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal, NamedTuple
 
@@ -30,6 +31,8 @@ Kind = Literal["ok", "info", "fail"]
 Workload = Literal["kafka", "register", "set", "list-append"]
 
 _TYPES: Final = ("invoke", "ok", "info", "fail")
+_NUMBERED: Final = "has an index"
+_NEMESIS: Final = "nemesis"
 
 
 class RecordError(MQError):
@@ -80,6 +83,7 @@ def read_text(text: str) -> list[Attempt]:
         RecordError: A row is no operation, or a process has two operations at once.
     """
     rows = [_row(value, at) for at, value in enumerate(_maps(text))]
+    _check_indexes(rows)
     return attempts_of(rows)
 
 
@@ -96,15 +100,33 @@ def _maps(text: str) -> list[Any]:
 
 
 def _json(text: str) -> list[Any] | None:
-    """Return the values of JSON, one or one a line; None: it is none."""
+    """Return the values of JSON, one or one a line; None: it is none.
+
+    Raises:
+        RecordError: It begins with an object a line, and one line is none.
+    """
     try:
-        return [json.loads(text)]
+        return [json.loads(text, object_pairs_hook=_object)]
     except (ValueError, RecursionError):
         pass
-    try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError):
-        return None
+    found: list[Any] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(json.loads(line, object_pairs_hook=_object))
+        except (ValueError, RecursionError):
+            if found and isinstance(found[0], dict) and found[0]:
+                raise RecordError(f"line {number} is no JSON") from None
+            return None
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise RecordError("an object has a key twice")
+    return found
 
 
 def _bare(value: Any) -> Any:
@@ -113,10 +135,44 @@ def _bare(value: Any) -> Any:
     return value
 
 
+def _settled(value: Any, at: int, depth: int = 0) -> Any:
+    """Return *value* as one of EDN in which true is no 1, as in Python.
+
+    Raises:
+        RecordError: It is nested too deep to be compared, or has a text that is none.
+    """
+    match value:
+        case bool():
+            return edn.Symbol("true" if value else "false")
+        case str():
+            if not value.isascii() and _HALF.search(value):
+                raise RecordError(f"row {at} holds half of a character")
+            return value
+        case dict() | tuple() | list() | frozenset() | edn.Tagged():
+            if depth == edn.DEPTH_MAX:
+                raise RecordError(f"row {at} has values nested more than {depth} deep")
+            return _settled_parts(value, at, depth + 1)
+        case _:
+            return value
+
+
+_HALF: Final = re.compile("[\ud800-\udfff]")
+
+
+def _settled_parts(value: Any, at: int, depth: int) -> Any:
+    if isinstance(value, edn.Tagged):
+        return edn.Tagged(value.tag, _settled(value.value, at, depth))
+    if isinstance(value, dict):
+        return {_settled(k, at, depth): _settled(v, at, depth) for k, v in value.items()}
+    kind = frozenset if isinstance(value, frozenset) else tuple
+    return kind([_settled(one, at, depth) for one in value])
+
+
 def _row(value: Any, at: int) -> dict[str, Any]:
     given = _bare(value)
     if not isinstance(given, dict):
         raise RecordError(f"row {at} is no map")
+    given = _settled(given, at)
     row = {word(key): inner for key, inner in given.items() if isinstance(word(key), str)}
     kind = word(row.get("type"))
     if kind not in _TYPES:
@@ -124,7 +180,22 @@ def _row(value: Any, at: int) -> dict[str, Any]:
     index, time = row.get("index", at), row.get("time", -1)
     if not _is_integer(index) or not _is_integer(time):
         raise RecordError(f"row {at} has an index or a time that is no integer")
-    return {**row, "type": kind, "f": word(row.get("f")), "index": index, "time": time}
+    f = word(row.get("f"))
+    return {**row, "type": kind, "f": f, "index": index, "time": time, _NUMBERED: "index" in row}
+
+
+def _check_indexes(rows: list[dict[str, Any]]) -> None:
+    """See that no two rows have one index; below 0 it is none.
+
+    Raises:
+        RecordError: Two have: a row is there twice, or is of another history.
+    """
+    met: dict[int, int] = {}
+    for at, row in enumerate(rows):
+        if row.pop(_NUMBERED) and row["index"] >= 0:
+            first = met.setdefault(row["index"], at)
+            if first != at:
+                raise RecordError(f"rows {first} and {at} both have the index {row['index']}")
 
 
 def _is_integer(value: Any) -> bool:
@@ -135,14 +206,14 @@ def attempts_of(rows: Iterable[dict[str, Any]]) -> list[Attempt]:
     """Return the attempts of rows; stamps rise strictly, so that the order of rows decides.
 
     Raises:
-        RecordError: A process has two operations at once.
+        RecordError: A process has two operations at once, or completes another than it invoked.
     """
     found: list[Attempt] = []
     begun: dict[Any, tuple[dict[str, Any], int]] = {}
     now = 0
     for row in rows:
         process = _frozen(row.get("process"))
-        if isinstance(word(process), str):  # the nemesis
+        if word(process) == _NEMESIS:
             continue
         now = max(now + 1, row["time"] + 1)
         if row["type"] == "invoke":
@@ -167,6 +238,11 @@ def _frozen(value: Any) -> Any:
 
 
 def _attempt(begin: dict[str, Any], call: int, end: dict[str, Any], ret: int) -> Attempt:
+    if begin["f"] != end["f"]:
+        raise RecordError(
+            f"row {end['index']} completes {end['f']!r}, and its process had invoked "
+            f"{begin['f']!r} in row {begin['index']}"
+        )
     asked = begin.get("value")
     value = end.get("value")
     return Attempt(

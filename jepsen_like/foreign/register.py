@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
+from jepsen_like.foreign.edn import frozen
 from jepsen_like.foreign.recorded import Attempt, RecordError, edn_text, key_of
 from jepsen_like.history.operation import NEVER
 
@@ -95,18 +96,10 @@ def _operation(one: Attempt, *, keyed: bool) -> tuple[str, Operation]:
     if one.f == "cas":
         if not isinstance(value, tuple | list) or len(value) != 2:
             raise RecordError(f"row {one.index} has no pair of an old and a new value")
-        old, new = map(_hashable, value)
+        old, new = map(frozen, value)
         return key, Operation(one, one.f, old, new)
-    plain = _hashable(value)
+    plain = frozen(value)
     return key, Operation(one, one.f, plain, plain)
-
-
-def _hashable(value: Any) -> Any:
-    try:
-        hash(value)
-    except TypeError:
-        return edn_text(value)
-    return value
 
 
 def check_register(ops: list[Operation], key: str) -> Violation | None:
