@@ -22,9 +22,10 @@ from jepsen_like.history.operation import (
     CorruptHistoryError,
     Operation,
     Outcome,
+    RunHeader,
     iter_rows,
 )
-from jepsen_like.history.parquet import NoHistoryError
+from jepsen_like.history.parquet import NoHistoryError, check_header
 
 INTERVAL_S: Final = 0.5
 """Between two readings of the files."""
@@ -163,6 +164,7 @@ class Tail:
             raise NoHistoryError(f"{folder} holds no history yet: name the folder of a run")
         self.read = read
         self.at: dict[str, int] = {}
+        self._run_id = ""
         self._open: dict[int, int] = {}
         self._now_ns = NOT_YET
 
@@ -170,7 +172,8 @@ class Tail:
         """Return what came since the last call; nothing, if nothing did.
 
         Raises:
-            CorruptHistoryError: A record is damaged, or a row that this version does not know.
+            CorruptHistoryError: A record is damaged, a row that this version does not know, or one
+                of another run.
         """
         ended: list[Operation] = []
         present = self._now_ns
@@ -183,7 +186,10 @@ class Tail:
                     if isinstance(row, Operation):
                         check_operation(row)
                         self._take(row, ended)
-            except (CorruptHistoryError, RowOutOfRangeError) as error:
+                    elif isinstance(row, RunHeader):
+                        check_header(self._run_id, row, self._history.parent)
+                        self._run_id = row.run_id
+            except (CorruptHistoryError, RowOutOfRangeError, NoHistoryError) as error:
                 raise CorruptHistoryError(f"{path}, after byte {at + end}: {error}") from error
             self.at[path.name] = at + end
         for op_id in [o for o, call in self._open.items() if call < present - GIVEN_UP_NS]:

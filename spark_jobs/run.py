@@ -5,7 +5,7 @@ Plan, summary, result and the record of a push group are small; the tables stay 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -216,7 +216,7 @@ def judge_run(
             kept = kept_verdicts(folder)
         tables, source_of = opened(place.address or str(parquet.resolve()))
         check_tables(tables, counts)
-        verdicts = check_source(source_of(counts.sums), settings, report)
+        verdicts = check_source(source_of(counts), settings, report)
         verdicts += push_groups(parquet)
         again = {verdict.checker for verdict in verdicts}
         kept = [verdict for verdict in kept if verdict.checker not in again]
@@ -251,8 +251,8 @@ def _result_of(folder: Path) -> Iterator[None]:
         ) from error
 
 
-_Opened = tuple[Readable, Callable[[Mapping[str, str]], Source]]
-"""A folder of tables, and what makes an engine over them, given their sums."""
+_Opened = tuple[Readable, Callable[[Ingested], Source]]
+"""A folder of tables, and what makes an engine over them, given their summary."""
 
 
 class _Local:
@@ -263,7 +263,7 @@ class _Local:
         from spark_jobs.engines.local import LocalSource
 
         tables = Tables(place)
-        return tables, lambda sums: LocalSource(tables, self._on_rows, sums)
+        return tables, lambda counts: LocalSource(tables, self._on_rows, counts.sums)
 
 
 class _Spark:
@@ -280,7 +280,7 @@ class _Spark:
             self._on_spark(self._session.sparkContext.statusTracker())
         session = self._session
         tables = open_tables(session, place)
-        return tables, lambda sums: SparkSource(session, tables, sums)
+        return tables, lambda counts: SparkSource(session, tables, counts.sums, rows=counts.ops)
 
 
 def tables_of(folder: Path, report: Callable[[str], object] = lambda _: None) -> Path:
@@ -313,8 +313,9 @@ def plan_of(folder: Path, counts: Ingested) -> Plan | None:
     """
     path = folder / "plan.json"
     try:
-        text = path.read_text() if path.is_file() else counts.plan
-        return decode_plan(text) if text else None
+        if path.is_file():
+            return decode_plan(path.read_text())
+        return decode_plan(counts.plan) if counts.plan else None
     except (ConfigError, UnicodeDecodeError) as error:
         raise BadInputError(
             f"the plan of the run, {path}, cannot be used ({error}): check with the version that "

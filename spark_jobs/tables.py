@@ -28,7 +28,7 @@ from jepsen_like.history.parquet import SUMMARY, Ingested, footer_of
 from jepsen_like.history.sums import as_text, sum_of_table
 
 AGAIN: Final = "make the tables again with dledger history ingest"
-CHECKED: Final = ("f", "outcome", "level", "decision", "cnt", "queue", "call_ns", "ret_ns")
+CHECKED: Final = ("f", "outcome", "level", "decision", "cnt", "queue", "off", "call_ns", "ret_ns")
 """Columns of `ops` that every row is checked by."""
 _SCAN: Final = ds.ParquetFragmentScanOptions(
     # A row group that is fetched whole takes new memory for each.
@@ -164,7 +164,7 @@ class Tables:
         name = self.name("events")
         with named(name):
             table = self.dataset("events").to_table()
-        check_nulls(name, table)
+        check_batch(name, table)
         return table
 
 
@@ -249,7 +249,7 @@ def checked_nodes(name: str, table: Any) -> Any:
     Raises:
         BadInputError: It has.
     """
-    check_nulls(name, table)
+    check_batch(name, table)
     kinds = table.column("kind").to_numpy()
     if len(kinds) and not 0 <= kinds.min() <= kinds.max() < len(NodeKind):
         raise BadInputError(
@@ -274,10 +274,10 @@ def named(name: str) -> Iterator[None]:
 
 
 def batches(name: str, found: Iterable[Any]) -> Iterator[Any]:
-    """Yield the batches of a table; each is without nulls.
+    """Yield the batches of a table; each has passed `check_batch`.
 
     Raises:
-        BadInputError: One cannot be read, or has nulls.
+        BadInputError: One cannot be read, or has not.
     """
     every = iter(found)
     while True:
@@ -285,19 +285,22 @@ def batches(name: str, found: Iterable[Any]) -> Iterator[Any]:
             batch = next(every, None)
         if batch is None:
             return
-        check_nulls(name, batch)
+        check_batch(name, batch)
         yield batch
 
 
-def check_nulls(name: str, batch: Any) -> None:
-    """See that no column has nulls.
+def check_batch(name: str, batch: Any) -> None:
+    """See that no column has nulls, and that each word is one; the reader sees to numbers alone.
 
     Raises:
-        BadInputError: One has.
+        BadInputError: One has, or is damaged.
     """
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if column.null_count:
             raise BadInputError(f"{name} has nulls in the column {field.name}: {AGAIN}")
+        if not pa.types.is_integer(field.type):
+            with named(f"{name}, column {field.name},"):
+                column.validate(full=True)
 
 
 def check_rows(name: str, columns: Mapping[str, npt.NDArray[Any]]) -> None:

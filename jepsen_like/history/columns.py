@@ -105,6 +105,10 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
 }
 
 
+_OF_OFFSETS: Final = (F.SEND, F.PULL, F.MAX_OFFSET, F.MIN_OFFSET)
+"""What the log of a queue is judged by: the offset behind it has a number, too."""
+
+
 def check_operation(op: Operation) -> None:
     """See that *op* fits the columns and does not contradict itself.
 
@@ -117,6 +121,8 @@ def check_operation(op: Operation) -> None:
             raise RowOutOfRangeError(f"{name} is {given}, beyond {low} … {high}")
     if op.ret_ns < op.call_ns:
         raise RowOutOfRangeError(f"it returned at {op.ret_ns}, before its call at {op.call_ns}")
+    if op.f in _OF_OFFSETS and op.off > NEVER - max(op.cnt, 1):
+        raise RowOutOfRangeError(f"its offset {op.off} is beyond all that a queue can have")
     if op.values and len(op.values) != op.cnt:
         raise RowOutOfRangeError(f"it found {len(op.values)} values and counts {op.cnt}")
     _check_words("values", op.values)
@@ -126,8 +132,8 @@ def mistake_in(columns: Mapping[str, npt.NDArray[Any]]) -> str:
     """Return what is wrong with rows of `ops`, as `check_operation` has it; empty: nothing.
 
     Args:
-        columns: `f`, `outcome`, `level`, `decision`, `cnt`, `queue`, `call_ns` and `ret_ns` of the
-            rows.
+        columns: `f`, `outcome`, `level`, `decision`, `cnt`, `queue`, `off`, `call_ns` and `ret_ns`
+            of the rows.
     """
     for name in ("f", "outcome", "level", "decision"):
         low, high = _RANGES[name]
@@ -142,6 +148,11 @@ def mistake_in(columns: Mapping[str, npt.NDArray[Any]]) -> str:
     early = columns["ret_ns"] < columns["call_ns"]
     if early.any():
         return f"holds {np.count_nonzero(early)} rows that return before their call"
+    off = columns["off"]
+    far = np.flatnonzero(off > NEVER - np.maximum(columns["cnt"].astype(np.int64), 1))
+    far = far[columns["f"][far] <= max(_OF_OFFSETS)]
+    if len(far):
+        return f"holds a row whose offset, {off[far[0]]}, is beyond all that a queue can have"
     return ""
 
 

@@ -69,7 +69,7 @@ BAD: Final = pa.schema(
 
 
 class NoHistoryError(MQError):
-    """The folder holds no history: neither `history/*.cbor` nor `parquet/`."""
+    """The folder holds no history, neither `history/*.cbor` nor `parquet/`, or two runs'."""
 
 
 class Ingested(msgspec.Struct):
@@ -140,7 +140,7 @@ def ingest(folder: Path, into: Path | None = None) -> Ingested:
     another is given) is overwritten.
 
     Raises:
-        NoHistoryError: There is no history.
+        NoHistoryError: There is no history, or files of another run are among it.
         OSError: A file cannot be read or written.
     """
     paths = sorted((folder / "history").glob("*.cbor"))
@@ -157,6 +157,8 @@ def ingest(folder: Path, into: Path | None = None) -> Ingested:
             elif isinstance(row, Event):
                 events[row.at_ns, row.kind, row.target or row.node] = row
             else:
+                if isinstance(row, RunHeader):
+                    check_header(history.header.run_id, row, folder)
                 history.add(row)
     history.operations, history.events = list(operations.values()), list(events.values())
     counts.replaced -= len(operations) + len(events)
@@ -173,6 +175,24 @@ def ingest(folder: Path, into: Path | None = None) -> Ingested:
     pq.write_table(_bad_table(bad), into / "bad.parquet", compression=COMPRESSION)
     write_summary(into, counts)
     return counts
+
+
+def check_header(run_id: str, header: RunHeader, folder: Path) -> None:
+    """See that a file is of the same run as those before it.
+
+    Args:
+        run_id: Of those; empty: none was read.
+        header: Of the file.
+        folder: Of the run, for a sentence.
+
+    Raises:
+        NoHistoryError: It is of another: operations of both have the same numbers.
+    """
+    if run_id and header.run_id != run_id:
+        raise NoHistoryError(
+            f"{folder / 'history'} holds files of two runs, {run_id} and {header.run_id}: keep "
+            "each run in a folder of its own"
+        )
 
 
 def _take_over(record: Path, into: Path) -> None:

@@ -21,7 +21,7 @@ from jepsen_like.checkers.kernel.tables import Batch
 from jepsen_like.checkers.verdict import BadInputError
 from jepsen_like.history.columns import OPS, SCHEMAS
 from spark_jobs.engines.splits import WANTED_SCHEMA, Act, wanted_rows
-from spark_jobs.tables import AGAIN, check_nulls, checked_nodes, keep_memory
+from spark_jobs.tables import AGAIN, check_batch, checked_nodes, keep_memory
 
 _BAD = re.compile(r"BadInputError: (.+)")
 
@@ -116,7 +116,7 @@ class FrameTables:
     def events(self) -> Any:
         """Return the table `events`."""
         table = arrow_of(self.name("events"), self.frame("events"))
-        check_nulls(self.name("events"), table)
+        check_batch(self.name("events"), table)
         return table
 
     def each(
@@ -170,7 +170,7 @@ def _task(table: str, name: str, act: Act) -> Any:
 
 
 def _checked(name: str, batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
-    check_nulls(name, batch)
+    check_batch(name, batch)
     return _with_words(batch, table)
 
 

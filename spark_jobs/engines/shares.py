@@ -293,16 +293,18 @@ def _judged(
     return key[0], kind, msgspec.msgpack.encode(report)
 
 
-def first_look(replicas: Replicas, added: Mapping[Queue, Spares]) -> Judge:
+def first_look(replicas: Replicas, added: Mapping[Queue, Spares], rows: int | None = None) -> Judge:
     """Return what judges queues in one chunk, and gives the chunks of the others.
 
     Args:
         added: What transactions appended.
+        rows: Of the history: no queue has more sends, and one that is longer is cut at their
+            number, so a wrong count must not fill the memory with chunks of nothing.
     """
 
     def judge(queue: Queue, chunk: int, facts: QueueFacts, is_cut: bool) -> tuple[int, Any]:
         if is_cut:
-            return CUT, cut_report(queue, facts, replicas, None)
+            return CUT, cut_report(queue, facts, replicas, rows)
         facts.size = None
         if queue in added:
             facts.add_spares(added[queue])

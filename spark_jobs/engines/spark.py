@@ -100,6 +100,7 @@ class SparkSource:
         tables: The folder: as `open_tables` returns it, or its path or address.
         sums: Of its tables, as `Ingested` has them; without, what is there is judged.
         chunk_offsets: Offsets of a chunk.
+        rows: Of `ops`; None: any number.
     """
 
     def __init__(
@@ -109,10 +110,11 @@ class SparkSource:
         sums: Mapping[str, str] = MappingProxyType({}),
         *,
         chunk_offsets: int = CHUNK_OFFSETS,
+        rows: int | None = None,
     ) -> None:
         if isinstance(tables, str):
             tables = open_tables(spark, tables)
-        self._width, self._sums = chunk_offsets, sums
+        self._width, self._sums, self._count = chunk_offsets, sums, rows
         self._rows = SplitTables(spark, tables) if isinstance(tables, Tables) else tables
         self._ahead: dict[str, tuple[Want, ...]] = {}
         self._met: dict[tuple[str, Want], list[_Part]] = {}
@@ -177,7 +179,7 @@ class SparkSource:
         """Read both tables once: return the rows of each want, and keep the reports of queues."""
         self._replicas, self._reports = None, []
         found: list[list[_Part]] = [[] for _ in wants]
-        judge = first_look(replicas, {})
+        judge = first_look(replicas, {}, self._count)
         for report in self._judged(judge, replicas, None, wants, rows_max):
             topic, queue, kind, data = report
             if kind == ROWS:
@@ -210,7 +212,7 @@ class SparkSource:
         sums: list[dict[str, int]] = []
         reports, self._reports = self._reports, None
         if reports is None or appends:
-            reports = self._judged(first_look(replicas, added), replicas, None)
+            reports = self._judged(first_look(replicas, added, self._count), replicas, None)
         for topic, queue, kind, report in reports:
             if kind == SUMS:
                 sums.append(msgspec.msgpack.decode(report, type=dict[str, int]))

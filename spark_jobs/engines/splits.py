@@ -19,7 +19,7 @@ from jepsen_like.checkers.kernel.source import Queue, Want
 from jepsen_like.checkers.kernel.tables import Batch
 from jepsen_like.history.columns import SCHEMAS
 from spark_jobs.engines.local import BATCH_ROWS, condition, of_group
-from spark_jobs.tables import Tables, batches, check_nulls, keep_memory, named
+from spark_jobs.tables import Tables, batches, check_batch, keep_memory, named
 
 SPLIT_ROWS: Final = 1 << 20
 """Rows of a split: about one second of work."""
@@ -208,7 +208,7 @@ def _wanted(
             rows = fragment.to_table(
                 schema=schema, use_threads=False, fragment_scan_options=_OPTIONS
             )
-        check_nulls(name, rows)
+        check_batch(name, rows)
         for number, mask in enumerate(every):
             if mask.any():
                 met.setdefault(number, []).append(rows.filter(pa.array(mask)))

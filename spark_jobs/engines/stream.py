@@ -187,8 +187,11 @@ def follow_with_spark(
     """Follow the run in *folder* until *is_over*; arguments as of `follow.follow`.
 
     Raises:
-        CorruptHistoryError: A record is damaged, or a row that this version does not know.
+        NoHistoryError: There is no history yet.
+        CorruptHistoryError: A record is damaged, or a row that this version does not know; or Spark
+            cannot go on for another reason, for example a file that cannot be read.
     """
+    Tail(folder)
     with TemporaryDirectory(prefix="dledger-follow-") as checkpoint:
         query = start_following(spark, folder, Path(checkpoint), report)
         try:
@@ -200,6 +203,7 @@ def follow_with_spark(
             damaged = re.search(r"CorruptHistoryError: (.+)", str(error))
             if damaged:
                 raise CorruptHistoryError(damaged[1]) from error
-            raise
+            said = " ".join(str(error).split())[:200]
+            raise CorruptHistoryError(f"Spark cannot follow {folder} ({said})") from error
         finally:
             query.stop()

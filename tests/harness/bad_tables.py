@@ -97,6 +97,16 @@ def _(folder: Path) -> str:
     return rewrite(folder / "ops.parquet", lambda t: changed(t, "cnt", slice(0, 4), -4))
 
 
+@bad("offsets that nothing can stand behind")
+def _(folder: Path) -> str:
+    return rewrite(folder / "ops.parquet", lambda t: changed(t, "off", slice(3, 9), (1 << 63) - 1))
+
+
+@bad("counts of more than was ever sent")
+def _(folder: Path) -> str:
+    return rewrite(folder / "ops.parquet", lambda t: changed(t, "cnt", slice(3, 9), (1 << 31) - 1))
+
+
 @bad("queues that are none")
 def _(folder: Path) -> str:
     return rewrite(folder / "ops.parquet", lambda t: changed(t, "queue", slice(0, 2), -9))

@@ -33,6 +33,7 @@ def test_bad_tables_are_unknown_with_spark(spark: SparkSession, tmp_path: Path) 
         outcome = judge_run(folder, "spark", lambda: 0.0)
         assert (outcome.verdict, outcome.anomalies) == ("unknown", []), name
         assert str(folder / file) in outcome.reason, name
+        assert "Spark ended" not in outcome.reason, name
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 
 from jepsen_like.checkers.all_checks import check_source
 from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.parquet import ingest
+from jepsen_like.history.operation import CorruptHistoryError, RunHeader, encode_row
+from jepsen_like.history.parquet import NoHistoryError, ingest
 from spark_jobs.engines.local import LocalSource
 from spark_jobs.generate.history import Shape
 from spark_jobs.live import LiveCheck, Tail
@@ -68,3 +69,25 @@ def test_stream_reports_in_the_same_batch_as_one_process(
     offline = verdicts["queue_log"]
     assert offline.is_valid == (not plant)
     assert {v.name for v in offline.violations} == {v.name for part in by_batch for v in part}
+
+
+def test_a_run_that_cannot_be_followed_is_one_error(spark: SparkSession, tmp_path: Path) -> None:
+    from spark_jobs.engines.stream import follow_with_spark
+
+    def follow(name: str) -> None:
+        follow_with_spark(spark, tmp_path / name, lambda _: None, lambda _: None, lambda: True)
+
+    with pytest.raises(NoHistoryError, match="holds no history yet"):
+        follow("nothing")
+    for name, data in (("first", b""), ("second", b""), ("damaged", b"\xff")):
+        folder = tmp_path / ("two runs" if name != "damaged" else name) / "history"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.cbor").write_bytes(encode_row(RunHeader(name)) + data)
+    (tmp_path / "a folder" / "history" / "0.cbor").mkdir(parents=True)
+    for name, why in (
+        ("two runs", "files of two runs, first and second"),
+        ("damaged", "no record at byte"),
+        ("a folder", "Spark cannot follow"),
+    ):
+        with pytest.raises(CorruptHistoryError, match=why):
+            follow(name)

@@ -12,11 +12,11 @@ import cbor2
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dledger.cli.main import main
-from jepsen_like.history.operation import NEVER, F, Operation, Outcome, encode_row
+from jepsen_like.history.operation import NEVER, F, Operation, Outcome, RunHeader, encode_row
 from jepsen_like.plans.plan import PLAN_VERSION, Plan, encode_plan
 from spark_jobs.generate.history import Shape, generate
 from spark_jobs.run import judge_run
@@ -59,7 +59,7 @@ def test_a_plan_of_a_newer_format_is_unknown(
 ) -> None:
     copied(whole, tmp_path)
     plan = json.loads(encode_plan(Plan(1, 1_000)))
-    for text in (json.dumps({**plan, "version": PLAN_VERSION + 1}), "no plan", "[]"):
+    for text in (json.dumps({**plan, "version": PLAN_VERSION + 1}), "no plan", "[]", ""):
         (tmp_path / "plan.json").write_text(text)
         code, answer = asked(capsys, str(tmp_path))
         assert (code, answer["verdict"]) == (2, "unknown")
@@ -101,6 +101,19 @@ def test_a_run_that_is_followed_with_a_bad_record_is_unknown(
     assert "could not be read" in answer["reason"]
 
 
+def test_files_of_two_runs_are_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = tmp_path / "history"
+    history.mkdir()
+    for run in ("first", "second"):
+        data = encode_row(RunHeader(run)) + newer(0, off=0)
+        (history / f"{run}.cbor").write_bytes(data)
+    (tmp_path / "result.json").write_text("{}")
+    for more in ((), ("--follow",)):
+        code, answer = asked(capsys, str(tmp_path), *more)
+        assert (code, answer["verdict"]) == (2, "unknown")
+        assert "files of two runs, first and second" in answer["reason"]
+
+
 def mutated(folder: Path, seed: int) -> None:
     """Damage one table: its bytes, or its rows."""
     rng = random.Random(seed)
@@ -129,6 +142,7 @@ def mutated(folder: Path, seed: int) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 30))
+@example(seed=110_399)  # a word that its dictionary does not have
 def test_mutated_tables_never_lose_rows_silently(
     whole: Path, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:

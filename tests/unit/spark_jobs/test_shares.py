@@ -93,7 +93,8 @@ class Split:
         added = {queue: spares_of(ops) for queue, ops in appends.items()}
         found: list[QueueReport] = []
         cut: dict[Queue, list[CutReport]] = {}
-        for queue, kind, report in self.judged(first_look(self.replicas, added)):
+        look = first_look(self.replicas, added, self.tables[0].num_rows)
+        for queue, kind, report in self.judged(look):
             if kind == CUT:
                 cut.setdefault(queue, []).append(msgspec.msgpack.decode(report, type=CutReport))
             else:
@@ -209,6 +210,22 @@ def test_a_cut_queue_is_judged_as_in_one_place(plant: str, tmp_path: Path) -> No
             for report in Split(of_rows(rows), width, 5, NO_REPLICAS).reports({})
         }
         assert found == expected
+
+
+def test_chunks_of_a_wrong_count_hold_nothing() -> None:
+    """One answer that counts too much names chunks that no send of the history can fill."""
+    width = 1 << 14
+    send = Operation(0, 0, 1, 0, F.SEND, Outcome.OK, 1, 2, "t", 0, off=0, value=7)
+    pull = Operation(
+        1, 1, 2, 0, F.PULL, Outcome.OK, 3, 4, "t", 0, off=0, cnt=width << 6, range_hash=5
+    )
+    history = of_rows([send, pull])
+    split = Split(history, width, 1, NO_REPLICAS)
+    reports = [report for *_, report in split.judged(first_look(NO_REPLICAS, {}, 2))]
+    assert len(reports) == 1 << 6
+    assert sum(map(len, reports)) < 1 << 16
+    expected = check_source(MemorySource(history))
+    assert digest_of(check_source(SplitSource(history, width))) == digest_of(expected)
 
 
 def test_counters_meet_where_two_chunks_hold_one_value() -> None:

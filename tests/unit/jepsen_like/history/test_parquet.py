@@ -105,6 +105,10 @@ BAD_RECORDS = {
         "process is 2147483648",
     ),
     "returned before its call": (changed(operation(7), ret_ns=3), "before its call at 10"),
+    "nothing can stand behind its offset": (
+        changed(operation(7), off=(1 << 63) - 1),
+        "its offset 9223372036854775807 is beyond",
+    ),
 }
 
 
