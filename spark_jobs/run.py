@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 
@@ -58,7 +59,9 @@ def path_of(run: Path | str) -> Path | str:
     """Return the path of a run of this machine, `file://` included; the address of another."""
     text = str(run)
     if text.startswith(FILE):
-        return Path("/" + text.removeprefix(FILE).partition("/")[2])
+        path = "/" + text.removeprefix(FILE).partition("/")[2]
+        # A program that makes addresses writes a space as %20; a person may not.
+        return Path(path if Path(path).exists() else unquote(path))
     return text if is_address(text) else Path(text)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter, validators
 
+from commitlog.errors import ConfigError, MQError
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from jepsen_like.checkers.verdict import Violation, digest_of
 from jepsen_like.foreign import judged
@@ -61,13 +62,37 @@ def check(
     Jepsen's are files of EDN or JSON, or the folder of a stored test. Exit: 0 valid, 1 invalid, 2
     unknown.
     """
-    run = path_of(name)
-    if isinstance(run, Path):
-        foreign = judged.history_file(run)
-        if foreign is not None or workload is not None:
-            return check_foreign(foreign or run, workload, output)
-        run = run_folder(str(run), store)
-    if follow:
+    try:
+        run = path_of(name)
+        if isinstance(run, Path):
+            foreign = judged.history_file(run)
+            if foreign is not None or workload is not None:
+                return check_foreign(foreign or run, workload, output)
+            run = run_folder(str(run), store)
+        return check_run(run, engine, master, late_max_ms, output, is_followed=follow)
+    except (CliError, ConfigError, BrokenPipeError):
+        raise
+    except (MQError, OSError) as error:
+        # Exit status 1 says that a history is invalid: nothing else may end with it.
+        show(no_verdict(str(error)), output)
+        return UNKNOWN_EXIT
+
+
+def check_run(
+    run: Path | str,
+    engine: Engine,
+    master: str,
+    late_max_ms: int | None,
+    output: Output,
+    *,
+    is_followed: bool,
+) -> int:
+    """Judge a run or a folder of tables, print the answer, and return the exit status.
+
+    Raises:
+        NoJavaError: Spark is to judge, and there is no Java runtime.
+    """
+    if is_followed:
         why = follow_run(run, engine, master)
         if why:
             show(no_verdict(why), output)

@@ -102,17 +102,29 @@ def export(
     out: Annotated[Path, Parameter(help="File to write, history.edn for example.")],
     store: Store = STORE,
 ) -> int:
-    """Write sends and pulls of a run as a history of Jepsen's kafka workload (EDN)."""
+    """Write sends and pulls of a run as a history of Jepsen's kafka workload (EDN).
+
+    Raises:
+        BadInputError: The tables are not whole, or hold other rows than were written.
+    """
     from jepsen_like.checkers.kernel.source import Want
     from jepsen_like.foreign.recorded import lines
     from jepsen_like.history.columns import operations_of
+    from jepsen_like.history.parquet import read_summary
+    from jepsen_like.history.sums import sum_of_table
     from spark_jobs.engines.local import LocalSource
     from spark_jobs.run import tables_of
+    from spark_jobs.tables import Tables, check_sum, check_tables
 
     folder = tables_of(run_folder(name, store), note)
+    tables, counts = Tables(folder), read_summary(folder)
+    check_tables(tables, counts)
     source = LocalSource(folder)
     rows = Want(other_than=(("op_id", -2),))
-    operations = operations_of(source.ops(rows, EXPORTED_MAX), source.obs(rows, EXPORTED_MAX))
+    ops, obs = source.ops(rows, EXPORTED_MAX), source.obs(rows, EXPORTED_MAX)
+    for table, read in (("ops", ops), ("obs", obs)):
+        check_sum(tables.name(table), sum_of_table(table, read), counts.sums.get(table))
+    operations = operations_of(ops, obs)
     text = "".join(f"{line}\n" for line in lines(operations))
     out.write_text(text)
     note(f"{text.count(chr(10)):,} rows in {out}")

@@ -10,6 +10,7 @@ import cbor2
 import msgspec
 import pytest
 
+from commitlog.errors import MQError
 from dledger.cli.main import main
 from jepsen_like.checkers import delayed, push_group, queue_log, transactions
 from jepsen_like.checkers.all_checks import Settings, check_source
@@ -133,6 +134,26 @@ def test_a_file_address_is_judged_like_its_folder(
     assert by_address["digest"] == by_path["digest"]
     assert by_address["operations"] == by_path["operations"] > 0
     assert main(["check", (tmp_path / "nothing").as_uri(), "--output", "json"]) == 2
+    (tmp_path / "run").rename(tmp_path / "a run, 5 %20")
+    for address in ((tmp_path / "a run, 5 %20").as_uri(), f"file://{tmp_path}/a run, 5 %20"):
+        capsys.readouterr()
+        assert main(["check", address, "--output", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["digest"] == by_path["digest"]
+
+
+def test_what_is_no_verdict_never_exits_as_invalid(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["check", "y" * 5_000, "--output", "json"]) == 2
+    assert json.loads(capsys.readouterr().out)["verdict"] == "unknown"
+    ingest(run_of(tmp_path / "run", 5))
+
+    def ends(*_: object, **__: object) -> None:
+        raise MQError("the tables went away")
+
+    monkeypatch.setattr("spark_jobs.commands.check.judge_run", ends)
+    code, answer = check(capsys, tmp_path / "run")
+    assert (code, answer["verdict"], answer["reason"]) == (2, "unknown", "the tables went away")
 
 
 def test_check_over_the_row_limit_is_unknown(tmp_path: Path) -> None:

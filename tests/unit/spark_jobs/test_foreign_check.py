@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from dledger.cli.main import main
 from spark_jobs.generate.history import Shape, generate
 from spark_jobs.notebooks.pictures import SHIPPED
+from tests.harness.bad_tables import BAD as BAD_TABLES
 
 GOOD = (
     "{:process 0, :type :invoke, :f :write, :value 1} {:process 0, :type :ok, :f :write, :value 1}"
@@ -73,6 +75,24 @@ def test_an_exported_run_is_judged_like_the_run(
     assert code == status
     names = {anomaly["name"] for anomaly in reported["anomalies"]}
     assert names == ({"inconsistent-offsets"} if status else set())
+
+
+def test_tables_that_are_not_whole_are_not_exported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "history.edn"
+    for name in (
+        "operations are lost",
+        "an operation of another kind",
+        "an offset before the first",
+        "a page is damaged",
+    ):
+        folder = tmp_path / name
+        shutil.copytree(SHIPPED / "good", folder)
+        BAD_TABLES[name](folder)
+        assert main(["history", "export", str(folder), "--out", str(out)]) == 1
+        assert "again" in capsys.readouterr().err
+        assert not out.exists()
 
 
 def test_pulls_that_are_hashes_are_not_exported(

@@ -228,6 +228,17 @@ def test_chunks_of_a_wrong_count_hold_nothing() -> None:
     assert digest_of(check_source(SplitSource(history, width))) == digest_of(expected)
 
 
+@pytest.mark.parametrize("width", [2, 100])
+def test_of_equal_ends_the_first_operation_is_the_witness(width: int) -> None:
+    rows = [
+        Operation(n, n, 1, 0, F.MAX_OFFSET, Outcome.OK, 1, 2, "t", 0, max_off=4) for n in range(20)
+    ]
+    expected = [report.judged for report in in_one_place(rows)]
+    for seed in range(4):
+        found = Split(of_rows(rows), width, seed, NO_REPLICAS).reports({})
+        assert [report.judged for report in found] == expected, f"Split, seed {seed}"
+
+
 def test_counters_meet_where_two_chunks_hold_one_value() -> None:
     some, others = np.arange(5, 900, 2), np.arange(900, 2_000)
     chunks = [counters_of(some), counters_of(others)]
