@@ -73,7 +73,7 @@ def check(
     except (CliError, ConfigError, BrokenPipeError):
         raise
     except (MQError, OSError) as error:
-        # Exit status 1 says that a history is invalid: nothing else may end with it.
+        # Exit status 1 means an invalid history: nothing else may end with it.
         show(no_verdict(str(error)), output)
         return UNKNOWN_EXIT
 

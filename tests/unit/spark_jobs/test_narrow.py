@@ -38,3 +38,9 @@ def test_an_array_takes_as_few_bytes_as_its_steps(array: np.ndarray, bytes_max: 
     data = narrowed(array.astype(np.int64))
     assert len(data) <= bytes_max
     assert widened(data).tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("span", [(1 << bits) + more for bits in (8, 16, 32) for more in (-1, 0)])
+def test_steps_at_the_limit_of_a_width_come_back(span: int) -> None:
+    words = [0, 0, span, span]
+    assert widened(narrowed(np.array(words))).tolist() == words
