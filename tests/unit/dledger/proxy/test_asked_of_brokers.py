@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any, TypeVar, cast
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from client.core.broker_requests import Question
 from client.core.message_ext import MessageExt
@@ -25,7 +23,7 @@ from remoting.protocol.headers import ConsumerSendMsgBackHeader, EndTransactionH
 from remoting.protocol.outcome import OUTCOME_FIELD
 from remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader, PopMessageHeader
 from remoting.protocol.receipt_handle import ReceiptHandle
-from tests.unit.client.fake_cluster import World, open_world
+from tests.unit.client.fake_cluster import World
 
 CALLER = Caller("client-1", time_left_s=8.0)
 TOPIC = pb.Resource(name="T")
@@ -35,19 +33,6 @@ SHOWN = ReceiptHandle(0, 1, 60_000, 1_005, "g", 0, 0)
 RECORD = encode_record(topic="T", queue_id=0, body=b"one", properties=b"", phy_offset=96)
 
 HeaderT = TypeVar("HeaderT", bound=Header)
-
-
-@pytest.fixture
-async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
-    async with open_world() as world:
-        yield world
-
-
-@pytest.fixture
-async def service(world: World) -> AsyncIterator[MessagingService]:
-    service = MessagingService(world.client(), ("127.0.0.1", 8081))
-    async with service.open():
-        yield service
 
 
 def answer_with(world: World, code: RequestCode, answer: Any) -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from structlog.testing import capture_logs
 
-from client.core.route import MessageQueue, TopicRoute
+from client.core.route import MessageQueue
 from commitlog.errors import MQError
 from commitlog.record import decode_record, encode_record, pack_host
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import duration
-from dledger.proxy.routes import CONFIG_LIFETIME_S, BrokerConfigs
 from dledger.proxy.server import _status
 from dledger.proxy.service import (
     ADDRESSES_MAX,
@@ -26,16 +23,14 @@ from dledger.proxy.service import (
     HOST_CHARS_MAX,
     MessagingService,
 )
-from dledger.proxy.status import RefusedError, status_of
-from remoting.protocol.bodies import SubscriptionGroupConfig
+from dledger.proxy.status import status_of
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.headers import RecallHandle
 from remoting.protocol.outcome import DECISION_FIELD, OUTCOME_FIELD
-from remoting.protocol.own_fields import NOT_MADE_FIELD
 from remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
 from remoting.protocol.receipt_handle import ReceiptHandle
-from tests.unit.client.fake_cluster import Group, World
+from tests.unit.client.fake_cluster import World
 
 CALLER = Caller("client-1", time_left_s=8.0)
 TOPIC = pb.Resource(name="T")
@@ -327,9 +322,10 @@ async def test_settings_name_no_illegal_topic(
     world: World, service: MessagingService, topic: str
 ) -> None:
     """It would be asked for and kept, however long it is."""
-    asked = pb.TelemetryCommand()
-    asked.CopyFrom(CONSUMER)
-    asked.settings.subscription.subscriptions.add().topic.name = topic
+    entries = [pb.SubscriptionEntry(topic=each) for each in (TOPIC, pb.Resource(name=topic))]
+    subscription = pb.Subscription(group=GROUP, subscriptions=entries)
+    settings = pb.Settings(client_type=pb.PUSH_CONSUMER, subscription=subscription)
+    asked = pb.TelemetryCommand(settings=settings)
     answer = await service.telemetry(asked, CALLER)
     assert answer is not None
     assert answer.status.code == pb.ILLEGAL_TOPIC
@@ -440,150 +436,7 @@ async def test_failed_dead_letter_is_tried_again(world: World, service: Messagin
     assert service._renewals.table.get("clerks", shown) is None
 
 
-# ---------------------------------------------------------------------------- groups in order
-
-
-def orderly(asked: RemotingCommand) -> RemotingCommand:
-    config = SubscriptionGroupConfig("clerks", consume_message_orderly=True)
-    return response_to(asked, 0, None, None, config.encode())
-
-
-def busy(asked: RemotingCommand) -> RemotingCommand:
-    return response_to(asked, ResponseCode.SYSTEM_ERROR, "no leader yet")
-
-
-def not_made(asked: RemotingCommand) -> RemotingCommand:
-    body = SubscriptionGroupConfig("clerks").encode()
-    return response_to(asked, 0, None, {NOT_MADE_FIELD: "true"}, body)
-
-
-def take_orders(group: Group) -> list[str]:
-    """Let receives find nothing; return whether each was to be in order."""
-    orders: list[str] = []
-
-    def pop(asked: RemotingCommand) -> RemotingCommand:
-        orders.append(str(asked.ext["order"]).lower())
-        return response_to(asked, ResponseCode.POLLING_TIMEOUT, "nothing")
-
-    for broker in group.brokers:
-        broker.on(RequestCode.POP_MESSAGE, pop)
-    return orders
-
-
-class Stated:
-    """How the brokers of a group state the consumer group."""
-
-    def __init__(
-        self, group: Group, answer: Callable[[RemotingCommand], RemotingCommand] = busy
-    ) -> None:
-        self.answer = answer
-        for broker in group.brokers:
-            broker.on(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self._state)
-
-    def _state(self, asked: RemotingCommand) -> RemotingCommand:
-        return self.answer(asked)
-
-
-RECEIVE = pb.ReceiveMessageRequest(group=GROUP, message_queue=queue())
-CONSUMER = pb.TelemetryCommand(
-    settings=pb.Settings(
-        client_type=pb.PUSH_CONSUMER,
-        subscription=pb.Subscription(
-            group=GROUP,
-            subscriptions=[
-                pb.SubscriptionEntry(topic=pb.Resource(name="NotThere")),
-                pb.SubscriptionEntry(topic=TOPIC),
-            ],
-        ),
-    )
-)
-
-
-async def receive(service: MessagingService) -> int:
-    received = await service.receive_message(RECEIVE, CALLER)
-    return received.answers[0].status.code
-
-
-async def test_order_of_a_group_is_not_guessed(world: World, service: MessagingService) -> None:
-    group = world.groups["g"]
-    orders = take_orders(group)
-    stated = Stated(group)
-    with pytest.raises(MQError):
-        await receive(service)
-    assert orders == []
-    stated.answer = orderly
-    assert await receive(service) == pb.MESSAGE_NOT_FOUND
-    stated.answer = busy
-    await trio.sleep(CONFIG_LIFETIME_S + 1)
-    assert await receive(service) == pb.MESSAGE_NOT_FOUND
-    assert orders == ["true", "true"], "what was known counts on"
-
-
-async def test_settings_of_a_group_are_not_guessed(world: World, service: MessagingService) -> None:
-    """A client of a group in order would consume in any order until its end."""
-    stated = Stated(world.groups["g"])
-    answer = await service.telemetry(CONSUMER, CALLER)
-    assert answer is not None
-    assert answer.status.code != pb.OK
-    stated.answer = orderly
-    answer = await service.telemetry(CONSUMER, CALLER)
-    assert answer is not None
-    assert answer.settings.subscription.fifo
-
-
-@pytest.mark.parametrize("first", [busy, not_made])
-async def test_group_is_stated_by_any_broker_group(
-    world: World, service: MessagingService, first: Callable[[RemotingCommand], RemotingCommand]
-) -> None:
-    other = await world.add_group("h", 1, 11_000)
-    Stated(world.groups["g"], first)
-    Stated(other, orderly)
-    orders = take_orders(world.groups["g"])
-    assert await receive(service) == pb.MESSAGE_NOT_FOUND
-    assert orders == ["true"]
-
-
-async def test_topic_without_readable_queues_is_refused(
-    world: World, service: MessagingService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = TopicRoute("T", (MessageQueue("T", "g", 0),), (), {"g": {0: "10.0.0.1:1"}})
-
-    async def route(_configs: BrokerConfigs, _topic: str) -> TopicRoute:
-        return written
-
-    monkeypatch.setattr(BrokerConfigs, "route", route)
-    asked = pb.ReceiveMessageRequest(group=GROUP, message_queue=pb.MessageQueue(topic=TOPIC))
-    with pytest.raises(RefusedError) as caught:
-        await service.receive_message(asked, CALLER)
-    assert caught.value.code == pb.FORBIDDEN
-
-
-async def test_receive_for_less_than_no_time_waits_for_none(
-    world: World, service: MessagingService
-) -> None:
-    take_orders(world.groups["g"])
-    asked = pb.ReceiveMessageRequest(
-        group=GROUP, message_queue=queue(), long_polling_timeout=Duration(seconds=-3_600)
-    )
-    received = await service.receive_message(asked, Caller("client-1"))
-    assert received.answers[0].status.code == pb.MESSAGE_NOT_FOUND
-
-
-async def test_pull_waits_no_longer_than_brokers_hold_it(
-    world: World, service: MessagingService
-) -> None:
-    world.groups["g"].store("T", 0, RECORD)
-    for seconds in (-3_600, 1 << 40):
-        asked = pb.PullMessageRequest(
-            group=GROUP,
-            message_queue=queue(),
-            offset=1,
-            long_polling_timeout=Duration(seconds=seconds),
-        )
-        began_s = trio.current_time()
-        answers = await service.pull_message(asked, Caller("client-1"))
-        assert answers[0].status.code == pb.MESSAGE_NOT_FOUND
-        assert trio.current_time() - began_s <= 61
+# ---------------------------------------------------------------------------- topics
 
 
 async def test_unknown_topics_are_not_asked_for_again(
