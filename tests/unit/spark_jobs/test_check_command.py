@@ -213,6 +213,7 @@ def test_check_of_foreign_brokers_uses_their_settings(tmp_path: Path) -> None:
     assert (theirs.checks_max, theirs.idempotent) == (transactions.CHECKS_MAX, True)
     assert theirs.lease_ns == Settings().lease_ns
     assert settings_of(tmp_path, None) == Settings()
+    assert [settings_of(tmp_path, plan, 5).late_max_ns for plan in (PLAN, None)] == [5, 5]
 
 
 def test_how_late_a_message_may_come_is_judged_where_it_is_asked(

@@ -83,6 +83,22 @@ def test_later_row_of_an_operation_replaces_the_earlier(tmp_path: Path) -> None:
     assert sound(counts)
 
 
+def test_events_of_one_moment_are_kept_by_node(tmp_path: Path) -> None:
+    events = [
+        Event(1, 2, "role", "", "n0", "leader"),
+        Event(1, 2, "role", "", "n1", "follower"),
+        Event(1, 3, "kill", "leader", "n0"),
+        Event(1, 4, "kill", "follower", "n1"),
+    ]
+    rows: list[Row] = [RunHeader("r"), *events]
+    counts = parquet.ingest(run_of(tmp_path, b"".join(map(encode_row, rows))))
+    back = parquet.read_history(tmp_path / "parquet").events
+    assert sorted((event.node, event.end_ns) for event in back) == [
+        ("n0", 2), ("n0", 3), ("n1", 2), ("n1", 4),
+    ]  # fmt: skip
+    assert (counts.events, counts.replaced) == (4, 0)
+
+
 def bad_rows(folder: Path) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = pq.read_table(folder / "parquet" / "bad.parquet").to_pylist()
     return rows
