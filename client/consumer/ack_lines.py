@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 import trio
 
@@ -22,11 +23,13 @@ from client.core.client_instance import ClientInstance
 from client.core.errors import (
     BrokerUnreachableError,
     ClientClosedError,
+    ReceiptStaleError,
     RequestTimedOutError,
     same_again,
 )
 from client.core.route import MessageQueue
 from commitlog.errors import MQError
+from remoting.protocol.codes import ResponseCode
 from remoting.protocol.receipt_handle import ReceiptHandle
 
 
@@ -70,6 +73,24 @@ class _Line:
         for ack in batch.values():
             ack.is_sent = True
         return list(batch.values())
+
+    def settle(self, batch: list[_Ack]) -> None:
+        """End what waits with a receipt of *batch* that is spent now; it would only be refused."""
+        spent = {ack.receipt for ack in batch if _is_spent(ack.error)}
+        still: deque[_Ack] = deque()
+        for ack in self.waiting:
+            if ack.receipt in spent:
+                ack.end(ReceiptStaleError(_SPENT, code=ResponseCode.NO_MESSAGE, remark=_SPENT))
+            else:
+                still.append(ack)
+        self.waiting = still
+
+
+def _is_spent(error: MQError | None) -> bool:
+    return error is None or isinstance(error, ReceiptStaleError)
+
+
+_SPENT: Final = "it was acknowledged at the same time with the same receipt, or was stale before"
 
 
 class AckLines:
@@ -125,6 +146,7 @@ class AckLines:
         try:
             while batch := line.take():
                 await self._send(batch)
+                line.settle(batch)
         finally:
             del self._lines[place]
             for ack in (*batch, *line.waiting):

@@ -148,6 +148,26 @@ async def test_same_receipt_twice_is_stale_once(
     assert broker.acked == {0, 1}
 
 
+async def test_many_acks_with_one_receipt_cost_one_request(
+    broker: PopBroker, consumer: SimpleConsumer
+) -> None:
+    first, second, *_ = await consumer.receive(8)
+    results = await acked(consumer, [first] * 500 + [second])
+    assert [type(each) for each in results].count(ReceiptStaleError) == 499
+    assert results[-1] is None
+    assert acks(broker) == [(BATCH, 2)]
+
+
+async def test_acks_after_an_unknown_one_are_asked_again(
+    broker: PopBroker, consumer: SimpleConsumer
+) -> None:
+    first, *_ = await consumer.receive(8)
+    broker.failures.append(RequestTimedOutError("no answer"))
+    results = await acked(consumer, [first, first])
+    assert set(map(type, results)) == {RequestTimedOutError, ReceiptStaleError}
+    assert acks(broker) == [(SINGLE, 1)] * 2
+
+
 async def test_old_broker_gets_single_acks(broker: PopBroker, consumer: SimpleConsumer) -> None:
     broker.names_stale = False
     messages = await consumer.receive(4)
