@@ -14,7 +14,7 @@ from client.consumer.pull_consumer import PullConsumer
 from client.core.errors import ClientError
 from client.core.message import Message
 from client.producer.producer import Producer
-from dledger import broker
+from dledger import side_ports
 from dledger.services.throughput import Traffic
 from dledger.topic_metrics import TopicMetrics
 from jepsen_like.simulation.node import BrokerNode, ClientNode
@@ -44,7 +44,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
             task_status.started(address)
             await trio.sleep_forever()
 
-    monkeypatch.setattr(broker, "MetricsServer", Page)
+    monkeypatch.setattr(side_ports, "MetricsServer", Page)
     return found
 
 
