@@ -30,9 +30,10 @@ from remoting.connection_limits import (
     Turn,
 )
 from remoting.errors import ConnectionLostError, TooManyInFlightError
+from remoting.handling import SHUTS_DOWN, Handling, Processors
 from remoting.log import get_logger
 from remoting.memory_budget import NOTED_BYTES, MemoryBudget
-from remoting.open_requests import SHUTS_DOWN, Handling, OpenRequest, OpenRequests, Processors
+from remoting.open_requests import OpenRequest, OpenRequests
 from remoting.processor import (
     OnAnswer,
     OnResponse,

@@ -32,6 +32,8 @@ from commitlog.errors import MQError
 from remoting.protocol.codes import ResponseCode
 from remoting.protocol.receipt_handle import ReceiptHandle
 
+_SPENT: Final = "it was acknowledged at the same time with the same receipt, or was stale before"
+
 
 @dataclass(slots=True, eq=False)
 class _Ack:
@@ -88,9 +90,6 @@ class _Line:
 
 def _is_spent(error: MQError | None) -> bool:
     return error is None or isinstance(error, ReceiptStaleError)
-
-
-_SPENT: Final = "it was acknowledged at the same time with the same receipt, or was stale before"
 
 
 class AckLines:

@@ -63,6 +63,10 @@ ENCODINGS: Final = frozenset({pb.ENCODING_UNSPECIFIED, pb.IDENTITY, pb.GZIP})
 GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 """For zlib: the data has the header and the trailer of gzip."""
 
+GZIP_MEMBERS_MAX: Final = 64
+"""Of a body. What is behind a member is copied for the next one: of 16 MiB of empty ones that would
+take the proxy for minutes."""
+
 RESERVED: Final = frozenset(
     value
     for name, value in vars(names).items()
@@ -350,19 +354,25 @@ def _unzipped(packed: bytes) -> bytes:
     """Return what all members of *packed* hold, or more than a body may have.
 
     Raises:
-        RefusedError: It is no gzip, is cut, or something else follows.
+        RefusedError: It is no gzip, is cut, has too many members, or something else follows.
     """
     found = b""
-    while packed and len(found) <= MAX_BODY_BYTES:
+    for _ in range(GZIP_MEMBERS_MAX):
         unpacker = zlib.decompressobj(GZIP_WINDOW)
         try:
             found += unpacker.decompress(packed, MAX_BODY_BYTES + 1 - len(found))
         except zlib.error as error:
             raise RefusedError(pb.MESSAGE_CORRUPTED, f"the body is no gzip: {error}") from error
-        if not unpacker.eof and len(found) <= MAX_BODY_BYTES:
+        if len(found) > MAX_BODY_BYTES:
+            return found
+        if not unpacker.eof:
             raise RefusedError(pb.MESSAGE_CORRUPTED, "the compressed body is cut")
         packed = unpacker.unused_data
-    return found
+        if not packed:
+            return found
+    raise RefusedError(
+        pb.MESSAGE_CORRUPTED, f"the body has more than {GZIP_MEMBERS_MAX} gzip members"
+    )
 
 
 # ------------------------------------------------------------------------------ to a client

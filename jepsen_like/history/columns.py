@@ -150,7 +150,7 @@ def mistake_in(columns: Mapping[str, npt.NDArray[Any]]) -> str:
         return f"holds {np.count_nonzero(early)} rows that return before their call"
     off = columns["off"]
     far = np.flatnonzero(off > NEVER - np.maximum(columns["cnt"].astype(np.int64), 1))
-    far = far[columns["f"][far] <= max(_OF_OFFSETS)]
+    far = far[np.isin(columns["f"][far], _OF_OFFSETS)]
     if len(far):
         return f"holds a row whose offset, {off[far[0]]}, is beyond all that a queue can have"
     return ""

@@ -41,7 +41,7 @@ OUTPUT_SUFFIX: Final = "-perishable"
 QUEUES: Final = 2
 CLIENTS_FROM: Final = 700
 """Values are of other clients than those of producers."""
-LIVES_MS: Final = (0, 0, 50, 500, 2_000, 8_000, 30_000)
+TTLS_MS: Final = (0, 0, 50, 500, 2_000, 8_000, 30_000)
 """Times to live; 0: none."""
 TAGS: Final = 2
 BY_TAG, BY_SQL = 0.2, 0.35
@@ -191,7 +191,7 @@ class _Client:
     ) -> Operation:
         clients, rng = self._clients, self._rng
         op = clients.begin(self.process, F.PERISHABLE, queue)
-        op.value, op.cnt = clients.next_value(CLIENTS_FROM + self._index), rng.choice(LIVES_MS)
+        op.value, op.cnt = clients.next_value(CLIENTS_FROM + self._index), rng.choice(TTLS_MS)
         op.min_off, op.status = rng.randrange(TAGS), Sent.PLAIN
         message = Message(
             self._topic,

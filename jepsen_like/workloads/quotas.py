@@ -64,7 +64,7 @@ OPEN_S: Final = 3.0
 MESSAGES: Final = 32
 
 
-class _Life:
+class _Identity:
     """A client under one id.
 
     Attributes:
@@ -99,18 +99,18 @@ class Quotas:
         clients, rng = self._clients, self._clients.rng_of("limited", index)
         while not clients.is_over:
             name = f"{instance.config.client_ip}@limited-{index}-{clients.new_process()}"
-            life = _Life(name, index, is_limited=index % WITHOUT != WITHOUT - 1)
+            identity = _Identity(name, index, is_limited=index % WITHOUT != WITHOUT - 1)
             async with open_client(instance.network) as remoting:
-                while not (clients.is_over or life.is_over):
+                while not (clients.is_over or identity.is_over):
                     with clients.acting():
-                        if await self._connect(instance, remoting, life, rng):
-                            await self._step(instance, life, rng)
+                        if await self._connect(instance, remoting, identity, rng):
+                            await self._step(instance, identity, rng)
                     await clients.sleep(rng.expovariate(1 / PAUSE_S))
 
     # -- connections -----------------------------------------------------------------------
 
     async def _connect(
-        self, instance: ClientInstance, remoting: RemotingClient, life: _Life, rng: SimRng
+        self, instance: ClientInstance, remoting: RemotingClient, identity: _Identity, rng: SimRng
     ) -> bool:
         """Have a connection to the leader, whose broker knows the client by its id; false: none."""
         broker = self._broker
@@ -122,19 +122,20 @@ class Quotas:
             remoting.disconnect(address)
         try:
             connection = await remoting.connection(address, OPEN_S)
-            if connection is not life.connection:
-                beat = HeartbeatData(client_id=life.name, producer_data_set=[ProducerData(GROUP)])
-                heard = await connection.invoke(
-                    request(RequestCode.HEART_BEAT, {}, beat.encode()), OPEN_S
+            if connection is not identity.connection:
+                data = HeartbeatData(
+                    client_id=identity.name, producer_data_set=[ProducerData(GROUP)]
                 )
-                asked = request(RequestCode.GET_BROKER_RUNTIME_INFO)
-                told = await connection.invoke(asked, OPEN_S)
-                if heard.code or told.code:
+                heartbeat = await connection.invoke(
+                    request(RequestCode.HEART_BEAT, {}, data.encode()), OPEN_S
+                )
+                info = await connection.invoke(request(RequestCode.GET_BROKER_RUNTIME_INFO), OPEN_S)
+                if heartbeat.code or info.code:
                     return False
-                began = KVTable.decode(told.body).table["bootTimestamp"]
+                began = KVTable.decode(info.body).table["bootTimestamp"]
                 key = (address, began)
-                life.process = self._processes.setdefault(key, len(self._processes))
-                life.connection, life.address = connection, address
+                identity.process = self._processes.setdefault(key, len(self._processes))
+                identity.connection, identity.address = connection, address
         except MQError:
             await self._search(instance, address)
             return False
@@ -156,50 +157,52 @@ class Quotas:
 
     # -- steps -----------------------------------------------------------------------------
 
-    async def _step(self, instance: ClientInstance, life: _Life, rng: SimRng) -> None:
-        if life.is_limited and rng.random() < CHANGES:
-            await self._change(instance, life, rng)
+    async def _step(self, instance: ClientInstance, identity: _Identity, rng: SimRng) -> None:
+        if identity.is_limited and rng.random() < CHANGES:
+            await self._change(instance, identity, rng)
             return
         spread_s, is_batch = rng.choice(SPREADS_S), rng.random() < BATCHES
         async with trio.open_nursery() as nursery:
             for _ in range(rng.choice(BURSTS)):
                 count = rng.randint(2, BATCH_MAX) if is_batch else 1
-                send = partial(self._send, instance, life, count, rng.choice(BODIES))
+                send = partial(self._send, instance, identity, count, rng.choice(BODIES))
                 nursery.start_soon(self._later, rng.random() * spread_s, send)
-            if life.is_limited and rng.random() < CHANGES_BESIDE:
-                change = partial(self._change, instance, life, rng)
+            if identity.is_limited and rng.random() < CHANGES_BESIDE:
+                change = partial(self._change, instance, identity, rng)
                 nursery.start_soon(self._later, rng.random() * spread_s, change)
 
     async def _later(self, delay_s: float, act: Callable[[], Awaitable[object]]) -> None:
         await self._clients.sleep(delay_s)
         await act()
 
-    async def _change(self, instance: ClientInstance, life: _Life, rng: SimRng) -> None:
+    async def _change(self, instance: ClientInstance, identity: _Identity, rng: SimRng) -> None:
         """Change the quota of a client."""
-        op = self._clients.begin(life.process, F.QUOTA)
-        op.topic, op.group, op.txn, op.status = self.topic, life.name, life.process, Act.PUT
+        op = self._clients.begin(identity.process, F.QUOTA)
+        op.topic, op.group, op.txn, op.status = self.topic, identity.name, identity.process, Act.PUT
         messages, size_bytes = rng.choice(MESSAGES_PER_S), rng.choice(BYTES_PER_S)
         if rng.random() < DELETES:
             op.status = Act.DELETE
-            header = QuotaHeader(DELETE, "client", life.name)
+            header = QuotaHeader(DELETE, "client", identity.name)
         else:
             op.cnt, op.off = messages or 0, size_bytes or 0
-            header = QuotaHeader(PUT, "client", life.name, messages, size_bytes)
+            header = QuotaHeader(PUT, "client", identity.name, messages, size_bytes)
         self._clients.written(op)
-        await self._ask(instance, life, op, request(RequestCode.CHANGE_QUOTA, header.encode()))
-        life.is_over = life.is_over or op.outcome == Outcome.INFO
+        await self._ask(instance, identity, op, request(RequestCode.CHANGE_QUOTA, header.encode()))
+        identity.is_over = identity.is_over or op.outcome == Outcome.INFO
 
-    async def _send(self, instance: ClientInstance, life: _Life, count: int, size: int) -> None:
+    async def _send(
+        self, instance: ClientInstance, identity: _Identity, count: int, size: int
+    ) -> None:
         clients = self._clients
-        client = CLIENTS_FROM + life.index
+        client = CLIENTS_FROM + identity.index
         values = [clients.next_value(client) for _ in range(count)]
         queue = MessageQueue(self.topic, self._broker, values[0] % QUEUES)
         bodies = [value.to_bytes(VALUE_BYTES, "big").ljust(size, b".") for value in values]
         is_batch = count > 1
         body = encode_batch(map(BatchItem, bodies)) if is_batch else bodies[0]
-        op = clients.begin(life.process, F.LIMITED, queue)
-        op.group, op.value, op.cnt, op.min_off = life.name, values[0], count, len(body)
-        op.txn, op.status = life.process, Row.SEND
+        op = clients.begin(identity.process, F.LIMITED, queue)
+        op.group, op.value, op.cnt, op.min_off = identity.name, values[0], count, len(body)
+        op.txn, op.status = identity.process, Row.SEND
         clients.written(op)
         header = SendMessageHeader(
             GROUP,
@@ -214,16 +217,16 @@ class Quotas:
             batch=is_batch,
         )
         code = RequestCode.SEND_BATCH_MESSAGE if is_batch else RequestCode.SEND_MESSAGE_V2
-        answer = await self._ask(instance, life, op, request(code, header.encode_v2(), body))
+        answer = await self._ask(instance, identity, op, request(code, header.encode_v2(), body))
         if answer is not None:
             op.off = int(answer.ext["queueOffset"])
             clients.written(op)
 
     async def _ask(
-        self, instance: ClientInstance, life: _Life, op: Operation, command: RemotingCommand
+        self, instance: ClientInstance, identity: _Identity, op: Operation, command: RemotingCommand
     ) -> RemotingCommand | None:
         """Ask once and complete the row; return a good answer."""
-        clients, connection = self._clients, life.connection
+        clients, connection = self._clients, identity.connection
         assert connection is not None
         try:
             answer = await connection.invoke(command, ATTEMPT_TIMEOUT_S)
@@ -236,7 +239,7 @@ class Quotas:
         if outcome_of(answer) == "stored":
             clients.end(op)
             return answer
-        instance.leader_search.note_refusal(self._broker, life.address, answer)
+        instance.leader_search.note_refusal(self._broker, identity.address, answer)
         reason = str(answer.ext.get(REASON_FIELD) or f"code {answer.code}")
         if outcome_of(answer) == "unknown":
             clients.unknown(op, reason)

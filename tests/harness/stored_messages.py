@@ -26,6 +26,11 @@ async def messages_at(namesrv: str, topic: str) -> list[MessageExt]:
         return await messages_of(client, topic)
 
 
+async def bodies_at(namesrv: str, topic: str) -> list[bytes]:
+    """Return the bodies alone."""
+    return [bytes(message.body) for message in await messages_at(namesrv, topic)]
+
+
 async def stored_in(client: ClientInstance, topic: str) -> dict[str, MessageExt]:
     """Return every message of *topic* by its body, none of which may be there twice."""
     found = {}

@@ -11,7 +11,6 @@ import pytest
 import trio
 
 from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
 from client.core.message import Message
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
@@ -36,6 +35,7 @@ from jepsen_like.chaos.loop_disk import LoopDisk
 from jepsen_like.chaos.strace_inject import fail_one_flush
 from jepsen_like.nemesis.ground import FaultError
 from tests.harness.broken_disks import DISK_BYTES, is_traced, needs_loop, needs_strace
+from tests.harness.stored_messages import bodies_at
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 1 << 20,
@@ -102,15 +102,6 @@ async def send_until_the_power_goes(
     return acknowledged, sent
 
 
-async def read_all(cluster: LocalCluster) -> list[bytes]:
-    async with connect([cluster.namesrv_address]) as client, PullConsumer(client, "c") as consumer:
-        queues = await consumer.fetch_message_queues("t")
-        found = []
-        async for _, result in consumer.drain(queues):
-            found += [bytes(message.body) for message in result.messages]
-        return found
-
-
 async def lost_in_cuts(
     folder: Path, settings: dict[str, object], *, share: float, acks: int
 ) -> list[tuple[int, int]]:
@@ -130,7 +121,7 @@ async def lost_in_cuts(
                 await cluster.wait_healthy()
                 # A cut may have taken the topic as well; for one that is there nothing changes.
                 await create_topic([cluster.namesrv_address], "t", queues=2)
-                found = await read_all(cluster)
+                found = await bodies_at(cluster.namesrv_address, "t")
                 assert len(found) == len(set(found)), "a message is there twice"
                 assert set(found) <= there | set(sent), "a message never sent"
                 gone = (there | set(acknowledged)) - set(found)
@@ -212,7 +203,7 @@ async def test_a_broker_whose_flush_fails_stops_without_acknowledging(tmp_path: 
         assert "flush" in node.last_log_lines()
         await cluster.start("n0")
         await cluster.wait_healthy()
-        assert (await read_all(cluster))[0] == b"before"
+        assert (await bodies_at(cluster.namesrv_address, "t"))[0] == b"before"
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ import pytest
 import trio
 
 from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
 from client.core.message import Message
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
@@ -31,6 +30,7 @@ from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.headers import SendMessageHeader
 from remoting.protocol.own_fields import GIVES_UP_FIELD, decode_given_up
 from tests.harness.eventually import WITHIN_S, all_statuses, eventually, wait_logged
+from tests.harness.stored_messages import bodies_at
 
 BODY_BYTES = 60_000
 SMALL_BYTES = 256 << 10
@@ -112,15 +112,6 @@ def fill_rest(place: Path) -> None:
         filler.truncate(filler.tell() - SMALL_BYTES)
 
 
-async def read_all(cluster: LocalCluster) -> list[bytes]:
-    async with connect([cluster.namesrv_address]) as client, PullConsumer(client, "c") as consumer:
-        queues = await consumer.fetch_message_queues("t")
-        found = []
-        async for _, result in consumer.drain(queues):
-            found += [bytes(message.body) for message in result.messages]
-        return found
-
-
 @pytest.mark.slow
 @pytest.mark.side_by_side
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
@@ -137,7 +128,7 @@ async def test_full_disk_refuses_sends_and_serves_reads(
         assert len(stored) > 50
         node = cluster.brokers["n0"]
         assert node.running, node.last_log_lines()
-        assert await read_all(cluster) == stored
+        assert await bodies_at(cluster.namesrv_address, "t") == stored
         # Started on the full disk it does not lead, for it could not append.
         await cluster.kill("n0")
         fill_rest(tmp_path / "small")
@@ -156,14 +147,14 @@ async def test_full_disk_refuses_sends_and_serves_reads(
         await cluster.start("n0")
         small_mount("64m")
         await cluster.wait_healthy()
-        assert await read_all(cluster) == stored
+        assert await bodies_at(cluster.namesrv_address, "t") == stored
         config = ProducerConfig(send_timeout_s=30)
         async with (
             connect([cluster.namesrv_address]) as client,
             Producer(client, "p", config) as producer,
         ):
             await producer.send(Message("t", b"after"))
-        assert await read_all(cluster) == [*stored, b"after"]
+        assert await bodies_at(cluster.namesrv_address, "t") == [*stored, b"after"]
         assert await cluster.stop("n0") == 0
         assert node.store_path is not None
         assert verify_store(node.store_path).problems == []
@@ -261,10 +252,10 @@ async def keep_less(cluster: LocalCluster, stored: list[bytes]) -> None:
     ):
         await producer.send(Message(SHORT, b"goes, too"))
     await let_retention_look(cluster)
-    assert await read_all(cluster) == stored
+    assert await bodies_at(cluster.namesrv_address, "t") == stored
     names = cluster.namesrv_address
     assert await config_set("store.keep_bytes=1", namesrv=names) == 0
-    assert await read_all(cluster) == stored
+    assert await bodies_at(cluster.namesrv_address, "t") == stored
     leader = cluster.brokers[await cluster.wait_leader()]
     since = leader.log_path.stat().st_size
     assert await config_set("store.keep_bytes=1", namesrv=names, yes=True) == 0
@@ -309,7 +300,7 @@ async def test_two_full_disks_of_three_give_up_nothing(
         assert {name: status["first_index"] for name, status in statuses.items()} == dict.fromkeys(
             cluster.brokers, 1
         )
-        assert await read_all(cluster) == stored
+        assert await bodies_at(cluster.namesrv_address, "t") == stored
         for name in small:
             place = cluster.brokers[name].store_path
             assert place is not None
@@ -321,7 +312,7 @@ async def test_two_full_disks_of_three_give_up_nothing(
             Producer(client, "p", config) as producer,
         ):
             await producer.send(Message("t", b"after"))
-        assert await read_all(cluster) == [*stored, b"after"]
+        assert await bodies_at(cluster.namesrv_address, "t") == [*stored, b"after"]
         for name in cluster.brokers:
             await cluster.wait_caught_up(name)
         ends = {

@@ -14,15 +14,15 @@ import pytest
 import trio
 
 from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
 from client.core.message import Message
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from commitlog.errors import MQError
-from dledger.cli.local_cluster import LocalCluster, Node, local_cluster
+from dledger.cli.local_cluster import Node, local_cluster
 from dledger.cli.log_verify import verify_store
 from dledger.cli.topic_command import create_topic
 from tests.harness.eventually import WITHIN_S, wait_logged
+from tests.harness.stored_messages import bodies_at
 
 pytestmark = pytest.mark.slow
 
@@ -77,15 +77,6 @@ async def second_start(node: Node) -> dict[str, object]:
     return await wait_logged(node, "broker_started", 2)
 
 
-async def read_all(cluster: LocalCluster) -> list[bytes]:
-    async with connect([cluster.namesrv_address]) as client, PullConsumer(client, "c") as consumer:
-        queues = await consumer.fetch_message_queues("t")
-        found = []
-        async for _, result in consumer.drain(queues):
-            found += [bytes(message.body) for message in result.messages]
-        return found
-
-
 async def test_sigterm_of_the_leader_fails_no_send(
     tmp_path: Path,
 ) -> None:
@@ -109,7 +100,7 @@ async def test_sigterm_of_the_leader_fails_no_send(
             await sends.reach(len(sends.acknowledged) + ENOUGH)
             sends.stop = True
         assert (sends.refused, sends.texts) == (Counter(), set())
-        found = Counter(await read_all(cluster))
+        found = Counter(await bodies_at(cluster.namesrv_address, "t"))
         assert [body for body in sends.acknowledged if not found[body]] == []
         await cluster.start(leader)
         await cluster.wait_caught_up(leader, WITHIN_S)
@@ -143,7 +134,7 @@ async def test_sigterm_of_a_broker_alone_answers_every_send(tmp_path: Path) -> N
         await cluster.wait_healthy()
         assert (await second_start(cluster.brokers["n0"]))["replayed"] == 0
         # All that was acknowledged, and nothing that was refused.
-        assert Counter(await read_all(cluster)) == Counter(sends.acknowledged)
+        assert Counter(await bodies_at(cluster.namesrv_address, "t")) == Counter(sends.acknowledged)
 
 
 async def test_kill_leaves_the_abort_file_for_the_next_start(tmp_path: Path) -> None:
@@ -176,5 +167,5 @@ async def test_a_second_signal_does_not_wait_and_still_loses_nothing(tmp_path: P
             sends.stop = True
         await cluster.start("n0")
         await cluster.wait_healthy()
-        found = Counter(await read_all(cluster))
+        found = Counter(await bodies_at(cluster.namesrv_address, "t"))
         assert [body for body in sends.acknowledged if not found[body]] == []

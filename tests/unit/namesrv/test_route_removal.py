@@ -131,7 +131,7 @@ def test_write_permission_is_wiped_and_given_back() -> None:
     assert table.topic_queue_table["T1"]["a"].perm == 5
     assert table.add_write_perm("a") == 2
     assert table.topic_queue_table["T1"]["a"].perm == 7
-    assert table.wipe_write_perm("nobody") == 0
+    assert table.wipe_write_perm("absent") == 0
 
 
 def test_drained_broker_stays_drained() -> None:
@@ -158,7 +158,7 @@ def test_drained_broker_stays_drained() -> None:
     assert table.drained == set()
     table.register_broker(registration(B, 0, "a"), 3)
     assert table.topic_queue_table["T1"]["a"].perm == 6
-    table.wipe_write_perm("nobody")
+    table.wipe_write_perm("absent")
     assert table.drained == set()
 
 
@@ -183,7 +183,7 @@ def test_a_topic_is_entered_only_on_registered_brokers() -> None:
         broker_name="broker-a", read_queue_nums=1, write_queue_nums=1, perm=6, topic_sys_flag=0
     )
     nowhere = QueueData(
-        broker_name="nobody", read_queue_nums=1, write_queue_nums=1, perm=6, topic_sys_flag=0
+        broker_name="absent", read_queue_nums=1, write_queue_nums=1, perm=6, topic_sys_flag=0
     )
     assert not table.register_topic("T3", [here, nowhere])
     assert not table.register_topic("T3", [])

@@ -20,6 +20,7 @@ from commitlog.properties import (
 from commitlog.record import encode_record, pack_host
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.messages import (
+    GZIP_MEMBERS_MAX,
     full_name,
     kind_sent,
     received_message,
@@ -126,6 +127,16 @@ def test_members_of_a_gzip_body_are_one_body() -> None:
     """A program that appends to a compressed file makes such a body; none of it may be lost."""
     packed = gzip.compress(b"first ") + gzip.compress(b"") + gzip.compress(b"second")
     assert sent_message(message(packed, body_encoding=pb.GZIP)).body == b"first second"
+
+
+def test_members_of_a_gzip_body_are_bounded() -> None:
+    """Each takes a copy of all behind it: a body of empty ones would stop the proxy for minutes."""
+    first, empty = gzip.compress(b"all"), gzip.compress(b"")
+    most = first + empty * (GZIP_MEMBERS_MAX - 1)
+    assert sent_message(message(most, body_encoding=pb.GZIP)).body == b"all"
+    with pytest.raises(RefusedError) as caught:
+        sent_message(message(most + empty, body_encoding=pb.GZIP))
+    assert caught.value.code == pb.MESSAGE_CORRUPTED
 
 
 def test_empty_fields_are_as_if_left_out() -> None:

@@ -59,28 +59,33 @@ def test_much_that_is_unread_refuses_more(
     assert handlers._unread.used_bytes == held_bytes
 
 
-def test_answer_without_space_comes_again() -> None:
+def test_answer_without_space_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many receives may wait when one large message comes."""
     guest, context = Carrier(), Context(ends_at=9)
     handlers = _Handlers(
         cast(MessagingService, OneReceive()), cast(Guest, guest), CallMetrics(ManualClock())
     )
-    handlers._unread.fits = lambda size_bytes: False  # type: ignore[method-assign]
+    monkeypatch.setattr(handlers._unread, "fits", lambda size_bytes: False)
     asyncio.run(handlers._receive(ASKED, context))
     assert [each.status.code for each in context.written] == [pb.TOO_MANY_REQUESTS]
     assert [function.__name__ for function, _ in guest.started] == ["abandon"]
     assert handlers._unread.used_bytes == 0
 
 
-def test_ended_receive_holds_no_space() -> None:
+def test_ended_receive_holds_no_space(monkeypatch: pytest.MonkeyPatch) -> None:
     guest, context = Carrier(), Context(ends_at=1)
     handlers = _Handlers(
         cast(MessagingService, LargeReceive()), cast(Guest, guest), CallMetrics(ManualClock())
     )
     held: list[int] = []
 
+    def done() -> bool:
+        held.append(handlers._unread.used_bytes)
+        return False
+
+    monkeypatch.setattr(context, "done", done)
+
     async def call() -> None:
-        context.done = lambda: bool(held.append(handlers._unread.used_bytes))  # type: ignore[func-returns-value, method-assign]
         with pytest.raises(asyncio.CancelledError):
             await handlers._receive(ASKED, context)
 

@@ -1,0 +1,208 @@
+"""Gives the requests of one connection to their handlers, and sends what these answer.
+
+`remoting.open_requests.OpenRequests` is the table of those that are not answered yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+import trio
+
+from commitlog.errors import InvariantBroken, LocalProtocolError, MQError
+from remoting.errors import AccessRefusedError
+from remoting.log import get_logger
+from remoting.open_requests import OpenRequest, OpenRequests
+from remoting.processor import DEFERRED, Answered, Handled, Limiter, OnAnswer, OnResponse
+from remoting.protocol.codes import not_supported
+from remoting.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
+from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, answer_error
+
+_log = get_logger(__name__)
+
+SHUTS_DOWN: Final = "shutting down"
+"""Why requests are refused, where there is no other reason."""
+
+
+class Peer(Protocol):
+    """What the handling of requests sees of a connection."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended; no answer is read any more."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether a whole, valid request came over it."""
+
+
+PeerT = TypeVar("PeerT", bound=Peer)
+AskedT = TypeVar("AskedT", contravariant=True)
+
+
+class Processors(Protocol[AskedT]):
+    """What answers requests; `remoting.processor_table.ProcessorTable` is one."""
+
+    def get(
+        self, code: int, /
+    ) -> tuple[Callable[[AskedT, RemotingCommand], Handled], Limiter] | None:
+        """Return handler and limiter for *code*, None when the code is not supported."""
+
+
+class Handling(Generic[PeerT]):
+    """Gives the requests of one connection to their handlers, and answers each of them once.
+
+    Attributes:
+        processors: What answers requests.
+        nursery: Of the connection that is served; its handlers that wait run in it.
+        refuses_because: What further requests are refused with; empty: they are taken.
+        last_request_s: When one with a handler came last, on trio's clock; -inf: none came, or what
+            came proves nothing.
+        when_answered: By identity of a request: the request, and what is called with its answer.
+    """
+
+    def __init__(
+        self,
+        connection: PeerT,
+        processors: Processors[PeerT],
+        open_requests: OpenRequests,
+        *,
+        send: Callable[[RemotingCommand], None],
+        finished: Callable[[OpenRequest], None],
+        on_answer: OnAnswer | None,
+    ) -> None:
+        """Handle what comes over *connection*.
+
+        Args:
+            send: Writes an answer; raises LocalProtocolError where it cannot be written.
+            finished: Called with each request that is open no longer.
+            on_answer: Called with each answer: request code, response code, seconds.
+        """
+        self._connection = connection
+        self.processors = processors
+        self._open = open_requests
+        self._send = send
+        self._finished = finished
+        self._on_answer = on_answer
+        self.nursery: trio.Nursery | None = None
+        self.refuses_because = ""
+        self.last_request_s = -math.inf
+        self.when_answered: dict[int, tuple[RemotingCommand, OnResponse]] = {}
+
+    def take(self, asked: RemotingCommand) -> None:
+        """Give a request that has come to its handler, or refuse it.
+
+        Raises:
+            InvariantBroken: From the handler; everything else that it raises becomes the answer.
+        """
+        processor = self.processors.get(asked.code)
+        if processor is None:
+            self.refuse(asked, Condition.NOT_SUPPORTED, not_supported(asked.code))
+            return
+        self.last_request_s = trio.current_time()
+        if self.refuses_because:
+            self.refuse(
+                asked, Condition.SHUTTING_DOWN, self.refuses_because, **{GO_AWAY_FIELD: "true"}
+            )
+            return
+        handler, limiter = processor
+        refusal = self._open.admit(asked, limiter, self.last_request_s)
+        if refusal is not None:
+            self.refuse(asked, Condition.BUSY, refusal)
+            return
+        handled: Handled
+        try:
+            handled = handler(self._connection, asked)
+        except InvariantBroken:
+            raise
+        except Exception as error:  # noqa: BLE001  # becomes the answer
+            handled = self._failed(asked, error)
+        if isinstance(handled, RemotingCommand):
+            self.reply(asked, handled)
+        elif handled is None:
+            self._finish(asked)
+        elif handled is not DEFERRED:
+            assert self.nursery is not None
+            self.nursery.start_soon(self._finish_later, asked, handled)
+
+    def refuse(
+        self, asked: RemotingCommand, condition: Condition, remark: str, **fields: object
+    ) -> None:
+        """Answer a request that no handler gets."""
+        if not asked.flag & FLAG_ONEWAY:
+            self._answer(asked, answer(asked, condition, remark, **fields))
+
+    def reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
+        """Answer an open request, now or when its answer may leave. Never blocks.
+
+        Returns:
+            False when it will not be read: the connection has ended, the request was one-way, or
+            has been answered already.
+        """
+        if self.when_answered and (noted := self.when_answered.pop(id(asked), None)):
+            noted[1](response)
+        if self._open.held:
+            at_s = self._open.answer_at_s(asked)
+            if at_s is None:
+                return False
+            if at_s > trio.current_time():
+                assert self.nursery is not None
+                self.nursery.start_soon(self._reply_at, at_s, asked, response)
+                return True
+        return self._reply(asked, response)
+
+    async def _reply_at(
+        self, at_s: float, asked: RemotingCommand, response: RemotingCommand
+    ) -> None:
+        await trio.sleep_until(at_s)
+        self._reply(asked, response)
+
+    def _reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
+        if self._on_answer is not None and (request := self._open.get(asked)) is not None:
+            self._on_answer(asked.code, response.code, trio.current_time() - request.arrived_s)
+        if not self._finish(asked) or asked.flag & FLAG_ONEWAY:
+            return False
+        self._answer(asked, response)
+        return not self._connection.is_closed
+
+    def _answer(self, asked: RemotingCommand, response: RemotingCommand) -> None:
+        response.opaque = asked.opaque
+        response.flag = response.flag & ~FLAG_ONEWAY | FLAG_RESPONSE
+        response.serialize = asked.serialize
+        try:
+            self._send(response)
+        except LocalProtocolError as error:
+            # The handler has done its work: what it did is not ours to deny.
+            _log.warning("answer_unsendable", code=asked.code, error=str(error))
+            self._send(answer(asked, Condition.INTERNAL_ERROR, str(error)))
+
+    def _finish(self, asked: RemotingCommand) -> bool:
+        request = self._open.finish(asked)
+        if request is None:
+            return False
+        self._finished(request)
+        return True
+
+    async def _finish_later(self, asked: RemotingCommand, handling: Awaitable[Answered]) -> None:
+        handled: Answered
+        try:
+            handled = await handling
+        except InvariantBroken:
+            raise
+        except Exception as error:  # noqa: BLE001  # becomes the answer
+            handled = self._failed(asked, error)
+        if isinstance(handled, RemotingCommand):
+            self.reply(asked, handled)
+        elif handled is not DEFERRED:
+            self._finish(asked)
+
+    def _failed(self, asked: RemotingCommand, error: Exception) -> RemotingCommand:
+        if isinstance(error, AccessRefusedError) and not self._connection.is_proven:
+            self.last_request_s = -math.inf  # a request that anybody can make proves nothing
+        if isinstance(error, MQError):
+            _log.debug("request_refused", code=asked.code, error=str(error))
+        else:
+            _log.error("handler_failed", code=asked.code, exc_info=error)
+        return answer_error(asked, error)
