@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import trio
@@ -49,6 +50,7 @@ from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from jepsen_like.nemesis.ground import Moment
 from jepsen_like.seeded_rng import SimRng, rng_stream
 from jepsen_like.workloads.recorder import Recorder, value_of
+from jepsen_like.workloads.whole_queue import read_queue
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.headers import ConsumerSendMsgBackHeader
 from remoting.protocol.outcome import outcome_of
@@ -321,21 +323,20 @@ class Retriers:
             except NoRouteError:
                 continue  # nothing ever went there
             for queue in queues:
-                offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
-                if offset:
-                    self._returned(process, group, queue, NOTHING, 0, offset)
-                while offset < end:
-                    result = await consumer.pull(queue, offset, max_messages=32, timeout_s=0.0)
-                    if result.next_begin_offset <= offset:
-                        raise RequestFailedError(f"{queue}: the drain stands at {offset} of {end}")
-                    for message in result.messages:
-                        value, tries = _value(message), message.reconsume_times
-                        op = self._returned(process, group, queue, value, tries, 0)
-                        self._clients.seen(op, message)
-                        origin = message.properties.get(PROPERTY_RETRY_TOPIC)
-                        if self._shows_origin and origin != self._clients.topic:
-                            op.err = op.err or PROPERTIES
-                    offset = result.next_begin_offset
+                note = partial(self._note_copy, process, group, queue)
+                begin = await read_queue(consumer, queue, note)
+                if begin:
+                    self._returned(process, group, queue, NOTHING, 0, begin)
+
+    def _note_copy(
+        self, process: int, group: str, queue: MessageQueue, message: MessageExt
+    ) -> None:
+        value, tries = value_of(message.body), message.reconsume_times
+        op = self._returned(process, group, queue, value, tries, 0)
+        self._clients.seen(op, message)
+        origin = message.properties.get(PROPERTY_RETRY_TOPIC)
+        if self._shows_origin and origin != self._clients.topic:
+            op.err = op.err or PROPERTIES
 
     def _returned(
         self,
@@ -350,10 +351,6 @@ class Retriers:
         op.group, op.value, op.cnt, op.min_off = group, value, tries, min_off
         self._clients.end(op)
         return op
-
-
-def _value(message: MessageExt) -> int:
-    return value_of(message.body)
 
 
 AGAIN: Final = 0.05

@@ -17,7 +17,7 @@ import trio
 from client.admin.admin import Admin
 from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError
+from client.core.message_ext import MessageExt
 from client.core.retry import FailureKind, failure_from_error
 from client.core.route import MessageQueue
 from commitlog.errors import MQError
@@ -28,6 +28,7 @@ from jepsen_like.seeded_rng import SimRng
 from jepsen_like.workloads.output_topic import ASK_AGAIN_S, make_topic
 from jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S
 from jepsen_like.workloads.recorder import VALUE_BYTES, Recorder, value_of
+from jepsen_like.workloads.whole_queue import read_queue
 from remoting.client import RemotingClient, open_client
 from remoting.connection import Connection
 from remoting.protocol.bodies import HeartbeatData, KVTable, ProducerData
@@ -61,7 +62,6 @@ BYTES_PER_S: Final = (None, None, 1_000, 4_000)
 BODIES: Final = (VALUE_BYTES, 100, 400)
 BATCH_MAX: Final = 4
 OPEN_S: Final = 3.0
-MESSAGES: Final = 32
 
 
 class _Identity:
@@ -270,18 +270,14 @@ class Quotas:
         consumer, is_whole = PullConsumer(instance, GROUP), True
         for number in range(QUEUES):
             queue = MessageQueue(self.topic, self._broker, number)
-            offset, last = await consumer.min_offset(queue), await consumer.max_offset(queue)
-            is_whole = is_whole and offset == 0
-            while offset < last:
-                result = await consumer.pull(queue, offset, max_messages=MESSAGES, timeout_s=0)
-                if result.next_begin_offset <= offset:
-                    raise ClientError(f"{queue}: the drain stands at {offset} of {last}")
-                for message in result.messages:
-                    op = clients.begin(process, F.LIMITED, queue)
-                    op.status, op.group = Row.FOUND, GROUP
-                    op.value, op.off = value_of(message.body), message.queue_offset
-                    clients.end(op)
-                offset = result.next_begin_offset
+            note = partial(self._note_found, process, queue)
+            is_whole = await read_queue(consumer, queue, note) == 0 and is_whole
         op = clients.begin(process, F.LIMITED)
         op.topic, op.status, op.cnt = self.topic, Row.END, int(is_whole)
         clients.end(op)
+
+    def _note_found(self, process: int, queue: MessageQueue, message: MessageExt) -> None:
+        op = self._clients.begin(process, F.LIMITED, queue)
+        op.status, op.group = Row.FOUND, GROUP
+        op.value, op.off = value_of(message.body), message.queue_offset
+        self._clients.end(op)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -25,6 +26,7 @@ from client.consumer.pull_consumer import PullConsumer
 from client.consumer.simple_consumer import SimpleConsumer
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError, NoRouteError, ReceiptStaleError, UnknownOutcomeError
+from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 from commitlog.errors import MQError
 from jepsen_like.checkers.pop import IN_ORDER_SUFFIX
@@ -33,6 +35,7 @@ from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from jepsen_like.seeded_rng import SimRng, rng_stream
 from jepsen_like.workloads.recorder import Recorder, value_of
 from jepsen_like.workloads.through import Received, ReceivingConsumer, Through
+from jepsen_like.workloads.whole_queue import read_queue
 from remoting.protocol.bodies import SubscriptionGroupConfig
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.receipt_handle import ReceiptHandle
@@ -333,19 +336,17 @@ class Receivers:
         except NoRouteError:
             return True  # nothing ever went there
         for queue in queues:
-            offset, end = await reader.min_offset(queue), await reader.max_offset(queue)
-            is_whole = is_whole and offset == 0
-            while offset < end:
-                result = await reader.pull(queue, offset, max_messages=32, timeout_s=0)
-                if result.next_begin_offset <= offset:
-                    raise ClientError(f"{queue}: the drain stands at {offset} of {end}")
-                for message in result.messages:
-                    op = self._clients.begin(process, F.GIVEN_UP, queue)
-                    op.group, op.value = reader.group, value_of(message.body)
-                    op.cnt, op.max_off = message.reconsume_times, message.queue_offset
-                    self._clients.end(op)
-                offset = result.next_begin_offset
+            note = partial(self._note_given_up, process, reader.group, queue)
+            is_whole = await read_queue(reader, queue, note) == 0 and is_whole
         return is_whole
+
+    def _note_given_up(
+        self, process: int, group: str, queue: MessageQueue, message: MessageExt
+    ) -> None:
+        op = self._clients.begin(process, F.GIVEN_UP, queue)
+        op.group, op.value = group, value_of(message.body)
+        op.cnt, op.max_off = message.reconsume_times, message.queue_offset
+        self._clients.end(op)
 
     async def _is_done(
         self, reader: PullConsumer, ends: dict[MessageQueue, tuple[int, int]]

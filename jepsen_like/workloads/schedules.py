@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
@@ -33,6 +34,7 @@ from jepsen_like.history.operation import NOTHING, SCHEDULE_ABSENT, F, Operation
 from jepsen_like.seeded_rng import SimRng
 from jepsen_like.workloads.output_topic import ASK_AGAIN_S, make_topic
 from jepsen_like.workloads.recorder import Recorder
+from jepsen_like.workloads.whole_queue import read_queue
 from remoting.protocol.codes import ResponseCode
 
 OUTPUT_SUFFIX: Final = "-schedules"
@@ -288,15 +290,8 @@ class Schedules:
         consumer, is_whole = PullConsumer(instance, GROUP), True
         for number in range(OUTPUT_QUEUES):
             queue = MessageQueue(self.output, clients.queues[0].broker_name, number)
-            offset, last = await consumer.min_offset(queue), await consumer.max_offset(queue)
-            is_whole = is_whole and offset == 0
-            while offset < last:
-                result = await consumer.pull(queue, offset, max_messages=PULL_MESSAGES, timeout_s=0)
-                if result.next_begin_offset <= offset:
-                    raise ClientError(f"{queue}: the drain stands at {offset} of {last}")
-                for message in result.messages:
-                    self._found(process, queue, message)
-                offset = result.next_begin_offset
+            note = partial(self._found, process, queue)
+            is_whole = await read_queue(consumer, queue, note) == 0 and is_whole
         op = clients.begin(process, F.FIRED)
         op.cnt = int(is_whole)
         clients.end(op)

@@ -16,11 +16,13 @@ from client.consumer.pull_consumer import PullConsumer
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError
 from client.core.message import Message
+from client.core.message_ext import MessageExt
 from client.core.route import MessageQueue
 from jepsen_like.history.operation import NOTHING, F, Operation
 from jepsen_like.seeded_rng import SimRng
 from jepsen_like.workloads.output_topic import make_topic
 from jepsen_like.workloads.recorder import Recorder
+from jepsen_like.workloads.whole_queue import read_queue
 
 GROUP: Final = "steppers"
 OUTPUT_SUFFIX: Final = "-steps"
@@ -174,15 +176,11 @@ class Steps:
         self, consumer: PullConsumer
     ) -> tuple[bool, list[tuple[MessageQueue, int, bytes]]]:
         """Return whether outputs were read from their beginning, and each: queue, offset, body."""
-        is_whole, found = True, []
+        is_whole = True
+        found: list[tuple[MessageQueue, int, bytes]] = []
         for number in range(OUTPUT_QUEUES):
             queue = MessageQueue(self.output, self._clients.queues[0].broker_name, number)
-            offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
-            is_whole = is_whole and offset == 0
-            while offset < end:
-                result = await consumer.pull(queue, offset, max_messages=32, timeout_s=0)
-                if result.next_begin_offset <= offset:
-                    raise ClientError(f"{queue}: the drain stands at {offset} of {end}")
-                found += [(queue, each.queue_offset, bytes(each.body)) for each in result.messages]
-                offset = result.next_begin_offset
+            messages: list[MessageExt] = []
+            is_whole = await read_queue(consumer, queue, messages.append) == 0 and is_whole
+            found += [(queue, each.queue_offset, bytes(each.body)) for each in messages]
         return is_whole, found
