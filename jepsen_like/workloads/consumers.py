@@ -206,6 +206,11 @@ GIVEN_UP_PER_MILLE: Final = 150
 ATTEMPT_S: Final = 8.0
 
 
+def retry_delay_ms(tries: int, levels_ms: Sequence[int]) -> int:
+    """Return after how long a message comes again that was consumed *tries* times before."""
+    return levels_ms[min(FIRST_RETRY_LEVEL + tries, len(levels_ms)) - 1]
+
+
 class Retriers:
     """Consumers that give messages back, each a group of its own.
 
@@ -280,8 +285,7 @@ class Retriers:
         op.group, op.value = group, value_of(message.body)
         op.cnt, op.status = message.reconsume_times, asked
         if asked == 0:
-            level = min(FIRST_RETRY_LEVEL + op.cnt, len(self._levels_ms))
-            op.due_ns = op.call_ns + self._levels_ms[level - 1] * 1_000_000
+            op.due_ns = op.call_ns + retry_delay_ms(op.cnt, self._levels_ms) * 1_000_000
         header = ConsumerSendMsgBackHeader(
             message.phy_offset, group, asked, max_reconsume_times=MAX_TRIES
         )

@@ -158,6 +158,16 @@ async def test_many_acks_with_one_receipt_cost_one_request(
     assert acks(broker) == [(BATCH, 2)]
 
 
+async def test_stale_receipt_is_asked_about_once(
+    broker: PopBroker, consumer: SimpleConsumer
+) -> None:
+    first, *_ = await consumer.receive(8)
+    await consumer.ack(first)
+    results = await acked(consumer, [first] * 50)
+    assert set(map(type, results)) == {ReceiptStaleError}
+    assert acks(broker) == [(SINGLE, 1)] * 2
+
+
 async def test_acks_after_an_unknown_one_are_asked_again(
     broker: PopBroker, consumer: SimpleConsumer
 ) -> None:

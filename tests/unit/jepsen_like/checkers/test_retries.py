@@ -111,7 +111,7 @@ def test_a_retry_is_not_read_before_its_delay(
     outcome: Outcome, call_ns: int, error_ns: int, is_early: bool
 ) -> None:
     rows = Rows()
-    for tries, due_ns in ((0, 100), (0, 200), (1, 900)):
+    for tries, due_ns in ((0, 100), (0, 200), (1, NOTHING)):
         rows.gave(7, tries, outcome)
         rows.rows[-1].due_ns = due_ns
     rows.gave(7, 5, asked=-1)  # no row is known that it came from
