@@ -19,15 +19,13 @@ from jepsen_like.chaos import file_damage, limits, strace_inject
 from jepsen_like.chaos.cluster import ChaosCluster
 from jepsen_like.chaos.limits import Flood, idle_connections
 from jepsen_like.chaos.loop_disk import LoopDisk
+from jepsen_like.chaos.standstill import stand_still
 from jepsen_like.nemesis.ground import CannotBeDone, FaultError
 from remoting.seams import Rng
 
 STATUS_TIMEOUT_S: Final = 1.0
 POINT_WAIT_S: Final = 10.0
 """How long a kill waits for the disk to do something."""
-
-STOP_WITHIN_S: Final = 5.0
-"""A process that is stopped does nothing any more after this, or the machine is hopeless."""
 
 SLOW_S_MAX: Final = 120
 """A flush is slowed for no longer, whatever happens to the runner."""
@@ -222,21 +220,11 @@ class RealMember(RealMachine):
             if self._rng.random() < 0.5:
                 share, names = self._rng.random(), self._rng.random() < 0.5
                 await _in_thread(lambda: disk.keep_some(self._rng, share, names=names))
-            await self._stand_still()
+            if self._node.running and self._node.pid is not None:
+                await stand_still(self._node.pid)
             await _in_thread(disk.cut)
             await self.kill()
             await _in_thread(disk.restore)
-
-    async def _stand_still(self) -> None:
-        self._signal(signal.SIGSTOP)
-        pid = self._node.pid
-        if pid is None or not self._node.running:
-            return
-        with trio.move_on_after(STOP_WITHIN_S):
-            while not _stands_still(pid):  # noqa: ASYNC110  # the kernel gives no event
-                await trio.sleep(0.001)
-            return
-        raise FaultError(f"process {pid} did not stop within {STOP_WITHIN_S} s")
 
     async def kill_at_point(self, skip: int, *, power: bool) -> str:
         """End it at one of its next flushes; the file system stays as it is at that moment."""
@@ -496,17 +484,6 @@ class RealClient:
 
     def resume(self) -> None:
         """Nothing."""
-
-
-def _stands_still(pid: int) -> bool:
-    """Whether no thread of a process runs in user space: all are stopped, or inside the kernel."""
-    states = []
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        try:
-            states.append(stat.read_text().rpartition(")")[2].split()[0])
-        except FileNotFoundError:
-            continue  # that thread has ended
-    return all(state in "TtDZX" for state in states)
 
 
 async def _in_thread(act: Callable[[], Any]) -> Any:

@@ -32,6 +32,7 @@ from jepsen_like.chaos.file_damage import (
     written_in,
 )
 from jepsen_like.chaos.loop_disk import LoopDisk
+from jepsen_like.chaos.standstill import stand_still
 from jepsen_like.chaos.strace_inject import fail_one_flush
 from jepsen_like.nemesis.ground import FaultError
 from tests.harness.broken_disks import DISK_BYTES, is_traced, needs_loop, needs_strace
@@ -97,6 +98,8 @@ async def send_until_the_power_goes(
             await trio.to_thread.run_sync(
                 lambda: disk.keep_some(random.Random(first), share, names=True)
             )
+        assert node.pid is not None
+        await stand_still(node.pid)
         await trio.to_thread.run_sync(lambda: disk.power_cut(kill))
         nursery.cancel_scope.cancel()
     return acknowledged, sent
