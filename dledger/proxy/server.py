@@ -8,8 +8,8 @@ for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 import grpc
@@ -23,11 +23,11 @@ from dledger.aio.guest import Guest, Held
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.access import host_of
 from dledger.proxy.caller import Caller
+from dledger.proxy.held_bytes import REQUEST_BYTES_MAX, UNREAD_BYTES_MAX, HeldBytes
 from dledger.proxy.messages import full_name
 from dledger.proxy.metrics import CallMetrics, OpenCall, ProxyMetrics, served_page
 from dledger.proxy.service import MessagingService, Received
 from dledger.proxy.status import RefusedError, status_of
-from dledger.proxy.unread import UnreadBytes
 from remoting.access.account_file import AccountStore
 from remoting.log import get_logger
 from remoting.tcp import TcpNetwork
@@ -48,6 +48,8 @@ COMMANDS_BYTES_MAX: Final = MAX_MESSAGE_BYTES
 """Of them together; what would be more is dropped, too."""
 
 TOO_MUCH_WAITS: Final = "too many bytes wait for clients that read nothing"
+
+TOO_MUCH_IS_ASKED: Final = "too many bytes of requests are under way; nothing was done for this one"
 
 GRACE_S: Final = 5.0
 """How long calls may go on when the proxy stops; clients go to another one meanwhile."""
@@ -85,7 +87,8 @@ class _Handlers:
         self._service = service
         self._guest = guest
         self._calls = calls
-        self._unread = UnreadBytes()
+        self._unread = HeldBytes(UNREAD_BYTES_MAX)
+        self._requests = HeldBytes(REQUEST_BYTES_MAX)
 
     def table(self) -> dict[str, Any]:
         """Return a handler for each call of the interface file."""
@@ -120,14 +123,31 @@ class _Handlers:
             with self._calls.counted(name) as counted:
                 try:
                     self._service.admit(name, request, caller)
-                    carried = self._guest.carry(self._service.in_time, call, request, caller)
-                    answered = await carried
+                    with self._held(request, caller):
+                        carried = self._guest.carry(self._service.in_time, call, request, caller)
+                        answered = await carried
                 except Exception as error:  # noqa: BLE001  # each has a code
                     answered = answer(status=_status(name, error))
                 counted.answered(answered)
             return answered
 
         return handle
+
+    @contextmanager
+    def _held(self, request: Any, caller: Caller) -> Iterator[None]:
+        """Count a request while the block runs.
+
+        Raises:
+            RefusedError: Too much is held for its host, or for all; the block does not run.
+        """
+        host, size_bytes = host_of(caller.peer), request.ByteSize()
+        if self._requests.is_full(host):
+            raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_IS_ASKED)
+        self._requests.count(host, size_bytes)
+        try:
+            yield
+        finally:
+            self._requests.count(host, -size_bytes)
 
     async def _receive(self, request: pb.ReceiveMessageRequest, context: Any) -> None:
         with self._calls.counted("ReceiveMessage") as counted:
@@ -146,7 +166,9 @@ class _Handlers:
                 self._service.admit("ReceiveMessage", request, caller)
                 if self._unread.is_full(host):
                     raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_WAITS)
-                await self._guest.carry(self._service.receive_message, request, caller, received)
+                receive = self._service.receive_message
+                with self._held(request, caller):
+                    await self._guest.carry(receive, request, caller, received)
                 found_bytes = sum(answer.ByteSize() for answer in received.answers)
                 if not self._unread.fits(found_bytes):
                     raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_WAITS)
@@ -179,7 +201,8 @@ class _Handlers:
                 if self._unread.is_full(host):
                     raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_WAITS)
                 pull = self._service.pull_message
-                answers = await self._guest.carry(self._service.in_time, pull, request, caller)
+                with self._held(request, caller):
+                    answers = await self._guest.carry(self._service.in_time, pull, request, caller)
                 size_bytes = sum(answer.ByteSize() for answer in answers)
                 if not self._unread.fits(size_bytes):
                     raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_WAITS)
@@ -213,7 +236,11 @@ class _Handlers:
         writing = asyncio.create_task(waiting.keep_writing(context))
         try:
             while (command := await context.read()) is not grpc.aio.EOF:
-                answer = await self._guest.carry(self._service.telemetry, command, caller)
+                try:
+                    with self._held(command, caller):
+                        answer = await self._guest.carry(self._service.telemetry, command, caller)
+                except RefusedError as error:
+                    answer = pb.TelemetryCommand(status=status_of(error))
                 if answer is not None:
                     waiting.push(answer)
         finally:
@@ -225,7 +252,7 @@ class _Handlers:
 class _Commands:
     """Commands that wait for one stream, in their order."""
 
-    def __init__(self, caller: Caller, unread: UnreadBytes) -> None:
+    def __init__(self, caller: Caller, unread: HeldBytes) -> None:
         self._caller = caller
         self._host = host_of(caller.peer)
         self._unread = unread
