@@ -7,8 +7,10 @@ worth nothing. NameServers and brokers of RocketMQ state no group and are truste
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -188,7 +190,7 @@ class Links:
     """The connections of one client to brokers.
 
     Attributes:
-        opened: Address to the newest connection there.
+        opened: Address to the connection there, while it lasts.
         is_closed: No further one is opened.
     """
 
@@ -230,7 +232,10 @@ class Links:
         if self._remoting is not None:
             self._remoting.close()
 
-    def _link_ended(self) -> None:
+    def _link_ended(self, link: Link, _ended: Connection) -> None:
+        # Brokers come and go under ever new addresses.
+        if self.opened.get(link.address) is link:
+            del self.opened[link.address]
         if not self.is_closed:
             self._announcements.connection_ended()
 
@@ -270,15 +275,24 @@ class Links:
             return None
         return link
 
+    @asynccontextmanager
+    async def _alone(self, address: str) -> AsyncIterator[None]:
+        lock = self._opening.setdefault(address, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked() and self._opening.get(address) is lock:
+                del self._opening[address]
+
     async def _open(self, address: str, timeout_s: float) -> Link:
         link = self.opened.get(address)
         if link is not None and not link.connection.is_closed:
             return link
         if self._remoting is None or self.is_closed:
             raise ClientClosedError(f"client {self._client_id} is closed; nothing was sent")
-        lock = self._opening.setdefault(address, trio.Lock())
         with trio.move_on_after(timeout_s):
-            async with lock:
+            async with self._alone(address):
                 link = self.opened.get(address)
                 if link is not None and not link.connection.is_closed:
                     return link
@@ -312,7 +326,7 @@ class Links:
                     identity=str(answer.ext.get("groupIdentity") or "") if ours else "",
                     refused="" if ours or is_old else _refused(address, answer),
                 )
-                connection.on_close.append(lambda _ended: self._link_ended())
+                connection.on_close.append(partial(self._link_ended, link))
                 self._announcements.wake()
                 return link
         raise BrokerUnreachableError(f"broker {address} does not answer within {timeout_s} s")

@@ -118,6 +118,28 @@ async def test_links_ask_again_after_another_identity(world: World) -> None:
     assert group.bodies() == [b"1"]
 
 
+async def test_links_keep_nothing_of_brokers_that_went_away(world: World) -> None:
+    """A broker in a container has another address each time."""
+    group = world.groups["g"]
+    async with world.client() as client, Producer(client, "p") as producer:
+        await producer.send(Message("T", b"1"))
+        (address,) = client.links.opened
+        await group.brokers[0].kill()
+        with pytest.raises(BrokerUnreachableError):
+            await client.links.open(address, 1.0)
+        assert client.links.opened == {}
+        async with trio.open_nursery() as nursery:
+            # Several wait for the same connection: one opens it.
+            for _ in range(3):
+                nursery.start_soon(client.links.open, group.brokers[1].address, 1.0)
+        assert set(client.links.opened) == {group.brokers[1].address}
+        assert group.brokers[1].address not in client.links._opening
+        await trio.sleep(120)  # heartbeats look for the broker meanwhile
+        assert client.links._opening == {}
+    asked = [seen for seen in group.brokers[1].seen if seen.code == RequestCode.CAPABILITIES]
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("code", [ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY])
 async def test_links_ask_a_broker_again_that_took_nothing(world: World, code: ResponseCode) -> None:
     group = world.groups["g"]
