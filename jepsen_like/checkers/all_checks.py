@@ -38,7 +38,12 @@ from jepsen_like.checkers import (
 from jepsen_like.checkers.fault_record import ELECTION_NS, with_late_effect
 from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
 from jepsen_like.checkers.kernel.home import Home
-from jepsen_like.checkers.kernel.source import Queue, QueueReport, Source, Want
+from jepsen_like.checkers.kernel.source import (
+    Queue,
+    QueueReport,
+    Source,
+    Want,
+)
 from jepsen_like.checkers.kernel.tables import MemorySource, table_to_numpy
 from jepsen_like.checkers.run_rows import GIVEN_BACK, REST, RunRows
 from jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
@@ -62,8 +67,8 @@ ROWS_MAX: Final = 3_000_000
 SHARED: Final = Want(other_than=(("parent_op_id", "op_id"),))
 """Rows that are not their own logical operation: later attempts, messages of a batch."""
 EVERYTHING: Final = Want(other_than=(("op_id", NOTHING - 1),))
-FAILED: Final = Want(other_than=(("err", ""),))
-"""Rows with an error, of any outcome."""
+ALTERED: Final = Want((("err", contents.ALTERED),))
+"""Reads with a message that differs from what was sent, of any outcome."""
 OF_ANY_MEMBER: Final = Want((("level", (int(Level.LOCAL),)),))
 """Answers that asked no majority: all but the first offsets kept that they name proves nothing."""
 SENDS: Final = Want((("f", (int(F.SEND),)),))
@@ -192,7 +197,7 @@ class _Check:
 
     def run(self) -> list[Verdict]:
         """Judge everything; a check that breaks is unknown, with its reason."""
-        wants = (REST, SHARED, GIVEN_BACK, OF_ANY_MEMBER, filters.PULLS)
+        wants = (REST, SHARED, GIVEN_BACK, OF_ANY_MEMBER, filters.PULLS, ALTERED)
         self.source.prepare(wants, replicas=self.rows.replicas)
         self.progress("operations")
         read = checked("rows", self.rows.read)
@@ -248,9 +253,10 @@ class _Check:
         values = tuple(sorted({v for named in algebra.named.values() for v in named}))
         sends: dict[int, Operation] = {}
         if values:
-            for op in self.rows.ops(Want((("value", values),))):
-                if op.f == F.SEND:
-                    sends[op.value] = op
+            rows = [op for op in self.rows.ops(Want((("value", values),))) if op.f == F.SEND]
+            # Of several attempts the one with most information counts.
+            rows.sort(key=lambda op: (total_queue.KNOWN.index(op.outcome), op.op_id))
+            sends = {op.value: op for op in rows}
             sends |= {op.value: op for ops in self.rows.appends.values() for op in ops}
         return total_queue.total_verdict(
             algebra, sends, self.rows.replicas.names[self.rows.replicas.chosen]
@@ -262,6 +268,8 @@ class _Check:
         homes = [(r.key, r.home) for r in self.rows.reports if r.home.lost or r.home.differ]
         acked = self._acked_at(homes)
         found += replicas.held_violations(homes, self.rows.replicas.names, at_ns, acked)
+        if self.rows.settled:
+            found += replicas.check_ends(self.rows.states, self.rows.ends, found)
         return replicas.verdict_of(found, self.rows.states, self.rows.heads, self.rows.messages)
 
     def retention(self) -> Verdict | None:
@@ -319,7 +327,7 @@ class _Check:
         for head in self.rows.heads:
             key = (head.topic, head.queue)
             begins[key] = max(begins.get(key, 0), head.min_off)
-        return final_reads.check(reads, self.rows.offsets, begins)
+        return final_reads.check(reads, self.rows.offsets, begins, self.rows.filled)
 
     # -- row by row ------------------------------------------------------------------------
 
@@ -360,7 +368,8 @@ class _Check:
 
     def contents(self) -> Verdict | None:
         compared = sum(op.cnt for op in final_reads.rows_of(self.rows.rest))
-        return contents.check(self.rows.ops(FAILED), compared) if compared else None
+        rows = self.rows.ops(ALTERED)
+        return contents.check(rows, compared) if rows or compared else None
 
     def batches(self) -> Verdict | None:
         """Judge over everything: a batch concerns all that was seen of its queue."""

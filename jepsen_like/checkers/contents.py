@@ -3,7 +3,8 @@
 Readers compare each message with what was sent under its value, and write what differs into the
 error of their row, which has the outcome that it had. Compared are pulls, pulls with an expression,
 and what came of messages that were given back; so through delays, transactions, retries and dead
-letters. A history whose last client has read nothing was not compared.
+letters. A history whose last client has read nothing was not compared to its end: what differs in
+its rows is named, and where nothing does there is no verdict.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ NAME: Final = "contents"
 BODY: Final = "body altered"
 PROPERTIES: Final = "properties altered"
 BORN: Final = "time of birth altered"
+ALTERED: Final = (BODY, PROPERTIES, BORN)
 REPORTED_MAX: Final = 8
+
+
+def altered(rows: Iterable[Operation]) -> list[Operation]:
+    """Return the rows with a message that differs from what was sent, in the order of calls."""
+    return sorted((op for op in rows if op.err in ALTERED), key=_by_call)
 
 
 def check(rows: Iterable[Operation], compared: int) -> Verdict:
@@ -28,7 +35,7 @@ def check(rows: Iterable[Operation], compared: int) -> Verdict:
     Args:
         compared: Messages that the last client of the run has read.
     """
-    altered = sorted((op for op in rows if op.err in (BODY, PROPERTIES, BORN)), key=_by_call)
+    every = altered(rows)
     found = [
         Violation(
             op.err,
@@ -37,10 +44,10 @@ def check(rows: Iterable[Operation], compared: int) -> Verdict:
             (op.op_id,),
             at_ns=op.call_ns,
         )
-        for op in altered[:REPORTED_MAX]
+        for op in every[:REPORTED_MAX]
     ]
-    counts = {"altered": len(altered), "compared": compared}
-    return judge(NAME, found, counts, looked_at=compared + len(altered))
+    counts = {"altered": len(every), "compared": compared}
+    return judge(NAME, found, counts, looked_at=compared + len(every))
 
 
 def _by_call(op: Operation) -> tuple[int, int]:

@@ -3,12 +3,13 @@
 Its pulls and the end of each queue that it asked for carry the group `READER`; what it found is
 judged with all other reads. Here is judged that it was given all there is: the pages of a queue
 begin where it begins and follow each other up to the end, and there is an answer for each offset
-that a group committed.
+that a group committed. A queue of which replicas hold messages, and whose end it did not ask for,
+was not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Final
 
@@ -35,7 +36,10 @@ def rows_of(operations: Iterable[Operation]) -> list[Operation]:
 
 
 def check(
-    reads: Iterable[Operation], offsets: Any, begins: Mapping[tuple[str, int], int]
+    reads: Iterable[Operation],
+    offsets: Any,
+    begins: Mapping[tuple[str, int], int],
+    filled: Collection[tuple[str, int]] = (),
 ) -> Verdict:
     """Return the verdict over the last reads of a run that has ended well.
 
@@ -43,6 +47,7 @@ def check(
         reads: See `rows_of`; only the last client that asked for the end of a queue counts.
         offsets: The commits and fetches of the run, as rows of `ops`.
         begins: From where on every replica has a queue afterwards; what is missing is not judged.
+        filled: Queues of which some replica holds messages afterwards.
     """
     queues: dict[tuple[str, int], dict[int, list[Operation]]] = {}
     processes: set[int] = set()
@@ -52,6 +57,9 @@ def check(
     found: list[Violation] = []
     for queue, by_process in sorted(queues.items()):
         found += _pages(queue, by_process[max(by_process)], begins.get(queue))
+    found += [
+        not_read(queue) for queue in sorted(filled) if not _is_end_asked(queues.get(queue, {}))
+    ][:REPORTED_MAX]
     f = offsets.column("f").to_numpy()
     is_ok = offsets.column("outcome").to_numpy() == Outcome.OK
     of_reader = np.isin(offsets.column("process").to_numpy(), list(processes))
@@ -61,6 +69,11 @@ def check(
     found += [not_asked(slot, slots[slot]) for slot in missing[:REPORTED_MAX]]
     counts = {"queues": len(queues), "slots": len(slots)}
     return judge(NAME, found, counts, looked_at=len(queues) + len(slots))
+
+
+def _is_end_asked(by_process: Mapping[int, list[Operation]]) -> bool:
+    last = by_process[max(by_process)] if by_process else ()
+    return any(op.f == F.MAX_OFFSET for op in last)
 
 
 def _pages(queue: tuple[str, int], rows: list[Operation], held_from: int | None) -> list[Violation]:
@@ -84,6 +97,12 @@ def cut_short(queue: tuple[str, int], off: int, *rows: Operation) -> Violation:
     text = f"a new client read all that it was given, and offset {off} was not there"
     ids = tuple(op.op_id for op in rows)
     return Violation(CUT_SHORT, f"{queue[0]}/{queue[1]}", text, ids, at_ns=rows[0].call_ns)
+
+
+def not_read(queue: tuple[str, int]) -> Violation:
+    """Return the violation of a queue that has messages, and whose end was not asked for."""
+    text = "replicas hold messages of it, and a new client did not ask for its end"
+    return Violation(CUT_SHORT, f"{queue[0]}/{queue[1]}", text)
 
 
 def not_asked(slot: Slot, op_id: int) -> Violation:

@@ -126,10 +126,9 @@ class QueueWatch(msgspec.Struct):
     def _read(self, op: Operation) -> list[Violation]:
         count = op.cnt if op.f == F.PULL else 0
         last = op.off + count
-        wrong = count > 0 and (op.off < 0 or (op.max_off != NOTHING and last > op.max_off))
-        if wrong or op.max_off < NOTHING:
+        if op.level == Level.LINEARIZABLE and _contradicts_itself(op, count):
             bounds = (op.off, last, op.max_off)
-            return [contradiction(self.subject, bounds, op.op_id, op.ret_ns)]
+            return [contradiction(self.subject, bounds, op.op_id, op.ret_ns, op.min_off)]
         found: list[Violation] = []
         for off, value in enumerate(op.values, op.off):
             found += self._value(off, value, op.op_id)
@@ -221,6 +220,15 @@ class QueueWatch(msgspec.Struct):
             return False
         reported.append(violation.operations)
         return True
+
+
+def _contradicts_itself(op: Operation, count: int) -> bool:
+    """Whether a read contradicts itself, by the kernel's rule."""
+    if op.max_off < NOTHING or NOTHING < op.max_off < op.min_off:
+        return True
+    if count:
+        return op.off < 0 or NOTHING < op.max_off < op.off + count
+    return op.off != NOTHING and op.min_off <= op.off < op.max_off
 
 
 def _trim(kept: dict[int, tuple[int, int]] | dict[int, int], count: int) -> None:

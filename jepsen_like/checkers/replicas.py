@@ -1,8 +1,9 @@
 """Do the replicas hold the same, and does what they hold carry every acknowledgement?
 
 Checksums first: two replicas at one applied index have one chain and one digest of their tables.
-Then the queues themselves: where two replicas both hold an offset, they hold one value, and every
-acknowledged send is on every replica at the offset of its acknowledgement. Where no retention is
+Then the queues themselves: where two replicas both hold an offset, they hold one value, replicas
+that have applied the same have queues that end alike, and every acknowledged send is on every
+replica at the offset of its acknowledgement. Where no retention is
 set every queue begins at offset 0.
 """
 
@@ -39,6 +40,51 @@ def check_heads(
     """
     found = _check_states(states, settled=settled)
     return [*found, *_check_complete(states, heads)] if settled else found
+
+
+Ends = Mapping[Queue, Mapping[str, int]]
+"""By queue and replica: one past the last offset that it holds."""
+
+
+def ends_of(reads: Iterable[tuple[str, Queue, int]]) -> Ends:
+    """Return where queues end.
+
+    Args:
+        reads: Replica, queue and end of each read; a queue may have been read in pieces.
+    """
+    ends: dict[Queue, dict[str, int]] = {}
+    for node, queue, end in reads:
+        its = ends.setdefault(queue, {})
+        its[node] = max(its.get(node, end), end)
+    return ends
+
+
+def check_ends(
+    states: list[ReplicaState], ends: Ends, found_before: Iterable[Violation]
+) -> list[Violation]:
+    """Return the queues that end otherwise on two replicas that have applied the same in the end.
+
+    What they hold is read where they report their state: what one has and the other has not was
+    left out of a queue.
+
+    Args:
+        found_before: What else replicas show; a queue that lost what was acknowledged is named.
+    """
+    lost = {violation.subject for violation in found_before if violation.name == LOST}
+    last = {state.node: state for state in sorted(states, key=lambda state: state.at_ns)}
+    found: list[Violation] = []
+    for (topic, queue), its in sorted(ends.items()):
+        if f"{topic}/{queue}" in lost:
+            continue
+        first: dict[int, str] = {}
+        for node in sorted(its.keys() & last.keys()):
+            known = first.setdefault(last[node].applied_index, node)
+            if its[node] != its[known]:
+                text = f"{known} has it up to offset {its[known]} and {node} up to {its[node]}"
+                subject = f"{topic}/{queue}"
+                found.append(Violation(QUEUES_DIFFER, subject, text, at_ns=last[node].at_ns))
+                break
+    return found[:REPORTED_MAX]
 
 
 def verdict_of(

@@ -7,9 +7,10 @@ that moves the floor, and where that entry stands. The leader decided before it 
 an earlier date and end of the log, so the entry can only prove more than the leader measured.
 
 A queue of a replica may begin later only where a floor lets it: the first offset of the queue that
-stands behind the floor. So may a queue in the answer to a client: of the answers that name a first
-offset kept the greatest is judged, those of members that asked no majority among them, since each
-knows a floor from the log only.
+stands behind the floor. Its row counts where its move has a row, too: that is what is judged. So
+may a queue in the answer to a client: of the answers that name a first offset kept the greatest is
+judged, those of members that asked no majority among them, since each knows a floor from the log
+only.
 
 Some offsets are removed before any row named their message: *holes*. A message that was
 acknowledged without an offset, a delayed or a transactional one, and that was seen nowhere may have
@@ -140,11 +141,13 @@ def check_floors(
         named: Of each queue at most one.
     """
     rows = sorted(moves, key=lambda move: (move.index, move.topic, move.queue, move.node))
+    judged = {move.index for move in rows if move.index and not move.topic}
     may_begin: dict[tuple[str, int], int] = {}
     found: list[Violation] = []
     for move in rows:
         queue = (move.topic, move.queue)
-        may_begin[queue] = max(may_begin.get(queue, 0), move.min_off)
+        if move.index in judged:
+            may_begin[queue] = max(may_begin.get(queue, 0), move.min_off)
         if move.index and not move.topic and (mistake := mistake_in(move, keeps)):
             text = f"{move.node}: entry {move.index} removes all before byte {move.position} "
             subject = f"entry {move.index}"

@@ -14,8 +14,9 @@ import numpy as np
 from jepsen_like.checkers import retention, retries
 from jepsen_like.checkers.fault_record import record_of
 from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, Source, Want
+from jepsen_like.checkers.replicas import ends_of
 from jepsen_like.checkers.retention import Hole
-from jepsen_like.checkers.transactions import transactions_of
+from jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history.columns import OPS, NodeKind, chosen, events_of, operations_of
 from jepsen_like.history.operation import (
@@ -70,6 +71,8 @@ class RunRows:
     Attributes:
         heads: What replicas were read, without their messages.
         messages: How many messages these reads found.
+        ends: One past the last offset of each queue of each replica, as these reads found it.
+        filled: Queues of clients of which they found messages.
         states: States of replicas, as they reported them.
         replicas: Which replicas were read, and where each queue began.
         record: The faults of the run; None: it has no record.
@@ -106,6 +109,15 @@ class RunRows:
             for row in reads
         ]
         self.messages = sum(row["cnt"] for row in reads)
+        self.ends = ends_of(
+            (row["node"], (row["topic"], row["queue"]), row["min_off"] + row["cnt"])
+            for row in reads
+        )
+        self.filled = frozenset(
+            (row["topic"], row["queue"])
+            for row in reads
+            if row["cnt"] > 0 and row["topic"] not in SYSTEM_TOPICS
+        )
         self.states = [
             ReplicaState(
                 row["at_ns"], row["node"], row["applied_index"], row["chain"] % (1 << 64),

@@ -1,9 +1,10 @@
 """Multiset algebra over everything sent and everything there: the cheap first look at a run.
 
-lost = acknowledged and not there; unexpected = there and never attempted; duplicated = there more
-often than it was sent; recovered = there although the acknowledgement never came. A committed half
+lost = acknowledged and not there; unexpected = in a queue to which it was never sent; duplicated =
+there more often than it was sent; recovered = there although the acknowledgement never came. A half
 message was sent by its commit. Queues that the broker writes by itself are left out. What is held
-at its own offset is only counted, in `kernel.home`; values of the rest are compared across queues.
+at its own offset is only counted, in `kernel.home`; values of the rest are compared across queues,
+but for what was sent without an offset: that is in its own queue or nowhere.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ DUPLICATED: Final = "message stored twice"
 FAILED_BUT_THERE: Final = "failed message stored"
 REPORTED_MAX: Final = 8
 
+KNOWN: Final = (Outcome.FAIL, Outcome.INFO, Outcome.OK)
+"""Outcomes, by how much they say of where a message is."""
+
 
 class Algebra(msgspec.Struct):
     """The sums over all queues, and the values to name."""
@@ -42,23 +46,28 @@ def add_up(homes: Iterable[tuple[Queue, Home]]) -> Algebra:
     """Return the algebra over all queues that clients write to."""
     every = [(queue, home) for queue, home in homes if queue[0] not in SYSTEM_TOPICS]
 
-    def joined(name: str, kind: type = np.int64) -> I64:
-        return np.concatenate(
-            [np.zeros(0, kind), *(np.frombuffer(getattr(h, name), kind) for _, h in every)]
-        ).astype(np.int64)
+    def joined(name: str) -> I64:
+        none = np.zeros(0, np.int64)
+        return np.concatenate([none, *(_column(home, name) for _, home in every)])
 
     away, strange, echo = joined("away"), joined("strange"), joined("echo")
-    spare, outcome = joined("spare"), joined("spare_outcome", np.int8)
+    spare, outcome = joined("spare"), joined("spare_outcome")
     strangers, times = np.unique(strange, return_counts=True)
     required = spare[outcome == MUST_BE_THERE]
     lost = np.setdiff1d(np.concatenate((away, required)), strangers)
     sent_away = np.intersect1d(strangers, np.concatenate((away, echo)))
-    unexpected = np.setdiff1d(np.setdiff1d(strangers, spare), sent_away)
+    unsent, refused = [strange[:0]], [strange[:0]]
+    for _, home in every:
+        its, tried, ended = (_column(home, name) for name in ("strange", "spare", "spare_outcome"))
+        unsent.append(np.setdiff1d(its, tried))
+        its = np.intersect1d(its, tried[ended == Outcome.FAIL])
+        refused.append(np.setdiff1d(its, tried[ended != Outcome.FAIL]))
+    unexpected = np.setdiff1d(np.concatenate(unsent), sent_away)
     live = np.sort(spare[outcome != Outcome.FAIL])
     attempts = np.searchsorted(live, strangers, "right") - np.searchsorted(live, strangers)
     is_double: Flags = (times > 1) | np.isin(strangers, echo)
     doubled = strangers[is_double & (times > attempts)]
-    failed = np.setdiff1d(np.intersect1d(strangers, spare[outcome == Outcome.FAIL]), live)
+    failed = np.setdiff1d(np.concatenate(refused), echo)
     unknown = np.unique(spare[outcome == Outcome.INFO])
     recovered = len(np.intersect1d(unknown, strangers))
     spare_ok = int(np.count_nonzero(outcome == Outcome.OK))
@@ -82,12 +91,25 @@ def add_up(homes: Iterable[tuple[Queue, Home]]) -> Algebra:
     return Algebra(counts, named, {name: len(values) for name, values in kinds.items()})
 
 
+def _column(home: Home, name: str) -> I64:
+    kind = np.int8 if name == "spare_outcome" else np.int64
+    return np.frombuffer(getattr(home, name), kind).astype(np.int64, copy=False)
+
+
 _SAYS: Final = {
     LOST: "was acknowledged and is not there",
     UNEXPECTED: "is there and was never sent",
     DUPLICATED: "is there more than once",
     FAILED_BUT_THERE: "is there, but its send certainly failed",
 }
+
+
+OTHER_QUEUE: Final = "is in a queue that it was not sent to"
+"""What is reported of an unexpected value that was sent to another queue."""
+
+
+def _says(name: str, is_sent: bool) -> str:
+    return OTHER_QUEUE if name == UNEXPECTED and is_sent else _SAYS[name]
 
 
 def total_verdict(algebra: Algebra, sends: Mapping[int, Operation], chosen: str) -> Verdict:
@@ -102,7 +124,7 @@ def total_verdict(algebra: Algebra, sends: Mapping[int, Operation], chosen: str)
         Violation(
             name,
             chosen if value not in sends else f"{sends[value].topic}/{sends[value].queue}",
-            f"value {value} {_SAYS[name]} ({algebra.how_many[name]} like it)",
+            f"value {value} {_says(name, value in sends)} ({algebra.how_many[name]} like it)",
             () if value not in sends else (sends[value].op_id,),
             at_ns=0 if value not in sends else sends[value].call_ns,
         )

@@ -202,7 +202,9 @@ def _is_of(queue: Queue) -> Column:
 
 def _condition(want: Want) -> Column | None:
     terms: list[Column] = [
-        sf.col(name).isin([int(value) for value in values]) for name, values in want.among if values
+        sf.col(name).isin([value if isinstance(value, str) else int(value) for value in values])
+        for name, values in want.among
+        if values
     ]
     for name, value in want.other_than:
         is_column = isinstance(value, str) and value in OPS.names

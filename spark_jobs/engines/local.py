@@ -193,11 +193,7 @@ def of_group(group: Any) -> dict[str, int | str]:
 
 def condition(want: Want, schema: Any) -> Any:
     """Return a want as a condition of pyarrow's; None: it wants nothing."""
-    terms = [
-        pc.field(column).isin(pa.array(values, schema.field(column).type))
-        for column, values in want.among
-        if values
-    ]
+    terms = [_is_among(column, values, schema) for column, values in want.among if values]
     for column, value in want.other_than:
         other = pc.field(value) if isinstance(value, str) and value in OPS.names else value
         terms.append(pc.field(column) != other)
@@ -208,6 +204,13 @@ def condition(want: Want, schema: Any) -> Any:
         topic, queue = want.queue
         wanted = (pc.field("topic") == topic) & (pc.field("queue") == queue) & wanted
     return wanted
+
+
+def _is_among(column: str, values: tuple[int, ...] | tuple[str, ...], schema: Any) -> Any:
+    kind = schema.field(column).type
+    if pa.types.is_dictionary(kind):
+        return reduce(or_, (pc.field(column) == word for word in values))
+    return pc.field(column).isin(pa.array(values, kind))
 
 
 def _rows(name: str, table: Any, want: Want, rows_max: int) -> Any:

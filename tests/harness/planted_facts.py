@@ -6,12 +6,30 @@ each name; here is one for each further fact, and changes to a history that brea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from jepsen_like.checkers import final_reads, queue_log, retention, total_queue
+import msgspec
+
+from jepsen_like.checkers import (
+    contents,
+    final_reads,
+    queue_log,
+    replicas,
+    retention,
+    total_queue,
+)
 from jepsen_like.checkers.final_reads import READER
-from jepsen_like.history.operation import NOTHING, Decision, F, Level, Operation, Outcome
-from tests.harness.history_world import POLLERS
+from jepsen_like.history.operation import (
+    NEVER,
+    NOTHING,
+    Decision,
+    F,
+    FloorMove,
+    Level,
+    Operation,
+    Outcome,
+)
+from tests.harness.history_world import NODES, POLLERS, QUEUES, TOPIC, Queue
 from tests.harness.planted_scene import InapplicableError, Kind, Planted, Planter, Scene
 
 NEW_VALUE = 2_000_000
@@ -87,6 +105,94 @@ def first_page_skipped(scene: Scene) -> Planted:
     return Planted((first.op_id,))
 
 
+def queue_never_read(scene: Scene) -> Planted:
+    """The last client does not read a queue of which replicas hold messages."""
+    queue = scene.queue(is_whole=False)
+    its = [op for op in scene.ops if op.group == READER and (op.topic, op.queue) == queue]
+    if not its or not scene.log(queue)[1]:
+        raise InapplicableError
+    if all(op.group != READER or op in its for op in scene.ops):
+        raise InapplicableError  # there is no last client then
+    for op in its:
+        op.group = ""
+    return Planted()
+
+
+def end_never_asked(scene: Scene) -> Planted:
+    """The last client does not ask where a queue ends, and is given less than replicas hold."""
+    queue = scene.queue(is_whole=False)
+    its = [op for op in scene.ops if op.group == READER and (op.topic, op.queue) == queue]
+    ends = [op for op in its if op.f == F.MAX_OFFSET]
+    if not ends or not scene.log(queue)[1]:
+        raise InapplicableError
+    for op in ends:
+        op.group = ""
+    return Planted()
+
+
+def altered_before_the_end(scene: Scene) -> Planted:
+    """A message was read otherwise than it was sent, in a run without a last client."""
+    for op in scene.ops:
+        if op.group == READER:
+            op.group = ""
+    pull = scene.pick(op for op in scene.rows(F.PULL) if op.values and not op.group)
+    pull.err = contents.BODY
+    return Planted((pull.op_id,))
+
+
+def _held_last(scene: Scene, queue: Queue, value: int, nodes: Collection[str]) -> None:
+    reads = scene.history.replica_reads
+    for at, read in enumerate(reads):
+        if (read.topic, read.queue) == queue and read.node in nodes:
+            reads[at] = msgspec.structs.replace(read, values=(*read.values, value))
+
+
+def in_another_queue(scene: Scene) -> Planted:
+    """Replicas hold a message of unknown outcome in another queue than it was sent to."""
+    queue = scene.queue(is_whole=False)
+    other = scene.pick((TOPIC, at) for at in range(QUEUES) if (TOPIC, at) != queue)
+    send = scene.add_last(F.SEND, queue)
+    send.value, send.outcome, send.ret_ns, send.err = NEW_VALUE, Outcome.INFO, NEVER, "TimedOut"
+    scene.log(other)
+    _held_last(scene, other, NEW_VALUE, NODES)
+    return Planted((send.op_id,))
+
+
+def refused_here_and_unknown_elsewhere(scene: Scene) -> Planted:
+    """A queue refused a message, another one may have it, and it stands in the first."""
+    queue = scene.queue(is_whole=False)
+    other = scene.pick((TOPIC, at) for at in range(QUEUES) if (TOPIC, at) != queue)
+    refused = scene.add_last(F.SEND, queue)
+    refused.value, refused.outcome, refused.err = NEW_VALUE, Outcome.FAIL, "BrokerBusyError"
+    send = scene.add_last(F.SEND, other)
+    send.value, send.outcome, send.ret_ns, send.err = NEW_VALUE, Outcome.INFO, NEVER, "TimedOut"
+    scene.log(queue)
+    _held_last(scene, queue, NEW_VALUE, NODES)
+    return Planted((send.op_id,))
+
+
+def missing_on_one_replica(scene: Scene) -> Planted:
+    """All replicas but the last one have a message that was acknowledged without an offset."""
+    send = _send_without_offset(scene)
+    queue = (send.topic, send.queue)
+    last = {state.node: state.applied_index for state in scene.history.replica_states}
+    if len(set(last.values())) > 1 or last.keys() != set(NODES):
+        raise InapplicableError
+    _held_last(scene, queue, NEW_VALUE, NODES[:-1])
+    return Planted()
+
+
+def floor_without_its_move(scene: Scene) -> Planted:
+    """A row lets a queue begin later, and no row of the move names the cause."""
+    planted = first_that_no_floor_lets(scene)
+    read = next(op for op in scene.ops if op.op_id in planted.witnesses)
+    index = max((move.index for move in scene.history.floors), default=0) + 1
+    scene.history.floors.append(
+        FloorMove(read.ret_ns, NODES[0], index, read.topic, read.queue, read.min_off, "size")
+    )
+    return planted
+
+
 def _send_without_offset(scene: Scene) -> Operation:
     send = scene.add_last(F.SEND, scene.queue())
     send.value = NEW_VALUE
@@ -141,6 +247,19 @@ FACTS: dict[str, tuple[Kind, Planter]] = {
     "first offset that a member alone names": (
         (retention.NAME, retention.REMOVED),
         first_that_a_member_alone_names,
+    ),
+    "floor without its move": ((retention.NAME, retention.REMOVED), floor_without_its_move),
+    "queue never read": ((final_reads.NAME, final_reads.CUT_SHORT), queue_never_read),
+    "end never asked": ((final_reads.NAME, final_reads.CUT_SHORT), end_never_asked),
+    "altered before the end": ((contents.NAME, contents.BODY), altered_before_the_end),
+    "in another queue": ((total_queue.NAME, total_queue.UNEXPECTED), in_another_queue),
+    "refused here, unknown elsewhere": (
+        (total_queue.NAME, total_queue.FAILED_BUT_THERE),
+        refused_here_and_unknown_elsewhere,
+    ),
+    "missing on one replica": (
+        (replicas.NAME, replicas.QUEUES_DIFFER),
+        missing_on_one_replica,
     ),
     "first page skipped": ((final_reads.NAME, final_reads.CUT_SHORT), first_page_skipped),
     "send without an offset absent": (

@@ -178,7 +178,7 @@ def check_row_wise(
     if last is not None:
         verdicts.append(last)
     compared = sum(op.cnt for op in operations if op.group == READER and op.outcome == Outcome.OK)
-    if compared:
+    if compared or contents.altered(operations):
         verdicts.append(checked(contents.NAME, lambda: contents.check(operations, compared)))
     if settled:
         verdicts.append(checked(total_queue.NAME, lambda: total_queue.check_history(history)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jepsen_like.checkers import final_reads
 from jepsen_like.checkers.final_reads import NAME, READER, REPORTED_MAX
+from jepsen_like.checkers.transactions import SYSTEM_TOPICS
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, ReplicaRead
 
@@ -22,6 +23,21 @@ def check_history(history: History) -> Verdict | None:
         rows = [op for op in rows if op.process == last]
         held = [read for read in history.replica_reads if (read.topic, read.queue) == queue]
         found += _skipped(queue, rows, held) or _missing(queue, rows)
+    filled = {
+        (read.topic, read.queue)
+        for read in history.replica_reads
+        if read.values and read.topic not in SYSTEM_TOPICS
+    }
+    unread = [
+        queue
+        for queue in sorted(filled)
+        if not any(
+            op.f == F.MAX_OFFSET and op.process == max(o.process for o in own if _of(o) == queue)
+            for op in own
+            if _of(op) == queue
+        )
+    ]
+    found += [final_reads.not_read(queue) for queue in unread[:REPORTED_MAX]]
     committed: dict[final_reads.Slot, int] = {}
     for op in done:
         slot = (op.group, op.topic, op.queue)
@@ -37,6 +53,10 @@ def check_history(history: History) -> Verdict | None:
     found += [final_reads.not_asked(slot, committed[slot]) for slot in left[:REPORTED_MAX]]
     counts = {"queues": len(queues), "slots": len(committed)}
     return judge(NAME, found, counts, looked_at=len(queues) + len(committed))
+
+
+def _of(op: Operation) -> tuple[str, int]:
+    return op.topic, op.queue
 
 
 def _skipped(

@@ -26,8 +26,38 @@ def check_history(history: History, *, settled: bool = True) -> Verdict:
     """
     states, reads = history.replica_states, history.replica_reads
     found = check_heads(states, reads, settled=settled)
-    found += [*_check_queues(reads), *_check_acknowledged(history)]
+    lost = _check_acknowledged(history)
+    found += [*_check_queues(reads), *lost]
+    if settled:
+        named = {violation.subject for violation in lost}
+        found += [violation for violation in _check_ends(history) if violation.subject not in named]
     return verdict_of(found, states, reads, sum(len(read.values) for read in reads))
+
+
+def _check_ends(history: History) -> list[Violation]:
+    """Offsets that one replica holds, all hold that have applied the same."""
+    found: list[Violation] = []
+    last = {state.node: state for state in sorted(history.replica_states, key=lambda s: s.at_ns)}
+    reads = [read for read in history.replica_reads if read.node in last]
+    for topic, queue in sorted({(read.topic, read.queue) for read in reads}):
+        ends: dict[str, int] = {}
+        for read in reads:
+            if (read.topic, read.queue) == (topic, queue):
+                end = read.min_off + len(read.values)
+                ends[read.node] = max(ends.get(read.node, 0), end)
+        pairs = [
+            (one, two)
+            for two in sorted(ends)
+            for one in sorted(ends)
+            if one < two and last[one].applied_index == last[two].applied_index
+        ]
+        for one, two in pairs:
+            if ends[one] != ends[two]:
+                text = f"{one} has it up to offset {ends[one]} and {two} up to {ends[two]}"
+                subject, at_ns = f"{topic}/{queue}", last[two].at_ns
+                found.append(Violation(QUEUES_DIFFER, subject, text, at_ns=at_ns))
+                break
+    return found
 
 
 def _check_queues(reads: list[ReplicaRead]) -> list[Violation]:

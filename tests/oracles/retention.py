@@ -26,11 +26,13 @@ def check_history(history: History, keeps: Keeps) -> Verdict:
         for move, why in refused
         if why
     ][:REPORTED_MAX]
+    indexes = {move.index for move in floors}
+    entitled = [move for move in history.floors if move.index in indexes]
     lost: list[tuple[tuple[str, int, str, int], Violation]] = []
     for read in history.replica_reads:
         covering = [
             move.min_off
-            for move in history.floors
+            for move in entitled
             if (move.topic, move.queue) == (read.topic, read.queue)
         ]
         gone = [off for off in range(read.min_off) if not any(off < least for least in covering)]
@@ -41,7 +43,7 @@ def check_history(history: History, keeps: Keeps) -> Verdict:
             lost.append(((read.topic, read.queue, read.node, read.min_off), violation))
     lost.sort(key=lambda one: one[0])
     if history.replica_reads:
-        lost += _answered(history)
+        lost += _answered(history, entitled)
     counts = {"floors": len(floors), "unexplained": len(lost)}
     late_ns = [violation.at_ns for _, violation in lost]
     if not history.floors and lost and (keeps.keep_bytes or _may_be_old(max(late_ns), keeps)):
@@ -52,7 +54,9 @@ def check_history(history: History, keeps: Keeps) -> Verdict:
     return judge(NAME, found, counts, looked_at=looked_at)
 
 
-def _answered(history: History) -> list[tuple[tuple[str, int, str, int], Violation]]:
+def _answered(
+    history: History, entitled: list[FloorMove]
+) -> list[tuple[tuple[str, int, str, int], Violation]]:
     """Return of each queue the read that names the greatest first offset, if no floor has it."""
     reads = [
         op
@@ -65,7 +69,7 @@ def _answered(history: History) -> list[tuple[tuple[str, int, str, int], Violati
     for topic, queue in sorted({(op.topic, op.queue) for op in reads}):
         its = [op for op in reads if (op.topic, op.queue) == (topic, queue)]
         one = min(its, key=lambda op: (-op.min_off, op.level, op.ret_ns, op.call_ns, op.op_id))
-        floors = [m.min_off for m in history.floors if (m.topic, m.queue) == (topic, queue)]
+        floors = [m.min_off for m in entitled if (m.topic, m.queue) == (topic, queue)]
         begin = max(floors, default=0)
         if one.min_off > begin:
             text = (

@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from jepsen_like.checkers.total_queue import (
     DUPLICATED,
     FAILED_BUT_THERE,
+    KNOWN,
     LOST,
     NAME,
+    OTHER_QUEUE,
     REPORTED_MAX,
     UNEXPECTED,
 )
@@ -42,23 +44,36 @@ def check_history(history: History, *, node: str | None = None) -> Verdict:
         return judge(NAME, (), {}, looked_at=0)
     chosen = node or reads[0].node
     there: Counter[int] = Counter()
+    held: dict[tuple[str, int, int], int] = {}
     for read in reads:
         if read.node == chosen and read.topic not in SYSTEM_TOPICS:
             there.update(value for value in read.values if value != NOTHING)
+            held |= {
+                (read.topic, read.queue, o): v for o, v in enumerate(read.values, read.min_off)
+            }
     first_kept = {(r.topic, r.queue): r.min_off for r in reads if r.node == chosen}
     attempts = sends_of(history.operations)
     live = Counter(op.value for op in attempts if op.outcome != Outcome.FAIL)
     # Of several attempts the one with most information counts.
-    attempts.sort(
-        key=lambda op: (Outcome.FAIL, Outcome.INFO, Outcome.OK).index(Outcome(op.outcome))
-    )
+    attempts.sort(key=lambda op: KNOWN.index(Outcome(op.outcome)))
     sends = {op.value: op for op in attempts}
     acked = {value for value, op in sends.items() if op.outcome == Outcome.OK}
     removed = {value for value in acked if _may_be_away(sends[value], first_kept)}
     unknown = {value for value, op in sends.items() if op.outcome == Outcome.INFO}
+    tried: dict[tuple[str, int, int], set[int]] = {}
+    for one in attempts:
+        tried.setdefault((one.topic, one.queue, one.value), set()).add(one.outcome)
+    places = {(topic, queue, v) for (topic, queue, _), v in held.items() if v != NOTHING}
+    moved = {
+        op.value
+        for op in attempts
+        if op.outcome == Outcome.OK
+        and op.off >= first_kept.get((op.topic, op.queue), 0)
+        and held.get((op.topic, op.queue, op.off)) != op.value
+    }
     kinds = (
         (LOST, sorted(acked - removed - there.keys()), "was acknowledged and is not there"),
-        (UNEXPECTED, sorted(there.keys() - sends.keys()), "is there and was never sent"),
+        (UNEXPECTED, sorted({place[2] for place in places - tried.keys()} - moved), ""),
         (
             DUPLICATED,
             sorted(value for value, count in there.items() if count > max(live[value], 1)),
@@ -66,7 +81,7 @@ def check_history(history: History, *, node: str | None = None) -> Verdict:
         ),
         (
             FAILED_BUT_THERE,
-            sorted(there.keys() & (sends.keys() - acked - unknown)),
+            sorted({place[2] for place in places if tried.get(place) == {int(Outcome.FAIL)}}),
             "is there, but its send certainly failed",
         ),
     )
@@ -74,6 +89,8 @@ def check_history(history: History, *, node: str | None = None) -> Verdict:
     for name, values, text in kinds:
         for value in values[:REPORTED_MAX]:
             op = sends.get(value)
+            if name == UNEXPECTED:
+                text = "is there and was never sent" if op is None else OTHER_QUEUE
             witnesses = () if op is None else (op.op_id,)
             found.append(
                 Violation(

@@ -15,10 +15,18 @@ from jepsen_like.checkers.kernel.judge import Judged
 from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
 from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
 from jepsen_like.checkers.run_rows import replicas_of
-from jepsen_like.checkers.total_queue import add_up
+from jepsen_like.checkers.total_queue import DUPLICATED, FAILED_BUT_THERE, add_up
 from jepsen_like.checkers.transactions import transactions_of
 from jepsen_like.history.columns import obs_table, ops_table
-from jepsen_like.history.operation import NOTHING, F, History, Outcome, RunHeader
+from jepsen_like.history.operation import (
+    NOTHING,
+    F,
+    History,
+    Operation,
+    Outcome,
+    ReplicaRead,
+    RunHeader,
+)
 from spark_jobs.generate.history import planter_named
 from spark_jobs.generate.queue_stream import Block, QueueStream
 from tests.harness.clean_histories import clean_history
@@ -119,6 +127,21 @@ def test_planted_anomalies_in_chunks_get_the_report_of_one_piece(kind: tuple[str
                 assert (cut.home.lost, cut.home.differ) == (whole.home.lost, whole.home.differ)
         planted += 1
     assert planted >= 5
+
+
+def test_what_was_refused_and_is_there_twice_is_known_in_chunks() -> None:
+    queue = (TOPIC, 0)
+    refused = Operation(0, 0, 1, 0, F.SEND, Outcome.FAIL, 1, 2, *queue, value=5)
+    stored = Operation(1, 0, 1, 0, F.SEND, Outcome.OK, 3, 4, *queue, off=0, value=5)
+    reads = [ReplicaRead(9, "n0", *queue, 0, (5, 5))]
+    history = History(RunHeader("r"), [refused, stored], replica_reads=reads)
+    replicas = replicas_of(reads)
+    ops, obs = tables(history, queue, replicas)
+    whole = add_up([(queue, report_of(queue, gather(*copied(ops, obs)), replicas).home)])
+    assert whole.named[DUPLICATED] == (5,)
+    assert whole.named[FAILED_BUT_THERE] == ()
+    cut = judged_in_chunks(ops, obs, queue, replicas, 1)
+    assert add_up([(queue, cut.home)]) == whole
 
 
 def hot_block() -> Block:

@@ -150,7 +150,8 @@ def _maybe_home(home: Home, again: I64) -> I64:
     strange = np.unique(np.frombuffer(home.strange, dtype=np.int64))
     if len(again) > SUSPECTS_MAX:
         return strange
-    spare = np.setdiff1d(np.frombuffer(home.spare, dtype=np.int64), again)
+    spare, ended = np.frombuffer(home.spare, np.int64), np.frombuffer(home.spare_outcome, np.int8)
+    spare = np.setdiff1d(spare[ended != Outcome.FAIL], again)
     return np.setdiff1d(strange, spare)
 
 

@@ -23,7 +23,7 @@ class Want(msgspec.Struct, frozen=True):
         queue: Only of this queue.
     """
 
-    among: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    among: tuple[tuple[str, tuple[int, ...] | tuple[str, ...]], ...] = ()
     other_than: tuple[tuple[str, int | str], ...] = ()
     queue: Queue | None = None
 

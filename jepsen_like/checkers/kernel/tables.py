@@ -86,6 +86,9 @@ class Batch:
         if of_queue is not None and not of_queue.any():
             return met
         for name, values in want.among:
+            if values and isinstance(values[0], str):
+                met |= self._is_word(name, *map(str, values))
+                continue
             numbers = self.numbers(name)
             met |= numbers == values[0] if len(values) == 1 else np.isin(numbers, values)
         for name, value in want.other_than:
@@ -103,9 +106,9 @@ class Batch:
         its: Flags = self._is_word("topic", queue[0]) & (self.numbers("queue") == queue[1])
         return its
 
-    def _is_word(self, name: str, word: str) -> Flags:
+    def _is_word(self, name: str, *wanted: str) -> Flags:
         words, codes = self.words(name)
-        is_it: Flags = np.array([*(one == word for one in words), False], np.bool_)[codes]
+        is_it: Flags = np.array([*(one in wanted for one in words), False], np.bool_)[codes]
         return is_it
 
     def rows(self, rows: npt.NDArray[np.int64]) -> Any:

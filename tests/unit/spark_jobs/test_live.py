@@ -12,7 +12,15 @@ from dledger.cli.main import main
 from jepsen_like.checkers import queue_log
 from jepsen_like.checkers.queue_watch import VALUES_KEPT, QueueWatch
 from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import NEVER, F, History, Operation, Outcome, RunHeader
+from jepsen_like.history.operation import (
+    NEVER,
+    F,
+    History,
+    Level,
+    Operation,
+    Outcome,
+    RunHeader,
+)
 from spark_jobs.generate.history import Shape
 from spark_jobs.live import GIVEN_UP_NS, LiveCheck, Progress, Tail, follow
 from tests.harness.fast_part import fast_part
@@ -73,6 +81,36 @@ def test_a_correct_run_is_never_accused(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("level", "off", "cnt", "max_off", "is_wrong"),
+    [
+        (Level.LINEARIZABLE, 1, 0, 3, True),
+        (Level.LINEARIZABLE, 3, 0, 3, False),
+        (Level.LINEARIZABLE, 0, 0, -2, True),
+        (Level.LINEARIZABLE, 0, 2, 1, True),
+        (Level.LOCAL, 0, 2, 1, False),
+        (Level.LOCAL, 1, 0, 3, False),
+    ],
+)
+def test_reads_contradict_themselves_as_in_the_whole_check(
+    level: Level, off: int, cnt: int, max_off: int, is_wrong: bool
+) -> None:
+    sends = [
+        Operation(at, at, 1, 0, F.SEND, Outcome.OK, 1 + at, 9, "t", 0, at, value=at)
+        for at in range(3)
+    ]
+    pull = Operation(
+        9, 9, 2, 0, F.PULL, Outcome.OK, 8, 12, "t", 0, off, cnt, max_off, level=level,
+        values=tuple(range(off, off + cnt)),
+    )  # fmt: skip
+    name = queue_log.SELF_CONTRADICTION
+    found = QueueWatch().take([*sends, pull], 0)
+    assert [(v.name, v.operations) for v in found] == [(name, (9,))] * is_wrong
+    (verdict, *_) = check_row_wise(History(RunHeader("r"), [*sends, pull]))
+    assert verdict.checker == queue_log.NAME
+    assert [(v.name, v.operations) for v in verdict.violations] == [(name, (9,))] * is_wrong
+
+
 def test_what_is_kept_does_not_grow_with_the_run(tmp_path: Path) -> None:
     history, _ = generated(Shape(30_000, CLIENTS, 1), tmp_path / "made")
     reported = [progress for progress, _ in played(history.operations, tmp_path / "run")]
