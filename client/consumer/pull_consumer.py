@@ -356,6 +356,7 @@ class PullConsumer(ManagedScope):
             timeout_s=timeout_s,
             # ours: answer when it is in the log; others ignore it
             more={"sync": "true", **_shown(lock_token)},
+            changes=True,
         )
 
     async def committed_offset(self, queue: MessageQueue) -> int | None:
@@ -475,6 +476,7 @@ class PullConsumer(ManagedScope):
         *,
         timeout_s: float = 10.0,
         more: Mapping[str, str] | None = None,
+        changes: bool = False,
     ) -> RemotingCommand:
         await self._known(queue.topic)
         answer = await self._instance.ask_leader(
@@ -483,6 +485,7 @@ class PullConsumer(ManagedScope):
             {**header.encode(), **(more or {})},
             topic=queue.topic,
             timeout_s=timeout_s,
+            changes=changes,
         )
         if answer.code != ResponseCode.SUCCESS:
             if outcome_of(answer) == "unknown":

@@ -305,6 +305,7 @@ class ClientInstance(ManagedScope):
         timeout_s: float = 10.0,
         attempt_timeout_s: float | None = None,
         adapt: Callable[[Link], int] | None = None,
+        changes: bool = False,
     ) -> RemotingCommand:
         """Ask the leader of a group, until *timeout_s* is over; see `LeaderCalls.ask`."""
         return await self._calls.ask(
@@ -316,4 +317,5 @@ class ClientInstance(ManagedScope):
             timeout_s=timeout_s,
             attempt_timeout_s=attempt_timeout_s,
             adapt=adapt,
+            changes=changes,
         )

@@ -280,6 +280,7 @@ class LeaderCalls:
         timeout_s: float = 10.0,
         attempt_timeout_s: float | None = None,
         adapt: Callable[[Link], int] | None = None,
+        changes: bool = False,
     ) -> RemotingCommand:
         """Ask the leader of a group, following hints and fail-overs, until *timeout_s* is over.
 
@@ -294,6 +295,8 @@ class LeaderCalls:
             timeout_s: Budget over all attempts.
             attempt_timeout_s: One attempt; default: the configured RPC time-out.
             adapt: Chooses the code by what the broker understands; it may change *ext*, too.
+            changes: It changes what is stored: a refusal after an attempt without an answer is
+                raised as that attempt's error, which may have done it.
         Returns:
             The answer of a node that did not say "not leader" or "busy".
         Raises:
@@ -338,6 +341,8 @@ class LeaderCalls:
                         ResponseCode.SERVICE_NOT_AVAILABLE,
                         ResponseCode.SYSTEM_BUSY,
                     ):
+                        if changes and unknown is not None and answer.code != ResponseCode.SUCCESS:
+                            raise unknown
                         return answer
                     kind = self._search.note_refusal(broker_name, address, answer)
                     pause_s = retry_after_s(answer)

@@ -8,7 +8,7 @@ other guarantees row by row, over the rows that they look at.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -22,6 +22,7 @@ from jepsen_like.checkers import (
     final_reads,
     lifetimes,
     locks,
+    poll_waits,
     polls,
     pop,
     producer_order,
@@ -383,7 +384,16 @@ class _Check:
         return batches.check_history(history)
 
     def polls(self) -> Verdict | None:
-        return polls.check_history(self.rows.rest) if polls.polls_of(self.rows.rest) else None
+        every = polls.polls_of(self.rows.rest)
+        if not every:
+            return None
+        record = self.rows.record
+        waits = poll_waits.violations(every, self._sends_of, record) if record is not None else ()
+        return polls.check_history(self.rows.rest, waits)
+
+    def _sends_of(self, queue: Queue) -> Any:
+        sends = Want((("f", (int(F.SEND),)),), queue=queue)
+        return self.source.ops(sends, self.settings.rows_max)
 
     def locks(self) -> Verdict | None:
         if not any(op.f in locks.OPERATIONS for op in self.rows.rest):

@@ -1,5 +1,8 @@
 """Every message that was read is what was sent: body, tag, keys, properties, time of birth.
 
+And messages that one pull finds were stored one after the other: the store time that brokers give
+them never goes back along the log, whatever dates are set.
+
 Readers compare each message with what was sent under its value, and write what differs into the
 error of their row, which has the outcome that it had. Compared are pulls, pulls with an expression,
 and what came of messages that were given back; so through delays, transactions, retries and dead
@@ -20,12 +23,13 @@ NAME: Final = "contents"
 BODY: Final = "body altered"
 PROPERTIES: Final = "properties altered"
 BORN: Final = "time of birth altered"
-ALTERED: Final = (BODY, PROPERTIES, BORN)
+STORED: Final = "store time went back"
+ALTERED: Final = (BODY, PROPERTIES, BORN, STORED)
 REPORTED_MAX: Final = 8
 
 
 def altered(rows: Iterable[Operation]) -> list[Operation]:
-    """Return the rows with a message that differs from what was sent, in the order of calls."""
+    """Return the rows with a message that stands otherwise than it was sent, in order of calls."""
     return sorted((op for op in rows if op.err in ALTERED), key=_by_call)
 
 
@@ -40,7 +44,8 @@ def check(rows: Iterable[Operation], compared: int) -> Verdict:
         Violation(
             op.err,
             f"{op.topic}/{op.queue}",
-            f"a {F(op.f).name.lower()} at offset {op.off} has a message that was sent otherwise",
+            f"a {F(op.f).name.lower()} at offset {op.off} has a message that was "
+            + ("stored before the one in front of it" if op.err == STORED else "sent otherwise"),
             (op.op_id,),
             at_ns=op.call_ns,
         )

@@ -1,8 +1,8 @@
 """Filtered pulls: all that matches is seen, in order, and nothing else.
 
-Messages of a workload with filtering consumers carry a tag and, most of them, a property, both
-drawn from their value. So what a filtered pull had to find in the offsets it passed is known from
-what is there when the run is over.
+Messages of a workload with filtering consumers carry a tag, a property that is a text, and most of
+them one that is a number, all drawn from their value. So what a filtered pull had to find in the
+offsets it passed is known from what is there when the run is over.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ NUMBERS: Final = 10
 WITHOUT_NUMBER: Final = 7
 """Of this many values one has no number: a comparison with it is neither true nor false."""
 PROPERTY: Final = "number"
+CUSTOMERS: Final = 5
+CUSTOMER_PROPERTY: Final = "customer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,11 @@ def number_of(value: int) -> int | None:
     return None if value % WITHOUT_NUMBER == 0 else value % NUMBERS
 
 
+def customer_of(value: int) -> str:
+    """Return the text that it has: those of different messages begin alike."""
+    return f"customer-{value % CUSTOMERS:03}"
+
+
 def _known(value: int, holds: Callable[[int], bool]) -> bool:
     number = number_of(value)
     return number is not None and holds(number)
@@ -76,6 +83,11 @@ FILTERS: Final[tuple[Filter, ...]] = (
         f"{PROPERTY} IN ('1', '3', '5') AND TAGS <> 't1'",
         True,
         lambda value: value % TAGS != 1 and _known(value, lambda n: n in (1, 3, 5)),
+    ),
+    Filter(
+        f"{CUSTOMER_PROPERTY} = '{customer_of(3)}'",
+        True,
+        lambda value: customer_of(value) == customer_of(3),
     ),
 )
 """A row names one by its place here."""

@@ -43,8 +43,12 @@ def polls_of(operations: Iterable[Operation]) -> list[Operation]:
     return [op for op in operations if op.f == F.PULL and op.group and op.outcome == Outcome.OK]
 
 
-def check_history(operations: Iterable[Operation]) -> Verdict:
-    """Return the verdict over the polls of every (process, group, queue)."""
+def check_history(operations: Iterable[Operation], waits: Iterable[Violation] = ()) -> Verdict:
+    """Return the verdict over the polls of every (process, group, queue).
+
+    Args:
+        waits: Polls that waited in vain, see `jepsen_like.checkers.poll_waits`.
+    """
     rows = [
         op
         for op in operations
@@ -73,7 +77,7 @@ def check_history(operations: Iterable[Operation]) -> Verdict:
         at.last_id, at.busy_until_ns = op.op_id, op.ret_ns
     polls = polls_of(rows)
     counts = {"consumers": len({op.process for op in polls}), "polls": len(polls)}
-    found = [*back[:REPORTED_MAX], *skipped[:REPORTED_MAX]]
+    found = [*back[:REPORTED_MAX], *skipped[:REPORTED_MAX], *waits]
     return judge(NAME, found, counts, looked_at=len(polls))
 
 

@@ -28,13 +28,14 @@ from client.producer.producer import Producer
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from commitlog.errors import MQError
 from jepsen_like.seeded_rng import SimRng, rng_stream
-from jepsen_like.simulation.world_settings import OWNER, READER
+from jepsen_like.simulation.world_settings import OWNER, READABLE, READER
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.headers import (
     GetMaxOffsetHeader,
     SendMessageHeader,
     SendMessageResponseHeader,
     TopicHeader,
+    UpdateConsumerOffsetHeader,
 )
 from remoting.protocol.signature import Credentials
 
@@ -300,7 +301,7 @@ STRANGERS: Final[dict[str, Credentials | None]] = {
 }
 """Machines that are to be refused, and what they sign with."""
 
-PAUSE_S: Final = 40.0
+PAUSE_S: Final = 10.0
 """Mean pause of a stranger between two requests."""
 
 ASK_S: Final = 5.0
@@ -347,11 +348,14 @@ class Strangers:
     def _request(self, rng: SimRng) -> tuple[int, dict[str, str], bytes]:
         topic = self._topic
         send = SendMessageHeader("strangers", topic, "TBW102", 4, 0, 0, 0, 0, "")
+        commit = UpdateConsumerOffsetHeader("strangers", READABLE, 0, 0)
         requests: tuple[tuple[RequestCode, dict[str, str], bytes], ...] = (
             (RequestCode.SEND_MESSAGE, dict(send.encode()), b"of a stranger"),
             (RequestCode.GET_MAX_OFFSET, dict(GetMaxOffsetHeader(topic, 0).encode()), b""),
             (RequestCode.DELETE_TOPIC_IN_BROKER, dict(TopicHeader(topic).encode()), b""),
             (RequestCode.UPDATE_BROKER_CONFIG, {}, b"longPollingEnable=false\n"),
+            # Of two rights that this needs the reader has the first one.
+            (RequestCode.UPDATE_CONSUMER_OFFSET, dict(commit.encode()), b""),
             (RequestCode.RAFT_CHANGE, {"op": "transfer", "name": "n0", "address": ""}, b""),
         )
         code, ext, body = requests[rng.randrange(len(requests))]

@@ -57,6 +57,8 @@ from remoting.protocol.outcome import outcome_of
 
 ASK_AGAIN_S: Final = 0.5
 """Pause before a consumer asks again where it may begin."""
+POLL_WAIT_S: Final = 5.0
+"""How long a third of the polls may be held: for long enough that a message comes, most often."""
 
 FIRST_RETRY_LEVEL: Final = 3
 """By RocketMQ's word, as the delay of a retry: that of this level, and one more each time."""
@@ -186,7 +188,7 @@ class Consumers:
             if op.outcome == Outcome.OK and rng.random() < 0.2:
                 op.cnt, offsets[queue] = 1, max(op.off, 0)  # begins again where it committed
             return op
-        wait_s = rng.choice((0.0, 0.0, 2.0))
+        wait_s = rng.choice((0.0, 0.0, POLL_WAIT_S))
         op, then = await clients.pull(
             consumer, process, queue, offsets[queue], wait_s, consumer.group
         )
@@ -422,7 +424,7 @@ class Filterers:
             clients.failed(op, error)
             return offset
         clients.end(op)
-        values = [clients.seen(op, message) for message in result.messages]
+        values = clients.found(op, result.messages)
         op.max_off = result.next_begin_offset
         op.cnt, op.range_hash = len(values), hash_range(0, values)
         return result.next_begin_offset

@@ -56,6 +56,18 @@ PRESETS: Final[dict[str, Preset]] = {
         "a push group whose members join, leave and are killed: all consumed, every queue owned",
         _workload(producers=24, consumers=0, readers=0, push_members=4, push_change_s=8),
     ),
+    "push-in-order": Preset(
+        "a push group that consumes each queue in its order, while members join, leave and are"
+        " killed: none before those in front of it",
+        _workload(
+            producers=24,
+            consumers=0,
+            readers=0,
+            push_members=4,
+            push_change_s=8,
+            push_orderly=True,
+        ),
+    ),
     "transactions": Preset(
         "transactional messages, ends sent twice, late, both ways or never: each decided once",
         _workload(transactions_per_mille=800, producers=32, consumers=4, readers=4),
@@ -247,7 +259,7 @@ def simulated_workload(name: str) -> Workload:
         readers=min(1, workload.readers),
         lockers=min(4, workload.lockers),
         push_members=min(2, workload.push_members),
-        filterers=min(6, workload.filterers),
+        filterers=min(7, workload.filterers),
         receivers=min(4, workload.receivers),
         steppers=min(4, workload.steppers),
         proxies=0,

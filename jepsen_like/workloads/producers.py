@@ -14,15 +14,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import trio
+
 from client.core.client_instance import ClientInstance
 from client.core.errors import ClientError
 from client.core.message import Message
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
+from client.producer.results import SendFuture
 from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, OWNED_NAMES
 from dledger.settings_text import parse_delay_levels
-from jepsen_like.checkers.filters import PROPERTY, number_of, tag_of
+from jepsen_like.checkers.filters import (
+    CUSTOMER_PROPERTY,
+    PROPERTY,
+    customer_of,
+    number_of,
+    tag_of,
+)
 from jepsen_like.history.operation import F, Operation, Outcome
 from jepsen_like.nemesis.ground import Moment
 from jepsen_like.plans.plan import ROLLS_MAX, Plan, Workload
@@ -42,6 +51,16 @@ ATTEMPT_TIMEOUT_S: Final = 8.0
 """Longer than a broker waits for a majority: its answer is to arrive, whatever it is."""
 REPEATED_AFTER_S: Final = 1.0
 """Shorter than a broker waits: an idempotent producer repeats while the first attempt is out."""
+SEVERAL: Final = 0.3
+"""Share of the sends of idempotent producers that are several, under way at the same time."""
+SEVERAL_MAX: Final = 4
+SEVERAL_S: Final = 1.0
+"""Half of the later ones begin within this after the one before, the others with it."""
+SEVERAL_TIMEOUTS_S: Final = (2.0, 5.0, SEND_TIMEOUT_S)
+"""Each of them has one of these: what goes in one request does not end at one time."""
+LARGE_BATCH: Final = 0.1
+"""Share of batches with many short messages: brokers store these in another way than a few."""
+LARGE_BATCH_MESSAGES: Final = (25, 40)
 RECALLABLE_MAX: Final = 16
 """Messages that a producer remembers for a recall; some of them are over when it comes to it."""
 
@@ -138,13 +157,18 @@ class Producers:
                 elif chance >= 1000 - workload.timer_per_mille - workload.transactions_per_mille:
                     message = self._message(self._clients.next_value(index), rng)
                     known = await self._transactions.transact(process, queue, message, rng)
+                elif workload.idempotent and rng.random() < SEVERAL:
+                    assert isinstance(producer, Producer)  # proxies know no idempotent ones
+                    known = await self._send_several(producer, index, queue, rng)
                 else:
                     known = await self._send(producer, process, index, queue, rng)
             if not known:
                 process = self._clients.new_process()
 
-    def _message(self, value: int, rng: SimRng, delay_level: int = 0) -> Message:
-        largest = self._workload.body_bytes
+    def _message(
+        self, value: int, rng: SimRng, delay_level: int = 0, *, is_short: bool = False
+    ) -> Message:
+        largest = VALUE_BYTES if is_short else self._workload.body_bytes
         size = rng.choice(
             (VALUE_BYTES, VALUE_BYTES + 1, largest, rng.randint(VALUE_BYTES, largest))
         )
@@ -155,6 +179,7 @@ class Producers:
             tags = tag_of(value)
             if number is not None:
                 properties[PROPERTY] = str(number)
+            properties[CUSTOMER_PROPERTY] = customer_of(value)
         elif not is_hostile and size >= CONTENT_BODY_BYTES_MIN:
             properties[CONTENT_PROPERTY] = text = f"{value % (1 << 32):08x}"
             size -= len(CONTENT_PROPERTY) + len(text) + 2  # the record is as long as without it
@@ -180,6 +205,37 @@ class Producers:
         self._clients.end(op)
         op.off = result.queue_offset
         return True
+
+    async def _send_several(
+        self, producer: Producer, index: int, queue: MessageQueue, rng: SimRng
+    ) -> bool:
+        """Begin one send after the other, and wait for all; each is a process of its own."""
+        async with trio.open_nursery() as nursery:
+            for place in range(rng.randint(2, SEVERAL_MAX)):
+                if place and rng.random() < 0.5:
+                    await self._stage.sleep(SEVERAL_S * rng.random())
+                value = self._clients.next_value(index)
+                message = self._message(value, rng)
+                op = self._clients.begin(self._clients.new_process(), F.SEND, queue)
+                op.value = value
+                try:
+                    future = await producer.send_async(
+                        message, timeout_s=rng.choice(SEVERAL_TIMEOUTS_S), queue=queue
+                    )
+                except ClientError as error:
+                    self._clients.failed(op, error)
+                else:
+                    nursery.start_soon(self._wait_for, op, future)
+        return True
+
+    async def _wait_for(self, op: Operation, future: SendFuture) -> None:
+        try:
+            result = await future.result()
+        except ClientError as error:
+            self._clients.failed(op, error)
+        else:
+            self._clients.end(op)
+            op.off = result.queue_offset
 
     async def _send_delayed(
         self, producer: Sender, process: int, index: int, queue: MessageQueue, rng: SimRng
@@ -244,12 +300,13 @@ class Producers:
     async def _send_batch(
         self, producer: Sender, process: int, index: int, queue: MessageQueue, rng: SimRng
     ) -> bool:
-        count = rng.randint(2, 5)
+        is_large = not self._workload.hostile_per_mille and rng.random() < LARGE_BATCH
+        count = rng.randint(*LARGE_BATCH_MESSAGES) if is_large else rng.randint(2, 5)
         rows: list[Operation] = []
         messages: list[Message] = []
         for _ in range(count):
             value = self._clients.next_value(index)
-            messages.append(self._message(value, rng))
+            messages.append(self._message(value, rng, is_short=is_large))
             row = self._clients.begin(process, F.SEND, queue)
             row.value = value
             row.parent_op_id = rows[0].op_id if rows else row.op_id

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 GROUP: Final = "push-group"
 REFUSED_AT_FIRST: Final = 16
 """One message of this many is refused at its first try."""
-SLOW_OF: Final = 64
-"""One message of this many takes its listener long, so that faults meet it there."""
+SLOW_OF: Final = 16
+"""Two messages of this many take their listener long, so that faults meet it there; the first is
+refused afterwards, at its first try."""
 SLOWER_OF: Final = 8
 """With `slow_listeners`, see `jepsen_like.plans.modes`."""
 SLOW_S: Final = 2.0
@@ -133,7 +134,7 @@ class PushGroup:
                 return ConsumeStatus.RECONSUME_LATER  # it was killed: nothing happens any more
             (message,) = messages
             value = value_of(message.body)
-            if value % self._slow_of == 1:
+            if value % self._slow_of in (0, 1):
                 await self._be_slow(name)
                 if host.instance is not instance:
                     return ConsumeStatus.RECONSUME_LATER

@@ -17,9 +17,10 @@ with some that are reserved.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 
 import trio
@@ -28,10 +29,10 @@ from client.consumer.pull_consumer import PullConsumer
 from client.core import errors as client_errors
 from client.core.errors import ClientError, OffsetIllegalError
 from client.core.message import Message
-from client.core.message_ext import PullStatus
+from client.core.message_ext import MessageExt, PullStatus
 from client.core.route import MessageQueue
 from commitlog import errors as log_errors
-from jepsen_like.checkers.contents import BODY, BORN, PROPERTIES
+from jepsen_like.checkers.contents import BODY, BORN, PROPERTIES, STORED
 from jepsen_like.history.operation import (
     CLIENT_BITS,
     NEVER,
@@ -330,6 +331,14 @@ class Recorder:
         op.err = op.err or self.contents.difference(value, message)
         return value
 
+    def found(self, op: Operation, messages: Sequence[MessageExt]) -> list[int]:
+        """Return the values of what a pull has found, in the order of their queue."""
+        values = [self.seen(op, message) for message in messages]
+        times_ms = [message.store_timestamp_ms for message in messages]
+        if any(later < earlier for earlier, later in pairwise(times_ms)):
+            op.err = op.err or STORED
+        return values
+
     # -- moments that faults wait for --------------------------------------------------------
 
     async def reach(self, moment: Moment) -> None:
@@ -460,9 +469,8 @@ class Recorder:
             self.failed(op, error)
             return op, offset
         self.end(op)
-        values = []
+        values = self.found(op, result.messages)
         for place, message in enumerate(result.messages):
-            values.append(self.seen(op, message))
             if message.queue_offset != offset + place:
                 self.unclassified.append(f"a pull at {offset} has a hole at {offset + place}")
         op.values, op.cnt = tuple(values), len(values)

@@ -510,6 +510,7 @@ PLANTERS: dict[Kind, Planter] = {
     (contents.NAME, contents.BODY): _altered(contents.BODY),
     (contents.NAME, contents.PROPERTIES): _altered(contents.PROPERTIES),
     (contents.NAME, contents.BORN): _altered(contents.BORN),
+    (contents.NAME, contents.STORED): _altered(contents.STORED),
     (final_reads.NAME, final_reads.CUT_SHORT): cut_short,
     (final_reads.NAME, final_reads.NOT_ASKED): not_asked,
     (availability.NAME, availability.UNDECIDED): too_few_decided,

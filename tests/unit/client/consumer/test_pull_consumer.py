@@ -12,6 +12,7 @@ from client.core.client_instance import ClientInstance
 from client.core.errors import (
     BrokerUnreachableError,
     DamagedAnswerError,
+    LockLostError,
     NoRouteError,
     OffsetIllegalError,
     RequestFailedError,
@@ -211,6 +212,29 @@ async def test_commit_refused_after_an_unknown_attempt_is_unknown() -> None:
         with pytest.raises(RequestTimedOutError) as caught:
             await consumer.commit_offset(QUEUE, 17, timeout_s=5)
     assert caught.value.outcome == "unknown"
+
+
+async def test_lock_lost_after_an_unanswered_commit_is_unknown() -> None:
+    async with (
+        open_world() as world,
+        world.client() as client,
+        PullConsumer(client, "c") as consumer,
+    ):
+        group = world.groups["g"]
+
+        def silent(_: RemotingCommand) -> Handled:
+            group.elect(1)
+            return DEFERRED
+
+        def stale(asked: RemotingCommand) -> Handled:
+            return response_to(asked, ResponseCode.STALE_LOCK_TOKEN, "another one has it")
+
+        group.brokers[0].answer_commit = silent
+        group.brokers[1].answer_commit = stale
+        with pytest.raises(RequestTimedOutError):
+            await consumer.commit_offset(QUEUE, 17, lock_token=3)
+        with pytest.raises(LockLostError):
+            await consumer.commit_offset(QUEUE, 17, lock_token=3)
 
 
 async def test_a_pull_follows_the_leader(

@@ -18,7 +18,12 @@ from client.core.errors import ClientClosedError
 from client.core.message import Message
 from client.producer.producer import Producer
 from commitlog.errors import ConfigError
-from remoting.protocol.bodies import ConsumeFromWhere, HeartbeatData, MessageModel
+from remoting.protocol.bodies import (
+    ConsumeFromWhere,
+    ConsumerIdList,
+    HeartbeatData,
+    MessageModel,
+)
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from tests.harness.fake_nodes import Seen
@@ -439,3 +444,18 @@ async def test_members_are_asked_for_once_for_all_topics(world: World) -> None:
         await consumer._rebalance.rebalance()
         asked = world.count(RequestCode.GET_CONSUMER_LIST_BY_GROUP) - before
     assert asked == len(group.brokers)
+
+
+async def test_consumer_that_no_broker_counts_takes_no_queue(
+    world: World, client: ClientInstance
+) -> None:
+    answer = ConsumerIdList(consumer_id_list=["another"]).encode()
+    for broker in world.groups["g"].brokers:
+        broker.processors._processors.pop(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+        broker.on(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+            lambda asked: response_to(asked, ResponseCode.SUCCESS, None, None, answer),
+        )
+    async with PushConsumer(client, "c", Heard(), {"T": "*"}, FIRST) as consumer:
+        await trio.sleep(60)
+        assert owned(consumer) == [[]]

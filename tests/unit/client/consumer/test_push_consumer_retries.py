@@ -205,6 +205,19 @@ async def test_listener_over_its_timeout_ends_and_message_goes_back(
     assert committed(world.groups["g"])[0] == 1
 
 
+async def test_message_that_fails_while_its_queue_leaves_stays(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    heard, group = Heard(), world.groups["g"]
+    heard.delay_s = 0.5
+    heard.answer = lambda _message, _context: ConsumeStatus.RECONSUME_LATER
+    await send(producer, 2, queues=1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
+        await heard.wait_for(1)
+    assert consumer.counts["failed"] >= 1
+    assert committed(group).get(0, 0) == 0
+
+
 async def test_a_plain_function_needs_an_executor(client: ClientInstance) -> None:
     with pytest.raises(ConfigError, match="executor"):
         PushConsumer(client, "c", lambda _messages, _context: None, {"T": "*"})

@@ -247,6 +247,48 @@ async def test_send_not_stored_at_its_deadline_never_leaves_later() -> None:
         assert group.bodies() == [b"before", b"long"]
 
 
+async def test_send_that_ends_while_a_session_opens_never_leaves() -> None:
+    async with (
+        open_world(idempotent=True) as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+    ):
+        group = world.groups["g"]
+        await producer.publish_queues("T")
+        usual = group.brokers[0]._open_producer
+
+        async def slow(asked: RemotingCommand) -> RemotingCommand:
+            await trio.sleep(0.5)
+            return usual(asked)
+
+        group.brokers[0].processors._processors.pop(RequestCode.OPEN_PRODUCER)
+        group.brokers[0].on(RequestCode.OPEN_PRODUCER, slow)
+        short = producer.send_nowait(Message("T", b"short"), queue=QUEUE, timeout_s=0.4)
+        long = producer.send_nowait(Message("T", b"long"), queue=QUEUE)
+        with pytest.raises(BrokerUnreachableError, match="not stored"):
+            await short.result()
+        await long.result()
+        assert group.bodies() == [b"long"]
+
+
+async def test_send_cancelled_between_attempts_never_leaves() -> None:
+    async with (
+        open_world(idempotent=True) as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+    ):
+        group = world.groups["g"]
+        await producer.send_to(QUEUE, Message("T", b"before"))
+        group.brokers[0].intercept = answers(*[BUSY] * 8)
+        with trio.move_on_after(0.1) as waiting:
+            await producer.send_to(QUEUE, Message("T", b"cancelled"))
+        assert waiting.cancelled_caught
+        await trio.sleep(30)
+        group.brokers[0].intercept = None
+        await producer.send_to(QUEUE, Message("T", b"after"))
+        assert group.bodies() == [b"before", b"after"]
+
+
 async def test_request_that_may_be_stored_is_repeated_whole() -> None:
     async with (
         open_world(idempotent=True) as world,

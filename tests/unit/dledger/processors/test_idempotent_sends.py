@@ -197,6 +197,16 @@ def test_after_a_change_of_leader_the_applied_sessions_decide(sender: Sender) ->
     assert sender.sends.judge(sender.stamp(1, 0)) is None
 
 
+def test_what_an_earlier_term_lost_is_new_again(sender: Sender) -> None:
+    sender.propose(sender.stamp(0), "first")
+    sender.group.append()
+    sender.group.step_down()
+    assert sender.reported["first"].outcome == "unknown"
+    sender.group.log.truncate_from(sender.group.state.applied_index + 1)
+    sender.group.lead()
+    assert sender.sends.judge(sender.stamp(0)) is None
+
+
 def test_send_after_a_gap_is_not_stored(sender: Sender) -> None:
     with pytest.raises(SequenceGapError, match="send 0 comes before it") as caught:
         sender.sends.judge(sender.stamp(1, 0))

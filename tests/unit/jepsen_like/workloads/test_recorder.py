@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,9 +23,16 @@ from client.core.errors import (
 )
 from client.core.message import Message
 from commitlog.errors import LocalProtocolError, MQError
-from jepsen_like.checkers.contents import BODY, BORN, PROPERTIES
-from jepsen_like.history.operation import Outcome
-from jepsen_like.workloads.recorder import BORN_WITHIN_MS, OUTCOMES, Contents, classify
+from jepsen_like.checkers.contents import BODY, BORN, PROPERTIES, STORED
+from jepsen_like.history.operation import F, History, Outcome, RunHeader
+from jepsen_like.plans.plan import Plan
+from jepsen_like.workloads.recorder import (
+    BORN_WITHIN_MS,
+    OUTCOMES,
+    Contents,
+    Recorder,
+    classify,
+)
 
 CLASSES = [
     value
@@ -119,3 +127,18 @@ def test_a_later_read_has_the_time_of_birth_of_the_first() -> None:
 def test_reserved_properties_may_change_and_unknown_values_too() -> None:
     assert noted(is_hostile=True).difference(7, Seen(properties={})) == ""
     assert noted().difference(8, Seen(body=b"other")) == ""
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "anomaly"), [((1, 1, 3), ""), ((1, 3, 2), STORED), ((5, 0, 0), STORED), ((), "")]
+)
+def test_found_messages_were_stored_in_their_order(times_ms: tuple[int, ...], anomaly: str) -> None:
+    stage: Any = SimpleNamespace(elapsed_s=1.0)
+    recorder = Recorder(stage, Plan(1, 1000), History(RunHeader("")))
+    messages: Any = [
+        SimpleNamespace(body=value.to_bytes(8, "big"), store_timestamp_ms=time_ms)
+        for value, time_ms in enumerate(times_ms)
+    ]
+    op = recorder.begin(recorder.new_process(), F.PULL)
+    assert recorder.found(op, messages) == list(range(len(times_ms)))
+    assert op.err == anomaly
