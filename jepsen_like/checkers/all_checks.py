@@ -453,7 +453,8 @@ class _Check:
             drained=self.rows.settled,
             check_interval_ns=settings.check_interval_ns,
             checks_max=settings.checks_max,
-            immunity_ns=max(settings.immunity_ns - settings.clock_error_ns, 0),
+            immunity_ns=settings.immunity_ns,
+            clock_error_ns=settings.clock_error_ns,
             holes=self.rows.holes,
         )
 

@@ -196,6 +196,7 @@ def check_history(
     check_interval_ns: int = CHECK_INTERVAL_NS,
     checks_max: int = CHECKS_MAX,
     immunity_ns: int = 0,
+    clock_error_ns: int = 0,
     holes: HolesOf | None = None,
 ) -> Verdict:
     """Return the verdict over the transactions of a history.
@@ -206,6 +207,8 @@ def check_history(
         check_interval_ns: How long after an acknowledged decision a check may still arrive.
         checks_max: How often a producer may be asked about one half message.
         immunity_ns: For how long after its call a half message is not asked about.
+        clock_error_ns: How much sooner by the history's clock than by a broker's date; of both
+            that time and the one that a half message has of its own.
         holes: Of a queue that retention has cut; None: such a queue proves nothing.
     """
     transactions = transactions_of(history.operations)
@@ -213,7 +216,8 @@ def check_history(
     found = _shared_offsets(history.operations)
     for value, one in sorted(transactions.items()):
         found += _check_seen(one, seen.get(value))
-        found += _check_rows(one, check_interval_ns, checks_max, immunity_ns)
+        immune_ns = max(_immunity(one, immunity_ns) - clock_error_ns, 0)
+        found += _check_rows(one, check_interval_ns, checks_max, immune_ns)
         found += _check_discarded(one, seen.get(value), discarded.get(value))
     if drained:
         found += _lost(transactions, seen, discarded, history.replica_reads, holes)
@@ -230,6 +234,14 @@ def check_history(
         "discarded": len(discarded),
     }
     return judge(NAME, _few_of_each(found), counts, looked_at=len(began))
+
+
+def _immunity(one: Transaction, otherwise_ns: int) -> int:
+    """Return for how long after its call a half message is not asked about."""
+    half = one.half
+    if half is None or half.due_ns == NOTHING:
+        return otherwise_ns
+    return half.due_ns - half.call_ns
 
 
 def _few_of_each(violations: list[Violation]) -> list[Violation]:

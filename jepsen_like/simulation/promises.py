@@ -22,6 +22,7 @@ true acknowledgement an acknowledged entry is the one that the leader of that te
 counted              at a commit a majority of the voters' disks hold the entry, whatever
                      processes run on them: a power cut at this instant must leave it
 belief               no leader takes a member for further than that member's disk is
+covered              what is removed of a log is in the tables of a checkpoint: a start needs them
 ===================  =======================================================================
 
 Groups that acknowledge before their flushes (`sync_flush` off) claim nothing but votes, and
@@ -37,7 +38,7 @@ from typing import Any, Final
 import cbor2
 
 from commitlog.entry import parse_header, verify_frame
-from commitlog.entry_log import EntryLog
+from commitlog.entry_log import Drop, EntryLog
 from commitlog.errors import CorruptEntryError, MQError
 from commitlog.mark import SLOT_STRIDE_BYTES, decode_slot
 from commitlog.segment import segment_base
@@ -289,6 +290,22 @@ class Promises:
             cut(entryFrom)
 
         journal.deleteEntriesFrom = delete  # type: ignore[method-assign]
+        detach = group.store.detach
+
+        def detach_and_look(drop: Drop) -> None:
+            detach(drop)
+            if node.group is group:
+                self._check_covered(node, group)
+
+        group.store.detach = detach_and_look  # type: ignore[method-assign]
+
+    def _check_covered(self, node: BrokerNode, group: Group) -> None:
+        first, saved = group.store.log.first_index, group.store.saved_index
+        if first > saved + 1:
+            self._world.violate(
+                "removed_before_checkpoint",
+                f"{node.name} has its log from {first} on, and a checkpoint of {saved}",
+            )
 
     def _check_vote(self, node: BrokerNode, group: Group) -> None:
         term, candidate = node.promised_vote

@@ -24,9 +24,9 @@ from commitlog.errors import MQError
 from jepsen_like.plans.modes import SIDE_MODES
 from jepsen_like.plans.plan import Plan
 from jepsen_like.seeded_rng import rng_stream
+from jepsen_like.simulation.side_commits import SideCommits
 from jepsen_like.simulation.side_services import HalfMessages, ManyQueues, OddMessages
 from remoting.protocol.codes import RequestCode
-from remoting.protocol.headers import UpdateConsumerOffsetHeader
 
 if TYPE_CHECKING:
     from jepsen_like.simulation.node import ClientNode
@@ -47,6 +47,14 @@ KEPT_MAX: Final = 200
 
 COMPRESS_OVER_BYTES: Final = 256
 BODY_BYTES: Final = (8, 300, 4_000, 12_000)
+
+BATCH_CHANCE: Final = 0.25
+BATCH_MESSAGES: Final = 12
+"""More records than an entry has whose keys are derived one by one; their bodies are small."""
+
+KEYS_MAX: Final = 3
+"""Of a message."""
+
 TURN_S: Final = 10.0
 
 LIVE_SETTINGS: Final = (
@@ -63,10 +71,15 @@ LIVE_SETTINGS: Final = (
 class Acknowledged:
     """A message of `TOPIC` that is stored."""
 
-    key: str
+    keys: str
     queue: MessageQueue
     offset: int
     body: bytes
+
+    @property
+    def key(self) -> str:
+        """The first of its keys, which no other message has."""
+        return self.keys.split(" ", 1)[0]
 
 
 class SideWork:
@@ -77,9 +90,9 @@ class SideWork:
         self._modes = [name for name in SIDE_MODES if name in plan.modes]
         self._rng = rng_stream(plan.seed, "side work")
         self._kept: list[Acknowledged] = []
-        self._committed: dict[int, set[int]] = {}
         self._sent = 0
         self._generation = 0
+        self._commits = SideCommits(world, self._rng, NAME, self._contradicts)
         self._odd = OddMessages(world, self._rng, self._contradicts)
         self._many = ManyQueues(world, self._rng, self._contradicts)
         settings = plan.settings
@@ -141,18 +154,29 @@ class SideWork:
         if mode == "key_queries":
             return await self._query(instance, wanted)
         if mode == "old_commits":
-            return await self._commit(instance, consumer, wanted)
+            return await self._commits.turn(instance, consumer, wanted.queue)
         if mode == "searches":
             return await self._search(consumer, wanted)
         return await self._read(consumer, wanted)
 
     async def _send(self, producer: Producer) -> None:
+        """Send one message, or several as a batch."""
+        if self._rng.random() < BATCH_CHANCE:
+            messages = [self._message(BODY_BYTES[0]) for _ in range(BATCH_MESSAGES)]
+            results = list(await producer.send_batch(messages))
+        else:
+            messages = [self._message(self._rng.choice(BODY_BYTES))]
+            results = [await producer.send(messages[0])]
+        for message, result in zip(messages, results, strict=True):
+            keys, body = str(message.keys), bytes(message.body)
+            self._kept.append(Acknowledged(keys, result.message_queue, result.queue_offset, body))
+        del self._kept[:-KEPT_MAX]
+
+    def _message(self, body_bytes: int) -> Message:
         self._sent += 1
         key = f"side-{self._sent}"
-        body = key.encode().ljust(self._rng.choice(BODY_BYTES), b"z")
-        result = await producer.send(Message(TOPIC, body, keys=key))
-        self._kept.append(Acknowledged(key, result.message_queue, result.queue_offset, body))
-        del self._kept[:-KEPT_MAX]
+        more = [f"{key}-{number}" for number in range(1, self._rng.randint(1, KEYS_MAX))]
+        return Message(TOPIC, key.encode().ljust(body_bytes, b"z"), keys=" ".join([key, *more]))
 
     def _is_kept(self, wanted: Acknowledged) -> bool:
         """Whether retention has left a message, in the newest tables there are."""
@@ -179,14 +203,18 @@ class SideWork:
         return True
 
     async def _query(self, instance: ClientInstance, wanted: Acknowledged) -> bool:
-        found = await MessageQueries(instance).query_messages(TOPIC, wanted.key)
-        at = [message for message in found if message.queue_offset == wanted.offset]
+        key = self._rng.choice(wanted.keys.split(" "))
+        found = await MessageQueries(instance).query_messages(TOPIC, key)
+        place = wanted.queue.queue_id, wanted.offset
+        at = [each for each in found if (each.queue_id, each.queue_offset) == place]
         behind = any(
             node.group is None or node.group.key_index.is_behind or node.has_rotten_keys
             for node in self._world.brokers.values()
         )
         if not at and self._is_kept(wanted) and not behind:
-            self._contradicts(f"{wanted.key} is acknowledged, and its key is not found")
+            self._contradicts(f"{wanted.key} is acknowledged, and its key {key} is not found")
+        if len(at) > 1:
+            self._contradicts(f"{wanted.key} is found {len(at)} times by its key {key}")
         for message in at:
             self._compare(wanted, message)
         return bool(at)
@@ -200,24 +228,6 @@ class SideWork:
         last = await consumer.search_offset(wanted.queue, at_ms, upper=True)
         if self._is_kept(wanted) and not first <= wanted.offset <= last:
             self._contradicts(f"{wanted.key} at {at_ms} is searched between {first} and {last}")
-        return True
-
-    async def _commit(
-        self, instance: ClientInstance, consumer: PullConsumer, wanted: Acknowledged
-    ) -> bool:
-        """Commit as old clients do; what is stored later is one of what was committed."""
-        queue, leader = wanted.queue, instance.leaders.address(BROKER)
-        if leader is None:
-            return False
-        tried = self._committed.setdefault(queue.queue_id, set())
-        tried.add(wanted.offset)
-        header = UpdateConsumerOffsetHeader(NAME, TOPIC, queue.queue_id, wanted.offset)
-        await instance.ask(
-            leader, RequestCode.UPDATE_CONSUMER_OFFSET, dict(header.encode()), timeout_s=TURN_S
-        )
-        stored = await consumer.committed_offset(queue)
-        if stored is not None and stored not in tried:
-            self._contradicts(f"{queue} has {stored} committed, which no client committed")
         return True
 
     async def _change_settings(self, instance: ClientInstance) -> bool:
@@ -237,12 +247,20 @@ class SideWork:
     async def _delete_topic(
         self, instance: ClientInstance, producer: Producer, consumer: PullConsumer
     ) -> bool:
-        """Delete a topic, create it again, and read what is sent to the new one."""
+        """Delete a topic, create it again, and read what is sent to the new one.
+
+        What was committed of the old one is nothing of the new one.
+        """
         admin = Admin(instance)
         if self._generation:
             await admin.delete_topic(DELETED_TOPIC)
         await admin.create_topic(DELETED_TOPIC, queue_nums=2)
         self._generation += 1
+        queue = MessageQueue(DELETED_TOPIC, BROKER, 0)
+        self._commits.forget(queue)
+        await self._commits.look(consumer, queue)
+        if self._generation % 2:  # with a commit there is no time without an offset to speak of
+            await self._commits.commit(instance, queue, self._generation, waits=True)
         body = f"generation {self._generation}".encode()
         result = await producer.send(Message(DELETED_TOPIC, body))
         read = await consumer.pull(result.message_queue, result.queue_offset, timeout_s=0.0)
@@ -251,7 +269,7 @@ class SideWork:
         return bool(read.messages)
 
     def _compare(self, wanted: Acknowledged, message: MessageExt) -> None:
-        if message.body != wanted.body or message.keys != wanted.key:
+        if message.body != wanted.body or message.keys != wanted.keys:
             self._contradicts(f"{wanted.key} has {len(wanted.body)} bytes; read was {message}")
 
     def _contradicts(self, text: str) -> None:

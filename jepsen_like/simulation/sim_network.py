@@ -63,6 +63,7 @@ class SimNetwork:
     by_address: dict[str, Host] = field(default_factory=dict)
     random: Callable[[], float] = field(init=False)
     connections: int = 0
+    changes: int = 0
     on_members_send: Callable[[str, str, bytes], None] = lambda _source, _target, _data: None
 
     def __post_init__(self) -> None:
@@ -87,6 +88,7 @@ class SimNetwork:
     def cut(self, source: str, target: str) -> None:
         """Let nothing through from *source* to *target*; what is sent waits."""
         self.links[source, target].is_cut = True
+        self.changes += 1
         self._note(Event.LINK_FAULT, source, target, 1)
 
     def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
@@ -97,6 +99,7 @@ class SimNetwork:
         """
         link = self.links[source, target]
         link.is_cut = False
+        self.changes += 1
         self._note(Event.LINK_FAULT, source, target, 2)
         self._release(
             (s for s in link.source.streams.values() if s.link is link and s.queued), reset
@@ -116,6 +119,7 @@ class SimNetwork:
         for (source, target), link in self.links.items():
             if link.fault is not HEALTHY:
                 link.set(HEALTHY)
+                self.changes += 1
                 self._hurry(link)
             if link.is_cut:
                 self.mend(source, target, reset=reset)
@@ -124,6 +128,7 @@ class SimNetwork:
         """Let a link behave like *fault*."""
         link = self.links[source, target]
         link.set(fault)
+        self.changes += 1
         if not fault.bytes_per_s:
             self._hurry(link)
         self._note(Event.LINK_FAULT, source, target, 3)

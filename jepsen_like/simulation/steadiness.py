@@ -14,6 +14,8 @@ registered           `RouteWatch`: a member that a NameServer and the leader are
                      group
 leader               where the leader has been connected for a while, the route names it
 old leader           a route names no broker as leader that has not led for long
+ended                nor a member whose process has ended, its connections closed with it
+topics               a NameServer that the leader is connected with has its topics as they are now
 answers              what a NameServer answers for a topic is what its tables have
 redirected           `RedirectWatch`: after the refusal of a member that follows, a client takes
                      the leader for the leader, where that one has served, and the member has
@@ -32,6 +34,8 @@ from client.core.client_instance import ClientInstance
 from client.core.retry import FailureKind
 from dledger.state.tables import StateTables
 from dledger.state.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from dledger.state.transactions import OpenHalf, TransactionDecision
+from jepsen_like.plans.promised import CHECKS_MAX
 from jepsen_like.simulation.machine import Node
 from jepsen_like.simulation.node import BrokerNode, CheckedWorld, NameServerNode
 from jepsen_like.simulation.reference_replica import ReferenceReplica
@@ -149,6 +153,7 @@ class DueHeads:
         self.check_after_ms: tuple[int, int] | None = None
         self._due_since_s: dict[tuple[Any, ...], float] = {}
         self._asked: dict[int, tuple[int, int]] = {}
+        self._open: dict[int, OpenHalf] = {}
         self._are_dates_right = True
 
     def look(self, node: BrokerNode | None) -> None:
@@ -159,8 +164,10 @@ class DueHeads:
             self._are_dates_right = False
         if node is None or node.group is None or node.process is None:
             self._due_since_s.clear()
+            self._open = {}
             return
         self._check_questions(node.group.state)
+        self._check_given_up(node.group.state, node.process.clock.wall_ms())
         now_s, steady = world.elapsed_s, self._steadiness
         due = self._due_at(node, node.group.state)
         before, self._due_since_s = self._due_since_s, {}
@@ -191,6 +198,25 @@ class DueHeads:
                     "asked early",
                     f"half message {half_offset} was asked about {half.checks - checks} times "
                     f"within {half.checked_ms - before_ms} ms, {again_ms} ms are between two",
+                )
+                return
+
+    def _check_given_up(self, state: StateTables, date_ms: int) -> None:
+        """Look at what became of half messages that were open a second ago."""
+        if self.check_after_ms is None or not self._are_dates_right:
+            return
+        first_ms, again_ms = self.check_after_ms
+        before, self._open = self._open, dict(state.transactions.open)
+        for half_offset, half in before.items():
+            decision = state.transactions.decided.get(half_offset)
+            if decision is not TransactionDecision.GIVEN_UP or half.checks >= CHECKS_MAX:
+                continue
+            age_ms = date_ms - half.store_time_ms
+            if age_ms < first_ms + CHECKS_MAX * again_ms:
+                self._world.violate(
+                    "given up early",
+                    f"half message {half_offset} is given up after {age_ms} ms and {half.checks} "
+                    f"questions of {CHECKS_MAX}",
                 )
                 return
 
@@ -227,10 +253,19 @@ to connect takes some."""
 LEADER_KNOWN_S: Final = 15.0
 """A change of role is sent at once, and confirmed after an attempt that fails."""
 
+TOPICS_KNOWN_S: Final = 10.0
+"""A change of topics is sent at once, and again 3 s after an attempt that fails."""
+
+GONE_S: Final = 2.0
+"""Beside the time that the end of a connection takes: a NameServer waits for nothing else."""
+
 ANSWERS_EVERY: Final = 5
 """Of five checks one compares answers: an old one stays old until the next change."""
 
 MASTER_ID: Final = 0
+
+GROUP: Final = "sim"
+"""The broker name of the one group."""
 
 
 class RouteWatch:
@@ -246,6 +281,11 @@ class RouteWatch:
         self._steadiness = steadiness
         self.has_strangers = False
         self._looks = 0
+        self._changes = 0
+        self._were_linked: set[tuple[str, str]] = set()
+        self._gone: dict[tuple[str, str], tuple[int, float]] = {}
+        self._topics: tuple[Any, ...] = ()
+        self._topics_since_s = 0.0
 
     def look(self, leader: BrokerNode | None) -> None:
         """Look at every NameServer's route.
@@ -259,12 +299,28 @@ class RouteWatch:
                 broker.led_s = now_s
         self._looks += 1
         for server in world.name_servers.values():
+            if not (server.is_up and server.host.gate.is_open):
+                self._gone = {
+                    key: gone for key, gone in self._gone.items() if key[0] != server.name
+                }
             if server.is_up and not self._looks % ANSWERS_EVERY:
                 self._check_answers(server)
             if server.is_up and not self.has_strangers:
                 self._check_old_leader(server)
+                self._check_gone(server)
                 if leader is not None:
                     self._check_members(server, leader)
+                    self._check_topics(server, leader)
+        self._were_linked = {
+            (server.name, broker.name)
+            for server in world.name_servers.values()
+            for broker in world.brokers.values()
+            if server.is_up
+            and server.host.gate.is_open
+            and broker.is_up
+            and self._steadiness.is_linked(server, broker)
+        }
+        self._changes = world.network.changes
 
     def _check_answers(self, server: NameServerNode) -> None:
         routes, answers = server.routes, server.answers
@@ -277,7 +333,7 @@ class RouteWatch:
 
     def _check_old_leader(self, server: NameServerNode) -> None:
         world, routes = self._world, server.routes
-        broker = None if routes is None else routes.broker_addr_table.get("sim")
+        broker = None if routes is None else routes.broker_addr_table.get(GROUP)
         address = None if broker is None else broker.broker_addrs.get(MASTER_ID)
         if address is None or routes is None:
             return
@@ -290,13 +346,51 @@ class RouteWatch:
                 "route", f"{server.name} names {address} as leader, which led {ago_s:.0f} s ago"
             )
 
+    def _check_gone(self, server: NameServerNode) -> None:
+        """Look for members that were killed while nothing was wrong on the way to a NameServer."""
+        world, routes = self._world, server.routes
+        broker = None if routes is None else routes.broker_addr_table.get(GROUP)
+        named = set() if broker is None else set(broker.broker_addrs.values())
+        for node in world.brokers.values():
+            key = server.name, node.name
+            if node.process is not None or not node.host.is_up:
+                self._gone.pop(key, None)
+                continue
+            if key in self._were_linked and self._changes == world.network.changes:
+                self._gone.setdefault(key, (server.incarnation, world.elapsed_s))
+            incarnation, since_s = self._gone.get(key, (0, world.elapsed_s))
+            gone_s = world.elapsed_s - since_s
+            if incarnation == server.incarnation and gone_s > GONE_S and node.endpoint in named:
+                world.violate(
+                    "route", f"{server.name} names {node.name}, which ended {gone_s:.0f} s ago"
+                )
+
+    def _check_topics(self, server: NameServerNode, leader: BrokerNode) -> None:
+        """Compare how new the topics of the leader are with what a NameServer has of them."""
+        world, routes, group = self._world, server.routes, leader.group
+        if routes is None or group is None:
+            return
+        counter = group.state.topics_counter
+        topics = (leader.name, leader.incarnation, group.term, counter)
+        if topics != self._topics:
+            self._topics, self._topics_since_s = topics, world.elapsed_s
+        heard_s = self._steadiness.linked_s(leader, server, (True, group.term))
+        known_s = min(heard_s, world.elapsed_s - self._topics_since_s)
+        live = [live for key, live in routes.broker_live_table.items() if key[1] == leader.endpoint]
+        if known_s > TOPICS_KNOWN_S and live and live[0].data_version.counter < counter:
+            world.violate(
+                "route",
+                f"{server.name} is connected with the leader {leader.name} for {heard_s:.0f} s and "
+                f"has topics older than {known_s:.0f} s",
+            )
+
     def _check_members(self, server: NameServerNode, leader: BrokerNode) -> None:
         world, routes, group = self._world, server.routes, leader.group
         if routes is None or group is None:
             return
         members = group.node.roster.members
         names = () if members is None else members.names
-        broker = routes.broker_addr_table.get("sim")
+        broker = routes.broker_addr_table.get(GROUP)
         addresses = {} if broker is None else broker.broker_addrs
         for name in names:
             node = world.brokers.get(name)
@@ -324,9 +418,6 @@ class RouteWatch:
 
 KNOWN_S: Final = 3.0
 """A member that is linked with a leader knows of it: ten heartbeats and more."""
-
-GROUP: Final = "sim"
-"""The broker name of the one group."""
 
 
 class RedirectWatch:

@@ -45,13 +45,17 @@ refused afterwards, at its first try."""
 SLOWER_OF: Final = 8
 """With `slow_listeners`, see `jepsen_like.plans.modes`."""
 SLOW_S: Final = 2.0
+SLOWER_S: Final = 6.0
+"""Likewise: longer than the pause between two commits of offsets."""
 KILLED_AFTER_S: Final = 0.5
-"""Into what a slow listener does."""
+"""Into what a slow listener does, at least."""
 SLOW_KILL_PAUSE_S: Final = 30.0
 """Mean pause between two kills of slow listeners; the machine is down for a part of it."""
 SETTLED_WITHIN_S: Final = 120.0
 """The group must have consumed all there is within this; a retry waits for ten seconds of it."""
 LOOK_S: Final = 0.5
+HAND_OVERS: Final = 2
+"""How often a member leaves and joins in the end: its queues come to others, back, and again."""
 
 
 class MemberMachine(Protocol):
@@ -102,7 +106,8 @@ class PushGroup:
         self._live: dict[str, PushConsumer] = {}
         self._leave: dict[str, trio.Event] = {}
         self._starts = 0
-        self._slow_of = SLOWER_OF if "slow_listeners" in plan.modes else SLOW_OF
+        is_slower = "slow_listeners" in plan.modes
+        self._slow_of, self._slow_s = (SLOWER_OF, SLOWER_S) if is_slower else (SLOW_OF, SLOW_S)
         self._slow: dict[str, None] = {}
         self._gets_slow = trio.Event()
         self._machines: dict[str, MemberMachine] = {
@@ -204,7 +209,7 @@ class PushGroup:
         self._slow[name] = None
         self._gets_slow.set()
         try:
-            await self._clients.sleep(SLOW_S)
+            await self._clients.sleep(self._slow_s)
         finally:
             self._slow.pop(name, None)
 
@@ -213,7 +218,7 @@ class PushGroup:
         rng = rng_stream(self._plan.seed, "slow listeners", self.killed)
         while True:
             await self._gets_slow.wait()
-            await self._clients.sleep(KILLED_AFTER_S)
+            await self._clients.sleep(rng.uniform(KILLED_AFTER_S, self._slow_s))
             if self._slow and not self._clients.is_over:
                 break
             self._gets_slow = trio.Event()
@@ -236,6 +241,8 @@ class PushGroup:
     async def settle(self, instance: ClientInstance) -> Verdict:
         """Let all members be there, wait until the group has come to rest, and judge it.
 
+        Then one of them leaves and joins again, so that its queues change hands while all is well.
+
         Args:
             instance: Asks for committed offsets.
         """
@@ -253,6 +260,9 @@ class PushGroup:
             if self._is_settled(verdict) or clients.now_ns > end_ns:
                 break
             await clients.sleep(LOOK_S)
+        for _ in range(HAND_OVERS if self._is_settled(verdict) else 0):
+            if not await self._hand_over(instance):
+                break
         await self._end()
         self.is_settled = True
         return check_record(record)
@@ -279,6 +289,37 @@ class PushGroup:
             and not ownership(record.stored, record.owners)
             and not any(violation.name == NOT_COMMITTED for violation in verdict.violations)
         )
+
+    async def _hand_over(self, instance: ClientInstance) -> bool:
+        """Let the first member leave and join again; tell whether each queue had an owner."""
+        name = next(iter(self._machines))
+        if len(self._machines) < 2 or name not in self._live:
+            return True
+        self._leave[name].set()
+        is_owned = await self._has_owners(
+            instance, lambda: name not in self._live and self._machines[name].is_down
+        )
+        if is_owned:
+            await self._join(name)
+            gets_none = len(self.record.stored) < len(self._machines)
+            is_owned = await self._has_owners(
+                instance, lambda: name in self._live and (gets_none or self._owns(name))
+            )
+        return is_owned
+
+    def _owns(self, name: str) -> bool:
+        return any(queue.topic == self._clients.topic for queue in self._live[name].queues)
+
+    async def _has_owners(self, instance: ClientInstance, is_so: Callable[[], bool]) -> bool:
+        """Wait until something is so and each queue has one owner; false: not in time."""
+        end_ns = self._clients.now_ns + int(SETTLED_WITHIN_S * 1e9)
+        while self._clients.now_ns < end_ns:
+            was_so = is_so()
+            await self._look(instance)
+            if was_so and not ownership(self.record.stored, self.record.owners):
+                return True
+            await self._clients.sleep(LOOK_S)
+        return False
 
     async def _end(self) -> None:
         """Let all members leave by themselves; their counts are taken then."""

@@ -5,12 +5,15 @@ to questions come from there, whichever producer gives them. Beside plain ends t
 several times, two that contradict each other at the same moment, ends sent again much later, and
 half messages without an end: these are for check-back, and some of them stay undecided.
 
+Some half messages ask for a time of their own within which no producer is asked about them.
+
 A row is one end sent, with retries after unknown outcomes switched off. Questions leave a row when
 they arrive.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import trio
@@ -25,6 +28,7 @@ from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
 from client.producer.transaction import HalfMessage, TransactionEnd
 from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
+from commitlog.properties import PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS
 from jepsen_like.history.operation import Decision, F, Outcome
 from jepsen_like.plans.plan import Workload
 from jepsen_like.plans.promised import CHECKS_MAX
@@ -40,6 +44,11 @@ PATIENCE_S: Final = (TIMEOUT_MS + CHECKS_MAX * INTERVAL_MS) / 1000
 
 NEVER_KNOWN: Final = 12
 """One value of this many is one whose application never decides."""
+
+IMMUNE_OF: Final = 5
+"""One value of this many is one that no producer is to be asked about for `IMMUNE_S`."""
+IMMUNE_S: Final = 8
+"""Longer than brokers wait otherwise, and below their bound for what is due."""
 
 LOCAL_S: Final = 0.3
 """Mean time that a local part takes."""
@@ -130,6 +139,10 @@ class Transactions:
         value = value_of(message.body)
         op = clients.begin(process, F.HALF, queue)
         op.value = value
+        if value % IMMUNE_OF == 0:
+            op.due_ns = op.call_ns + IMMUNE_S * 1_000_000_000
+            immunity = {PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS: str(IMMUNE_S)}
+            message = replace(message, properties={**(message.properties or {}), **immunity})
         try:
             half = await producer.begin(message, queue=queue)
         except ClientError as error:

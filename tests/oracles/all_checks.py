@@ -158,7 +158,8 @@ def check_row_wise(
                     drained=settled,
                     check_interval_ns=check_interval_ns,
                     checks_max=checks_max,
-                    immunity_ns=max(immunity_ns - clock_error_ns, 0),
+                    immunity_ns=immunity_ns,
+                    clock_error_ns=clock_error_ns,
                     holes=partial(holes_of, history),
                 ),
             )

@@ -11,6 +11,7 @@ from dledger.registration import Registration
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
+from jepsen_like.plans.modes import in_modes
 from jepsen_like.plans.plan import Kind, Plan, Step, Workload
 from jepsen_like.simulation.play import Played, play
 from namesrv.name_server import RouteCache
@@ -93,4 +94,26 @@ def test_a_question_before_its_pause_is_over_is_found(monkeypatch: pytest.Monkey
         again_in(self, seconds / 4, *rest, **more)
 
     monkeypatch.setattr(TransactionCheckService, "_again_in", too_soon)
-    assert broken(play(PLAN)) == {"asked early"}
+    assert "asked early" in broken(play(PLAN))
+
+
+def test_a_half_message_that_is_given_up_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        TransactionCheckService, "_is_over", lambda _self, half, _age_ms: half.checks > 0
+    )
+    assert broken(play(PLAN)) == {"given up early"}
+
+
+def test_a_member_that_ended_and_is_named_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RouteInfoManager, "disconnect", lambda _self, _connection: ())
+    steps = (Step(20_000, Kind.KILL, "follower", 10_000),)
+    played = play(Plan(8, 40_000, steps, workload=LOAD))
+    assert broken(played) == {"route"}
+    assert "ended" in played.violations[0].detail
+
+
+def test_topics_older_than_the_leaders_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Registration, "on_applied", lambda _self, _touched: None)
+    played = play(in_modes(Plan(8, 100_000, workload=LOAD), ("topic_deletion",)))
+    assert broken(played) == {"route"}
+    assert "topics older" in played.violations[0].detail

@@ -13,12 +13,15 @@ from client.core.message import Message
 from client.core.message_ext import MessageExt, SendResult
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
+from commitlog import derive
 from commitlog.key_index import KeyIndex
 from dledger.broker_errors import NotLeaderError
 from dledger.group import Group
 from dledger.processors import offsets
 from dledger.raft.library import RaftCore
 from dledger.raft.settings import Guards
+from dledger.services.offset_commits import OffsetCommits
+from dledger.state.tables import StateTables
 from dledger.state.transactions import TransactionTable
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.plans.draw import SHAPES
@@ -63,6 +66,37 @@ def _only(mode: str, duration_ms: int = 60_000) -> Plan:
 def test_a_key_that_a_query_does_not_find_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeyIndex, "candidates", lambda *_: iter(()))
     assert broken(play(_only("key_queries"))) == {"side_work"}
+
+
+def test_the_second_key_of_a_message_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = derive._split_keys
+    monkeypatch.setattr(derive, "_split_keys", lambda value: list(split(value))[:1])
+    played = play(_only("key_queries", 100_000))
+    assert broken(played) == {"side_work"}
+    assert "its key" in played.violations[0].detail
+
+
+def test_an_offset_that_only_grows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_offset = StateTables.set_offset
+
+    def grow(tables: StateTables, group: str, topic: str, queue_id: int, offset: int) -> None:
+        known = tables.consumer_offset(group, topic, queue_id) or 0
+        set_offset(tables, group, topic, queue_id, max(known, offset))
+
+    monkeypatch.setattr(StateTables, "set_offset", grow)
+    assert broken(play(_only("old_commits", 100_000))) == {"side_work"}
+
+
+def test_a_commit_that_was_taken_and_is_dropped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OffsetCommits, "flush", lambda commits: commits._dirty.clear())
+    played = play(_only("old_commits", 100_000))
+    assert broken(played) == {"side_work"}
+    assert "was taken last" in played.violations[0].detail
+
+
+def test_an_offset_that_outlives_its_topic_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateTables, "drop_offsets", lambda _self, _pairs: None)
+    assert broken(play(_only("topic_deletion", 100_000))) == {"side_work"}
 
 
 def test_a_body_that_is_not_what_was_sent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from client.consumer.owned_queues import OwnedQueue, OwnedQueues
+from jepsen_like.checkers.push_group import NO_OWNER
 from jepsen_like.simulation.play import Played, play
 from jepsen_like.worker import Order, plan_of
 
@@ -29,3 +31,16 @@ def test_without_faults_no_message_is_consumed_twice() -> None:
     assert run.is_valid, run.violations
     assert verdict.counts["consumed"] > 100
     assert verdict.counts["more_than_once"] == 0
+
+
+def test_a_queue_that_is_given_up_and_not_taken_again_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def leave(queues: OwnedQueues, owned: OwnedQueue) -> None:
+        await queues._let_go(owned)
+        owned.scope.cancel()
+        queues._freed()
+
+    monkeypatch.setattr(OwnedQueues, "_leave", leave)
+    names = {violation.name for violation in played(3, calm=True).violations}
+    assert names == {NO_OWNER}

@@ -64,6 +64,26 @@ async def test_lock_counts_from_when_it_was_asked_for(world: World, client: Clie
         nursery.cancel_scope.cancel()
 
 
+async def test_a_lock_that_is_not_named_again_is_lost(world: World, client: ClientInstance) -> None:
+    def lock(command: RemotingCommand) -> Handled:
+        body = LockBatchRequestBody.decode(command.body)
+        granted = body.mq_set if trio.current_time() < end else []
+        return response_to(command, 0, None, None, LockBatchResponseBody(granted).encode())
+
+    end = trio.current_time() + 10
+    for broker in world.groups["g"].brokers:
+        broker.lock_hook = lock
+    await client.route("T")
+    locks = QueueLocks(client, "c", lambda: [QUEUE])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(locks.run)
+        grant = await locks.held(QUEUE)
+        await locks.ended(QUEUE, grant)
+        assert trio.current_time() < end + EXPIRES_S - 10, "no longer than until the renewal"
+        assert not locks.is_held(QUEUE)
+        nursery.cancel_scope.cancel()
+
+
 Q0, Q1 = MessageQueue("T", "g", 0), MessageQueue("T", "g", 1)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import trio
 
+from commitlog.errors import DiskFullError
 from dledger.group_api import Proposed
 from dledger.services import offset_commits
 from dledger.services.offset_commits import OffsetCommits
@@ -47,6 +49,18 @@ def test_a_large_flush_is_cut_into_records(group: FakeGroup, monkeypatch: Any) -
     assert group.kicks == 1, "no received chunk ends here that would seal them"
     group.settle()
     assert group.state.consumer_offsets["g", "TBW102"] == {i: i + 1 for i in range(25)}
+
+
+def test_what_the_log_refuses_is_flushed_later(group: FakeGroup, monkeypatch: Any) -> None:
+    offsets = OffsetCommits(group, group.clock)
+    offsets.commit("g", "TBW102", 0, 7)
+    with monkeypatch.context() as full:
+        full.setattr(group, "propose", Mock(side_effect=DiskFullError("full")))
+        offsets.flush()
+    assert offsets.offset("g", "TBW102", 0) == 7
+    offsets.flush()
+    group.settle()
+    assert group.state.consumer_offset("g", "TBW102", 0) == 7
 
 
 def test_too_many_dirty_offsets_are_flushed_at_once(group: FakeGroup, monkeypatch: Any) -> None:

@@ -125,6 +125,14 @@ def test_immunity_is_counted_from_the_call_of_the_half() -> None:
     assert transactions.check_history(rows, immunity_ns=49).is_valid
 
 
+def test_immunity_of_a_half_message_is_its_own() -> None:
+    rows = history(half(0, 5, 10), check(1, 54))
+    rows.operations[0].due_ns = 55
+    found = transactions.check_history(rows, immunity_ns=10).violations
+    assert [violation.name for violation in found] == [transactions.CHECKED_EARLY]
+    assert transactions.check_history(rows, immunity_ns=10, clock_error_ns=1).is_valid
+
+
 def test_rows_without_value_found_by_half_offset() -> None:
     rows = [half(0, 0, 10), end(1, 20, 30)]
     rows[1].value = -1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from commitlog.entry_log import EntryLog
 from commitlog.store_paths import StorePaths
 from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.promises import is_doubtful
+from jepsen_like.simulation.promises import Promises, is_doubtful
 from jepsen_like.simulation.sim_disk import SimDisk
 from tests.harness.entry_frames import next_frame
 
@@ -52,3 +55,13 @@ def test_claims_leave_out_only_what_is_known_damaged(index: int) -> None:
     assert doubtful(disk, log)
     log.flush()
     assert not doubtful(disk, log)
+
+
+@pytest.mark.parametrize(("saved", "is_covered"), [(8, False), (9, True)])
+def test_what_is_removed_is_in_a_checkpoint(saved: int, is_covered: bool) -> None:
+    found: list[str] = []
+    world = SimpleNamespace(violate=lambda name, _text: found.append(name))
+    store = SimpleNamespace(log=SimpleNamespace(first_index=10), saved_index=saved)
+    node, group = SimpleNamespace(name="n0"), SimpleNamespace(store=store)
+    Promises(cast(Any, world), {})._check_covered(cast(Any, node), cast(Any, group))
+    assert found == ([] if is_covered else ["removed_before_checkpoint"])
