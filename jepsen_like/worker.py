@@ -17,8 +17,7 @@ from typing import Final
 import msgspec
 
 from jepsen_like.checkers.verdict import Violation
-from jepsen_like.plans.draw import SIMULATED, draw_plan
-from jepsen_like.plans.modes import in_modes
+from jepsen_like.plans.draw import SIMULATED, add_mode, draw_plan
 from jepsen_like.plans.novelty import Novelty
 from jepsen_like.plans.packages import kinds_named
 from jepsen_like.plans.plan import REAL_ONLY, Kind, Plan, Workload
@@ -102,7 +101,7 @@ class Report(msgspec.Struct):
 def plan_of(seed: int, order: Order) -> Plan:
     """Return the plan that an order plays for a seed."""
     plan = _plan_of(seed, order)
-    return in_modes(plan, (*plan.modes, order.mode)) if order.mode else plan
+    return add_mode(plan, seed, order.mode) if order.mode else plan
 
 
 def _plan_of(seed: int, order: Order) -> Plan:

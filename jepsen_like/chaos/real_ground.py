@@ -396,6 +396,10 @@ class RealGround:
         """Say why not."""
         raise CannotBeDone("clients here find the leader by themselves")
 
+    def tell_leader(self, name: str) -> None:
+        """Say why not."""
+        raise CannotBeDone("clients here find the leader by themselves")
+
     async def order(self, kind: Kind, name: str, *, asked: str = "") -> None:
         """Send the leader the order that ``dledger raft`` would."""
         leader = self._leader()

@@ -315,6 +315,13 @@ class Ground(Protocol):
             CannotBeDone: There is no machine for it.
         """
 
+    def tell_leader(self, name: str) -> None:
+        """Let running clients know that *name* leads, as its registration does.
+
+        Raises:
+            CannotBeDone: Clients find it by themselves.
+        """
+
     def voters(self) -> Sequence[tuple[str, ...]]:
         """The lists of voters that members follow, or followed when they ended."""
 

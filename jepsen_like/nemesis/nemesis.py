@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import trio
@@ -27,11 +28,23 @@ from jepsen_like.seeded_rng import rng_stream
 ORDERS: Final = (Kind.MEMBER_REMOVE, Kind.TRANSFER, Kind.MEMBER_ADD, Kind.MEMBER_REMOVE)
 """What is asked at a change of role, by `Step.arg` % 4."""
 
+ORDER_WITHIN_MS: Final = 50
+"""After the change of role, by the rest of `Step.arg`: half of the orders come within 6 ms, when
+little of the new term is committed."""
+
 ADD_AGAIN_S: Final = 5.0
 """A member that was removed so is added again after this."""
 
 NEW_SENDS_S: Final = 5.0
 """A new leader has acknowledged something after this."""
+
+DEAF_READS: Final = 4
+DEAF_READ_S: Final = 0.45
+"""Reads at a leader that has handed over, and the pause before each: it believes that it leads
+until nothing has come from another member for an election timeout."""
+
+ORDERED_S: Final = 0.001
+"""An order has been given after this, and no answer to it has come from another host."""
 
 ARRIVED_S: Final = 0.5
 """A client has found its broker, and its requests have arrived there."""
@@ -56,7 +69,8 @@ class Moments:
         if not leader:
             event.detail = "skipped: no role changed"
             return
-        await ground.sleep(step.arg // len(ORDERS) / 1000)
+        share = step.arg // len(ORDERS) / ORDER_WITHIN_MS
+        await ground.sleep(share**3 * ORDER_WITHIN_MS / 1000)
         others = [node for name, node in ground.brokers.items() if name != leader]
         if not others:
             event.detail = "skipped: one broker"
@@ -76,11 +90,16 @@ class Moments:
         """Read at a leader that is cut off from the others, once these have another one.
 
         With an odd `arg` it stands still as well until the reads have arrived: it takes itself for
-        the leader then. It is read once more as soon as it receives from the others again.
+        the leader then. With every second even `arg` it hands over its leadership, and does not
+        hear that another one has it. It is read once more as soon as it receives from the others
+        again.
         """
         ground, node = self._ground, self._nodes.one(step, event)
         if not ground.leads_now() or ground.leading() != node.name:
             event.detail = "skipped: it does not lead"
+            return
+        if step.arg % 4 == 2:
+            await self._read_after_transfer(node.name, step, event)
             return
         pairs, stands_still = self._links.around(node.name), step.arg % 2 == 1
         if stands_still:
@@ -101,6 +120,29 @@ class Moments:
             event.detail = "no other member led for long enough"
         else:
             ground.sometimes["read_at_old_leader"] += 1
+
+    async def _read_after_transfer(self, name: str, step: Step, event: Event) -> None:
+        ground = self._ground
+        others = [other for other in ground.brokers if other != name]
+        if not others:
+            event.detail = "skipped: one broker"
+            return
+        target = others[self._nodes.rng.randrange(len(others))]
+        pairs = [(other, name) for other in others]
+        async with trio.open_nursery() as nursery:
+            order = partial(self._members.order, event, Kind.TRANSFER, target, asked=name)
+            nursery.start_soon(order)
+            await ground.sleep(ORDERED_S)
+            self._links.cut(pairs)
+            with trio.move_on_after(step.for_ms / 1000):
+                while (leader := ground.leading()) in (None, name):
+                    await ground.sleep(MOMENT_LOOK_S)
+                ground.tell_leader(leader)
+            for _ in range(DEAF_READS):
+                await ground.sleep(DEAF_READ_S)
+                await self._read(name, step.arg)
+            self._links.mend(pairs)
+        ground.sometimes["read_at_old_leader"] += ground.leading() != name
 
     async def _read(self, name: str, reads: int) -> None:
         with suppress(CannotBeDone):  # another burst is under way

@@ -19,7 +19,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from jepsen_like.plans.modes import with_modes
+from jepsen_like.plans.modes import with_mode, with_modes
 from jepsen_like.plans.plan import (
     ASKED_FOR,
     REAL_ONLY,
@@ -351,6 +351,11 @@ def draw_plan(
     if not modes:
         return plan
     return with_modes(plan, seed, draw_step=_draw_step, draw_last=_draw_last_change)
+
+
+def add_mode(plan: Plan, seed: int, mode: str) -> Plan:
+    """Return the plan of *seed* with one mode more, whether it is drawn for that seed or not."""
+    return with_mode(plan, seed, mode, draw_step=_draw_step)
 
 
 def _draw_steps(

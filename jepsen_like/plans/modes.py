@@ -55,6 +55,7 @@ STEP_MODES: Final[dict[str, tuple[Kind, ...]]] = {
     "role_orders": (Kind.ROLE_ORDER,),
     "old_leaders": (Kind.READ_BURST,),
     "late_promotions": (Kind.MEMBER_REMOVE,),
+    "late_snapshots": (Kind.BUGGIFY_KILL,),
 }
 """Name and the kinds of the steps it brings; they count as faults."""
 
@@ -105,6 +106,7 @@ SEEN_COUNTERS: Final[dict[str, tuple[str, ...]]] = {
     "role_orders": ("order_at_role_change",),
     "old_leaders": ("read_at_old_leader",),
     "late_promotions": ("promoted_while_another_lags",),
+    "late_snapshots": ("started_while_refilling",),
 }
 """What a run counts where a mode has met what it is for, beside how often it was in use."""
 
@@ -123,6 +125,9 @@ ONE_OF_MORE: Final = {"many_queues": 16}
 STEP_EVERY_S: Final = 90.0
 """One step of a mode for this number of seconds."""
 
+ASKED_EVERY_S: Final = 25.0
+"""Likewise, of a mode that is asked for."""
+
 UNFLUSHED: Final = HURTING | {
     Kind.MEMBER_REMOVE,
     Kind.MEMBER_REPLACE,
@@ -140,14 +145,20 @@ NO_JUMPS: Final = frozenset({"wrong_years", "small_limits"})
 """Modes without dates that jump: most dates have to agree, or none of them can be judged, and a
 message with a time of its own is an hour late by the date of a broker that is an hour behind."""
 
-SHORT_LOGS: Final = frozenset({"short_logs", "half_messages", "small_limits"})
+SHORT_LOGS: Final = frozenset({"short_logs", "half_messages", "small_limits", "late_snapshots"})
 """Modes with a log of two segments: none of them is long."""
+
+LARGE_MESSAGES: Final = frozenset({"long_logs", "late_snapshots"})
+"""Modes in which half of the sends are batches of large messages, so that logs grow fast."""
 
 OF_FIVE: Final = {"minority_away": 0.5, "late_promotions": 1.0}
 """Modes whose moments need more members than three, and in how many of their plans there are."""
 
 CAUSES: Final = (Kind.ISOLATE, Kind.TRANSFER, Kind.KILL)
 """What lets another member lead."""
+
+LEFT_BEHIND_MS: Final = (20_000, 50_000)
+"""So long a member is cut off with `late_snapshots`: the others' log begins behind it then."""
 
 LAGGING: Final = (Kind.PAUSE, Kind.ISOLATE, Kind.SLOW_LINK)
 """What lets a member stay behind."""
@@ -179,9 +190,7 @@ def with_modes(
     for name in STEP_MODES:
         if name in modes:
             chance = own.get(name, rng)
-            for number in range(max(1, int(plan.duration_ms / 1000 / STEP_EVERY_S))):
-                at_ms = chance.randrange(max(1, plan.duration_ms))
-                steps += _steps_of(name, chance, at_ms, draw_step, seed + number)
+            steps += _drawn_steps(name, chance, plan, seed, draw_step, STEP_EVERY_S)
     if "minority_away" in modes:
         steps.append(draw_last(own["minority_away"], plan.duration_ms))
     for name, share in OF_FIVE.items():
@@ -189,6 +198,28 @@ def with_modes(
             plan = replace(plan, members=5)
     chosen = tuple(name for name in MODES if name in modes)
     return in_modes(plan.with_steps(tuple(steps)), chosen)
+
+
+def with_mode(plan: Plan, seed: int, mode: str, *, draw_step: DrawStep) -> Plan:
+    """Return *plan* with one mode more, which need not be drawn for *seed*, and with its steps."""
+    chance = Random(f"mode {mode} is asked for in {seed}")
+    steps = plan.steps
+    if mode in STEP_MODES:
+        steps += tuple(_drawn_steps(mode, chance, plan, seed, draw_step, ASKED_EVERY_S))
+    if chance.random() < OF_FIVE.get(mode, 0.0):
+        plan = replace(plan, members=5)
+    return in_modes(plan.with_steps(steps), (*plan.modes, mode))
+
+
+def _drawn_steps(
+    name: str, chance: Random, plan: Plan, seed: int, draw_step: DrawStep, every_s: float
+) -> list[Step]:
+    """Return the steps that a mode brings to a plan."""
+    steps: list[Step] = []
+    for number in range(max(1, int(plan.duration_ms / 1000 / every_s))):
+        at_ms = chance.randrange(max(1, plan.duration_ms))
+        steps += _steps_of(name, chance, at_ms, draw_step, seed + number)
+    return steps
 
 
 def _has(mode: str, seed: int) -> bool:
@@ -214,6 +245,13 @@ def _steps_of(name: str, rng: Random, at_ms: int, draw_step: DrawStep, number: i
         lag = Step(late_ms, rng.choice(LAGGING), str(rng.randrange(16)), rng.randint(8_000, 25_000))
         slow = replace(lag, arg=rng.randint(200, 1_000)) if lag.kind is Kind.SLOW_LINK else lag
         return [replace(step, target="follower", for_ms=rng.randint(500, 3_000), arg=1), slow]
+    if name == "late_snapshots":
+        # The first things its disk does when it is back are those of a snapshot and a new log.
+        for_ms = rng.randint(*LEFT_BEHIND_MS)
+        begin_ms = max(0, at_ms - for_ms)
+        behind = Step(begin_ms, Kind.ISOLATE, "most_behind", for_ms)
+        back_ms = begin_ms + for_ms + rng.randint(0, 100)
+        return [behind, replace(step, at_ms=back_ms, target=behind.target)]
     return [step]
 
 
@@ -255,9 +293,10 @@ def in_modes(plan: Plan, modes: tuple[str, ...]) -> Plan:
     if "many_clients" in modes and "many_clients" not in plan.modes:
         interval_ms = 10 * workload.interval_ms
         workload = replace(workload, producers=24, consumers=8, readers=8, interval_ms=interval_ms)
+    if LARGE_MESSAGES.intersection(modes):
+        workload = replace(workload, batch_per_mille=500, body_bytes=16_384)
     if "long_logs" in modes:
         settings = replace(settings, keep_segments=0)
-        workload = replace(workload, batch_per_mille=500, body_bytes=16_384)
     if "slow_listeners" in modes:
         workload = replace(workload, push_members=2, push_change_s=60)
     if "three_name_servers" in modes or "name_server_losses" in modes:

@@ -139,12 +139,14 @@ class Kind(StrEnum):
     """Consumers stand still with offsets in hand while others under their names go on; after half
     of `for_ms` they wake, commit what they had, and both go on."""
     ROLE_ORDER = "role_order"
-    """The next member that begins to lead, within `for_ms`, is asked `arg` // 4 ms later to change
-    the members; `arg` % 4 is the change, see `jepsen_like.nemesis.nemesis`. The simulator only."""
+    """The next member that begins to lead, within `for_ms`, is asked to change the members, by
+    `arg` // 4 up to 50 ms later and mostly within a few; `arg` % 4 is the change, see
+    `jepsen_like.nemesis.nemesis`. The simulator only."""
     READ_BURST = "read_burst"
     """A leader is cut off from the other brokers for up to `for_ms`, with an odd `arg` it stands
-    still as well; once another one has led for a while, a client with the old route asks the old
-    one `arg` times at one moment. The simulator only."""
+    still as well; with every second even one it has handed over its leadership and does not hear
+    the others. Once another one has led for a while, a client with the old route asks the old one
+    `arg` times at one moment. The simulator only."""
     # Proxies of the gRPC protocol.
     PROXY_KILL = "proxy_kill"
     """SIGKILL of a proxy; it starts again on its address after `for_ms`. Target is a number, or

@@ -9,7 +9,8 @@ log matching         what one node shows as committed every node has there, chai
 commit               never goes back while a process runs, never beyond the log; a leader counts
                      entries of its own term only; followers show nothing as committed that no
                      leader has
-members              the list in force was brought by an entry that is in the log
+members              the list in force was brought by an entry that is in the log; what leaders
+                     write of them is looked at by `member_lists`
 durability           a process that starts again still has what it had shown as committed,
                      unless its disk has lost what it had flushed
 state machines       equal tables at equal applied index
@@ -17,6 +18,7 @@ floor                `Floors`: the log begins later only by a record that the mo
                      allows, with the settings of the plan and by what the log holds
 queue floor          `Floors`: a queue begins later by itself only where its topic has a retention
 nothing else         `Floors`: no queue begins behind its first message after the floor
+saved                `Floors`: a leader gives up nothing that its newest checkpoint does not cover
 store time           `StoreTime`: not far ahead of the time, where at most one date is years off
 ===================  =======================================================================
 """
@@ -39,6 +41,7 @@ from dledger.state.topics import TIMER_TOPIC
 from jepsen_like.checkers.retention import Keeps, mistake_in
 from jepsen_like.history.operation import FloorMove
 from jepsen_like.simulation.event_trace import Event
+from jepsen_like.simulation.member_lists import MemberLists
 from jepsen_like.simulation.node import BrokerNode, CheckedWorld
 from jepsen_like.simulation.promises import (
     DiskCopies,
@@ -78,6 +81,7 @@ class Checks:
         self.reference = ReferenceReplica(world)
         self.reference.compare = self.compare_digests
         self.copies = DiskCopies(world)
+        self.lists = MemberLists(world)
         self.committed: dict[int, int] = {}
         self.states: dict[int, tuple[str, dict[str, bytes]]] = {}
         self.last_committed = 0
@@ -119,6 +123,7 @@ class Checks:
             check_recovered(world, node, group)
         self.promises.watch(node, group)
         self.floors.watch(group)
+        self.lists.watch(node, group)
         self.reference.watch(node, group)
         node.seen_commit = raft.commit_index
         self.led_commit = max(self.led_commit, raft.commit_index)
@@ -159,6 +164,7 @@ class Checks:
             self._commit_moved(node, group, seen, commit)
         self._compare_end(node, group)
         check_stable(self._world, node, group)
+        self.lists.after_step(node, group)
         truncations = raft.journal.truncations
         if truncations != node.seen_truncations:
             self._world.sometimes["truncation"] += truncations - node.seen_truncations
@@ -448,6 +454,7 @@ class Floors:
             if isinstance(change, FloorChange):
                 self.floors.add(change.floor.first_index)
                 self._world.sometimes["floor_moved"] += 1
+                self._check_saved(node, group, result.index, change)
                 if result.index not in self._moves:
                     self._judge(node, group, result.index, change)
             elif isinstance(change, QueueFloorsChange):
@@ -475,6 +482,12 @@ class Floors:
         if (move.keep_bytes, move.keep_ms) != (self._keeps.keep_bytes, self._keeps.keep_ms):
             text = f"{move.keep_bytes} bytes and {move.keep_ms} ms; the plan has {self._keeps}"
             self._violate(node, index, f"the settings of the record are {text}")
+
+    def _check_saved(self, node: BrokerNode, group: Group, index: int, change: FloorChange) -> None:
+        """A leader moves the floor no further than its newest checkpoint has come."""
+        raft, first, saved = group.node, change.floor.first_index, group.store.saved_index
+        if raft.is_leader and raft.journal.term_at(index) == raft.term and first > saved:
+            self._violate(node, index, f"up to {first} goes; the checkpoint covers {saved}")
 
     def _check_queues(
         self, node: BrokerNode, tables: Any, index: int, change: QueueFloorsChange

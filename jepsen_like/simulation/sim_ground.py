@@ -383,6 +383,17 @@ class SimGround:
         while node.process is not None:
             await world.sleep(BURST_LOOK_S)
 
+    def tell_leader(self, name: str) -> None:
+        """Let running clients know that *name* leads, as its registration does."""
+        leader = self._world.brokers[name]
+        if leader.group is None:
+            return
+        for machine in self.clients.values():
+            instance = self._world.clients[machine.name].instance
+            if instance is not None:
+                broker = leader.config.broker.broker_name
+                instance.leaders.learn(broker, leader.endpoint, leader.group.node.term)
+
     async def order(self, kind: Kind, name: str, *, asked: str = "") -> None:
         """Give the leader an order, from inside its process."""
         leader, node = self._world.leader(), self._world.brokers[name]

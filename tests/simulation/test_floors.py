@@ -75,3 +75,17 @@ def test_full_disks_among_other_faults_lose_nothing(seed: int) -> None:
     played = play(plan)
     assert played.is_valid, played.verdict.reason
     assert {read.min_off for read in played.history.replica_reads} == {0}
+
+
+def test_segments_that_no_checkpoint_covers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(keep_segments=2, checkpoint_ms=30_000)
+    plan = Plan(seed=12, duration_ms=60_000, workload=LOAD, settings=settings)
+    assert play(plan).is_valid
+
+    def no_limit(service: retention.RetentionService) -> int:
+        return service._entry_log().end_position
+
+    monkeypatch.setattr(retention.RetentionService, "_limit_position", no_limit)
+    played = play(plan)
+    assert broken(played) == {"given_up"}
+    assert "checkpoint" in str(played.violations[0].detail)

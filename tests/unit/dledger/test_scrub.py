@@ -143,6 +143,18 @@ async def test_two_with_holes_help_each_other_without_any_leader() -> None:
         whole(groups)
 
 
+async def test_a_copy_is_read_before_it_is_sent() -> None:
+    async with running_groups(ROOT, disks=CrashDisk) as groups:
+        leader = await filled(groups)
+        helper, other = (groups.replicas[name] for name in groups.others(leader.name))
+        spoil(groups, helper, 4)
+        helper.group.node.sender.on_fetch(other.name, 4, 4)
+        await trio.sleep(0.05)
+        assert helper.group.scrub.status()["found"] == 1
+        await repaired(helper, 1)
+        whole(groups)
+
+
 async def test_a_hole_is_remembered_over_a_restart() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         follower = follower_of(groups, await filled(groups))

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from jepsen_like.plans.draw import draw_plan
+from jepsen_like.plans.draw import add_mode, draw_plan
 from jepsen_like.plans.modes import (
     COUNTERS,
+    LARGE_MESSAGES,
     MODES,
     NO_JUMPS,
     ONE_OF,
@@ -36,7 +37,8 @@ def test_modes_leave_what_was_drawn_before() -> None:
             ruled_out |= {Kind.CLOCK_JUMP}
         kept = [step for step in plain.steps if step.kind not in ruled_out]
         assert [step for step in plan.steps if step in kept] == kept
-        if not set(plan.modes) - {*STEP_MODES, "three_name_servers", "async_flush"}:
+        leave_it = {*STEP_MODES, "three_name_servers", "async_flush"} - LARGE_MESSAGES
+        if not set(plan.modes) - leave_it:
             assert plan.workload == plain.workload
 
 
@@ -103,6 +105,17 @@ def test_each_kind_of_file_goes_bad_in_turn() -> None:
     plan = next(plan for plan in plans if "file_rot" in plan.modes)
     rotten = [step.arg % len(ROT_COUNTERS) for step in plan.steps if step.kind is Kind.FILE_ROT]
     assert set(rotten) == set(range(len(ROT_COUNTERS)))
+
+
+def test_a_mode_that_is_asked_for_brings_its_steps() -> None:
+    for name, kinds in STEP_MODES.items():
+        plain = draw_plan(1, 120, kinds=frozenset())
+        plan = add_mode(plain, 1, name)
+        assert plan.modes == (name,)
+        assert set(kinds) & {step.kind for step in plan.steps}, name
+        assert list(plan.steps) == sorted(plan.steps, key=lambda step: step.at_ms)
+    assert add_mode(plain, 1, "short_logs").settings.keep_segments == 2
+    assert not add_mode(plain, 1, "short_logs").steps
 
 
 def test_the_page_has_a_row_with_the_counters_of_each_mode() -> None:
