@@ -183,7 +183,7 @@ class Node:
         for path, content in self.files.items():
             self.disk.install(path, content)
         process = self.process = Process(self, self.incarnation)
-        self.host.is_up = True
+        self.world.network.power_on(self.host)
         self.state = State.STARTING
         self.error = None
         self._note(Event.START, self.incarnation)

@@ -104,6 +104,8 @@ class SimNetwork:
         self._release(
             (s for s in link.source.streams.values() if s.link is link and s.queued), reset
         )
+        if link.source.is_up:
+            self._answer(link.source)
 
     def cut_between(self, left: Iterable[str], right: Iterable[str]) -> None:
         """Cut both ways between two sides."""
@@ -150,6 +152,16 @@ class SimNetwork:
             if not silent:
                 self._transmit(stream, None)
         host.gate = Gate()
+
+    def power_on(self, host: Host) -> None:
+        """Let *host* answer again; what was sent to its ended process meanwhile gets a reset."""
+        host.is_up = True
+        self._answer(host)
+
+    def _answer(self, host: Host) -> None:
+        for stream in [s for s in host.unanswered.values() if not s.link.is_cut]:
+            del host.unanswered[stream.number]
+            self.send_reset(stream)
 
     def resume(self, streams: Iterable[SimStream]) -> None:
         """Send what tasks of a paused process wanted to send."""

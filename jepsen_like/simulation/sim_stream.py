@@ -106,9 +106,21 @@ class Host:
         is_up: It has power.
         gate: The gate of the process that runs on it now.
         streams: The ends its process has open.
+        unanswered: Ends of ended processes to which bytes came while it had no power. The other
+            machine sends them again until this one answers that it knows no such connection.
     """
 
-    __slots__ = ("address", "gate", "is_up", "listeners", "name", "next_port", "number", "streams")
+    __slots__ = (
+        "address",
+        "gate",
+        "is_up",
+        "listeners",
+        "name",
+        "next_port",
+        "number",
+        "streams",
+        "unanswered",
+    )
 
     def __init__(self, name: str, number: int, address: str) -> None:
         self.name = name
@@ -118,6 +130,7 @@ class Host:
         self.gate = Gate()
         self.streams: dict[int, SimStream] = {}
         self.listeners: dict[int, SimListener] = {}
+        self.unanswered: dict[int, SimStream] = {}
         self.next_port = 50_000
 
 
@@ -270,8 +283,12 @@ class SimStream:
         """Bytes of the other end are here; None: it has closed."""
         if self._is_gone or self._is_closed:
             # No process: the machine answers for the process, if it has power.
-            if self.host.is_up and data is not None:
+            if data is None:
+                return
+            if self.host.is_up:
                 self._network.send_reset(self)
+            else:
+                self.host.unanswered[self.number] = self
             return
         gate = self._clock_gate
         if not gate.is_open:

@@ -155,10 +155,35 @@ def test_a_machine_without_power_resets_when_it_is_back() -> None:
         assert await read(ours, 300) == b""
         with pytest.raises(TimeoutError):
             await net.view.connect("10.0.0.2", CLIENT_PORT, timeout_s=2)
-        net.b.is_up = True
-        await ours.send_all(b"hello?")
+        net.network.power_on(net.b)
         with pytest.raises(trio.BrokenResourceError):
             await ours.receive_some(10)
+
+    play(main)
+
+
+def test_a_sender_without_space_hears_the_reset_of_a_machine_that_is_back() -> None:
+    """TCP sends again what was not acknowledged, whether or not more is sent."""
+
+    async def main(net: Net) -> None:
+        ours, _ = await net.connect()
+        quiet, _ = await net.connect()
+        net.network.kill(net.b, silent=True)
+        net.b.is_up = False
+        with trio.move_on_after(60) as waiting:
+            await ours.send_all(b"x" * (WINDOW_BYTES + 1))
+        assert waiting.cancelled_caught
+        net.network.cut("b", "a")
+        net.network.power_on(net.b)
+        assert await read(ours, 60) == b""
+        net.network.mend("b", "a")
+        with pytest.raises(trio.BrokenResourceError):
+            await ours.send_all(b"y")
+        # Nothing was sent on this one: it stays half-open until something is.
+        assert await read(quiet, 60) == b""
+        await quiet.send_all(b"hello?")
+        with pytest.raises(trio.BrokenResourceError):
+            await quiet.receive_some(10)
 
     play(main)
 
