@@ -240,11 +240,11 @@ class RaftNode:
         return self.core.append(proposal)
 
     def step_down_if_damaged(self) -> None:
-        """Cease to lead, at once, if another voter may have what is damaged here.
+        """Cease to lead or to campaign, at once, if another voter may have what is damaged here.
 
         `settle` must follow.
         """
-        if self.is_leader and self.state.has_hole:
+        if self.core.role is not Role.FOLLOWER and self.state.has_hole:
             self.core.observe_term(self.term + 1)
 
     def installed(self, leader: str, entry_log: EntryLog, index: int) -> None:

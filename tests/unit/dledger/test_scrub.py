@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from commitlog.errors import CorruptEntryError, ForeignStoreError
+from dledger.raft.library import Role
 from dledger.replica_records import decode_damage, encode_damage
 from dledger.scrub import PIECE_BYTES_MAX, PIECE_BYTES_MIN, pace
 from dledger.testing.crash_disk import CrashDisk
@@ -95,6 +96,24 @@ async def test_a_damaged_leader_leads_no_longer_and_repairs_itself() -> None:
         await scrubbed(leader)
         assert leader.group.leadership is None
         await repaired(leader, 1)
+        await (await groups.leader()).group.submit(batch(b"after"))
+        await groups.settle()
+        whole(groups)
+
+
+async def test_candidate_that_finds_a_hole_gives_up() -> None:
+    async with running_groups(ROOT, disks=CrashDisk) as groups:
+        leader = await filled(groups)
+        follower = follower_of(groups, leader)
+        spoil(groups, follower, 6)
+        node = follower.group.node
+        assert node.candidate.on_timeout_now(leader.name, 0)
+        term = node.term
+        assert node.core.role is Role.CANDIDATE
+        assert follower.group.scrub.suspect(6)
+        node.settle()
+        assert (node.core.role, node.term) == (Role.FOLLOWER, term + 1)
+        await repaired(follower, 1)
         await (await groups.leader()).group.submit(batch(b"after"))
         await groups.settle()
         whole(groups)
