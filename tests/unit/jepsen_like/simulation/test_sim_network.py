@@ -162,7 +162,7 @@ def test_a_machine_without_power_resets_when_it_is_back() -> None:
     play(main)
 
 
-def test_a_sender_without_space_hears_the_reset_of_a_machine_that_is_back() -> None:
+def test_a_blocked_sender_gets_the_reset_of_a_returned_machine() -> None:
     """TCP sends again what was not acknowledged, whether or not more is sent."""
 
     async def main(net: Net) -> None:
