@@ -96,7 +96,7 @@ def _column(home: Home, name: str) -> I64:
     return np.frombuffer(getattr(home, name), kind).astype(np.int64, copy=False)
 
 
-_SAYS: Final = {
+_DETAILS: Final = {
     LOST: "was acknowledged and is not there",
     UNEXPECTED: "is there and was never sent",
     DUPLICATED: "is there more than once",
@@ -104,12 +104,11 @@ _SAYS: Final = {
 }
 
 
-OTHER_QUEUE: Final = "is in a queue that it was not sent to"
-"""What is reported of an unexpected value that was sent to another queue."""
-
-
-def _says(name: str, is_sent: bool) -> str:
-    return OTHER_QUEUE if name == UNEXPECTED and is_sent else _SAYS[name]
+def detail_of(name: str, *, is_sent: bool) -> str:
+    """Return what is reported of a value: an unexpected one may have been sent to another queue."""
+    if name == UNEXPECTED and is_sent:
+        return "is in a queue that it was not sent to"
+    return _DETAILS[name]
 
 
 def total_verdict(algebra: Algebra, sends: Mapping[int, Operation], chosen: str) -> Verdict:
@@ -124,7 +123,8 @@ def total_verdict(algebra: Algebra, sends: Mapping[int, Operation], chosen: str)
         Violation(
             name,
             chosen if value not in sends else f"{sends[value].topic}/{sends[value].queue}",
-            f"value {value} {_says(name, value in sends)} ({algebra.how_many[name]} like it)",
+            f"value {value} {detail_of(name, is_sent=value in sends)}"
+            f" ({algebra.how_many[name]} like it)",
             () if value not in sends else (sends[value].op_id,),
             at_ns=0 if value not in sends else sends[value].call_ns,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jepsen_like.checkers import (
     queue_log,
+    replicas,
     total_queue,
 )
 from jepsen_like.checkers.transactions import (
@@ -100,7 +101,8 @@ def other_queue(scene: Scene) -> Planted:
     one = scene.pick(one for one in scene.transactions() if one.value in scene.seen())
     assert one.half is not None
     one.half.queue = 1 - one.half.queue
-    also = {(queue_log.NAME, queue_log.PHANTOM), *NO_PLACE}
+    unexpected = (total_queue.NAME, total_queue.UNEXPECTED)
+    also = {(queue_log.NAME, queue_log.PHANTOM), unexpected, *NO_PLACE}
     return Planted((one.half.op_id, scene.seen()[one.value].op_id), frozenset(also))
 
 
@@ -204,4 +206,6 @@ def dropped(scene: Scene) -> Planted:
     for read in scene.history.replica_reads:
         if read.topic == DISCARD_TOPIC:
             read.values = ()
-    return Planted((one.half.op_id, max(one.checks, key=lambda op: op.ret_ns).op_id))
+    # One replica may keep less of the topic than others.
+    also = frozenset({(replicas.NAME, replicas.QUEUES_DIFFER)})
+    return Planted((one.half.op_id, max(one.checks, key=lambda op: op.ret_ns).op_id), also)

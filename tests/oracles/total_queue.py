@@ -11,9 +11,9 @@ from jepsen_like.checkers.total_queue import (
     KNOWN,
     LOST,
     NAME,
-    OTHER_QUEUE,
     REPORTED_MAX,
     UNEXPECTED,
+    detail_of,
 )
 from jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
@@ -90,7 +90,7 @@ def check_history(history: History, *, node: str | None = None) -> Verdict:
         for value in values[:REPORTED_MAX]:
             op = sends.get(value)
             if name == UNEXPECTED:
-                text = "is there and was never sent" if op is None else OTHER_QUEUE
+                text = detail_of(name, is_sent=op is not None)
             witnesses = () if op is None else (op.op_id,)
             found.append(
                 Violation(
