@@ -39,12 +39,7 @@ from jepsen_like.checkers import (
 from jepsen_like.checkers.fault_record import ELECTION_NS, with_late_effect
 from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
 from jepsen_like.checkers.kernel.home import Home
-from jepsen_like.checkers.kernel.source import (
-    Queue,
-    QueueReport,
-    Source,
-    Want,
-)
+from jepsen_like.checkers.kernel.source import Queue, QueueReport, Source, Want
 from jepsen_like.checkers.kernel.tables import MemorySource, table_to_numpy
 from jepsen_like.checkers.run_rows import GIVEN_BACK, REST, RunRows
 from jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
