@@ -13,11 +13,12 @@ KILL_PAUSE_ISOLATE = (
 """Of a plan that lasts a minute."""
 
 
-async def pause_and_cut_leaders(world: World, *, calm_s: float) -> None:
+async def pause_and_cut_leaders(world: World, *, calm_s: float, off_s: float = 4) -> None:
     """Twice: pause the leader for 6 s, then cut off the power of the next one.
 
     Args:
         calm_s: How long nothing happens before each time.
+        off_s: How long that machine has no power: nothing answers its clients meanwhile.
     """
     for _ in range(2):
         await world.sleep(calm_s)
@@ -27,5 +28,5 @@ async def pause_and_cut_leaders(world: World, *, calm_s: float) -> None:
         leader.resume()
         await world.sleep(4)
         (await world.wait_for_leader()).power_cut()
-        await world.sleep(4)
+        await world.sleep(off_s)
         await world.heal()

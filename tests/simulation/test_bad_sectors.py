@@ -33,9 +33,9 @@ def spoiled(seed: int, *more: Step, members: int = 3) -> Plan:
 @pytest.mark.parametrize(
     ("seed", "more"),
     [
-        (5, ()),
+        (1, ()),
         (
-            12,
+            1,
             (
                 Step(42_000, Kind.POWER_CUT_ALL, "all", 500),
                 Step(73_000, Kind.KILL, "leader", 2_000),

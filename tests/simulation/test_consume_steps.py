@@ -103,7 +103,7 @@ def test_each_message_is_worked_on_exactly_once() -> None:
                 await work(node, name, outcomes)
 
             await world.client(name).run(run)
-        await pause_and_cut_leaders(world, calm_s=6)
+        await pause_and_cut_leaders(world, calm_s=6, off_s=12)
         await world.sleep(40)
         for name in WORKERS:
             world.clients[name].kill()
