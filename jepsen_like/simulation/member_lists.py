@@ -31,6 +31,8 @@ class MemberLists:
         """By member: index of the list that it follows."""
         self._seen: dict[str, tuple[int, dict[tuple[str, str], int]]] = {}
         """By leader: its term, and by learner what was committed when it saw that one first."""
+        self._first: dict[str, tuple[int, dict[tuple[str, str], int]]] = {}
+        """Likewise of all members that it has seen in that term, those that left among them."""
         self._whole: dict[str, int] = {}
         """By leader: the term in which it led when its log was last seen to be whole."""
 
@@ -38,6 +40,7 @@ class MemberLists:
         """Look at a process that has just started."""
         self._lists.pop(node.name, None)
         self._seen.pop(node.name, None)
+        self._first.pop(node.name, None)
         self._whole.pop(node.name, None)
         self._world.sometimes["started_while_refilling"] += group.store.refilling
         if node.is_trusted and group.store.damaged and group.node.settings.sync_flush:
@@ -124,13 +127,12 @@ class MemberLists:
 
     def _note_learners(self, node: BrokerNode, group: Group, members: Members) -> None:
         term = group.node.term
-        known = self._seen.get(node.name, (0, {}))
-        learners = known[1] if known[0] == term else {}
-        self._seen[node.name] = (
-            term,
-            {
-                member.key: learners.get(member.key, group.node.commit_index)
-                for member in members.members
-                if not member.is_voter
-            },
-        )
+        since, first = self._first.get(node.name, (0, {}))
+        if since != term:
+            first = {}
+        self._first[node.name] = (term, first)
+        for member in members.members:
+            # One that left and came back has been followed since it was seen first.
+            first.setdefault(member.key, group.node.commit_index)
+        learners = [member.key for member in members.members if not member.is_voter]
+        self._seen[node.name] = (term, {key: first[key] for key in learners})

@@ -163,3 +163,15 @@ def test_damage_at_a_start_needs_a_disk_that_lost_something() -> None:
     scene.node.is_trusted = True
     scene.lists.watch(scene.node, scene.group)
     assert scene.found == ["damaged_without_loss"]
+
+
+def test_a_member_that_comes_back_keeps_what_it_had() -> None:
+    """The leader has followed it all the time."""
+    scene = Scene()
+    scene.learner_holds(FIRST_OF_TERM)
+    scene.raft.commit_index = 6
+    assert scene.write(7, members("a", "b", "c")) == []
+    scene.raft.commit_index = 7
+    assert scene.write(8, members("a", "b", "c", learner="d")) == []
+    scene.raft.commit_index = 8
+    assert scene.write(9, members("a", "b", "c", "d")) == []
