@@ -190,6 +190,7 @@ class SendEngine:
         if isinstance(attempt, Attempt):
             self.sends.watch(attempt)
         else:
+            lane.is_entering = attempt is None
             self._carry_soon(lane, batch, attempt)
 
     def _attempt_ended(self, attempt: Attempt) -> None:
@@ -210,28 +211,36 @@ class SendEngine:
 
     async def _carry_open(self, lane: Lane, batch: SendBatch, missed: Missed | None) -> None:
         try:
-            await self._carry(lane, batch, missed)
+            ended: Missed | Answered | None = missed
+            if ended is None:
+                try:
+                    ended = await self._attempts.make(lane, batch, None)
+                finally:
+                    lane.entered()
+            await self._carry(lane, batch, ended)
         finally:
             lane.request_ended(batch.slot_count)
 
-    async def _carry(self, lane: Lane, batch: SendBatch, missed: Missed | None = None) -> None:
+    async def _carry(
+        self, lane: Lane, batch: SendBatch, ended: Missed | Answered | None = None
+    ) -> None:
         """Send *batch* until each of its sends is settled, or has a next step of its own.
 
         Args:
-            missed: The first attempt, if that was made and has failed.
+            ended: The first attempt, if that was made.
 
         Cancellation: Slots may stay unsettled; a request may have been sent.
         """
-        held: HeldSend | None = None if missed is None else missed.held
+        held: HeldSend | None = ended.held if isinstance(ended, Missed) else None
         try:
             while True:
-                if missed is None:
+                if ended is None:
                     ended = await self._attempts.make(lane, batch, held)
-                    if isinstance(ended, Answered):
-                        await self._one_by_one(lane, ended.alone)
-                        await self._release_refused(ended)
-                        return
-                    missed = ended
+                if isinstance(ended, Answered):
+                    await self._one_by_one(lane, ended.alone)
+                    await self._release_refused(ended)
+                    return
+                missed = ended
                 held = missed.held
                 if not batch.live_slots():
                     return
@@ -253,7 +262,7 @@ class SendEngine:
                     if going_on is None:
                         return
                     lane, batch = going_on
-                    missed = None
+                    ended = None
                     continue
                 assert held is not None
                 if follows is Next.END:
@@ -267,7 +276,7 @@ class SendEngine:
                     batch = batch.without_settled()
                 if not batch.live_slots():
                     return
-                missed = None
+                ended = None
         finally:
             if held is not None:
                 held.settle()

@@ -7,7 +7,8 @@ its own result, also when one queue refuses and another accepts.
 Each request of a producer that has an id gets the next sequence and is repeated under it until its
 outcome is known or no send waits for it any more. While one is being repeated nothing later leaves,
 and of two the earlier one goes first: so the broker meets them in order, and the order of sends is
-kept.
+kept. Where a session is lost nothing leaves until all its requests have ended; what comes back to
+the line of them stands where it stood.
 """
 
 from __future__ import annotations
@@ -104,6 +105,16 @@ class ProducerSession:
         self._repeating.discard(sequence)
         self._turns.unpark_all()
 
+    @property
+    def has_open(self) -> bool:
+        """Whether requests under it are not settled."""
+        return bool(self._open)
+
+    async def drained(self) -> None:
+        """Return when no request under it is open."""
+        while self._open:
+            await self._turns.park()
+
     def stamp(self, sequence: int) -> ProducerStamp:
         """Return what goes with the request *sequence* now."""
         return ProducerStamp(self.producer_id, self.epoch, sequence, self.first_open)
@@ -153,13 +164,26 @@ class ProducerId:
 class Sequences:
     """The sessions of one producer in one broker group, one after the other."""
 
-    __slots__ = ("_left_epoch", "_opening", "_producer_id", "_session")
+    __slots__ = ("_left", "_left_epoch", "_opening", "_producer_id", "_session")
 
     def __init__(self, producer_id: ProducerId) -> None:
         self._producer_id = producer_id
         self._session: ProducerSession | None = None
+        self._left: list[ProducerSession] = []
         self._left_epoch = 0
         self._opening = trio.Lock()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether requests of a session that was left are open: each may come back to the line."""
+        if self._left:
+            self._left = [session for session in self._left if session.has_open]
+        return bool(self._left)
+
+    async def drained(self) -> None:
+        """Return when no request of a session that was left is open."""
+        while self.is_draining:
+            await self._left[0].drained()
 
     async def enter(self, link: Link, timeout_s: float, schedule: RetrySchedule) -> HeldSend:
         """Return the next sequence when it may leave, in a session that is opened if need be.
@@ -186,6 +210,7 @@ class Sequences:
         """Open another session for the next request, if *session* is the one in use."""
         if self._session is session:
             self._session = None
+            self._left.append(session)
             self._left_epoch = session.epoch
 
     async def _open(self, link: Link, timeout_s: float) -> ProducerSession:
@@ -308,7 +333,14 @@ class RunRefusal:
 class Coalescer:
     """The sends waiting for one broker group."""
 
-    __slots__ = ("_max_records", "_max_request_bytes", "_max_waiting_bytes", "_pending", "_waiting")
+    __slots__ = (
+        "_max_records",
+        "_max_request_bytes",
+        "_max_waiting_bytes",
+        "_offered",
+        "_pending",
+        "_waiting",
+    )
 
     def __init__(
         self,
@@ -318,6 +350,7 @@ class Coalescer:
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         self._pending: deque[SendSlot] = deque()
+        self._offered = 0
         self._waiting = 0
         self._max_request_bytes = max_request_bytes
         self._max_records = max_request_records
@@ -339,17 +372,26 @@ class Coalescer:
     def offer(self, slot: SendSlot) -> None:
         """Put *slot* at the end of the line."""
         slot.state = SlotState.WAITING
+        slot.place = self._offered
+        self._offered += 1
         self._waiting += slot.nbytes + OVERHEAD_BYTES
         self._pending.append(slot)
 
     def requeue(self, slots: Iterable[SendSlot]) -> None:
-        """Put slots that were taken back to the head of the line, in their order."""
-        returned = list(slots)
+        """Put slots that were taken back to where they stood in the line.
+
+        Several requests may be open: what an earlier one gives back comes before what a later one
+        gave back already, and what a later one gives back behind what an earlier one has.
+        """
+        pending, returned = self._pending, sorted(slots, key=_place)
         for slot in returned:
             if slot.state < SlotState.STORED:
                 slot.state = SlotState.WAITING
             self._waiting += slot.nbytes + OVERHEAD_BYTES
-        self._pending.extendleft(reversed(returned))
+        ahead: list[SendSlot] = []
+        while returned and pending and pending[0].place < returned[-1].place:
+            ahead.append(pending.popleft())
+        pending.extendleft(sorted([*ahead, *returned], key=_place, reverse=True))
 
     def take(self, max_bytes: int | None = None) -> SendBatch | None:
         """Take the next request's worth of sends, oldest first; None when nothing waits.
@@ -388,6 +430,10 @@ class Coalescer:
         if not runs:
             return None
         return SendBatch(list(runs.items()), records, nbytes)
+
+
+def _place(slot: SendSlot) -> int:
+    return slot.place
 
 
 def settle_batch(
@@ -489,6 +535,8 @@ class Lane:
         sequences: What requests are numbered by.
         records: Whether the broker takes records; None before the first connection.
         open: Requests that are not settled.
+        is_entering: One has been taken and waits for a connection, a leader or a sequence; whatever
+            left meanwhile could be numbered before it.
         is_closed: Nothing leaves it any more.
     """
 
@@ -501,6 +549,7 @@ class Lane:
         "_space",
         "broker_name",
         "is_closed",
+        "is_entering",
         "line",
         "open",
         "records",
@@ -521,6 +570,7 @@ class Lane:
         self.sequences = sequences
         self.records: bool | None = None
         self.open = 0
+        self.is_entering = False
         self.is_closed = False
         self._open_max = open_max
         # The request that ended last held more than one send; else how many in a row held one.
@@ -532,7 +582,15 @@ class Lane:
 
     @property
     def may_leave(self) -> bool:
-        """Whether the next request may leave."""
+        """Whether the next request may leave.
+
+        None does while requests of a lost session are open: their sends come back one request
+        after the other, in any order, and stand before all others then.
+        """
+        return self._has_request and not (self.is_entering or self.sequences.is_draining)
+
+    @property
+    def _has_request(self) -> bool:
         line = self.line
         if not self.open:
             return bool(line)
@@ -544,9 +602,9 @@ class Lane:
         It is when sends have come one at a time; else those of one turn leave together.
         """
         self.line.offer(slot)
-        if not self.open and self._solos >= SOLOS_MIN:
+        if not self.open and self._solos >= SOLOS_MIN and not self.sequences.is_draining:
             return True
-        if self._idle and self.may_leave:
+        if self._idle and self._has_request:
             self._idle.unpark()
         return False
 
@@ -563,12 +621,21 @@ class Lane:
     async def ready(self) -> None:
         """Return when a request may leave, and senders that send again have put that in line."""
         while not self.may_leave:
-            await self._idle.park()
+            if self._has_request and not self.is_entering:
+                await self.sequences.drained()
+            else:
+                await self._idle.park()
         if self._is_crowded:
             if self._has_ended:
                 await trio.lowlevel.cancel_shielded_checkpoint()
             await trio.lowlevel.cancel_shielded_checkpoint()
         self._has_ended = False
+
+    def entered(self) -> None:
+        """End `is_entering`: the next request may leave."""
+        self.is_entering = False
+        if self._idle and self._has_request:
+            self._idle.unpark()
 
     def take(self) -> SendBatch | None:
         """Return what leaves in the next request; None when no send waits any more."""
@@ -583,6 +650,6 @@ class Lane:
         self.open -= 1
         self._is_crowded = sends > 1
         self._solos = 0 if self._is_crowded else self._solos + 1
-        if self.may_leave and self._idle:
+        if self._has_request and self._idle:
             self._has_ended = True
             self._idle.unpark()

@@ -58,6 +58,7 @@ class SendSlot:
         "offset_message_id",
         "phy_offset",
         "pinned",
+        "place",
         "queue",
         "reason",
         "recall_handle",
@@ -115,6 +116,8 @@ class SendSlot:
         self.offset_message_id: str | None = None
         self.recall_handle = ""
         self.expected_offset: int | None = None
+        self.place = 0
+        """In the line of its group, in the order of offers."""
         self.reason = ""
         """Why the newest attempt failed, while another one is to follow."""
 

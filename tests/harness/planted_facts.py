@@ -147,12 +147,21 @@ def _held_last(scene: Scene, queue: Queue, value: int, nodes: Collection[str]) -
             reads[at] = msgspec.structs.replace(read, values=(*read.values, value))
 
 
-def in_another_queue(scene: Scene) -> Planted:
-    """Replicas hold a message of unknown outcome in another queue than it was sent to."""
+def _two_queues(scene: Scene) -> tuple[Queue, Queue]:
     queue = scene.queue(is_whole=False)
-    other = scene.pick((TOPIC, at) for at in range(QUEUES) if (TOPIC, at) != queue)
+    return queue, scene.pick((TOPIC, at) for at in range(QUEUES) if (TOPIC, at) != queue)
+
+
+def _unknown_send(scene: Scene, queue: Queue) -> Operation:
     send = scene.add_last(F.SEND, queue)
     send.value, send.outcome, send.ret_ns, send.err = NEW_VALUE, Outcome.INFO, NEVER, "TimedOut"
+    return send
+
+
+def in_another_queue(scene: Scene) -> Planted:
+    """Replicas hold a message of unknown outcome in another queue than it was sent to."""
+    queue, other = _two_queues(scene)
+    send = _unknown_send(scene, queue)
     scene.log(other)
     _held_last(scene, other, NEW_VALUE, NODES)
     return Planted((send.op_id,))
@@ -160,12 +169,10 @@ def in_another_queue(scene: Scene) -> Planted:
 
 def refused_here_and_unknown_elsewhere(scene: Scene) -> Planted:
     """A queue refused a message, another one may have it, and it stands in the first."""
-    queue = scene.queue(is_whole=False)
-    other = scene.pick((TOPIC, at) for at in range(QUEUES) if (TOPIC, at) != queue)
+    queue, other = _two_queues(scene)
     refused = scene.add_last(F.SEND, queue)
     refused.value, refused.outcome, refused.err = NEW_VALUE, Outcome.FAIL, "BrokerBusyError"
-    send = scene.add_last(F.SEND, other)
-    send.value, send.outcome, send.ret_ns, send.err = NEW_VALUE, Outcome.INFO, NEVER, "TimedOut"
+    send = _unknown_send(scene, other)
     scene.log(queue)
     _held_last(scene, queue, NEW_VALUE, NODES)
     return Planted((send.op_id,))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from client.core.errors import (
 from client.core.message import Message
 from client.core.route import MessageQueue
 from client.producer.config import ProducerConfig
+from client.producer.lane import PIPELINE_BYTES
 from client.producer.producer import Producer
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode
@@ -41,6 +44,17 @@ def stamps(world: World) -> list[tuple[int, int, int]]:
     return [(item[1], item[2], item[3]) for item in found]
 
 
+@asynccontextmanager
+async def numbering() -> AsyncIterator[tuple[World, Producer]]:
+    """Give a world whose brokers number sends, and a producer there."""
+    async with (
+        open_world(idempotent=True) as world,
+        world.client() as client,
+        Producer(client, "p") as producer,
+    ):
+        yield world, producer
+
+
 def answers(*given: tuple[int, dict[str, str]]) -> Callable[[RemotingCommand], Handled]:
     """Answer the first requests like this and the others as usual."""
     left = list(given)
@@ -55,11 +69,7 @@ def answers(*given: tuple[int, dict[str, str]]) -> Callable[[RemotingCommand], H
 
 
 async def test_a_session_is_opened_once_and_sends_are_numbered() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         for _ in range(3):
             await producer.send(Message("T", b"x"))
         assert world.count(RequestCode.OPEN_PRODUCER) == 1
@@ -80,11 +90,7 @@ async def test_idempotence_is_off_where_it_is_not_wanted(on: bool) -> None:
 
 
 async def test_a_send_without_an_answer_is_repeated_as_it_was() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         group = world.groups["g"]
         await producer.send(Message("T", b"before"))
         group.brokers[0].intercept = lambda asked: DEFERRED
@@ -100,11 +106,7 @@ async def test_a_send_without_an_answer_is_repeated_as_it_was() -> None:
 
 
 async def test_unknown_outcomes_are_repeated_until_the_deadline() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         world.groups["g"].brokers[0].intercept = answers(*[UNKNOWN] * 12)
         result = await producer.send_to(QUEUE, Message("T", b"x"))
         assert result.queue_offset == 0
@@ -112,11 +114,7 @@ async def test_unknown_outcomes_are_repeated_until_the_deadline() -> None:
 
 
 async def test_send_that_no_repetition_can_change_ends_early() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         broker = world.groups["g"].brokers[0]
         broker.intercept = answers(*[(1, {"outcome": "unknown"})] * 9)
         with pytest.raises(UnknownOutcomeError):
@@ -125,11 +123,7 @@ async def test_send_that_no_repetition_can_change_ends_early() -> None:
 
 
 async def test_what_was_unknown_once_is_never_called_not_stored() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         world.groups["g"].brokers[0].intercept = answers(UNKNOWN, BUSY, ILLEGAL)
         with pytest.raises(UnknownOutcomeError):
             await producer.send_to(QUEUE, Message("T", b"x"))
@@ -154,11 +148,7 @@ async def test_send_of_unknown_outcome_stays_a_refused_one_may_move() -> None:
 
 
 async def test_engine_opens_a_new_session_for_what_was_never_sent() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         await producer.send_to(QUEUE, Message("T", b"a"))
         world.groups["g"].brokers[0].intercept = answers(FORGOTTEN)
         await producer.send_to(QUEUE, Message("T", b"b"))
@@ -169,11 +159,7 @@ async def test_engine_opens_a_new_session_for_what_was_never_sent() -> None:
 
 
 async def test_a_forgotten_producer_does_not_repeat_what_may_be_stored() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         world.groups["g"].brokers[0].intercept = answers(UNKNOWN, FORGOTTEN)
         with pytest.raises(UnknownOutcomeError):
             await producer.send_to(QUEUE, Message("T", b"x"))
@@ -183,11 +169,7 @@ async def test_a_forgotten_producer_does_not_repeat_what_may_be_stored() -> None
 
 
 async def test_a_refused_send_gives_its_sequence_back() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         world.groups["g"].brokers[0].intercept = answers(ILLEGAL)
         with pytest.raises(MessageIllegalError):
             await producer.send_to(QUEUE, Message("T", b"x"))
@@ -196,11 +178,7 @@ async def test_a_refused_send_gives_its_sequence_back() -> None:
 
 
 async def test_a_refused_run_fails_alone_and_the_others_are_stored() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         world.groups["g"].refused_queues["T", 1] = 16
         await producer.send_to(QUEUE, Message("T", b"before"))
         good = producer.send_nowait(Message("T", b"a"), queue=QUEUE)
@@ -213,11 +191,7 @@ async def test_a_refused_run_fails_alone_and_the_others_are_stored() -> None:
 
 
 async def test_engine_keeps_order_while_one_send_is_repeated() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         group = world.groups["g"]
         await producer.send_to(QUEUE, Message("T", b"0"))
         group.brokers[0].intercept = answers(*[UNKNOWN] * 4)
@@ -230,12 +204,61 @@ async def test_engine_keeps_order_while_one_send_is_repeated() -> None:
         assert group.bodies() == [b"%d" % number for number in range(6)]
 
 
-async def test_send_not_stored_at_its_deadline_never_leaves_later() -> None:
+async def test_engine_keeps_order_when_a_session_is_lost() -> None:
+    async with numbering() as (world, producer):
+        group = world.groups["g"]
+        await producer.send_to(QUEUE, Message("T", b"0"))
+        left = stamps(world)[0][0]
+
+        def later(asked: RemotingCommand) -> Handled:
+            if asked.ext["producer"][1] != left:
+                return None
+
+            async def wait() -> RemotingCommand:
+                await trio.sleep(0.1)
+                return response_to(asked, FORGOTTEN[0], "no", dict(FORGOTTEN[1]))
+
+            return wait()
+
+        group.brokers[0].intercept = later
+        # More than leaves in one request, compressed too: several are open at a time.
+        much = random.Random(1).randbytes(PIPELINE_BYTES)
+        sends = [
+            producer.send_nowait(Message("T", b"%d" % number + much), queue=QUEUE)
+            for number in range(1, 7)
+        ]
+        await sends[-1].result()
+        assert [epoch for epoch, _, _ in stamps(world)].count(left) == 1 + 4
+        assert [(await send.result()).queue_offset for send in sends] == [1, 2, 3, 4, 5, 6]
+        assert [body[:1] for body in group.bodies()] == [b"%d" % number for number in range(7)]
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("is_leader_known", [True, False])
+async def test_engine_keeps_order_while_it_connects(
+    idempotent: bool, is_leader_known: bool
+) -> None:
     async with (
-        open_world(idempotent=True) as world,
+        open_world(idempotent=idempotent) as world,
         world.client() as client,
         Producer(client, "p") as producer,
     ):
+        group = world.groups["g"]
+        await producer.publish_queues("T")
+        if not is_leader_known:
+            group.elect(1)
+            await group.brokers[0].kill()
+        much = random.Random(1).randbytes(PIPELINE_BYTES)
+        sends = [
+            producer.send_nowait(Message("T", b"%d" % number + much), queue=QUEUE)
+            for number in range(6)
+        ]
+        assert [(await send.result()).queue_offset for send in sends] == [0, 1, 2, 3, 4, 5]
+        assert [body[:1] for body in group.bodies()] == [b"%d" % number for number in range(6)]
+
+
+async def test_send_not_stored_at_its_deadline_never_leaves_later() -> None:
+    async with numbering() as (world, producer):
         group = world.groups["g"]
         await producer.send_to(QUEUE, Message("T", b"before"))
         group.brokers[0].intercept = answers(*[BUSY] * 8)
@@ -248,11 +271,7 @@ async def test_send_not_stored_at_its_deadline_never_leaves_later() -> None:
 
 
 async def test_send_that_ends_while_a_session_opens_never_leaves() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         group = world.groups["g"]
         await producer.publish_queues("T")
         usual = group.brokers[0]._open_producer
@@ -272,11 +291,7 @@ async def test_send_that_ends_while_a_session_opens_never_leaves() -> None:
 
 
 async def test_send_cancelled_between_attempts_never_leaves() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         group = world.groups["g"]
         await producer.send_to(QUEUE, Message("T", b"before"))
         group.brokers[0].intercept = answers(*[BUSY] * 8)
@@ -290,11 +305,7 @@ async def test_send_cancelled_between_attempts_never_leaves() -> None:
 
 
 async def test_request_that_may_be_stored_is_repeated_whole() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         group = world.groups["g"]
         await producer.send_to(QUEUE, Message("T", b"before"))
         group.brokers[0].intercept = answers(*[UNKNOWN] * 8)
@@ -307,11 +318,7 @@ async def test_request_that_may_be_stored_is_repeated_whole() -> None:
 
 
 async def test_a_delayed_send_is_repeated_under_its_sequence() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         world.groups["g"].brokers[0].intercept = answers(*[UNKNOWN] * 5)
         await producer.send_to(QUEUE, Message("T", b"x", delay_level=3))
         await producer.send_to(QUEUE, Message("T", b"y", delay_level=3))
@@ -322,11 +329,7 @@ async def test_a_delayed_send_is_repeated_under_its_sequence() -> None:
 
 
 async def test_delayed_send_of_a_lost_session_moves_or_stays_unknown() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         broker = world.groups["g"].brokers[0]
         broker.intercept = answers(FORGOTTEN)
         await producer.send_to(QUEUE, Message("T", b"x", delay_level=3))
@@ -357,11 +360,7 @@ async def test_send_without_a_session_is_not_stored() -> None:
 
 
 async def test_a_busy_broker_is_not_asked_again_before_it_wants_to_be() -> None:
-    async with (
-        open_world(idempotent=True) as world,
-        world.client() as client,
-        Producer(client, "p") as producer,
-    ):
+    async with numbering() as (world, producer):
         await producer.send_to(QUEUE, Message("T", b"before"))
         broker = world.groups["g"].brokers[0]
         broker.intercept = answers((2, {**BUSY[1], "retryAfterMs": "700"}))

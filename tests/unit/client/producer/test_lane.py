@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 
@@ -186,6 +187,25 @@ def test_requeued_sends_go_first_and_in_order() -> None:
     batch = coalescer.take()
     assert batch is not None
     assert batch.slots() == [*old, new]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_requests_given_back_in_any_order_keep_the_line(order: tuple[int, ...]) -> None:
+    coalescer = Coalescer()
+    every = [_slot() for _ in range(7)]
+    requests = [every[0:2], every[2:3], every[3:5]]
+    for slot in every[:5]:
+        coalescer.offer(slot)
+    coalescer.take()
+    coalescer.offer(every[5])
+    for number in order:
+        coalescer.requeue(requests[number])
+    coalescer.requeue([])
+    coalescer.offer(every[6])
+    batch = coalescer.take()
+    assert batch is not None
+    assert batch.slots() == every
+    assert coalescer.waiting_bytes == 0
 
 
 def test_offsets_and_positions_add_up_over_accepted_runs_only() -> None:
