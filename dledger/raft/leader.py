@@ -45,9 +45,9 @@ ALIVE: Final[Message] = {
 CLOSE_BYTES: Final = 1 << 20
 """A learner that lacks no more than this, one append, is close.
 
-It has caught up when it has been close for an election timeout, and has what was committed when
-that began: in a short log every learner is close, also one whose disk is stuck (thesis, 4.2.1:
-rounds).
+It has caught up when it has been a learner, connected and close for an election timeout, and has
+what was committed when that began: in a short log every learner is close, also one whose disk is
+stuck (thesis, 4.2.1: rounds).
 """
 
 LEAVER_TIMEOUTS: Final = 10.0
@@ -173,10 +173,13 @@ class MemberChanges:
         seen = {}
         for name in members.names:
             peer = self.state.peers.get(name)
-            if peer is None or peer.hello is None or not peer.is_connected:
+            if peer is None or peer.hello is None:
                 continue
-            hello = peer.hello
-            self._update_lag(peer, now)
+            hello, learner = peer.hello, members.learner(name)
+            is_learner = learner is not None and learner.incarnation == hello.incarnation
+            self._update_lag(peer, now, is_followed=is_learner and peer.is_connected)
+            if not peer.is_connected:
+                continue
             host, port = hello.peer_address or ("", 0)
             seen[name] = Sight(
                 incarnation=hello.incarnation,
@@ -188,8 +191,8 @@ class MemberChanges:
             )
         return seen
 
-    def _update_lag(self, peer: PeerState, now: float) -> None:
-        is_followed = peer.name in self.replicator.peers
+    def _update_lag(self, peer: PeerState, now: float, *, is_followed: bool) -> None:
+        is_followed = is_followed and peer.name in self.replicator.peers
         lag = self.replicator.lag_bytes(peer.name) if is_followed else None
         if lag is None or lag > CLOSE_BYTES:
             peer.close_since_s = None

@@ -68,7 +68,7 @@ class PeerState:
     hello_since_s: float = 0.0
     """Since when its hellos are of this incarnation."""
     close_since_s: float | None = None
-    """Since when it has had almost everything."""
+    """Since when it has been a learner that has almost everything."""
     close_commit_index: int = 0
     """What was committed when that began."""
 

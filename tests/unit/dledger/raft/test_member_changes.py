@@ -167,6 +167,34 @@ def test_stuck_learner_is_not_promoted(tmp_path: Path, monkeypatch: pytest.Monke
     assert standing(leader) == "n0 n1 n2 n3"
 
 
+def test_wiped_voter_is_watched_as_a_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had before it was a learner is no proof that its disk still takes entries."""
+    cluster = Cluster(tmp_path)
+    leader = cluster.elect("n0")
+    cluster.append("n0", b"kept")
+    cluster.run()
+    cluster.wipe("n1")
+    cluster.pass_time("n0", 0.6)
+    assert standing(leader) == "n0 n1 n2"
+    last = cluster.members["n1"].log.last_index
+    assert last == leader.journal.last_index
+    deliver = cluster.deliver
+
+    def lose_appends(letter: Letter) -> None:
+        if letter.receiver != "n1" or letter.frame.kind is not Kind.APPEND:
+            deliver(letter)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "deliver", lose_appends)
+        cluster.append("n0", b"lost")
+        cluster.run()
+        cluster.pass_time("n0", 5.0)
+        assert cluster.members["n1"].log.last_index == last
+        assert standing(leader) in ("n0 n1 (n1) n2", "n0 (n1) n1 n2")
+    cluster.pass_time("n0", 5.0)
+    assert standing(leader) == "n0 n1 n2"
+
+
 def test_promoted_learner_grants_its_vote(tmp_path: Path) -> None:
     """The list with n1 as a voter is on n0 and n2; n1 still takes itself for a learner."""
     cluster = Cluster(tmp_path, 2)
