@@ -32,6 +32,7 @@ from client.producer.lane import (
     OpenRefusedError,
     RunRefusal,
     SendBatch,
+    SessionLeftError,
     settle_batch,
     settle_one,
 )
@@ -222,6 +223,11 @@ class Attempts:
         except (MQError, OpenRefusedError, RefusedError) as error:
             self._note_failure(missed, error, began)
             return missed
+        except SessionLeftError:
+            missed.failure = Failure(
+                FailureKind.BUSY, ResponseCode.SYSTEM_BUSY, remark="the session is lost"
+            )
+            return missed
 
     def begin(
         self, lane: Lane, batch: SendBatch, ended: Callable[[Attempt], None]
@@ -324,7 +330,7 @@ class Attempts:
             command = self._encoder.request_of(batch.slots()[0])
         if held is None and self._is_numbered(link, command):
             held = missed.held = await lane.sequences.enter(
-                link, timeout_s, self._schedule_under_sequence(batch)
+                link, timeout_s, self._schedule_under_sequence(batch), is_alone=batch.is_alone
             )
         if batch.is_alone or held is None or not held.sent:
             # What failed as "not stored" meanwhile must not be stored.

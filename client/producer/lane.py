@@ -52,6 +52,10 @@ class OpenRefusedError(Exception):
         self.answer = answer
 
 
+class SessionLeftError(Exception):
+    """The session was left before a request of the line had a sequence; nothing was sent."""
+
+
 class ProducerSession:
     """An open session: the sequences given out in one epoch."""
 
@@ -185,19 +189,27 @@ class Sequences:
         while self.is_draining:
             await self._left[0].drained()
 
-    async def enter(self, link: Link, timeout_s: float, schedule: RetrySchedule) -> HeldSend:
+    async def enter(
+        self, link: Link, timeout_s: float, schedule: RetrySchedule, *, is_alone: bool = False
+    ) -> HeldSend:
         """Return the next sequence when it may leave, in a session that is opened if need be.
 
+        Args:
+            is_alone: It keeps no order with others.
         Raises:
             OpenRefusedError, BrokerUnreachableError: There is no session; nothing was sent.
+            SessionLeftError: What was sent before comes back to the line: it belongs there, too.
         """
-        while True:
+        while is_alone or not self.is_draining:
             session = self._session
             if session is None:
                 session = await self._open(link, timeout_s)
             await session.wait_while_full()
             if session is self._session:
                 return HeldSend(session, session.begin(), schedule)
+            if not is_alone:
+                break
+        raise SessionLeftError
 
     def enter_nowait(self, policy: RetryPolicy, deadline: float) -> HeldSend | None:
         """Return the next sequence; None when `enter` would wait."""

@@ -204,33 +204,40 @@ async def test_engine_keeps_order_while_one_send_is_repeated() -> None:
         assert group.bodies() == [b"%d" % number for number in range(6)]
 
 
-async def test_engine_keeps_order_when_a_session_is_lost() -> None:
+@pytest.mark.parametrize("before", [[], [BUSY], [BUSY] * 3], ids=["at once", "busy", "all busy"])
+async def test_engine_keeps_order_when_a_session_is_lost(
+    before: list[tuple[int, dict[str, str]]],
+) -> None:
+    """Also of a request that waits, for its sequence, until others are repeated."""
     async with numbering() as (world, producer):
         group = world.groups["g"]
         await producer.send_to(QUEUE, Message("T", b"0"))
-        left = stamps(world)[0][0]
+        left, refusals = stamps(world)[0][0], answers(*before)
 
         def later(asked: RemotingCommand) -> Handled:
             if asked.ext["producer"][1] != left:
                 return None
+            refusal = refusals(asked)
+            answer = refusal or answers(FORGOTTEN)(asked)
 
             async def wait() -> RemotingCommand:
-                await trio.sleep(0.1)
-                return response_to(asked, FORGOTTEN[0], "no", dict(FORGOTTEN[1]))
+                await trio.sleep(0.3 if refusal is None else 0.01)
+                assert isinstance(answer, RemotingCommand)
+                return answer
 
             return wait()
 
         group.brokers[0].intercept = later
         # More than leaves in one request, compressed too: several are open at a time.
         much = random.Random(1).randbytes(PIPELINE_BYTES)
-        sends = [
-            producer.send_nowait(Message("T", b"%d" % number + much), queue=QUEUE)
-            for number in range(1, 7)
-        ]
-        await sends[-1].result()
-        assert [epoch for epoch, _, _ in stamps(world)].count(left) == 1 + 4
-        assert [(await send.result()).queue_offset for send in sends] == [1, 2, 3, 4, 5, 6]
-        assert [body[:1] for body in group.bodies()] == [b"%d" % number for number in range(7)]
+        sends = []
+        for number in range(1, 10):
+            sends.append(producer.send_nowait(Message("T", b"%d" % number + much), queue=QUEUE))
+            if number > 2:
+                await trio.sleep(0.06)
+        assert [(await send.result()).queue_offset for send in sends] == list(range(1, 10))
+        assert [body[:1] for body in group.bodies()] == [b"%d" % number for number in range(10)]
+        assert [epoch for epoch, _, _ in stamps(world)].count(left) > 2
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
@@ -367,3 +374,69 @@ async def test_a_busy_broker_is_not_asked_again_before_it_wants_to_be() -> None:
         began = trio.current_time()
         await producer.send_to(QUEUE, Message("T", b"x"))
         assert trio.current_time() - began == pytest.approx(0.7)
+
+
+class Fickle:
+    """A broker that is busy at times, and at times forgets the sessions that it knows.
+
+    Args:
+        world: It leads the group there.
+    """
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self._broker = world.groups["g"].brokers[0]
+        self._rng = rng
+        self._is_busy = False
+        self._stored: dict[int, set[int]] = {}
+        self._forgotten: set[int] = set()
+        self.lost = self.refused = 0
+        self._broker.intercept = self._take
+
+    async def run(self) -> None:
+        while True:
+            await trio.sleep(self._rng.uniform(0.05, 0.4))
+            self._is_busy = self._rng.random() < 0.4
+            if self._rng.random() < 0.4:
+                self._forgotten |= self._stored.keys()
+
+    def _take(self, asked: RemotingCommand) -> Handled:
+        _, epoch, sequence, first_open = asked.ext["producer"]
+        stored = self._stored.setdefault(epoch, set())
+        if epoch in self._forgotten:
+            self.lost += 1
+            answer = answers(FORGOTTEN)(asked)
+        elif self._is_busy or not stored.issuperset(range(first_open, sequence)):
+            self.refused += 1
+            answer = answers(BUSY)(asked)
+        else:
+            stored.add(sequence)
+            answer = self._broker.store_records(asked)
+        delay_s = self._rng.uniform(0.01, 0.3)
+
+        async def wait() -> RemotingCommand:
+            await trio.sleep(delay_s)
+            assert isinstance(answer, RemotingCommand)
+            return answer
+
+        return wait()
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_engine_keeps_order_before_a_fickle_broker(seed: int) -> None:
+    rng = random.Random(seed)
+    async with numbering() as (world, producer), trio.open_nursery() as nursery:
+        await producer.publish_queues("T")
+        broker = Fickle(world, rng)
+        nursery.start_soon(broker.run)
+        much = rng.randbytes(PIPELINE_BYTES)
+        sends = []
+        for number in range(60):
+            body = b"%03d" % number + (much if rng.random() < 0.5 else b"")
+            sends.append(producer.send_nowait(Message("T", body), queue=QUEUE, timeout_s=300))
+            if rng.random() < 0.5:
+                await trio.sleep(rng.uniform(0, 0.1))
+        for send in sends:
+            await send.result()
+        nursery.cancel_scope.cancel()
+    assert [int(body[:3]) for body in world.groups["g"].bodies()] == list(range(60)), seed
+    assert broker.lost or broker.refused
