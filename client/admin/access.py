@@ -90,7 +90,7 @@ class AccessAdmin(LeaderAsks):
             group_perms=_joined(groups),
         )
         code = RequestCode.UPDATE_AND_CREATE_ACL_CONFIG
-        return await self._on_every_leader(
+        return await self._change_on_every_leader(
             code, header.encode(), broker_names, f"put account {access_key}"
         )
 
@@ -98,7 +98,7 @@ class AccessAdmin(LeaderAsks):
         self, access_key: str, *, broker_names: tuple[str, ...] | None = None
     ) -> list[str]:
         """Delete an account, policies included; as `put_account`."""
-        return await self._on_every_leader(
+        return await self._change_on_every_leader(
             RequestCode.DELETE_ACL_CONFIG,
             AccessKeyHeader(access_key).encode(),
             broker_names,
@@ -112,7 +112,7 @@ class AccessAdmin(LeaderAsks):
 
         Those of an account file count as well.
         """
-        return await self._on_every_leader(
+        return await self._change_on_every_leader(
             RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
             GlobalWhiteAddrsHeader(",".join(addresses)).encode(),
             broker_names,
@@ -148,7 +148,7 @@ class AccessAdmin(LeaderAsks):
         user = UserInfo(
             username=username, password=password, user_type="Super" if is_super else "Normal"
         )
-        return await self._on_every_leader(
+        return await self._change_on_every_leader(
             RequestCode.AUTH_CREATE_USER,
             UserHeader(username).encode(),
             broker_names,
@@ -171,7 +171,7 @@ class AccessAdmin(LeaderAsks):
             user.user_type = "Super" if is_super else "Normal"
         if is_enabled is not None:
             user.user_status = "enable" if is_enabled else "disable"
-        return await self._on_every_leader(
+        return await self._change_on_every_leader(
             RequestCode.AUTH_UPDATE_USER,
             UserHeader(username).encode(),
             broker_names,
@@ -206,7 +206,7 @@ class AccessAdmin(LeaderAsks):
         acl = AclInfo(
             subject=subject, policies=[PolicyInfo(policy_type=policy_type, entries=list(entries))]
         )
-        return await self._on_every_leader(
+        return await self._change_on_every_leader(
             RequestCode.AUTH_CREATE_ACL,
             SubjectHeader(subject).encode(),
             broker_names,
@@ -223,7 +223,7 @@ class AccessAdmin(LeaderAsks):
         broker_names: tuple[str, ...] | None = None,
     ) -> list[str]:
         """Delete the entry about *resource*, or all entries of a user; as `put_account`."""
-        return await self._on_every_leader(
+        return await self._change_on_every_leader(
             RequestCode.AUTH_DELETE_ACL,
             DeleteAclHeader(USER_PREFIX + username, policy_type, resource).encode(),
             broker_names,

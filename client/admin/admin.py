@@ -233,7 +233,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
                 else None
             ),
         )
-        names = await self._on_every_leader(
+        names = await self._change_on_every_leader(
             RequestCode.UPDATE_AND_CREATE_TOPIC,
             dict(header.encode()) | ({CONFIRMED_FIELD: "true"} if gives_up_messages else {}),
             broker_names,
@@ -256,7 +256,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
             NoNameServerError: The groups no longer have it, and some NameServers did not answer:
                 they may list it until a broker registers there again.
         """
-        names = await self._on_every_leader(
+        names = await self._change_on_every_leader(
             RequestCode.DELETE_TOPIC_IN_BROKER,
             dict(TopicHeader(topic).encode()),
             None,

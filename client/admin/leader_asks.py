@@ -84,7 +84,7 @@ class LeaderAsks:
                 return leaders
         raise NoRouteError(f"no broker group had a leader for {LEADER_WAIT_S:g} s")
 
-    async def _on_every_leader(
+    async def _change_on_every_leader(
         self,
         code: RequestCode,
         ext: ExtFields,
@@ -96,7 +96,13 @@ class LeaderAsks:
         chosen = list(names if names is not None else known or await self._wait_leaders())
         for name in chosen:
             answer = await self._instance.ask_leader(
-                name, code, dict(ext), body, topic="TBW102", timeout_s=ADMIN_TIMEOUT_S
+                name,
+                code,
+                dict(ext),
+                body,
+                topic="TBW102",
+                timeout_s=ADMIN_TIMEOUT_S,
+                changes=True,
             )
             checked(answer, f"{what} on {name}")
         return chosen

@@ -88,7 +88,7 @@ class QuotaAdmin(LeaderAsks):
         self, header: QuotaHeader, broker_names: tuple[str, ...] | None
     ) -> list[str]:
         what = f"{header.op} quota of {header.kind} {header.name or '(default)'}"
-        return await self._on_every_leader(
+        return await self._change_on_every_leader(
             RequestCode.CHANGE_QUOTA, header.encode(), broker_names, what
         )
 

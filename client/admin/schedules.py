@@ -198,7 +198,13 @@ class ScheduleAdmin(LeaderAsks):
         self, broker_name: str, code: RequestCode, ext: ExtFields, body: bytes = b""
     ) -> RemotingCommand:
         answer = await self._instance.ask_leader(
-            broker_name, code, dict(ext), body, topic="TBW102", timeout_s=SCHEDULE_TIMEOUT_S
+            broker_name,
+            code,
+            dict(ext),
+            body,
+            topic="TBW102",
+            timeout_s=SCHEDULE_TIMEOUT_S,
+            changes=code is not RequestCode.LIST_SCHEDULES,
         )
         return checked(answer, f"{code.name} on {broker_name}")
 

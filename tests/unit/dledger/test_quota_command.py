@@ -30,7 +30,7 @@ class Clusters(QuotaAdmin):
         quota = QuotaInfo(**fields)
         self.rows[broker][quota.kind, quota.name] = quota
 
-    async def _on_every_leader(
+    async def _change_on_every_leader(
         self,
         code: RequestCode,
         ext: ExtFields,

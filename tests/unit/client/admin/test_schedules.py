@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from trio.testing import MockClock
 
 from client.admin.admin import Admin
 from client.core.client_instance import ClientInstance
-from client.core.errors import MessageIllegalError, NoRouteError, RequestFailedError
+from client.core.errors import (
+    MessageIllegalError,
+    NoRouteError,
+    RequestFailedError,
+    RequestTimedOutError,
+)
 from client.core.message import Message
+from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.schedule_bodies import (
@@ -18,7 +25,7 @@ from remoting.protocol.schedule_bodies import (
     ScheduleInfo,
     ScheduleList,
 )
-from tests.unit.client.fake_cluster import World
+from tests.unit.client.fake_cluster import World, open_world
 
 CODE = RequestCode
 
@@ -156,3 +163,26 @@ async def test_a_message_that_no_schedule_may_have_never_leaves(
     with pytest.raises(MessageIllegalError):
         await Admin(client).put_schedule("s", "@daily", message, broker_name="g")
     assert world.count(CODE.PUT_SCHEDULE) == 0
+
+
+async def test_change_refused_after_an_unanswered_one_is_unknown(
+    autojump_clock: MockClock,
+) -> None:
+    """The first attempt may have deleted the schedule that the second does not find."""
+    async with open_world() as world, world.client() as client:
+        group, kept = world.groups["g"], Schedules("s")
+
+        def silent(_: RemotingCommand) -> Handled:
+            group.elect(1)
+            return DEFERRED
+
+        def gone(asked: RemotingCommand) -> Handled:
+            return response_to(asked, ResponseCode.QUERY_NOT_FOUND, "no schedule s")
+
+        for broker, answer in ((group.brokers[0], silent), (group.brokers[1], gone)):
+            broker.on(CODE.LIST_SCHEDULES, kept)
+            broker.on(CODE.DELETE_SCHEDULE, answer)
+        with pytest.raises(RequestTimedOutError):
+            await Admin(client).delete_schedule("s")
+        with pytest.raises(RequestFailedError, match="no schedule s"):
+            await Admin(client).delete_schedule("s")

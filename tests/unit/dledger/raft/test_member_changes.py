@@ -167,7 +167,9 @@ def test_stuck_learner_is_not_promoted(tmp_path: Path, monkeypatch: pytest.Monke
     assert standing(leader) == "n0 n1 n2 n3"
 
 
-def test_wiped_voter_is_watched_as_a_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wiped_voter_is_watched_as_a_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it had before it was a learner is no proof that its disk still takes entries."""
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
