@@ -83,7 +83,9 @@ class Contacts:
             core.forget_match(peer)
         if channel == "control":
             core.connected(peer, True)
-        elif core.is_leader and peer in self.replicator.peers:
+        # What was forgotten is asked for again: else it counts only with the next entry.
+        is_asked = channel == "data" or hello.doubtful
+        if is_asked and core.is_leader and peer in self.replicator.peers:
             self.replicator.link_reset(peer)
             peer_state.send_data()
 

@@ -79,8 +79,10 @@ class MemberChanges:
     replicator: Replicator
     contacts: Contacts
     transfers: Transfers
-    _leaves_at_s: dict[str, float] = field(default_factory=dict, init=False)
-    """Until when a removed member is sent entries."""
+    _leaves_at_s: dict[tuple[str, int], float] = field(default_factory=dict, init=False)
+    """Until when a removed member is sent entries, by its name and the entry that removes it."""
+    _reason: str = field(default="", init=False)
+    """Why the next step waits, as it was logged; empty while none waits."""
 
     def write_first(self) -> None:
         """Append the voters agreed at bootstrap, if the log has no list yet."""
@@ -125,6 +127,7 @@ class MemberChanges:
         state, members = self.state, self.state.journal.members
         if self.transfers.is_under_way or members.members is None:
             return
+        reason = ""
         try:
             if not members.index:
                 self.write_first()
@@ -137,18 +140,22 @@ class MemberChanges:
         except DiskFullError as error:
             log.error("members_without_space", error=str(error))
         except (ChangePendingError, ChangeRefusedError) as error:
-            log.info("members_wait", reason=str(error))
+            reason = str(error)
+            if reason != self._reason:
+                log.info("members_wait", reason=reason)
+        self._reason = reason
 
     def _advance_leaving(self, now: float) -> None:
         state = self.state
-        for name, index in list(state.roster.leaving.items()):
-            wait_s = LEAVER_TIMEOUTS * state.settings.election_timeout_s
+        wait_s, leaving = LEAVER_TIMEOUTS * state.settings.election_timeout_s, state.roster.leaving
+        known = self._leaves_at_s
+        self._leaves_at_s = {item: known[item] for item in leaving.items() if item in known}
+        for name, index in list(leaving.items()):
             if index > state.core.commit_index:
-                self._leaves_at_s[name] = now + wait_s
+                self._leaves_at_s[name, index] = now + wait_s
                 continue
             has_list = self.replicator.peers[name].match_index >= index
-            if has_list or now >= self._leaves_at_s.setdefault(name, now + wait_s):
-                self._leaves_at_s.pop(name, None)
+            if has_list or now >= self._leaves_at_s.setdefault((name, index), now + wait_s):
                 self.contacts.forget_leaving(name)
 
     def _append(self, members: Members) -> int:
@@ -159,6 +166,9 @@ class MemberChanges:
         except OSError as error:
             raise self.state.failure.of_disk(error) from error
         log.info("members_changed", index=index, members=members.rows())
+        for peer in self.state.peers.values():
+            if members.learner(peer.name) is None:
+                peer.close_since_s = None
         self.contacts.note_members()
         return index
 
@@ -264,6 +274,8 @@ class Leader:
         )
         self._term = 0
         state.noop_index = 0
+        for name in list(state.roster.leaving):
+            self.contacts.forget_leaving(name)
         self.timer.restart(state.clock.monotonic())
         self.contacts.timer_wake.set()
 

@@ -323,7 +323,10 @@ def next_list(members: Members, seen: Mapping[str, Sight]) -> Members | None:
     Returns:
         None when there is nothing to do. The steps of a replacement, in this order: the new
         incarnation becomes a learner; caught up, its predecessor goes; then it is promoted.
+    Raises:
+        ChangeRefusedError: Nothing is left to do but to take in a learner, and the list is full.
     """
+    full: ChangeRefusedError | None = None
     for name in members.names:
         sight = seen.get(name)
         if sight is None:
@@ -346,9 +349,18 @@ def next_list(members: Members, seen: Mapping[str, Sight]) -> Members | None:
                 sight.client_address or known.client_address,
             )
             observes = voter is None and known.standing is Standing.OBSERVER
+            if learner is None and len(members.members) >= MEMBERS_MAX:
+                # The steps of others may follow, and one of them may free a place.
+                full = full or ChangeRefusedError(
+                    f"{name} has lost its folder, and a group has at most {MEMBERS_MAX} members:"
+                    f" remove one, at best {name}, then add it"
+                )
+                continue
             return members.with_learner(
                 joining, Standing.OBSERVER if observes else Standing.LEARNER
             )
+    if full is not None:
+        raise full
     return None
 
 
