@@ -174,7 +174,8 @@ class Recovery:
         self.repair_term()
         term_vote = TermVote(self._vote_slots)
         term = max(term_vote.term, log.last_term) + 1
-        before = None if self._members.members is None else self._members.members.voter(name)
+        members = self._members.members
+        before = None if members is None else members.voter(name) or members.learner(name)
         alone = Member(
             name,
             incarnation,

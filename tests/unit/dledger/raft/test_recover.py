@@ -80,6 +80,23 @@ async def test_it_leads_alone_with_all_it_had_and_others_join_it_again(tmp_path:
         assert bodies(groups, "n0") == [b"a", b"b", b"c"]
 
 
+async def test_observer_that_goes_on_alone_keeps_its_address(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        groups.names.append("n3")
+        await groups.start("n3")
+        await MembershipChanges(leader.group, leader.clock).observe("n3", ("127.0.0.1", 40914))
+        await lose_all_but_one(groups)
+        recovery = Recovery(OsDisk(), str(tmp_path / "n3"))
+        recovery.go_on_alone(random.Random(1))
+        recovery.close()
+        await groups.start("n3")
+        members = (await groups.leader()).group.node.roster.members
+        assert members is not None
+        assert members.voter_names == ("n3",)
+        assert members.addresses("n3") == [("127.0.0.1", 40914)]
+
+
 async def test_recover_names_losses_and_needs_force(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
