@@ -70,6 +70,7 @@ class Missed:
 
     Attributes:
         lane: The group it went to.
+        batch: What it sent, if it did: without what had ended by then. A repetition is the same.
         address: The broker asked; None: no leader was known.
         term: The term known at the time.
         held: The sequence it went under.
@@ -77,6 +78,7 @@ class Missed:
     """
 
     lane: Lane
+    batch: SendBatch
     address: str | None
     term: int
     held: HeldSend | None
@@ -212,7 +214,7 @@ class Attempts:
         timeout_s = time_left_s(batch.deadline, began, self._config.attempt_timeout_s)
         address, term = instance.leaders.address(name), instance.leaders.term(name)
         nothing = Failure(FailureKind.NOT_LEADER, remark=f"no leader of {name} is known")
-        missed = Missed(lane, address, term, held, nothing)
+        missed = Missed(lane, batch, address, term, held, nothing)
         if address is None:
             return missed
         if batch.is_alone and timeout_s <= 0:
@@ -251,7 +253,7 @@ class Attempts:
             held = lane.sequences.enter_nowait(self.policy, batch.deadline)
             if held is None:
                 return None
-        missed = Missed(lane, address, instance.leaders.term(name), held, _NO_ANSWER)
+        missed = Missed(lane, batch, address, instance.leaders.term(name), held, _NO_ANSWER)
         attempt = Attempt(batch, missed, link.connection, now, timeout_s, ended)
         self._count(batch)
         try:
@@ -334,7 +336,7 @@ class Attempts:
             )
         if batch.is_alone or held is None or not held.sent:
             # What failed as "not stored" meanwhile must not be stored.
-            batch = batch.without_settled()
+            batch = missed.batch = batch.without_settled()
             if not batch.runs:
                 if held is not None:
                     held.settle()

@@ -241,7 +241,7 @@ class SendEngine:
                     await self._release_refused(ended)
                     return
                 missed = ended
-                held = missed.held
+                held, batch = missed.held, missed.batch
                 if not batch.live_slots():
                     return
                 follows = self._follows(batch, missed)

@@ -113,7 +113,9 @@ class Broker(Node):
             self.on(RequestCode.CAPABILITIES, self._capabilities)
             self.on(RequestCode.SEND_RECORDS, self._send_records)
             self.on(RequestCode.RAFT_STATUS, self._raft_status)
-            self.on(RequestCode.OPEN_PRODUCER, self._open_producer)
+            # Called with each OPEN_PRODUCER instead of what answers it otherwise.
+            self.open_hook: Callable[[RemotingCommand], Handled] = self._open_producer
+            self.on(RequestCode.OPEN_PRODUCER, self._answer_open)
             if group.bulk:
                 self.on(RequestCode.BULK_PULL, self._pull)
         self.on(RequestCode.SEND_MESSAGE_V2, self._send)
@@ -165,6 +167,9 @@ class Broker(Node):
         if self.identity is not None:
             ext["groupIdentity"] = self.identity
         return response_to(asked, 0, None, ext)
+
+    def _answer_open(self, asked: RemotingCommand) -> Handled:
+        return self.open_hook(asked)
 
     def _open_producer(self, asked: RemotingCommand) -> RemotingCommand:
         if not self.leads:

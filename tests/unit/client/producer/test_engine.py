@@ -440,3 +440,27 @@ async def test_engine_keeps_order_before_a_fickle_broker(seed: int) -> None:
         nursery.cancel_scope.cancel()
     assert [int(body[:3]) for body in world.groups["g"].bodies()] == list(range(60)), seed
     assert broker.lost or broker.refused
+
+
+async def test_engine_repeats_what_it_sent_when_a_send_ended_before() -> None:
+    async with numbering() as (world, producer):
+        group = world.groups["g"]
+        await producer.publish_queues("T")
+        usual = group.brokers[0].open_hook
+
+        async def slow(asked: RemotingCommand) -> RemotingCommand:
+            await trio.sleep(0.5)
+            answer = usual(asked)
+            assert isinstance(answer, RemotingCommand)
+            return answer
+
+        group.brokers[0].open_hook = slow
+        group.brokers[0].intercept = answers(UNKNOWN)
+        short = producer.send_nowait(Message("T", b"short"), queue=QUEUE, timeout_s=0.4)
+        long = producer.send_nowait(Message("T", b"long"), queue=QUEUE)
+        with pytest.raises(BrokerUnreachableError, match="not stored"):
+            await short.result()
+        await long.result()
+        assert group.bodies() == [b"long"]
+        first, second = [seen.command for seen in world.seen if seen.code == 51101]
+        assert bytes(first.body) == bytes(second.body)
