@@ -226,26 +226,31 @@ class Sequences:
             self._left_epoch = session.epoch
 
     async def _open(self, link: Link, timeout_s: float) -> ProducerSession:
-        async with self._opening:
-            if self._session is not None:
-                return self._session
-            producer_id = self._producer_id.value
-            command = request(
-                RequestCode.OPEN_PRODUCER,
-                {ID_FIELD: producer_id.hex(), EPOCH_FIELD: str(self._left_epoch)},
-                serialize=link.serialize,
-            )
-            try:
-                answer = await link.connection.invoke(command, timeout_s)
-                if answer.code != ResponseCode.SUCCESS:
-                    raise OpenRefusedError(answer)
-                epoch = int(answer.ext[EPOCH_FIELD])
-            except (RemotingError, KeyError, ValueError) as error:
-                raise BrokerUnreachableError(
-                    f"broker {link.address} opened no session: {error}"
-                ) from error
-            session = self._session = ProducerSession(producer_id, epoch)
-            return session
+        # The wait for others counts: they may ask a broker that does not lead any more.
+        with trio.move_on_after(timeout_s):
+            async with self._opening:
+                if self._session is not None:
+                    return self._session
+                producer_id = self._producer_id.value
+                command = request(
+                    RequestCode.OPEN_PRODUCER,
+                    {ID_FIELD: producer_id.hex(), EPOCH_FIELD: str(self._left_epoch)},
+                    serialize=link.serialize,
+                )
+                try:
+                    answer = await link.connection.invoke(command, timeout_s)
+                    if answer.code != ResponseCode.SUCCESS:
+                        raise OpenRefusedError(answer)
+                    epoch = int(answer.ext[EPOCH_FIELD])
+                except (RemotingError, KeyError, ValueError) as error:
+                    raise BrokerUnreachableError(
+                        f"broker {link.address} opened no session: {error}"
+                    ) from error
+                session = self._session = ProducerSession(producer_id, epoch)
+                return session
+        raise BrokerUnreachableError(
+            f"broker {link.address} opened no session within {timeout_s} s"
+        )
 
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024

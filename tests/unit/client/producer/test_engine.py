@@ -464,3 +464,21 @@ async def test_engine_repeats_what_it_sent_when_a_send_ended_before() -> None:
         assert group.bodies() == [b"long"]
         first, second = [seen.command for seen in world.seen if seen.code == 51101]
         assert bytes(first.body) == bytes(second.body)
+
+
+async def test_sends_do_not_wait_for_a_session_one_after_the_other() -> None:
+    async with numbering() as (world, producer):
+        group = world.groups["g"]
+        await producer.publish_queues("T")
+        group.brokers[0].open_hook = lambda asked: DEFERRED
+        delayed = [
+            producer.send_nowait(Message("T", b"%d" % number, delay_level=3), queue=QUEUE)
+            for number in range(6)
+        ]
+        await trio.testing.wait_all_tasks_blocked()
+        group.elect(1)
+        began = trio.current_time()
+        await producer.send_to(QUEUE, Message("T", b"x"))
+        for send in delayed:
+            await send.result()
+        assert trio.current_time() - began < 4  # an attempt of 3 s, and a search
