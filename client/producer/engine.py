@@ -244,7 +244,7 @@ class SendEngine:
                 held, batch = missed.held, missed.batch
                 if not batch.live_slots():
                     return
-                follows = self._follows(batch, missed)
+                follows, batch = self._follows(batch, missed)
                 if follows in (Next.RELEASE, Next.RENEW):
                     if follows is Next.RENEW:
                         assert held is not None
@@ -281,15 +281,23 @@ class SendEngine:
             if held is not None:
                 held.settle()
 
-    def _follows(self, batch: SendBatch, missed: Missed) -> Next:
+    def _follows(self, batch: SendBatch, missed: Missed) -> tuple[Next, SendBatch]:
+        """Return what follows, and for what; beside a HOLD, others may go to another broker."""
         follows = next_of(missed.standing, missed.failure, is_alone=batch.is_alone)
-        if follows is Next.MOVE_OR_HOLD:
-            may_move = any(
-                not slot.pinned and self._topics.elsewhere(slot.queue) is not None
-                for slot in batch.live_slots()
-            )
-            return Next.RELEASE if may_move else Next.HOLD
-        return follows
+        if follows is not Next.MOVE_OR_HOLD:
+            return follows, batch
+        moving: list[SendSlot] = []
+        staying: list[SendSlot] = []
+        for slot in batch.live_slots():
+            may_move = not slot.pinned and self._topics.elsewhere(slot.queue) is not None
+            (moving if may_move else staying).append(slot)
+        if not staying:
+            return Next.RELEASE, batch
+        if moving:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._release, missed, moving)
+            batch = batch.with_only(staying)
+        return Next.HOLD, batch
 
     async def _hold(self, missed: Missed, held: HeldSend, batch: SendBatch) -> bool:
         """Wait until *batch* may go out under its sequence again; false, and failed, if never."""

@@ -302,14 +302,19 @@ class SendBatch:
         """Return what is left of it when the slots that are settled by now are taken out."""
         if not any(slot.settled for slot in self.slots()):
             return self
+        return self.with_only(self.live_slots())
+
+    def with_only(self, slots: Iterable[SendSlot]) -> SendBatch:
+        """Return what is left of it when all but *slots* are taken out."""
+        kept = set(slots)
         runs: list[tuple[MessageQueue, list[SendSlot]]] = []
         records = nbytes = 0
         for queue, run in self.runs:
-            live = [slot for slot in run if slot.state < SlotState.STORED]
-            if live:
-                runs.append((queue, live))
-                records += sum([slot.count for slot in live])
-                nbytes += sum([slot.nbytes for slot in live])
+            left = [slot for slot in run if slot in kept]
+            if left:
+                runs.append((queue, left))
+                records += sum([slot.count for slot in left])
+                nbytes += sum([slot.nbytes for slot in left])
         return SendBatch(runs, records, nbytes, self.is_alone)
 
     def run_list(self) -> list[list[Any]]:

@@ -152,7 +152,7 @@ class Next(Enum):
     HOLD = auto()
     """It is sent again under its sequence, and later ones wait: that keeps their order."""
     MOVE_OR_HOLD = auto()
-    """RELEASE when one of its sends may go to another broker, else HOLD."""
+    """RELEASE of those of its sends that may go to another broker; HOLD of what is left."""
     REPEAT = auto()
     """It is sent again as it is: the broker stores what has this sequence once."""
     RENEW = auto()

@@ -482,3 +482,43 @@ async def test_sends_do_not_wait_for_a_session_one_after_the_other() -> None:
         for send in delayed:
             await send.result()
         assert trio.current_time() - began < 4  # an attempt of 3 s, and a search
+
+
+async def test_engine_keeps_order_where_other_sends_of_a_request_move() -> None:
+    async with open_world(idempotent=True) as world:
+        await world.add_group("h", 1, 11911, idempotent=True)
+        async with world.client() as client, Producer(client, "p") as producer:
+            await producer.publish_queues("T")
+            group = world.groups["g"]
+            # Two in each request: the next sends wait for company.
+            for _ in range(2):
+                pair = [producer.send_nowait(Message("T", b"a"), queue=QUEUE) for _ in range(2)]
+                for send in pair:
+                    await send.result()
+            stored: set[int] = set(range(stamps(world)[-1][1] + 1))
+            refusals = answers(BUSY)
+
+            async def take(asked: RemotingCommand) -> RemotingCommand:
+                _, _, sequence, first_open = asked.ext["producer"]
+                has_gap = not stored.issuperset(range(first_open, sequence))
+                refusal = answers(BUSY)(asked) if has_gap else refusals(asked)
+                if isinstance(refusal, RemotingCommand):
+                    return refusal
+                stored.add(sequence)
+                return group.brokers[0].store_records(asked)
+
+            group.brokers[0].intercept = take
+            much = random.Random(1).randbytes(PIPELINE_BYTES)
+            free = [producer.send_nowait(Message("T", b"free")) for _ in range(8)]
+            sends = [
+                producer.send_nowait(
+                    Message("T", b"%d" % number + (much if number else b"")), queue=QUEUE
+                )
+                for number in range(4)
+            ]
+            for send in sends:
+                await send.result()
+            moved = [(await send.result()).message_queue.broker_name for send in free]
+            assert moved == ["h"] * 8
+        numbered = [body[:1] for body in group.bodies() if body[:1].isdigit()]
+        assert numbered == [b"0", b"1", b"2", b"3"]
