@@ -335,6 +335,8 @@ class SendEngine:
                 continue
             if step.where is Where.OTHER_BROKER and elsewhere is not None:
                 _move(slot, elsewhere)
+                if not slot.sent:
+                    slot.state = SlotState.WAITING
                 moving.append(slot)
                 move_delay_s = max(move_delay_s, step.delay_s)
                 continue
@@ -409,10 +411,13 @@ class SendEngine:
 
     async def _release_refused(self, ended: Answered) -> None:
         """Give the sends of runs that were not taken their next step."""
-        for run in ended.refused:
-            failure = Failure(failure_of_code(run.code), run.code, run.remark)
-            live = [slot for slot in run.slots if not slot.settled]
-            await self._release(replace(ended.missed, held=None, failure=failure), live)
+        # At once: a run does not wait until the pause after another one is over.
+        async with trio.open_nursery() as nursery:
+            for run in ended.refused:
+                failure = Failure(failure_of_code(run.code), run.code, run.remark)
+                live = [slot for slot in run.slots if not slot.settled]
+                missed = replace(ended.missed, held=None, failure=failure)
+                nursery.start_soon(self._release, missed, live)
 
     async def _release_open(self, ended: Answered, sends: int) -> None:
         try:

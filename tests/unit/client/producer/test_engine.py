@@ -15,6 +15,7 @@ from client.core.errors import (
     BrokerBusyError,
     BrokerRefusedError,
     BrokerUnreachableError,
+    ClientClosedError,
     MessageIllegalError,
     UnknownOutcomeError,
 )
@@ -522,3 +523,34 @@ async def test_engine_keeps_order_where_other_sends_of_a_request_move() -> None:
             assert moved == ["h"] * 8
         numbered = [body[:1] for body in group.bodies() if body[:1].isdigit()]
         assert numbered == [b"0", b"1", b"2", b"3"]
+
+
+async def test_refused_run_does_not_wait_for_the_pause_of_another() -> None:
+    async with numbering() as (world, producer):
+        group = world.groups["g"]
+        await producer.send_to(QUEUE, Message("T", b"before"))
+        group.refused_queues = {("T", 0): 2, ("T", 1): 16}
+        began = trio.current_time()
+        producer.send_nowait(Message("T", b"busy"), queue=QUEUE)
+        refused = producer.send_nowait(Message("T", b"x"), queue=MessageQueue("T", "g", 1))
+        with pytest.raises(BrokerRefusedError):
+            await refused.result()
+        assert trio.current_time() == began
+        group.refused_queues = {}
+
+
+async def test_send_that_waits_to_move_is_not_stored_at_the_end() -> None:
+    async with open_world(idempotent=True) as world, world.client() as client:
+        await world.add_group("h", 1, 11911, idempotent=True)
+        for group in world.groups.values():
+            group.brokers[0].intercept = answers(*[BUSY] * 9)
+        with trio.CancelScope() as scope:
+            async with Producer(client, "p") as producer:
+                await producer.publish_queues("T")
+                send = producer.send_nowait(Message("T", b"x"))
+                await trio.testing.wait_all_tasks_blocked()
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+        with pytest.raises(ClientClosedError, match="before the send"):
+            await send.result()
+        assert len(stamps(world)) == 1
