@@ -387,6 +387,8 @@ class LiveSends:
         clock = self._clock
         while True:
             self._wake = trio.Event()
+            # A hook may send, too: what is added meanwhile is looked at in another turn.
+            self._next_wake = NEVER
             now = clock.monotonic()
             earliest = NEVER
             for slot in list(self._live):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 import struct
+from typing import cast
 
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from client.core.errors import ClientError
 from client.core.message import Message
@@ -24,8 +26,10 @@ from client.producer.lane import (
     Sequences,
     settle_batch,
 )
+from client.producer.results import LiveSends, SendHooks
 from client.producer.state import SendSlot, SlotState
 from remoting.errors import RemoteProtocolError
+from remoting.machine import TrioClock
 from remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, ProducerStamp
 
 ID = b"0123456789abcdef"
@@ -332,3 +336,26 @@ def test_lane_opens_more_requests_only_while_much_waits() -> None:
     assert lane.may_leave
     lane.open = 2
     assert not lane.may_leave
+
+
+# ---------------------------------------------------------------------------------- deadlines
+
+
+async def test_send_of_a_hook_ends_at_its_deadline_too(autojump_clock: MockClock) -> None:
+    first, second = _slot(), _slot()
+
+    class Hook:
+        def after(self, slot: SendSlot) -> None:
+            if slot is first:
+                sends.add(second)
+
+    sends = LiveSends(TrioClock(), cast(SendHooks, Hook()))
+    first.deadline, second.deadline = trio.current_time() + 1, trio.current_time() + 2
+    sends.add(first)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sends.run)
+        await trio.sleep(1.5)
+        assert (first.state, second.state) == (SlotState.FAILED, SlotState.WAITING)
+        await trio.sleep(1.0)
+        assert second.state is SlotState.FAILED
+        nursery.cancel_scope.cancel()
