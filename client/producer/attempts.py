@@ -26,18 +26,10 @@ from client.core.retry import (
 )
 from client.producer.config import ProducerConfig
 from client.producer.encoder import SlotEncoder
-from client.producer.lane import (
-    HeldSend,
-    Lane,
-    OpenRefusedError,
-    RunRefusal,
-    SendBatch,
-    SessionLeftError,
-    settle_batch,
-    settle_one,
-)
+from client.producer.lane import Lane, RunRefusal, SendBatch, settle_batch, settle_one
 from client.producer.queue_selection import PublishTopics
 from client.producer.results import LiveSends
+from client.producer.sequences import HeldSend, OpenRefusedError, SessionLeftError
 from client.producer.state import SendSlot, SlotState, Standing
 from commitlog.errors import MQError
 from remoting.calls import Call

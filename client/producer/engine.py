@@ -32,18 +32,10 @@ from client.core.route import MessageQueue
 from client.producer.attempts import Answered, Attempt, Attempts, Missed
 from client.producer.config import ProducerConfig
 from client.producer.encoder import SlotEncoder, goes_alone
-from client.producer.lane import (
-    Coalescer,
-    HeldSend,
-    Lane,
-    ProducerId,
-    SendBatch,
-    Sequences,
-    batch_of_one,
-    moved_records,
-)
+from client.producer.lane import Coalescer, Lane, SendBatch, batch_of_one, moved_records
 from client.producer.queue_selection import PublishTopics
 from client.producer.results import LiveSends, SendHooks
+from client.producer.sequences import HeldSend, ProducerId, Sequences
 from client.producer.state import Next, SendSlot, SlotState, error_of, next_of
 from remoting.protocol.codes import ResponseCode
 

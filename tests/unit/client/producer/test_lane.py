@@ -21,12 +21,10 @@ from client.producer.lane import (
     SOLOS_MIN,
     Coalescer,
     Lane,
-    ProducerId,
-    ProducerSession,
-    Sequences,
     settle_batch,
 )
 from client.producer.results import LiveSends, SendHooks
+from client.producer.sequences import ProducerId, ProducerSession, Sequences
 from client.producer.state import SendSlot, SlotState
 from remoting.errors import RemoteProtocolError
 from remoting.machine import TrioClock
