@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import trio
@@ -58,6 +58,16 @@ class _Fruitless:
     not_before_s: float
 
 
+class _Failed(NamedTuple):
+    """The leader that failed last."""
+
+    address: str | None
+    term: int
+    routed: str | None = None
+    """What the route named then, if a hint was followed: it is older than the hint, and followed
+    without a pause it may name the failed one again, without an end."""
+
+
 class LeaderSearch:
     """What a client instance does to find leaders."""
 
@@ -84,8 +94,8 @@ class LeaderSearch:
         self._counters = counters
         self._clock = clock
         self._not_ready: dict[str, str] = {}
-        # The leader that failed last, and its term: others may name it for long.
-        self._failed: dict[str, tuple[str, int]] = {}
+        # Others may name it for long.
+        self._failed: dict[str, _Failed] = {}
         self._searches: dict[str, trio.Event] = {}
         self._fruitless: dict[str, _Fruitless] = {}
 
@@ -132,25 +142,33 @@ class LeaderSearch:
         if failed is not None and self._not_ready.pop(broker_name, None) == failed:
             await clock.sleep(delay_s)
             return
-        if failed is not None:
-            self._leaders.suspect(broker_name, failed)
-            self._failed[broker_name] = (failed, failed_term)
-        else:
-            failed, failed_term = self._failed.get(broker_name, (None, failed_term))
+        last = self._note_failure(broker_name, failed, failed_term)
         search = self._searches.get(broker_name)
         if search is not None:
             with trio.move_on_after(SEARCH_S):
                 await search.wait()
         elif self._may_search(broker_name):
-            await self._search(broker_name, topic, failed, failed_term)
-        if not self._is_news(broker_name, failed, failed_term):
+            await self._search(broker_name, topic, last)
+        if not self._is_news(broker_name, last):
             await clock.sleep(max(0.0, until_s - clock.monotonic()))
 
-    def _is_news(self, broker_name: str, failed: str | None, failed_term: int) -> bool:
+    def _note_failure(self, broker_name: str, failed: str | None, failed_term: int) -> _Failed:
+        last = self._failed.get(broker_name, _Failed(None, failed_term))
+        if failed is None:
+            return last
+        if self._leaders.suspect(broker_name, failed):
+            routed = self._leaders.address(broker_name)
+            last = self._failed[broker_name] = _Failed(failed, failed_term, routed)
+        elif last[:2] != (failed, failed_term):
+            last = self._failed[broker_name] = _Failed(failed, failed_term)
+        return last
+
+    def _is_news(self, broker_name: str, failed: _Failed) -> bool:
         leaders = self._leaders
         address = leaders.address(broker_name)
         return address is not None and (
-            address != failed or leaders.term(broker_name) > failed_term
+            address not in (failed.address, failed.routed)
+            or leaders.term(broker_name) > failed.term
         )
 
     def _may_search(self, broker_name: str) -> bool:
@@ -164,42 +182,36 @@ class LeaderSearch:
             return True
         return now_s >= fruitless.not_before_s
 
-    async def _search(
-        self, broker_name: str, topic: str, failed: str | None, failed_term: int
-    ) -> None:
+    async def _search(self, broker_name: str, topic: str, failed: _Failed) -> None:
         begin_s = self._clock.monotonic()
         search = self._searches[broker_name] = trio.Event()
         try:
-            await self._ask_all(broker_name, topic, failed, failed_term)
+            await self._ask_all(broker_name, topic, failed)
         finally:
             del self._searches[broker_name]
             search.set()
-        if self._is_news(broker_name, failed, failed_term):
+        if self._is_news(broker_name, failed):
             self._fruitless.pop(broker_name, None)
             return
         fruitless = self._fruitless.setdefault(broker_name, _Fruitless(begin_s, begin_s))
         now_s = self._clock.monotonic()
         fruitless.not_before_s = now_s + min((now_s - fruitless.since_s) / PATIENCE, PAUSE_S_MAX)
 
-    async def _ask_all(
-        self, broker_name: str, topic: str, failed: str | None, failed_term: int
-    ) -> None:
+    async def _ask_all(self, broker_name: str, topic: str, failed: _Failed) -> None:
         self._counters.leader_searches += 1
         with trio.move_on_after(SEARCH_S):
             async with trio.open_nursery() as nursery:
 
                 def end_when_found() -> None:
-                    if self._is_news(broker_name, failed, failed_term):
+                    if self._is_news(broker_name, failed):
                         nursery.cancel_scope.cancel()
 
                 async def ask_member(address: str) -> None:
                     leader, term = await self._leader_named_by(address, broker_name)
                     # What others say of the one that failed is older than the failure.
-                    if leader is not None and (
-                        leader == address or (leader, term) != (failed, failed_term)
-                    ):
+                    if leader is not None and (leader == address or (leader, term) != failed[:2]):
                         self._leaders.learn(broker_name, leader, term, told_by=address)
-                        if self._is_news(broker_name, failed, failed_term):
+                        if self._is_news(broker_name, failed):
                             self._counters.leaders_found += 1
                             self._announcements.wake()
                         end_when_found()

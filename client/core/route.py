@@ -245,14 +245,17 @@ class LeaderTable:
         if address is not None:
             group.hinted = None
 
-    def suspect(self, broker_name: str, address: str) -> None:
-        """Drop the hint to an address that failed; the route's word stands again.
+    def suspect(self, broker_name: str, address: str) -> bool:
+        """Drop the hint to an address that failed; return whether there was one.
 
-        If the route names the failed address too, a search has to find the next leader.
+        What the route names stands again then, which is older than the hint. If that is the failed
+        address, too, a search has to find the next leader.
         """
         group = self._groups.get(broker_name)
-        if group is not None and group.hinted == address:
-            group.hinted = None
+        if group is None or group.hinted != address:
+            return False
+        group.hinted = None
+        return True
 
 
 def parse_address_list(text: str | Iterable[str]) -> list[str]:

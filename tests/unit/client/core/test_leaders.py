@@ -17,6 +17,7 @@ from client.core.route import LeaderTable
 from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from remoting.protocol.codes import RequestCode
+from tests.harness.fake_nodes import Seen
 from tests.unit.client.fake_cluster import Group, World, open_world
 
 LEADERLESS_S = 20.0
@@ -52,6 +53,38 @@ async def test_search_for_a_leader_slows_to_once_a_second(
             elected_at = trio.current_time()
         assert trio.current_time() - elected_at < PAUSE_S_MAX + SEARCH_S
         assert sorted(group.bodies()) == [b"1", b"2"]
+
+
+class FewRequests(list[Seen]):
+    """Ends the test when there are more than *most*: without a pause no virtual time passes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def append(self, seen: Seen) -> None:
+        super().append(seen)
+        assert len(self) <= self._most, f"after {trio.current_time()} s"
+
+
+async def test_client_pauses_between_two_that_name_a_dead_leader(
+    autojump_clock: MockClock,
+) -> None:
+    """The route names a former leader, which names the dead one, which the members name, too."""
+    async with producer_of_a_group() as (group, producer):
+        former, dead, _ = group.brokers
+        group.elect(1, register=False)
+        await producer.send(Message("T", b"2"))
+        await dead.kill()
+        former.seen = FewRequests(10 * round(LEADERLESS_S))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(producer.send, Message("T", b"3"))
+            await trio.sleep(LEADERLESS_S)
+            sends = former.count(RequestCode.SEND_RECORDS)
+            assert LEADERLESS_S < sends < 5 * LEADERLESS_S
+            group.elect(2, register=False)
+            elected_at = trio.current_time()
+        assert trio.current_time() - elected_at < PAUSE_S_MAX + SEARCH_S
+        assert sorted(group.bodies()) == [b"1", b"2", b"3"]
 
 
 async def test_a_leader_is_found_at_most_an_eighth_later(autojump_clock: MockClock) -> None:

@@ -87,7 +87,9 @@ class FaultyGroup:
             elif happens < 0.3:
                 await self._elect(rng.randrange(len(group.brokers)), rng.choice([0.0, 0.3, 2.0]))
             elif happens < 0.4:
-                await self._restart(rng.choice(group.brokers))
+                broker = rng.choice(group.brokers)
+                await broker.kill()
+                await broker.start()
         self._chance = 0.0
         self._is_busy = self._is_silent = False
 
@@ -95,17 +97,6 @@ class FaultyGroup:
         self.group.leader = None
         await trio.sleep(pause_s)
         self.group.elect(number)
-
-    async def _restart(self, broker: Broker) -> None:
-        # No member names a leader that is down: on this network, which takes no time, the client
-        # would follow that name without an end.
-        did_lead = broker.leads
-        if did_lead:
-            self.group.leader = None
-        await broker.kill()
-        await broker.start()
-        if did_lead:
-            self.group.elect(self.group.brokers.index(broker))
 
     def _open(self, broker: Broker, asked: RemotingCommand) -> Handled:
         if self._is_silent:
