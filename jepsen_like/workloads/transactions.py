@@ -139,10 +139,13 @@ class Transactions:
         value = value_of(message.body)
         op = clients.begin(process, F.HALF, queue)
         op.value = value
+        # A hostile one: then the half message would be open for three days.
+        properties = dict(message.properties or {})
+        properties.pop(PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS, None)
         if value % IMMUNE_OF == 0:
             op.due_ns = op.call_ns + IMMUNE_S * 1_000_000_000
-            immunity = {PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS: str(IMMUNE_S)}
-            message = replace(message, properties={**(message.properties or {}), **immunity})
+            properties[PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS] = str(IMMUNE_S)
+        message = replace(message, properties=properties)
         try:
             half = await producer.begin(message, queue=queue)
         except ClientError as error:
