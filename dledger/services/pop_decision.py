@@ -328,6 +328,8 @@ class PopDecision:
         low, high = self.reader.bounds(receive.topic, queue_id)
         since = self._next_offset(receive, key, row, planned, high)
         found = Found((), 0, since)
+        if self.out >= MAX_OUT and max(since, low) < high:
+            self.passed_over.add(key[:2])  # an end in another row wakes nothing here
         may_be_out = min(
             MAX_OUT_PER_QUEUE - (len(row.out) if row is not None else 0) - _granted(planned),
             MAX_OUT - self.out,

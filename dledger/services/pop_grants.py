@@ -44,7 +44,8 @@ MAX_HELD: Final = 100_000
 
 PASSED_OVER_MS: Final = 200
 """After so long a queue is looked at again that could not be received from, because a pull or a
-commit of the group was at work there, or because what was decided could not be stored."""
+commit of the group was at work there, because too many messages were out, or because what was
+decided could not be stored."""
 
 COUNT_S: Final = 1.0
 """How often messages that are out are counted; in between those handed out are added, and none is

@@ -12,7 +12,7 @@ from dledger.filters.property_filter import Matching, scan
 from dledger.processors import pop_messages
 from dledger.processors.get_message import MIN_SCAN_UNITS
 from dledger.services import pop_decision
-from dledger.services.pop_grants import PASSED_OVER_MS
+from dledger.services.pop_grants import COUNT_S, PASSED_OVER_MS
 from dledger.state.pop import PopChange
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
@@ -353,6 +353,31 @@ def test_closed_connection_waits_no_more(broker: Broker) -> None:
     broker.group.put("T", 0, b"x")
     assert broker.group.state.pops == {}
     assert bodies(pop(broker)) == [(b"x", 0)]
+
+
+async def test_held_pop_goes_on_when_less_is_out(
+    group: FakeGroup, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of another group end, and none arrives that would wake it."""
+    clock = VirtualClock()
+    group.clock = clock
+    monkeypatch.setattr(pop_decision, "MAX_OUT", 2)
+    broker = Broker(group, clock)
+    broker.make_topic("T", queues=1)
+    group.put("T", 0, b"a", b"b")
+    given = handles(pop(broker))
+    command = hold(broker, consumerGroup="h")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.processors.pops.run)
+        await trio.sleep(5)
+        assert not group.waiting
+        assert ack(broker, given[0]).code == 0
+        await trio.sleep(COUNT_S + 2 * PASSED_OVER_MS / 1000)
+        group.settle()
+        nursery.cancel_scope.cancel()
+    found = answer_of(broker, command)
+    assert found is not None
+    assert bodies(found) == [(b"a", 0)]
 
 
 async def test_held_in_order_wakes_for_a_later_end(
