@@ -24,7 +24,7 @@ from commitlog.record import (
     SYS_FLAG_OFFSET,
 )
 from dledger.broker_settings import BrokerSettings
-from dledger.group_api import BrokerGroup
+from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import (
     RefusedError,
     answer_when_done,
@@ -45,6 +45,7 @@ from dledger.processors.operator_commits import (
 )
 from dledger.services.offset_commits import MAX_OFFSETS_PER_RECORD, OffsetCommits, OffsetSlot
 from dledger.services.pending_configs import TopicView
+from dledger.services.pop_grants import PopGrants
 from dledger.services.queue_locks import QueueLocks
 from remoting.access.accounts import ADMIN
 from remoting.access.gate import limited_account
@@ -317,11 +318,13 @@ class ResetOffsetsProcessor:
         clients: ClientTable[Connection],
         offsets: OffsetCommits,
         settings: BrokerSettings,
+        pops: PopGrants,
     ) -> None:
         self._group = group
         self._clients = clients
         self._offsets = offsets
         self._settings = settings
+        self._pops = pops
 
     @handles(
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
@@ -335,7 +338,8 @@ class ResetOffsetsProcessor:
         header = ResetOffsetHeader.decode(command.ext)
         require_leader(self._group)
         state = self._group.state
-        if any(key[:2] == (header.group, header.topic) for key in state.pops):
+        is_out = any(key[:2] == (header.group, header.topic) for key in state.pops)
+        if is_out or self._pops.receives(header.group, header.topic):
             return self._reset_popped(connection, command, header)
         return when_current(
             self._group, connection, command, lambda: self._reset(connection, command, header)
@@ -379,12 +383,17 @@ class ResetOffsetsProcessor:
                 " one by one",
             )
         body = ResetOffsetBody(offset_table=table)
-        done = answer_when_done(
+        answered = answer_when_done(
             connection,
             command,
             self._group,
             lambda _: response_to(command, 0, None, None, body.encode()),
         )
+
+        def done(proposed: Proposed) -> None:
+            answered(proposed)
+            self._pops.offsets_set(header.group, header.topic)
+
         items: list[tuple[OffsetSlot, int]] = [
             ((header.group, header.topic, queue.queue_id), offset)
             for queue, offset in table.items()

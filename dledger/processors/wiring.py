@@ -404,6 +404,7 @@ def _pops(
     return pops, (
         PopProcessor(group, settings, topics, checks, offsets, messages, pops, shared.throughput),
         AssignmentProcessor(group, settings, topics, shared.clients, pops),
+        ResetOffsetsProcessor(group, shared.clients, offsets, settings, pops),
     )
 
 
@@ -412,7 +413,6 @@ def _consumer_tables(shared: _Shared) -> tuple[object, ...]:
     clients, offsets = shared.clients, shared.offsets
     return (
         OffsetsProcessor(group, topics, offsets, settings, shared.locks),
-        ResetOffsetsProcessor(group, clients, offsets, settings),
         CloneOffsetsProcessor(group, clients, offsets),
         SubscriptionGroupsProcessor(group, topics, offsets),
         ConsumeStatsProcessor(group, topics, clients, offsets, settings, clock=shared.seams.clock),

@@ -29,7 +29,7 @@ from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
 from dledger.services.entry_under_way import EntryUnderWay, Fate
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_decision import PopDecision, PopReader, SpentKey
-from dledger.services.pop_lines import DueTimes, HandedOut, LineKey, PopAsk, PopLines
+from dledger.services.pop_lines import DueTimes, HandedOut, LineKey, PopAsk, PopLines, RecentPairs
 from dledger.state.pop import PopKey
 from dledger.state.state_record import StateRecord, TopicsChange, state_record
 from dledger.waiting import wait_for
@@ -97,6 +97,7 @@ class PopGrants:
         self._lines = PopLines()
         self._woken: dict[LineKey, None] = {}
         self._due = DueTimes()
+        self._recent = RecentPairs()
         self._entry: EntryUnderWay[_Work] | None = None
         self._term = 0
         self._out = (0, float("-inf"))
@@ -113,6 +114,15 @@ class PopGrants:
         """Return how many requests of a group wait for messages of a queue."""
         return self._lines.waits((group, topic, queue_id, False))
 
+    def receives(self, group: str, topic: str) -> bool:
+        """Return whether a group receives messages of a topic by POP, now or a short time ago."""
+        pair = (group, topic)
+        return self._waits(pair) or self._recent.has(pair, self._clock.monotonic())
+
+    def offsets_set(self, group: str, topic: str) -> None:
+        """Try held requests again after offsets of a group in a topic were set."""
+        self._look_again([(group, topic)], self._group.store_time_ms)
+
     def ask(self, ask: PopAsk) -> None:
         """Take a request.
 
@@ -125,7 +135,10 @@ class PopGrants:
             raise PendingFullError("it is not known yet what became of an earlier POP")
         if len(self._waiting) >= MAX_WAITING:
             raise PendingFullError(f"{MAX_WAITING} requests of POP consumers wait already")
-        ask.deadline = self._clock.monotonic() + ask.hold_s
+        now = self._clock.monotonic()
+        ask.deadline = now + ask.hold_s
+        if ask.receive is not None:
+            self._recent.note((ask.receive.group, ask.receive.topic), now)
         self._waiting.append(ask)
         self._work()
 

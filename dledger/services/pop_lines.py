@@ -11,11 +11,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from commitlog.errors import MQError
 from dledger.services.pop_decision import Receipt, Receive
 from dledger.state.pop import Out, PopGrant, PopKey, RequestMode
+
+RECENT_S: Final = 60.0
+"""A group that asked for messages of a topic so short a time ago receives them by POP."""
+
+MAX_RECENT: Final = 10_000
+"""Groups and topics that are remembered for it."""
 
 LineKey = tuple[str, str, int, bool]
 """Consumer group, topic, queue id (-1: any) and whether it only asks if there is something."""
@@ -120,6 +126,25 @@ class DueTimes:
         while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
+
+
+class RecentPairs:
+    """Groups that asked for messages of topics a short time ago."""
+
+    def __init__(self) -> None:
+        self._asked: dict[Pair, float] = {}
+
+    def note(self, pair: Pair, now: float) -> None:
+        """Note a request; the oldest is forgotten where there are too many."""
+        self._asked.pop(pair, None)
+        self._asked[pair] = now
+        if len(self._asked) > MAX_RECENT:
+            del self._asked[next(iter(self._asked))]
+
+    def has(self, pair: Pair, now: float) -> bool:
+        """Tell whether a group asked within `RECENT_S`."""
+        asked = self._asked.get(pair)
+        return asked is not None and now - asked <= RECENT_S
 
 
 class PopLines:

@@ -10,6 +10,7 @@ import trio
 
 from client.admin.admin import Admin
 from client.admin.groups import FIRST_MS
+from client.consumer.pop_calls import ReceivedMessage
 from client.consumer.simple_consumer import SimpleConsumer
 from client.core.client_instance import ClientInstance
 from client.core.errors import (
@@ -112,6 +113,24 @@ async def test_reset_by_the_sdk_ends_what_is_out(is_connected: bool) -> None:
             assert [bytes(message.body) for message in again] == [b"0", b"1", b"2"]
             await consumer.ack_all(again)
             assert await consumer.receive(wait_s=0) == []
+
+
+async def test_reset_of_a_group_without_messages_out() -> None:
+    async with embedded_cluster(topics={"T": 1}) as cluster, cluster.client() as client:
+        await send(client, 3)
+        async with SimpleConsumer(client, "g", {"T": "*"}, invisible_s=60) as consumer:
+            await consumer.ack_all(await consumer.receive(max_messages=3, wait_s=5))
+            again = list[ReceivedMessage]()
+            with trio.fail_after(30):
+                async with trio.open_nursery() as nursery:
+
+                    async def wait() -> None:
+                        again.extend(await consumer.receive(max_messages=3, wait_s=20))
+
+                    nursery.start_soon(wait)
+                    reset = await Admin(client).reset_offsets("g", "T", FIRST_MS)
+                    assert list(reset.notified.values()) == [0]
+            assert [bytes(message.body) for message in again] == [b"0", b"1", b"2"]
 
 
 async def test_receipts_stand_when_another_member_leads() -> None:

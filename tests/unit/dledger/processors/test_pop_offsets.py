@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio
 
 from dledger.services.pop_grants import PASSED_OVER_MS
+from dledger.services.pop_lines import RECENT_S
 from dledger.services.queue_locks import LEASE_S
 from dledger.state.pop import HAS_ROW, PopChange, PopGrant, PopMark
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import state_batch
-from dledger.testing.doubles import ManualClock
+from dledger.testing.doubles import ManualClock, VirtualClock
 from remoting.processor import DEFERRED
 from remoting.protocol.bodies import LockBatchRequestBody, MessageQueue, ResetOffsetBody
 from remoting.protocol.codes import RequestCode, ResponseCode
@@ -253,6 +255,42 @@ def test_reset_of_one_queue_leaves_the_others(popping: Broker) -> None:
     assert ack(popping, given[1, 0]).code == 0
     assert ack(popping, given[0, 0]).code == ResponseCode.NO_MESSAGE
     assert reset(popping, 0, queueId=7).code != 0
+
+
+async def test_reset_of_a_pop_group_wakes_what_is_held(
+    group: FakeGroup, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Nothing is out, and consumers have no offsets that they could be asked to set."""
+    clock = VirtualClock()
+    group.clock = clock
+    broker = Broker(group, clock)
+    broker.make_topic("T", queues=1)
+    group.put("T", 0, b"a", b"b")
+    for handle in handles(pop(broker)):
+        assert ack(broker, handle).code == 0
+    command = hold(broker)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.processors.pops.run)
+        await trio.sleep(5)
+        assert reset(broker, 1).code == 0
+        assert offset_of(broker) == 1
+        await trio.sleep(2 * PASSED_OVER_MS / 1000)
+        group.settle()
+        nursery.cancel_scope.cancel()
+    found = answer_of(broker, command)
+    assert found is not None
+    assert bodies(found) == [(b"b", 0)]
+
+
+def test_reset_after_the_last_pop_of_a_group_is_stored(popping: Broker, clock: ManualClock) -> None:
+    for handle in handles(pop(popping)):
+        assert ack(popping, handle).code == 0
+    pass_ms(popping, round(RECENT_S * 1000))
+    assert reset(popping, 2).code == 0
+    assert offset_of(popping) == 2
+    pass_ms(popping, 1)
+    assert reset(popping, 0).code == ResponseCode.CONSUMER_NOT_ONLINE
+    assert offset_of(popping) == 2
 
 
 def test_reset_by_a_deposed_leader_stores_nothing(popping: Broker) -> None:
