@@ -404,6 +404,8 @@ class QueueOffsets:
                     offsets[item.queue] = messages.commit_offset
             if not offsets:
                 return
+            for queue in offsets:
+                self.forget(queue)  # without an answer either offset may be stored
             try:
                 saved = await self._store.save(offsets)
             except (MQError, OSError) as error:

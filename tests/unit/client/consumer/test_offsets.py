@@ -199,6 +199,25 @@ async def test_reset_to_the_offset_stored_earlier_is_stored_again(
     assert slow.offsets[QUEUE] == 90
 
 
+async def test_reset_is_stored_after_a_commit_without_an_answer(
+    slow: SlowStore, client: ClientInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets, owned = offsets_in(slow, client), OwnedQueue(QUEUE)
+    slow.offsets[QUEUE] = 7
+    await offsets.begin(owned)
+    owned.begin(90)
+
+    async def lose_the_answer(asked: Mapping[MessageQueue, int]) -> set[MessageQueue]:
+        slow.offsets.update(asked)
+        return set()
+
+    with monkeypatch.context() as losing:
+        losing.setattr(slow, "save", lose_the_answer)
+        await offsets.save([owned])
+    await offsets.reset([(owned, 7)])
+    assert slow.offsets[QUEUE] == 7
+
+
 async def test_reset_that_was_never_stored_ends_with_the_queue(
     slow: SlowStore, client: ClientInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
