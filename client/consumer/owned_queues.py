@@ -220,7 +220,8 @@ class Reading:
                 # Retention has overtaken this reader; what it has pulled is still to be consumed.
                 messages.put((), error.next_begin_offset)
             else:
-                owned.begin(error.next_begin_offset)
+                # What this reader has pulled is dropped: what is not dealt with is pulled again.
+                owned.begin(min(error.next_begin_offset, messages.commit_offset))
             return
         except (ClientError, MQError) as error:
             _log.warning("pull_failed", queue=str(queue), error=str(error))

@@ -204,6 +204,24 @@ async def test_an_offset_outside_the_queue_is_put_right(
     assert committed(world.groups["g"])[0] == 3
 
 
+async def test_messages_in_hand_outlast_the_loss_of_those_behind(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    """A leader without the end of the queue, as after a power cut without flushes."""
+    heard, group = Heard(), world.groups["g"]
+    heard.delay_s = 1.0
+    config = PushConfig(consume_from=FROM_FIRST, consume_tasks=1)
+    await send(producer, 6, queues=1)
+    async with PushConsumer(client, "c", heard, {"T": "*"}, config):
+        await heard.wait_for(2)
+        del group.queue("T", 0)[4:]
+        group.elect(1)
+        client.leaders.learn("g", group.brokers[1].address, group.term)
+        await trio.sleep(20)
+    assert set(heard.bodies) >= {b"0", b"1", b"2", b"3"}
+    assert committed(group)[0] == 4
+
+
 async def test_a_stop_lets_listeners_finish_and_leaves_the_rest(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
