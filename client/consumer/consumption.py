@@ -272,6 +272,10 @@ class ConcurrentConsumption:
                 status = await self._listener(batch.messages, context, worker)
         except Exception as error:  # noqa: BLE001  # the listener's own; the messages come again
             _log.warning("listener_failed", queue=str(context.queue), exc_info=error)
+        except BaseException:
+            if not running.is_expired:
+                batch.put_back(batch.messages)  # a consumer that stops does not wait for them
+            raise
         finally:
             del self._running[id(running)]
         if not running.is_expired:  # else they were sent back meanwhile

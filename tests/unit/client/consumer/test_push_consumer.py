@@ -251,6 +251,21 @@ async def test_stop_waits_no_longer_than_its_limit(
     assert committed(world.groups["g"]).get(0, 0) == 0
 
 
+async def test_stop_does_not_wait_for_listeners_that_are_cancelled(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    heard = Heard()
+    heard.delay_s = 60.0
+    await send(producer, 1)
+    with trio.move_on_after(2.0):
+        began = trio.current_time()
+        async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
+            await trio.sleep_forever()
+    assert trio.current_time() - began == pytest.approx(2.0, abs=0.5)
+    assert (heard.bodies, heard.running) == ([b"0"], 0)
+    assert committed(world.groups["g"]).get(0, 0) == 0
+
+
 async def test_suspended_consumer_keeps_its_queues_and_gets_nothing(
     client: ClientInstance, producer: Producer
 ) -> None:
