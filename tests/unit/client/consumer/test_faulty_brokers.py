@@ -1,0 +1,519 @@
+"""Consumes from brokers that fail in many ways: nothing is skipped, order is kept, all is let go.
+
+The group is modelled after docs/concepts/locks.md and docs/how-to/push.md. Its members share what
+is stored. They are busy at times, lose requests before and after they carry them out, take them
+late, and are elected and killed in turn; consumers come and go, and their listeners fail.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import pytest
+import trio
+
+from client.consumer.config import PushConfig
+from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage, retry_topic_of
+from client.consumer.offsets import FROM_FIRST
+from client.consumer.process_queue import FlowLimits
+from client.consumer.push_consumer import PushConsumer
+from client.core.client_instance import ClientInstance
+from client.core.route import MessageQueue
+from commitlog.record import decode_record, encode_record
+from remoting.processor import Handled
+from remoting.protocol import bodies
+from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.command import RemotingCommand, request, response_to
+from remoting.protocol.own_fields import TOKEN_FIELD, TOKENS_FIELD, encode_tokens
+from tests.unit.client.fake_cluster import Broker, Group, World, open_world
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+MESSAGES: Final = 24
+QUEUE_COUNT: Final = 3
+FAULTS_S: Final = 90.0
+HEALED_S: Final = 150.0
+"""So long after the faults have ended all is consumed: locks of the dead have expired by then."""
+QUIET_S: Final = 40.0
+"""In a quiet group a message is consumed, and its offset committed, within this."""
+LEAVES_S: Final = 15.0
+"""5 s for listeners, 3 s each for offsets, for locks and for locks of listeners, 1 s for a word."""
+GROUP: Final = "c"
+RETRY: Final = retry_topic_of(GROUP)
+DEAD: Final = f"%DLQ%{GROUP}"
+
+Place = tuple[str, str, int, int]
+"""Broker name, topic, queue, offset."""
+
+
+@dataclass
+class Ledger:
+    """What has become of each message, and each guarantee that was broken."""
+
+    done: set[Place] = field(default_factory=set)
+    told: list[Place] = field(default_factory=list)
+    running: set[tuple[str, str, int]] = field(default_factory=set)
+    broken: list[str] = field(default_factory=list)
+    met: set[str] = field(default_factory=set)
+
+    def copied(self, group: Group, body: bytes, before: int) -> None:
+        """A copy of *body* is stored at *before*: what held it earlier is dealt with."""
+        for (topic, queue_id), records in group.queues.items():
+            for offset, stored in enumerate(records):
+                record = decode_record(stored)
+                if record.phy_offset < before and bytes(record.body) == body:
+                    self.done.add((group.name, topic, queue_id, offset))
+
+    def committed(self, group: Group, topic: str, queue_id: int, offset: int) -> None:
+        """The group commits *offset*: all below is to be dealt with."""
+        for below in range(offset):
+            if (group.name, topic, queue_id, below) not in self.done:
+                self.broken.append(f"{topic}/{queue_id}: {offset} committed, {below} is open")
+                return
+
+
+class FaultyGroup:
+    """The members of a group, and what they do to requests."""
+
+    def __init__(self, group: Group, rng: random.Random, ledger: Ledger) -> None:
+        self.group = group
+        self.ledger = ledger
+        self._rng = rng
+        self._chance = 0.0
+        self._is_busy = False
+        # Kinds of requests → until when they are not answered.
+        self._deaf: dict[str, float] = {}
+        self._tokens: dict[bodies.MessageQueue, int] = {}
+        self._last_token = 0
+        for broker in group.brokers:
+            broker.pull_hook = partial(self._take, "pull", broker, self._pull)
+            broker.lock_hook = partial(self._take, "lock", broker, self._lock)
+            broker.answer_commit = partial(self._take, "commit", broker, self._commit)
+            broker.answer_query = partial(self._take, "query", broker, self._query)
+            broker.answer_send_back = partial(self._take, "send", broker, self._send_back)
+            broker.intercept = partial(self._take, "send", broker, self._send)
+
+    async def run(self, until_s: float) -> None:
+        """Change the group at random until then, and heal it."""
+        rng, group = self._rng, self.group
+        self._chance = rng.choice([0.02, 0.1, 0.3])
+        while trio.current_time() < until_s:
+            await trio.sleep(rng.uniform(0.1, 5.0))
+            self._is_busy = rng.random() < 0.3
+            if rng.random() < 0.1:
+                kind = rng.choice(["pull", "lock", "commit", "query", "send"])
+                longest_s = rng.choice([1.0, 10.0, 60.0])
+                self._deaf[kind] = trio.current_time() + rng.uniform(0.0, longest_s)
+            happens = rng.random()
+            if happens < 0.2:
+                group.leader = None
+                await trio.sleep(rng.choice([0.0, 0.3, 2.0, 8.0]))
+                group.elect(rng.randrange(len(group.brokers)))
+            elif happens < 0.3:
+                broker = rng.choice(group.brokers)
+                await broker.kill()
+                await trio.sleep(rng.choice([0.0, 1.0]))
+                await broker.start()
+        self._chance = 0.0
+        self._is_busy = False
+        self._deaf.clear()
+
+    def _take(
+        self,
+        kind: str,
+        broker: Broker,
+        carry_out: Callable[[Broker, RemotingCommand], Handled],
+        asked: RemotingCommand,
+    ) -> Handled:
+        rng, met = self._rng, self.ledger.met
+        is_deaf = trio.current_time() < self._deaf.get(kind, 0.0)
+        if is_deaf or rng.random() < self._chance / 2:
+            met.add("lost before")
+            return trio.sleep_forever()
+        if not broker.leads:
+            return broker._not_leader(asked)
+        if self._is_busy or rng.random() < self._chance:
+            met.add("busy")
+            code = rng.choice([1, ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE])
+            return response_to(asked, code, "no", {"outcome": "not_stored"})
+        if rng.random() < self._chance:
+            met.add("late")
+            return self._take_late(broker, carry_out, asked)
+        answer = carry_out(broker, asked)
+        if isinstance(answer, RemotingCommand) and rng.random() < self._chance:
+            met.add("lost after")
+            return trio.sleep_forever()
+        return answer
+
+    async def _take_late(
+        self,
+        broker: Broker,
+        carry_out: Callable[[Broker, RemotingCommand], Handled],
+        asked: RemotingCommand,
+    ) -> RemotingCommand:
+        await trio.sleep(self._rng.uniform(0.05, 4.0))
+        if not broker.leads:
+            return broker._not_leader(asked)
+        answer = carry_out(broker, asked)
+        if isinstance(answer, RemotingCommand):
+            return answer
+        assert isinstance(answer, Awaitable)
+        found = await answer
+        assert isinstance(found, RemotingCommand)
+        return found
+
+    def _pull(self, broker: Broker, asked: RemotingCommand) -> Handled:
+        if not self._may(asked):
+            return response_to(asked, ResponseCode.STALE_LOCK_TOKEN, "stale")
+        return broker._pull(asked)
+
+    def _may(self, asked: RemotingCommand) -> bool:
+        queue = bodies.MessageQueue(asked.ext["topic"], self.group.name, int(asked.ext["queueId"]))
+        token = asked.ext.get(TOKEN_FIELD)
+        is_locked = (GROUP, queue) in self.group.locks
+        return token is None or (is_locked and int(token) == self._tokens[queue])
+
+    def _lock(self, broker: Broker, asked: RemotingCommand) -> Handled:
+        body = bodies.LockBatchRequestBody.decode(asked.body)
+        before = {queue: self.group.locks.get((GROUP, queue)) for queue in body.mq_set}
+        answer = broker._lock(asked)
+        granted = bodies.LockBatchResponseBody.decode(answer.body).lock_ok_mq_set
+        for queue in granted:
+            was = before[queue]
+            if was is None or was[0] != body.client_id:
+                self._last_token += 1
+                self._tokens[queue] = self._last_token
+        answer.ext[TOKENS_FIELD] = encode_tokens(self._tokens[queue] for queue in granted)
+        return answer
+
+    def _commit(self, broker: Broker, asked: RemotingCommand) -> Handled:
+        if not self._may(asked):
+            return response_to(asked, ResponseCode.STALE_LOCK_TOKEN, "stale")
+        topic, queue_id = asked.ext["topic"], int(asked.ext["queueId"])
+        offset = int(asked.ext["commitOffset"])
+        self.ledger.committed(self.group, topic, queue_id, offset)
+        self.group.committed[GROUP, topic, queue_id] = offset
+        return response_to(asked)
+
+    def _query(self, broker: Broker, asked: RemotingCommand) -> Handled:
+        hook, broker.answer_query = broker.answer_query, None
+        answer = broker._committed(asked)
+        broker.answer_query = hook
+        return answer
+
+    def _send_back(self, broker: Broker, asked: RemotingCommand) -> Handled:
+        before = self.group.end_position
+        hook, broker.answer_send_back = broker.answer_send_back, None
+        answer = broker._send_back(asked)
+        broker.answer_send_back = hook
+        self._copied(before)
+        return answer
+
+    def _send(self, broker: Broker, asked: RemotingCommand) -> Handled:
+        before = self.group.end_position
+        hook, broker.intercept = broker.intercept, None
+        answer = broker._send(asked)
+        broker.intercept = hook
+        self._copied(before)
+        return answer
+
+    def _copied(self, before: int) -> None:
+        body = bytes(decode_record(self.group.by_position[before]).body)
+        self.ledger.copied(self.group, body, before)
+
+
+class Member:
+    """A place for consumers of the group, one after the other."""
+
+    def __init__(
+        self, world: World, rng: random.Random, ledger: Ledger, config: PushConfig, orderly: bool
+    ) -> None:
+        self.consumer: PushConsumer | None = None
+        self.is_calm = False
+        self._world = world
+        self._rng = rng
+        self._ledger = ledger
+        self._config = config
+        self._orderly = orderly
+
+    async def run(self, until_s: float, leave: trio.Event) -> None:
+        """Come and go until then, and stay until *leave*."""
+        rng = self._rng
+        while trio.current_time() < until_s:
+            await trio.sleep(rng.uniform(0.0, 3.0))
+            async with self._world.client() as client:
+                stay_s = rng.uniform(0.0, 30.0)
+                with trio.move_on_after(stay_s if rng.random() < 0.3 else 1e9):
+                    await self._consume(client, partial(self._stay, stay_s))
+        async with self._world.client() as client:
+            await self._consume(client, leave.wait)
+
+    async def _stay(self, stay_s: float) -> None:
+        until_s = trio.current_time() + stay_s
+        while trio.current_time() < until_s:
+            await trio.sleep(self._rng.uniform(0.0, until_s - trio.current_time() + 0.01))
+            assert self.consumer is not None
+            if self._rng.random() < 0.3:
+                self.consumer.suspend()
+                await trio.sleep(self._rng.uniform(0.0, 2.0))
+                self.consumer.resume()
+
+    async def _consume(self, client: ClientInstance, stay: Callable[[], Awaitable[None]]) -> None:
+        began_s = 0.0
+        consumer = PushConsumer(
+            client, GROUP, self._listen, {"T": "a"}, self._config, orderly=self._orderly
+        )
+        try:
+            async with consumer:
+                self.consumer = consumer
+                try:
+                    await stay()
+                finally:
+                    began_s = trio.current_time()
+        finally:
+            took_s = trio.current_time() - began_s
+            if began_s and took_s > LEAVES_S + 0.1:
+                self._ledger.broken.append(f"left after {took_s:.1f} s")
+
+    async def _listen(
+        self, messages: Sequence[DeliveredMessage], context: ConsumeContext
+    ) -> ConsumeStatus | None:
+        ledger, queue = self._ledger, context.queue
+        key = (queue.broker_name, queue.topic, queue.queue_id)
+        places = [(*key, message.queue_offset) for message in messages]
+        if any(message.properties.get("TAGS") != "a" for message in messages):
+            ledger.broken.append(f"{places}: a message that is not wanted")
+        if self._orderly:
+            if key in ledger.running:
+                ledger.broken.append(f"{key}: two listeners at a time")
+            skipped = [n for n in range(places[0][-1]) if (*key, n) not in ledger.done]
+            if skipped:
+                ledger.broken.append(f"{places}: {skipped} comes later")
+        ledger.running.add(key)
+        try:
+            return await self._answer(places, context)
+        finally:
+            ledger.running.discard(key)
+
+    async def _answer(self, places: list[Place], context: ConsumeContext) -> ConsumeStatus | None:
+        rng, ledger = self._rng, self._ledger
+        ledger.told += places
+        done = len(places)
+        if not self.is_calm:
+            await trio.sleep(rng.choice([0.0, 0.0, 0.1, 1.0, 4.0, rng.uniform(0, 40)]))
+            happens = rng.random()
+            if happens < 0.15:
+                raise ValueError("the listener's own")
+            if happens < 0.3:
+                context.delay_level_when_next_consume = rng.choice([-1, 0, 3])
+                return rng.choice(
+                    [ConsumeStatus.RECONSUME_LATER, ConsumeStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT]
+                )
+            if happens < 0.4 and not self._orderly:
+                done = rng.randrange(len(places) + 1)
+                context.ack_index = done - 1
+        ledger.done.update(places[:done])
+        return None
+
+
+def store(world: World, rng: random.Random, ledger: Ledger, number: int) -> Place:
+    """Store a message in any queue; return where. Those with tag b are not wanted."""
+    group = rng.choice(list(world.groups.values()))
+    queue_id = rng.randrange(QUEUE_COUNT)
+    tag = b"b" if rng.random() < 0.2 else b"a"
+    body = b"%04d" % number + bytes(rng.randrange(200))
+    record = decode_record(
+        encode_record(
+            topic="T", queue_id=queue_id, body=body, properties=b"TAGS\x01" + tag + b"\x02"
+        )
+    )
+    place = (group.name, "T", queue_id, len(group.queue("T", queue_id)))
+    if tag == b"b":
+        ledger.done.add(place)
+    group.store("T", queue_id, record)
+    return place
+
+
+def everything(world: World) -> dict[Place, bytes]:
+    """Return all that the consumer group is to deal with."""
+    return {
+        (name, topic, queue_id, offset): bytes(decode_record(record).body)
+        for name, group in world.groups.items()
+        for (topic, queue_id), records in group.queues.items()
+        if topic in ("T", RETRY)
+        for offset, record in enumerate(records)
+    }
+
+
+class Play:
+    """One group of consumers, and what happens to it."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        rng = self.rng = random.Random(seed)
+        self.world = world
+        self.ledger = Ledger()
+        self.orderly = rng.random() < 0.5
+        config = PushConfig(
+            consume_from=FROM_FIRST,
+            consume_tasks=rng.choice([1, 2, 20]),
+            consume_message_batch_max_size=rng.choice([1, 1, 3]),
+            pull_batch_size=rng.choice([1, 4, 32]),
+            flow_limits=rng.choice(
+                [
+                    FlowLimits(),
+                    FlowLimits(max_messages=3),
+                    FlowLimits(max_bytes=300),
+                    FlowLimits(max_offset_span=2),
+                ]
+            ),
+            consume_timeout_s=rng.choice([5.0, 900.0]),
+            max_reconsume_times=rng.choice([-1, 2]),
+        )
+        self.members = [
+            Member(world, rng, self.ledger, config, self.orderly)
+            for _ in range(rng.choice([1, 2, 3]))
+        ]
+        self.groups = [FaultyGroup(g, rng, self.ledger) for g in world.groups.values()]
+        self.stored = 0
+
+    async def run(self) -> None:
+        """Play; the ledger has what was broken."""
+        leave = trio.Event()
+        until_s = trio.current_time() + FAULTS_S
+        async with trio.open_nursery() as nursery:
+            for group in self.groups:
+                nursery.start_soon(group.run, until_s)
+            for member in self.members:
+                nursery.start_soon(member.run, until_s, leave)
+            await self._send(MESSAGES, FAULTS_S * 0.9)
+            await trio.sleep_until(until_s)
+            for member in self.members:
+                member.is_calm = True
+            await trio.sleep(HEALED_S)
+            self._check_consumed()
+            self._check_owned()
+            if not self.ledger.broken:
+                await self._be_quiet()
+                await self._reset()
+                await self._send(5, 2.0)
+                await trio.sleep(2.0)
+            leave.set()
+        if not self.ledger.broken:
+            self._check_left()
+
+    async def _send(self, count: int, within_s: float) -> list[Place]:
+        places = []
+        for _ in range(count):
+            places.append(store(self.world, self.rng, self.ledger, self.stored))
+            self.stored += 1
+            await trio.sleep(self.rng.uniform(0, 2 * within_s / count))
+        return places
+
+    def _check_consumed(self) -> None:
+        for place in everything(self.world):
+            if place not in self.ledger.done:
+                self.ledger.broken.append(f"{place} is not consumed")
+        for group in self.world.groups.values():
+            for (topic, queue_id), records in group.queues.items():
+                at = group.committed.get((GROUP, topic, queue_id), 0)
+                if topic != DEAD and at != len(records):
+                    self.ledger.broken.append(f"{topic}/{queue_id}: {at} of {len(records)} stored")
+
+    def _check_owned(self) -> None:
+        owned = [q for m in self.members for q in m.consumer.queues]  # type: ignore[union-attr]
+        wanted = {
+            MessageQueue(topic, name, number)
+            for name, group in self.world.groups.items()
+            for topic, numbers in group.topics.items()
+            if topic in ("T", RETRY)
+            for number in range(numbers)
+        }
+        if sorted(owned) != sorted(wanted):
+            self.ledger.broken.append(f"owned are {sorted(owned)}")
+        for member in self.members:
+            for item in member.consumer._owned:  # type: ignore[union-attr]
+                assert item.messages is not None
+                if len(item.messages) or item.messages.cached_bytes or item.messages.waiting:
+                    self.ledger.broken.append(f"{item.queue}: {item.messages.cached_bytes} held")
+
+    async def _be_quiet(self) -> None:
+        self.ledger.told.clear()
+        places = await self._send(5, 2.0)
+        await trio.sleep(QUIET_S)
+        self._check_told(places)
+        self._check_consumed()
+
+    def _check_told(self, places: list[Place]) -> None:
+        kept = everything(self.world)
+        wanted = [p for p in places if self._is_wanted(p)]
+        if sorted(self.ledger.told) != sorted(wanted):
+            self.ledger.broken.append(f"{self.ledger.told} was consumed, not {wanted}")
+        assert kept.keys() >= set(wanted)
+
+    def _is_wanted(self, place: Place) -> bool:
+        name, topic, queue_id, offset = place
+        stored = self.world.groups[name].queue(topic, queue_id)[offset]
+        return decode_record(stored).property_map["TAGS"] == "a"
+
+    async def _reset(self) -> None:
+        """An operator moves queues back; what stands there comes once more, and once only."""
+        self.ledger.told.clear()
+        places: list[Place] = []
+        for name, group in self.world.groups.items():
+            table = {}
+            for queue_id in range(QUEUE_COUNT):
+                end = len(group.queue("T", queue_id))
+                begin = self.rng.randint(0, end)
+                table[bodies.MessageQueue("T", name, queue_id)] = begin
+                places += [(name, "T", queue_id, n) for n in range(begin, end)]
+            body = bodies.ResetOffsetBody(offset_table=table).encode()
+            ext = {"topic": "T", "group": GROUP, "timestamp": "0", "isForce": "true"}
+            for connection in self._leader(group).consumers[GROUP]:
+                code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+                connection.invoke_oneway(request(code, dict(ext), body))
+        await trio.sleep(QUIET_S)
+        self._check_told(places)
+        self._check_consumed()
+
+    def _leader(self, group: Group) -> Broker:
+        return next(broker for broker in group.brokers if broker.leads)
+
+    def _check_left(self) -> None:
+        self._check_consumed()
+        for group in self.world.groups.values():
+            if group.locks:
+                self.ledger.broken.append(f"locks left: {group.locks}")
+
+
+async def play(seed: int) -> tuple[list[str], set[str]]:
+    """Return what is broken with *seed*, and the faults that were met."""
+    async with open_world() as world:
+        if seed % 3 == 0:
+            await world.add_group("h", 1, 11911)
+        for group in world.groups.values():
+            group.topics["T"] = QUEUE_COUNT
+        played = Play(world, seed)
+        await played.run()
+        return played.ledger.broken, played.ledger.met
+
+
+@pytest.mark.parametrize("seed", [2, 4, 8])
+async def test_consumers_of_faulty_brokers_skip_nothing(seed: int) -> None:
+    broken, met = await play(seed)
+    assert not broken, f"seed {seed}"
+    assert met
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 1100, 25))
+async def test_many_consumers_of_faulty_brokers_skip_nothing(first: int) -> None:
+    every: set[str] = set()
+    for seed in range(first, first + 25):
+        broken, met = await play(seed)
+        assert not broken, f"seed {seed}"
+        every |= met
+    assert every == {"busy", "late", "lost after", "lost before"}
