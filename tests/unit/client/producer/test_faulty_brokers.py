@@ -387,10 +387,10 @@ async def test_sends_to_faulty_brokers_end_as_reported(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 1200, 50))
-async def test_many_sends_to_faulty_brokers_end_as_reported(first: int) -> None:
+async def test_many_sends_to_faulty_brokers_end_as_reported() -> None:
+    """The order of tasks is not that of the seed: what is rare is met by many."""
     every: set[str] = set()
-    for seed in range(first, first + 50):
+    for seed in range(1000, 1200):
         broken, met = await play(seed)
         assert not broken, f"seed {seed}"
         every |= met
