@@ -55,7 +55,7 @@ class Ledger:
     """What has become of each message, and each guarantee that was broken."""
 
     done: set[Place] = field(default_factory=set)
-    told: list[Place] = field(default_factory=list)
+    consumed: list[Place] = field(default_factory=list)
     running: set[tuple[str, str, int]] = field(default_factory=set)
     broken: list[str] = field(default_factory=list)
     met: set[str] = field(default_factory=set)
@@ -301,7 +301,7 @@ class Member:
 
     async def _answer(self, places: list[Place], context: ConsumeContext) -> ConsumeStatus | None:
         rng, ledger = self._rng, self._ledger
-        ledger.told += places
+        ledger.consumed += places
         done = len(places)
         if not self.is_calm:
             await trio.sleep(rng.choice([0.0, 0.0, 0.1, 1.0, 4.0, rng.uniform(0, 40)]))
@@ -424,7 +424,9 @@ class Play:
                     self.ledger.broken.append(f"{topic}/{queue_id}: {at} of {len(records)} stored")
 
     def _check_owned(self) -> None:
-        owned = [q for m in self.members for q in m.consumer.queues]  # type: ignore[union-attr]
+        consumers = [member.consumer for member in self.members if member.consumer is not None]
+        assert len(consumers) == len(self.members)
+        owned = [queue for consumer in consumers for queue in consumer.queues]
         wanted = {
             MessageQueue(topic, name, number)
             for name, group in self.world.groups.items()
@@ -434,24 +436,24 @@ class Play:
         }
         if sorted(owned) != sorted(wanted):
             self.ledger.broken.append(f"owned are {sorted(owned)}")
-        for member in self.members:
-            for item in member.consumer._owned:  # type: ignore[union-attr]
+        for consumer in consumers:
+            for item in consumer._owned:
                 assert item.messages is not None
                 if len(item.messages) or item.messages.cached_bytes or item.messages.waiting:
                     self.ledger.broken.append(f"{item.queue}: {item.messages.cached_bytes} held")
 
     async def _be_quiet(self) -> None:
-        self.ledger.told.clear()
+        self.ledger.consumed.clear()
         places = await self._send(5, 2.0)
         await trio.sleep(QUIET_S)
-        self._check_told(places)
+        self._check_consumed_once(places)
         self._check_consumed()
 
-    def _check_told(self, places: list[Place]) -> None:
+    def _check_consumed_once(self, places: list[Place]) -> None:
         kept = everything(self.world)
         wanted = [p for p in places if self._is_wanted(p)]
-        if sorted(self.ledger.told) != sorted(wanted):
-            self.ledger.broken.append(f"{self.ledger.told} was consumed, not {wanted}")
+        if sorted(self.ledger.consumed) != sorted(wanted):
+            self.ledger.broken.append(f"{self.ledger.consumed} was consumed, not {wanted}")
         assert kept.keys() >= set(wanted)
 
     def _is_wanted(self, place: Place) -> bool:
@@ -461,7 +463,7 @@ class Play:
 
     async def _reset(self) -> None:
         """An operator moves queues back; what stands there comes once more, and once only."""
-        self.ledger.told.clear()
+        self.ledger.consumed.clear()
         places: list[Place] = []
         for name, group in self.world.groups.items():
             table = {}
@@ -476,7 +478,7 @@ class Play:
                 code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
                 connection.invoke_oneway(request(code, dict(ext), body))
         await trio.sleep(QUIET_S)
-        self._check_told(places)
+        self._check_consumed_once(places)
         self._check_consumed()
 
     def _leader(self, group: Group) -> Broker:
