@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from commitlog.errors import StoreError
 from dledger.group_api import BrokerGroup
-from dledger.processors.offsets import store_time_at
+from dledger.processors.store_times import store_time_at
 from dledger.processors.topics import TYPE_ATTRIBUTE
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.throughput import MAX_COUNTERS, Traffic

@@ -236,7 +236,10 @@ class SendEngine:
                 held, batch = missed.held, missed.batch
                 if not batch.live_slots():
                     return
-                follows, batch = self._follows(batch, missed)
+                follows, batch, moving = self._follows(batch, missed)
+                if moving:
+                    assert self._nursery is not None
+                    self._nursery.start_soon(self._release, missed, moving)
                 if follows in (Next.RELEASE, Next.RENEW):
                     if follows is Next.RENEW:
                         assert held is not None
@@ -273,23 +276,21 @@ class SendEngine:
             if held is not None:
                 held.settle()
 
-    def _follows(self, batch: SendBatch, missed: Missed) -> tuple[Next, SendBatch]:
-        """Return what follows, and for what; beside a HOLD, others may go to another broker."""
+    def _follows(
+        self, batch: SendBatch, missed: Missed
+    ) -> tuple[Next, SendBatch, Sequence[SendSlot]]:
+        """Return what follows, for what, and beside a HOLD what may go to another broker."""
         follows = next_of(missed.standing, missed.failure, is_alone=batch.is_alone)
         if follows is not Next.MOVE_OR_HOLD:
-            return follows, batch
+            return follows, batch, ()
         moving: list[SendSlot] = []
         staying: list[SendSlot] = []
         for slot in batch.live_slots():
             may_move = not slot.pinned and self._topics.elsewhere(slot.queue) is not None
             (moving if may_move else staying).append(slot)
         if not staying:
-            return Next.RELEASE, batch
-        if moving:
-            assert self._nursery is not None
-            self._nursery.start_soon(self._release, missed, moving)
-            batch = batch.with_only(staying)
-        return Next.HOLD, batch
+            return Next.RELEASE, batch, ()
+        return Next.HOLD, batch.with_only(staying) if moving else batch, moving
 
     async def _hold(self, missed: Missed, held: HeldSend, batch: SendBatch) -> bool:
         """Wait until *batch* may go out under its sequence again; false, and failed, if never."""

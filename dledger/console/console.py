@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
 
 import jinja2
+import structlog
 import trio
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -19,7 +21,6 @@ from client.core.client_instance import ClientConfig, ClientInstance
 from client.trace import TRACE_TOPIC
 from commitlog.errors import MQError
 from dledger.console import texts
-from dledger.console.changes import Change, ChangeLog
 from dledger.console.cluster_look import ClusterLook, look_at
 from dledger.console.cluster_watch import LOOK_EVERY_S, ClusterWatch
 from dledger.console.guard import (
@@ -35,6 +36,9 @@ from remoting.protocol.signature import Credentials
 
 CHANGE_S: Final = 30.0
 """A change may wait for a new leader and for its commit."""
+
+CHANGES_KEPT: Final = 500
+"""Shown on the page; the log has all of them."""
 
 Form = Mapping[str, str]
 Act = Callable[[Admin, Form], Awaitable[str]]
@@ -56,6 +60,8 @@ PAGES: Final = (
 )
 """Address and name of every page in the navigation."""
 
+logger = structlog.get_logger(__name__)
+
 
 class RefusedError(MQError):
     """A change that this console does not carry out; nothing was done.
@@ -68,6 +74,48 @@ class RefusedError(MQError):
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change that was asked for.
+
+    Attributes:
+        number: Counts from 1 since the console began.
+        at_ms: When it ended.
+        who: The account and the address it came from.
+        what: What was to be done, in a few words.
+        is_done: It was carried out; otherwise it was refused, or its outcome is not known.
+        remark: What came of it.
+    """
+
+    number: int
+    at_ms: int
+    who: str
+    what: str
+    is_done: bool
+    remark: str
+
+
+class ChangeLog:
+    """Logs each change, and keeps the newest for the page."""
+
+    def __init__(self) -> None:
+        self.newest: deque[Change] = deque(maxlen=CHANGES_KEPT)
+        self._count = 0
+
+    def record(self, at_ms: int, who: str, what: str, *, is_done: bool, remark: str) -> Change:
+        """Log a change and return it."""
+        self._count += 1
+        change = Change(self._count, at_ms, who, what, is_done, remark)
+        self.newest.appendleft(change)
+        log = logger.info if is_done else logger.warning
+        log("console_change", who=who, what=what, is_done=is_done, remark=remark)
+        return change
+
+    def find(self, number: str | None) -> Change | None:
+        """Return a change by its number as a page's address has it; None: there is none."""
+        return next((each for each in self.newest if str(each.number) == number), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from dledger.processors.answers import (
 )
 from dledger.processors.client_table import ClientTable
 from dledger.processors.handles import Limit, handles
-from dledger.processors.offsets import store_time_at
+from dledger.processors.store_times import store_time_at
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.state.state_record import SubscriptionGroupsChange

@@ -27,7 +27,7 @@ from dledger.processors.answers import (
     require_leader,
 )
 from dledger.processors.handles import Limit, handles
-from dledger.processors.offsets import store_time_at
+from dledger.processors.store_times import store_time_at
 from dledger.registration import data_version, wire_topic
 from dledger.services.pending_configs import TopicView
 from dledger.services.retention import RETENTION_ATTRIBUTE, retention_ms

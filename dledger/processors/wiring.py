@@ -42,11 +42,8 @@ from dledger.processors.handles import (
 from dledger.processors.idempotent_sends import OpenProducerProcessor, ProducerSends
 from dledger.processors.locks import QueueLocksProcessor
 from dledger.processors.metering import Metering
-from dledger.processors.offsets import (
-    CloneOffsetsProcessor,
-    OffsetsProcessor,
-    ResetOffsetsProcessor,
-)
+from dledger.processors.offsets import OffsetsProcessor
+from dledger.processors.operator_offsets import CloneOffsetsProcessor, ResetOffsetsProcessor
 from dledger.processors.pop import PopProcessor
 from dledger.processors.pop_messages import PopMessages
 from dledger.processors.pull import PullProcessor

@@ -28,7 +28,7 @@ from dledger.broker_errors import (
 from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
 from dledger.services.entry_under_way import EntryUnderWay, Fate
 from dledger.services.pending_configs import TopicView
-from dledger.services.pop_decision import PopDecision, PopReader, SpentKey
+from dledger.services.pop_decision import PopDecision, PopReader, Receive, SpentKey
 from dledger.services.pop_lines import DueTimes, HandedOut, LineKey, PopAsk, PopLines, RecentPairs
 from dledger.state.pop import PopKey
 from dledger.state.state_record import StateRecord, TopicsChange, state_record
@@ -343,6 +343,8 @@ class PopGrants:
 
     def _try(self, ask: PopAsk, decision: PopDecision, taken: list[PopAsk]) -> bool:
         assert ask.receive is not None
+        if ask.queue_id < 0:
+            self._add_new_queues(ask.receive)
         try:
             if ask.is_notice:
                 ask.has_messages = decision.has_messages(ask.receive)
@@ -357,6 +359,12 @@ class PopGrants:
         if ask.grants:
             taken.append(ask)
         return bool(ask.grants)
+
+    def _add_new_queues(self, receive: Receive) -> None:
+        """Look at queues, too, that the topic has been given since the request came."""
+        config, count = self._topics.config(receive.topic), len(receive.queue_ids)
+        if config is not None and config.read_queue_nums > count:
+            receive.queue_ids += tuple(range(count, config.read_queue_nums))
 
     def _hold(self, ask: PopAsk) -> None:
         if ask.deadline <= self._clock.monotonic():

@@ -11,7 +11,7 @@ still run ends in EIO. Unmounting then throws the page cache away, mounting repl
     cut ──► nothing is written any more ──► processes killed ──► restore: unmount, mount, replay
 
 A flush under way at the cut may be reported as done. A process whose answers are judged must not
-run any more by then (`standstill.stand_still`).
+run any more by then (`machines.stand_still`).
 
 What survives: pages and names that a flush, a commit of the journal or the kernel's writeback had
 sent to the device. The device's own cache is not lost: a program that writes pages out without a

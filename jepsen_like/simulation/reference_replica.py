@@ -39,7 +39,7 @@ from commitlog.queue_unit import UNIT_DTYPE, index_key_hash
 from commitlog.record import SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION_MASK, decode_record
 from dledger.broker_settings import delays_of_levels
 from dledger.group import Group
-from dledger.processors.offsets import search_offset
+from dledger.processors.store_times import search_offset
 from dledger.state.apply import apply_entry, raise_min_offsets
 from dledger.state.state_record import QueueFloorsChange
 from dledger.state.tables import QueueBounds, QueueKey, StateTables

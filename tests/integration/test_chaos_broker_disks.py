@@ -32,7 +32,7 @@ from jepsen_like.chaos.file_damage import (
     written_in,
 )
 from jepsen_like.chaos.loop_disk import LoopDisk
-from jepsen_like.chaos.standstill import stand_still
+from jepsen_like.chaos.machines import stand_still
 from jepsen_like.chaos.strace_inject import fail_one_flush
 from jepsen_like.nemesis.ground import FaultError
 from tests.harness.broken_disks import DISK_BYTES, is_traced, needs_loop, needs_strace

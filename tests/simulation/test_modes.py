@@ -17,7 +17,7 @@ from commitlog import derive
 from commitlog.key_index import KeyIndex
 from dledger.broker_errors import NotLeaderError
 from dledger.group import Group
-from dledger.processors import offsets
+from dledger.processors import offsets, store_times
 from dledger.raft.library import RaftCore
 from dledger.raft.settings import Guards
 from dledger.services.offset_commits import OffsetCommits
@@ -106,7 +106,7 @@ def test_a_body_that_is_not_what_was_sent_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_search_that_goes_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    search = offsets.search_offset
+    search = store_times.search_offset
 
     def too_far(*place: Any, upper: bool) -> int:
         return search(*place, upper=upper) + 1

@@ -13,7 +13,7 @@ from commitlog.derive import Derived, derive
 from commitlog.entry import EntryHeader
 from commitlog.mark import Anchor
 from dledger import derived_files, store
-from dledger.processors import offsets
+from dledger.processors import store_times
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.producer_sessions import ProducerSessions, StoredSend
 from dledger.state.tables import QueueBounds, StateTables
@@ -84,8 +84,8 @@ def test_keys_that_are_left_out_are_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_search_by_time_one_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    at = offsets.store_time_at
-    monkeypatch.setattr(offsets, "store_time_at", lambda *place: at(*place) - 1)
+    at = store_times.store_time_at
+    monkeypatch.setattr(store_times, "store_time_at", lambda *place: at(*place) - 1)
     played = play(PLAN)
     assert broken(played) == {"derived"}
 

@@ -12,9 +12,8 @@ from starlette.requests import Request
 from client.admin.admin import Admin
 from client.core.client_instance import ClientConfig
 from commitlog.errors import ConfigError, MQError
-from dledger.console.changes import ChangeLog
 from dledger.console.command import check_binding
-from dledger.console.console import ConsoleSettings, Form
+from dledger.console.console import ChangeLog, ConsoleSettings, Form
 from dledger.console.guard import (
     FORM_BYTES_MAX,
     SESSION_MS,

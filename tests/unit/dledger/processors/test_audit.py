@@ -28,7 +28,7 @@ from dledger.processors.handles import (
     declared,
     handlers_of,
 )
-from dledger.processors.operator_commits import (
+from dledger.processors.operator_offsets import (
     RESETS_NOTED_MAX,
     is_of_operator,
     note_refused_reset,

@@ -61,6 +61,21 @@ def test_held_pop_wakes_at_an_arrival(broker: Broker) -> None:
     assert answer_of(broker, second) is None, "one message, one consumer"
 
 
+@pytest.mark.parametrize("code", [RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION])
+def test_held_pop_receives_from_queues_added_since(broker: Broker, code: int) -> None:
+    broker.make_topic("T", queues=2)
+    held = hold(broker, code)
+    broker.make_topic("T", queues=4)
+    broker.group.put("T", 3, b"x")
+    broker.group.settle()
+    found = answer_of(broker, held)
+    assert found is not None
+    if code == RequestCode.POP_MESSAGE:
+        assert bodies(found) == [(b"x", 0)]
+    else:
+        assert found.ext["hasMsg"] == "true"
+
+
 def test_held_pop_of_a_paused_group_gets_nothing(broker: Broker) -> None:
     broker.make_topic("T")
     group = broker.group
