@@ -1,7 +1,7 @@
 """Groups with identities, proofs and differences at two NameServers that see different histories.
 
 A group of three registers at both, by what changed where it may; answers get lost, registrations
-come late, NameServers begin anew. Strangers want its name with other identities, with none, and
+come late, NameServers forget all. Strangers want its name with other identities, with none, and
 with a copied one. The model follows `docs/internals/protocol/semantics.md`, section 11, and the
 rules in front of `namesrv.registration`.
 """
@@ -267,7 +267,7 @@ class Groups:
         self.servers[rng.randrange(2)].register(one, self.now_ms)
 
     def change(self) -> None:
-        """Change the topics, or who leads."""
+        """Change the topics, or the leader."""
         if self.rng.random() < 0.5:
             self.term += 1
             self.leader = self.rng.choice(MEMBERS)
