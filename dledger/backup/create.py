@@ -51,7 +51,7 @@ def create(
     Raises:
         AnotherGroupError, NoBackupError: The target is for something else; nothing was changed.
         StoreLockedError: Another `create` writes there.
-        BackupDamagedError: Its manifest is damaged; nothing was changed.
+        BackupDamagedError: Its manifest is damaged, or a file is missing; nothing was changed.
         StoreError: The source is damaged, or lost a segment meanwhile. The backup is what it was.
         DiskFullError, FlushFailedError: The target. The backup is what it was.
     """
@@ -90,6 +90,8 @@ def _create(
     made_at_ms: int,
     copied_to: Callable[[int], None],
 ) -> Created:
+    if old is not None:
+        target.need_files(old)
     picture = source.look()
     anchor = picture.anchor
     first_index = anchor.first_index
