@@ -31,7 +31,7 @@ from tests.unit.dledger.backup.test_backup import FRAMES, OWNER, source_folder
 COMMITS = (20, 35, 50, len(FRAMES))
 FLOORS = (0, 1, 2, 3)
 STEPS = 12
-SEEDS = 40
+SEEDS = 20
 ROOT = "/bk"
 
 
