@@ -133,6 +133,7 @@ class RouteInfoManager:
             )
             self.broker_addr_table[name] = broker
             self.cluster_addr_table.setdefault(registration.cluster_name, set()).add(name)
+        switched = broker.enable_acting_master != registration.enable_acting_master
         broker.enable_acting_master = registration.enable_acting_master
         addrs = broker.broker_addrs
         for old_id in [i for i, addr in addrs.items() if addr == key.broker_addr]:
@@ -161,7 +162,7 @@ class RouteInfoManager:
         left_out: tuple[tuple[str, str], ...] = ()
         if changed and self._owns_topics(broker, broker_id):
             left_out = self._update_topics(registration)
-        if moved or filters_changed:
+        if moved or filters_changed or switched:
             self._on_route_change(self._topics_of_brokers({name}))
         if broker_id == MASTER_ID:
             return RegisterResult(moved=moved, left_out=left_out)

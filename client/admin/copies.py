@@ -40,9 +40,14 @@ from commitlog.record import (
 from remoting.protocol import bodies
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import ExtFields, RemotingCommand, request
-from remoting.protocol.headers import TopicHeader
+from remoting.protocol.headers import TopicHeader, UpdateConsumerOffsetHeader
 from remoting.protocol.outcome import NEXT_OFFSET_FIELD, outcome_of
-from remoting.protocol.own_fields import COUNT_FIELD, OFFSET_FIELD, QUEUE_ID_FIELD
+from remoting.protocol.own_fields import (
+    COUNT_FIELD,
+    OFFSET_FIELD,
+    ONLY_FORWARD_FIELD,
+    QUEUE_ID_FIELD,
+)
 
 APPEND_TIMEOUT_S: Final = 30.0
 """Over all attempts: an election takes a second or two, and a link to another site is slow."""
@@ -180,8 +185,7 @@ class ClusterCopies:
         """Append records that have the offsets from *offset* on; return the queue's next one.
 
         Raises:
-            OffsetNotExpectedError: The queue's next offset is another one; nothing was stored by
-                this attempt. An earlier one may be what stands there.
+            OffsetNotExpectedError: The queue's next offset is another one; nothing was stored.
             RequestTimedOutError: They may be stored.
             RequestFailedError: Refused; nothing was stored.
             BrokerUnreachableError: No leader answers; nothing was stored.
@@ -221,8 +225,15 @@ class ClusterCopies:
         return found
 
     async def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Commit for *group*; returns when it is stored. Errors as `PullConsumer.commit_offset`."""
-        await PullConsumer(self._instance, group).commit_offset(queue, offset)
+        """Commit for *group*, unless it stands there or further by now.
+
+        Raises:
+            RequestTimedOutError: It may be stored or not; committing again is harmless.
+            RequestFailedError, BrokerUnreachableError: It is not.
+        """
+        header = UpdateConsumerOffsetHeader(group, queue.topic, queue.queue_id, offset)
+        ext = {**header.encode(), "sync": "true", ONLY_FORWARD_FIELD: "true"}
+        await self._change(queue, RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"")
 
     # ------------------------------------------------------------------------------ inside
 
@@ -259,6 +270,7 @@ class ClusterCopies:
             timeout_s=APPEND_TIMEOUT_S,
             attempt_timeout_s=APPEND_ATTEMPT_S,
             adapt=known,
+            changes=True,
         )
         if answer.code == ResponseCode.SUCCESS:
             return answer

@@ -51,7 +51,7 @@ def create(
     Raises:
         AnotherGroupError, NoBackupError: The target is for something else; nothing was changed.
         StoreLockedError: Another `create` writes there.
-        BackupDamagedError: Its manifest is damaged; nothing was changed.
+        BackupDamagedError: Its manifest is damaged, or a file is missing; nothing was changed.
         StoreError: The source is damaged, or lost a segment meanwhile. The backup is what it was.
         DiskFullError, FlushFailedError: The target. The backup is what it was.
     """
@@ -90,11 +90,14 @@ def _create(
     made_at_ms: int,
     copied_to: Callable[[int], None],
 ) -> Created:
+    if old is not None:
+        target.need_files(old)
     picture = source.look()
-    first_index = picture.anchor.first_index
+    anchor = picture.anchor
+    first_index = anchor.first_index
     if old is None or old.end.index < first_index:
         kept: list[Part] = []
-        begin = LogEnd.of(picture.anchor.mark, picture.anchor.prev_store_time_ms)
+        begin = LogEnd.of(anchor.mark, anchor.prev_store_time_ms)
     else:
         if picture.mark.index < old.end.index:
             raise CorruptStoreError(
@@ -102,11 +105,14 @@ def _create(
                 f"goes up to {old.end.index}: it was taken from a member that was further. "
                 "Nothing was changed; take the folder of another member, or wait"
             )
-        kept = [part for part in old.parts if part.end > picture.anchor.position]
+        if old.begin.first_index > first_index:
+            # A member gives segments up when it comes to it: this one has more than the backup.
+            anchor = old.begin.anchor
+        kept = [part for part in old.parts if part.end > anchor.position]
         begin = old.end
     copy = _Copy(source, target, picture, begin, copied_to)
     copy.run()
-    tables = _tables(target, old, picture) if picture.tables is not None else None
+    tables = _tables(target, old, picture)
     identity = source.identity
     manifest = Manifest(
         cluster=identity.cluster,
@@ -116,7 +122,7 @@ def _create(
         made_at_ms=made_at_ms,
         segment_bytes=source.log_format.segment_bytes,
         index_units_per_file=source.log_format.index_units_per_file,
-        begin=LogBegin.of(picture.anchor),
+        begin=LogBegin.of(anchor),
         end=LogEnd.of(replace(picture.mark, position=copy.position), copy.store_time_ms),
         tables=tables,
         parts=(*kept, *copy.parts),
@@ -130,11 +136,13 @@ def _create(
     )
 
 
-def _tables(target: Target, old: Manifest | None, picture: Picture) -> Tables:
+def _tables(target: Target, old: Manifest | None, picture: Picture) -> Tables | None:
+    """Return the newest tables: the log of the backup may begin behind those of this member."""
     known = None if old is None else old.tables
-    if known is not None and known.applied_index == picture.applied_index:
+    if picture.tables is None or (
+        known is not None and known.applied_index >= picture.applied_index
+    ):
         return known
-    assert picture.tables is not None
     return target.write_tables(picture.tables, picture.applied_index)
 
 

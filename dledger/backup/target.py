@@ -234,18 +234,36 @@ class Target:
         self._disk.replace(self._path(MANIFEST), encode_manifest(manifest))
         self.remove_strays(manifest)
 
+    def need_files(self, manifest: Manifest) -> None:
+        """Check that the files of a backup are there, before it is brought up to date.
+
+        Raises:
+            BackupDamagedError: One is not.
+        """
+        missing = self._missing(manifest)
+        if missing:
+            raise BackupDamagedError(
+                f"{missing} is missing, which the backup there needs; nothing was copied. Make a "
+                "new backup in another folder"
+            )
+
     def _check_files(self, manifest: Manifest) -> None:
+        missing = self._missing(manifest)
+        if missing:
+            raise BackupDamagedError(
+                f"{missing} is missing, which this backup needs: something else removed it, a "
+                "second create perhaps. The backup is what it was; make it again"
+            )
+
+    def _missing(self, manifest: Manifest) -> str:
+        """Return the path of the first file that is not there; empty: all are."""
         there = {
             f"{folder}/{name}"
             for folder in (LOG, TABLES)
             for name in self._disk.list_dir(self._path(folder))
         }
         missing = sorted(manifest.files - there)
-        if missing:
-            raise BackupDamagedError(
-                f"{self._path(missing[0])} is missing, which this backup needs: something else "
-                "removed it, a second create perhaps. The backup is what it was; make it again"
-            )
+        return self._path(missing[0]) if missing else ""
 
     def remove_strays(self, manifest: Manifest | None) -> None:
         """Remove files of entries and tables that *manifest* does not name."""

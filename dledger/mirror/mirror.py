@@ -1,8 +1,8 @@
 """A mirror: rounds over all queues of two clusters. It keeps nothing that outlives it.
 
 A round reads the tables and bounds of both clusters, makes topics and groups, copies what is new in
-each queue up to the end that it had, and then commits the offsets of consumer groups: after the
-messages that they point at.
+each queue up to the end that it had, or a part where that is much, and then commits the offsets of
+consumer groups: after the messages that they point at.
 """
 
 from __future__ import annotations
@@ -161,21 +161,41 @@ class Mirror:
         except MQError as error:
             done.errors["clusters"] = str(error)
             return done
-        # A NameServer that was just started may know another group first: none takes its place.
-        kept = {here: there for here, there in self.pairs.items() if here in names[0]}
         try:
-            self.pairs = pair_brokers(*names, {**kept, **self._given_pairs})
+            pairs = self._paired(*names, done)
         except ConfigError as error:
             if not self.pairs:
                 raise
             # There were counterparts: a NameServer that was just started knows few brokers.
             done.errors["clusters"] = str(error)
             return done
-        for source, target in self.pairs.items():
+        for source, target in pairs.items():
             await self._guarded(done, source, partial(self._pair, source, target, done))
         self.rounds += 1
         self._note_changes(before)
         return done
+
+    def _paired(
+        self, source: Collection[str], target: Collection[str], done: Round
+    ) -> dict[str, str]:
+        """Return the pairs that can be copied now; one whose counterpart is away holds up no other.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if not self.pairs:
+            self.pairs = pair_brokers(source, target, self._given_pairs)
+            return self.pairs
+        # A NameServer that was just started may know another group first: none takes its place.
+        kept = {**self.pairs, **self._given_pairs}
+        kept = {here: there for here, there in kept.items() if here in source}
+        ready = {here: there for here, there in kept.items() if there in target}
+        if not ready or len(ready) == len(kept):
+            self.pairs = pair_brokers(source, target, kept)
+            return self.pairs
+        for here in kept.keys() - ready.keys():
+            done.errors[here] = f"its counterpart {kept[here]} is not registered at the target"
+        return ready
 
     async def _guarded(self, done: Round, what: str, work: Callable[[], Awaitable[None]]) -> None:
         """Do *work*; note what a cluster refuses or does not answer."""
@@ -201,7 +221,7 @@ class Mirror:
         ends: dict[QueueKey, int] = {
             (copy.source.topic, copy.source.queue_id): copy.end
             for copy, _ in copies
-            if not copy.stopped
+            if copy.is_copy
         }
         await self._offsets(source_name, target_name, ends, done)
 
@@ -265,10 +285,12 @@ class Mirror:
     ) -> list[tuple[QueueCopy, tuple[Bounds, Bounds]]]:
         """Return each queue with what was seen of it; the target is asked before the source."""
         found: list[tuple[QueueCopy, tuple[Bounds, Bounds]]] = []
+        there_are: dict[str, Collection[int]] = {}
 
         async def look(config: TopicConfig) -> None:
             there = await self._target.all_bounds(target_name, config)
             here = await self._source.all_bounds(source_name, config)
+            there_are[config.topic_name] = here
             for queue_id, bounds in sorted(here.items()):
                 queue = MessageQueue(config.topic_name, source_name, queue_id)
                 copy = self.queues.get(queue)
@@ -281,6 +303,10 @@ class Mirror:
         await self._all(
             [(name, partial(look, config)) for name, config in sorted(topics.items())], done
         )
+        for queue in list(self.queues):
+            kept = there_are.get(queue.topic)
+            if queue.broker_name == source_name and kept is not None and queue.queue_id not in kept:
+                del self.queues[queue]  # the topic was made again with fewer
         return found
 
     async def _offsets(

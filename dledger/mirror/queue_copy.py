@@ -3,15 +3,15 @@
 Each append names the offset that it expects. So a copy that was interrupted, repeated, or is made
 by two mirrors at a time stores each message once and in its place: what is refused names the
 target's end, and the copy goes on from there. Before a step appends behind what stands at the
-target, it compares the newest message there with the source's: a topic that was made again at the
-source, or that a producer sends to at the target, is not continued.
+target, it compares the newest message there with the source's: a topic that was made again at
+either side, or that a producer sends to at the target, is not continued. Where both sides end at
+the same offset, that is compared once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Final, Protocol
 
 from typing_extensions import Buffer
@@ -43,6 +43,9 @@ QUEUES_AT_ONCE: Final = 16
 """Queues copied at a time. Each has one chunk on its way: that many chunks are in memory, and a
 target of one group flushes them together."""
 
+STEP_CHUNKS: Final = 128
+"""Chunks of one step: a queue that is far behind does not keep what is new in others from them."""
+
 REFUSALS_MAX: Final = 8
 """Appends refused in a row before the queue waits for the next round: another mirror is at it, or
 what a former leader appended is being decided."""
@@ -53,6 +56,8 @@ COMPARED: Final = 1
 DIGEST_BYTES: Final = 16
 
 NO_BOUNDS: Final = Bounds(0, 0)
+
+NOT_COMPARED: Final = -1
 
 
 class Source(Protocol):
@@ -98,18 +103,23 @@ class QueueCopy:
     copied_messages: int = 0
     copied_bytes: int = 0
     refused: int = 0
-    _last: tuple[int, bytes] | None = None
-    """Offset and digest of a message at the target: of the newest that this process knows."""
+    _compared: int = NOT_COMPARED
+    """End of the target before which stands the source's message, as this process has found."""
 
     @property
     def lag(self) -> int:
         """Messages of the source that the target does not have."""
         return max(0, self.bounds.end - max(self.end, self.bounds.begin))
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether the target is known to end with the source's message: offsets mean the same."""
+        return not self.stopped and self._compared == self.end
+
     async def step(
         self, source: Source, target: Target, seen: tuple[Bounds, Bounds] | None = None
     ) -> Step:
-        """Copy up to the end that the source has now; return what was found to be done.
+        """Copy up to the end that the source has now, or `STEP_CHUNKS`; return what was found.
 
         Args:
             seen: Bounds at source and target, perhaps a little old; None: they are asked for.
@@ -118,7 +128,10 @@ class QueueCopy:
                 step goes on behind it.
         Cancellation: As after an error.
         """
-        found = judge(*seen) if seen is not None else None
+        found = None
+        if seen is not None:
+            self.bounds, self.end = seen[0], seen[1].end
+            found = judge(*seen)
         if found is None or isinstance(found, Stopped):
             # What stops a queue is asked of leaders that are known to lead still.
             there = Bounds(*await target.bounds(self.target))
@@ -128,18 +141,24 @@ class QueueCopy:
         self.bounds, self.end = seen[0], seen[1].end
         if isinstance(found, Begin | Copy):
             found = await self._copy(source, target, found, seen[1].begin)
+        elif isinstance(found, Level) and self._compared != self.end:
+            found = await self._compare(source, target, self.end, seen[1].begin) or found
         self.stopped = found.why if isinstance(found, Stopped) else ""
         return found
 
     async def _copy(
         self, source: Source, target: Target, step: Begin | Copy, target_begin: int
     ) -> Step:
-        position, refusals = step.first, 0
+        position, refusals, chunks = step.first, 0, 0
+        self._compared = NOT_COMPARED
         if isinstance(step, Copy):
             wrong = await self._compare(source, target, position, target_begin)
             if wrong is not None:
                 return wrong
         while position < step.end or isinstance(step, Begin):
+            if chunks >= STEP_CHUNKS:
+                return Copy(position, step.end)
+            chunks += 1
             try:
                 records = await self._read(source, position, step.end)
             except OffsetIllegalError:
@@ -150,6 +169,7 @@ class QueueCopy:
                 if isinstance(step, Begin):
                     await target.begin(self.target, position)
                     step, self.end = Copy(position, step.end), position
+                    self._compared = position
                     continue
                 position = self._stored(
                     await target.append(self.target, position, records), records
@@ -174,8 +194,7 @@ class QueueCopy:
     def _stored(self, position: int, records: Sequence[memoryview]) -> int:
         self.copied_messages += len(records)
         self.copied_bytes += sum(record.nbytes for record in records)
-        self.end = position
-        self._last = position - 1, digest_of(records[-1])
+        self.end = self._compared = position
         return position
 
     async def _read(self, source: Source, position: int, end: int) -> list[memoryview]:
@@ -189,24 +208,25 @@ class QueueCopy:
     async def _compare(
         self, source: Source, target: Target, end: int, target_begin: int
     ) -> Stopped | None:
-        """Compare the last message before *end*, where both have it."""
+        """Compare the last message before *end*, where both have it; note what is the same."""
         offset = end - 1
-        if offset < max(target_begin, self.bounds.begin):
-            return None
-        try:
-            here = await source.read(self.source, offset, 1, COMPARED)
-            if self._last is None or self._last[0] != offset:
-                there = await target.read(self.target, offset, 1, COMPARED)
-                if not there:
-                    return missing_at(offset, "target")
-                self._last = offset, digest_of(there[0])
-        except OffsetIllegalError:
-            return None  # retention at either side: there is nothing to compare with
+        if offset >= max(target_begin, self.bounds.begin):
+            try:
+                wrong = await self._compare_at(source, target, offset)
+            except OffsetIllegalError as error:
+                if error.min_offset <= offset:
+                    return None  # what was seen of a queue that was made again: nothing is known
+                wrong = None  # retention: there is nothing to compare with
+            if wrong is not None:
+                return wrong
+        self._compared = end
+        return None
+
+    async def _compare_at(self, source: Source, target: Target, offset: int) -> Stopped | None:
+        here = await source.read(self.source, offset, 1, COMPARED)
+        there = await target.read(self.target, offset, 1, COMPARED)
+        if not there:
+            return missing_at(offset, "target")
         if not here:
             return missing_at(offset)
-        return None if digest_of(here[0]) == self._last[1] else differs_at(offset)
-
-
-def digest_of(stored: Buffer) -> bytes:
-    """Return a digest of what a message and its copy have in common."""
-    return blake2b(without_store(stored), digest_size=DIGEST_BYTES).digest()
+        return None if without_store(here[0]) == without_store(there[0]) else differs_at(offset)

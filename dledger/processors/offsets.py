@@ -35,6 +35,7 @@ from remoting.protocol.headers import (
     UpdateConsumerOffsetHeader,
 )
 from remoting.protocol.outcome import Condition
+from remoting.protocol.own_fields import ONLY_FORWARD_FIELD
 
 NO_TIME = -1
 """Store time of the first message of an empty queue."""
@@ -133,6 +134,11 @@ class OffsetsProcessor:
                 f"queueId[{header.queue_id}] is illegal, {header.topic} has "
                 f"{config.queue_nums} queues",
             )
+        if command.ext.get(ONLY_FORWARD_FIELD) in (True, "true"):
+            slot = (header.consumer_group, header.topic, header.queue_id)
+            stands = self._offsets.offset(*slot)
+            if stands is not None and stands >= header.commit_offset:
+                return response_to(command)
         account = limited_account(connection)
         self._offsets.check_room(header.consumer_group, header.topic, account)
         key = (header.consumer_group, header.topic, header.queue_id, header.commit_offset)

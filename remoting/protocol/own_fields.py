@@ -43,6 +43,9 @@ from remoting.protocol.command import ExtFields
 BY_OPERATOR_FIELD: Final = "byOperator"
 """Of UPDATE_CONSUMER_OFFSET: `true`, it is an administrative act, and has an audit line."""
 
+ONLY_FORWARD_FIELD: Final = "onlyForward"
+"""Of UPDATE_CONSUMER_OFFSET: `true`, what is not above the present offset changes nothing."""
+
 
 # --------------------------------------------------------------------------------- expected offsets
 

@@ -110,7 +110,7 @@ class MemoryQueues:
             for record in records
         )
         await self._answered()
-        return self.end(queue)
+        return offset + len(records)
 
     async def begin(self, queue: MessageQueue, offset: int) -> None:
         await self._asked()

@@ -148,3 +148,18 @@ def test_what_is_no_pair_is_refused(text: str) -> None:
     with pytest.raises(CliError, match="give SOURCE=TARGET"):
         pairs_of([text])
     assert pairs_of(["a=b", "c=d"]) == {"a": "b", "c": "d"}
+
+
+async def test_commit_of_a_mirror_moves_no_offset_back() -> None:
+    """Consumers at the target may have committed after the offsets there were read."""
+    async with embedded_cluster(brokers=1) as cluster, cluster.client() as client:
+        await Admin(client).create_topic("T", queue_nums=1)
+        await send(client, "T", 0, 5)
+        queue = MessageQueue("T", BROKER, 0)
+        target = ClusterCopies(client)
+        async with PullConsumer(client, "g") as consumer:
+            await consumer.commit_offset(queue, 3)
+            await target.commit("g", queue, 2)
+            assert await consumer.committed_offset(queue) == 3
+            await target.commit("g", queue, 4)
+            assert await consumer.committed_offset(queue) == 4

@@ -189,6 +189,18 @@ def test_a_new_leader_registers_all_topics_first() -> None:
     assert table.all_topics() == ["T1", "T2"]
 
 
+def test_acting_masters_switched_over_change_the_route() -> None:
+    """The answer that is kept for clients has the switch in it."""
+    changed: list[str] = []
+    table = RouteInfoManager(on_route_change=changed.extend)
+    table.register_broker(registration(A, 0, acting=True, table=topics("T1", "T2")), 0)
+    changed.clear()
+    table.register_broker(registration(A, 0, acting=True, table=topics("T1", "T2")), 1)
+    assert not changed
+    table.register_broker(registration(A, 0, acting=False, table=topics("T1", "T2")), 2)
+    assert sorted(changed) == ["T1", "T2"]
+
+
 def test_rule_5_acting_master_stands_as_id_0() -> None:
     table = RouteInfoManager(NamesrvTable(support_acting_master=True))
     table.register_broker(registration(B, 1, acting=True), 0)

@@ -206,6 +206,14 @@ def test_backup_follows_retention(tmp_path: Path) -> None:
         assert store.tables.applied_index == len(FRAMES)
 
 
+def test_backup_goes_on_with_a_member_that_keeps_more(tmp_path: Path) -> None:
+    target = tmp_path / "bk"
+    begin = back_up(source_folder(tmp_path / "n0", 50, floor=2), target).manifest.begin
+    done = back_up(source_folder(tmp_path / "n1", floor=1), target)
+    assert (done.copied_entries, done.manifest.begin) == (len(FRAMES) - 50, begin)
+    assert verify(OsDisk(), str(target)).entries == len(FRAMES) - begin.first_index + 1
+
+
 def test_backup_begins_over_behind_a_gap(tmp_path: Path) -> None:
     target = tmp_path / "bk"
     back_up(source_folder(tmp_path / "n0", 3), target)

@@ -15,6 +15,7 @@ from commitlog.mark import SlotFile
 from commitlog.seams import Lock
 from commitlog.store_paths import StorePaths
 from dledger.backup.create import create
+from dledger.backup.manifest import BackupDamagedError
 from dledger.backup.restore import restore
 from dledger.backup.source import Source
 from dledger.backup.target import Target
@@ -205,3 +206,14 @@ def test_create_goes_on_from_what_another_one_has_made(tmp_path: Path) -> None:
     assert (done.copied_entries, done.copied_bytes) == (0, 0)
     assert content(target / "log") == made[0]
     assert verify(OsDisk(), str(target)).entries == len(FRAMES)
+
+
+def test_create_does_not_go_on_without_a_file(tmp_path: Path) -> None:
+    """Refused before anything is copied: it cannot be made again there."""
+    target = tmp_path / "bk"
+    back_up(source_folder(tmp_path / "n0", OLD), target)
+    next(iter((target / "log").iterdir())).unlink()
+    before = content(target)
+    with pytest.raises(BackupDamagedError, match=r"is missing.*in another folder"):
+        back_up(source_folder(tmp_path / "n0"), target)
+    assert content(target) == before

@@ -8,9 +8,10 @@ from typing import cast
 import pytest
 
 from client.admin.copies import ClusterCopies
-from client.core.errors import RequestFailedError
+from client.core.errors import BrokerUnreachableError, RequestFailedError
 from client.core.route import MessageQueue
 from commitlog.errors import ConfigError
+from dledger.mirror import queue_copy
 from dledger.mirror.mirror import FRUITLESS_MAX, PAUSE_S, ROUND_S, Mirror, Round
 from dledger.mirror.plan import Selection
 from dledger.mirror.verify import compare
@@ -235,3 +236,97 @@ async def test_a_queue_that_ends_early_at_one_side_differs() -> None:
         await compare(cast(ClusterCopies, source), cast(ClusterCopies, target), Selection())
     ).queues
     assert (found.compared, found.differs_at, found.verdict) == (2, 2, "differs")
+
+
+async def test_offsets_wait_until_a_queue_was_compared() -> None:
+    """A new mirror whose first comparison gets no answer has not seen what stands there."""
+    source, target = Cluster(PLAIN), Cluster(PLAIN)
+    queue = MessageQueue("T", BROKER, 0)
+    for number in range(3):
+        source.produce(queue, b"of the source %d" % number)
+        target.produce(queue, b"of the target %d" % number)
+    source.produce(queue, b"more")
+    source.offset_table["g", "T"] = {0: 3}
+    mirror, read = mirror_of(source, target, ManualClock()), source.read
+
+    async def unreachable(*_: object) -> list[memoryview]:
+        raise BrokerUnreachableError("no leader")
+
+    source.read = unreachable  # type: ignore[method-assign,assignment]  # the first round only
+    done = await mirror.round()
+    assert (list(done.errors), done.commits, target.offset_table) == ([str(queue)], 0, {})
+    source.read = read  # type: ignore[method-assign]
+    assert not (await mirror.round()).commits
+    assert list(mirror.stopped) == [queue]
+
+
+async def test_a_level_queue_that_differs_is_stopped() -> None:
+    source, target = Cluster(PLAIN), Cluster(PLAIN)
+    queue = MessageQueue("T", BROKER, 0)
+    source.produce(queue, b"of the source")
+    target.produce(queue, b"of the target")
+    source.offset_table["g", "T"] = {0: 1}
+    mirror = mirror_of(source, target, ManualClock())
+    assert not (await mirror.run_once()).commits
+    assert "at offset 0 is another one" in mirror.stopped[queue]
+
+
+async def test_a_topic_made_again_at_the_target_is_not_continued() -> None:
+    """It has as many messages as the one before, of a producer there."""
+    source, target = Cluster(PLAIN), Cluster(PLAIN)
+    queue = MessageQueue("T", BROKER, 0)
+    source.produce(queue, b"first")
+    mirror = mirror_of(source, target, ManualClock())
+    await mirror.round()
+    target.make_again(queue)
+    target.produce(queue, b"of the target")
+    source.produce(queue, b"second")
+    await mirror.round()
+    assert target.end(queue) == 1
+    assert "at offset 0 is another one" in mirror.stopped[queue]
+
+
+async def test_queues_that_a_topic_has_no_more_are_forgotten() -> None:
+    source, target = Cluster(PLAIN), Cluster(PLAIN)
+    lost = MessageQueue("T", BROKER, 1)
+    bounds = {0: (0, 0), 1: (5, 9)}
+
+    async def all_bounds(*_: object) -> dict[int, tuple[int, int]]:
+        return dict(bounds)
+
+    source.all_bounds = all_bounds  # type: ignore[method-assign,assignment]  # queues of its own
+    mirror = mirror_of(source, target, ManualClock())
+    await mirror.round()
+    assert lost in mirror.queues
+    del bounds[1]
+    await mirror.round()
+    assert list(mirror.queues) == [MessageQueue("T", BROKER, 0)]
+
+
+async def test_a_target_group_that_is_away_holds_no_other_up() -> None:
+    source, target = Cluster(PLAIN), Cluster()
+    source.names = ["a", "b", "c"]
+    target.names = ["a", "b", "c", "d"]
+    mirror = mirror_of(source, target, ManualClock())
+    await mirror.round()
+    target.names = ["b", "d"]
+    source.names = ["a", "b", "c", "e"]
+    source.produce(MessageQueue("T", "b", 0), b"first")
+    done = await mirror.round()
+    assert (sorted(done.errors), done.copied_messages) == (["a", "c"], 1)
+    assert mirror.pairs == {"a": "a", "b": "b", "c": "c"}, "no new pair meanwhile"
+
+
+async def test_a_queue_that_is_far_behind_leaves_others_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_copy, "CHUNK_MESSAGES", 2)
+    monkeypatch.setattr(queue_copy, "STEP_CHUNKS", 3)
+    source, target = Cluster(PLAIN), Cluster(PLAIN)
+    queue = MessageQueue("T", BROKER, 0)
+    for number in range(15):
+        source.produce(queue, b"%d" % number)
+    source.offset_table["g", "T"] = {0: 15}
+    mirror = mirror_of(source, target, ManualClock())
+    assert [done.copied_messages for done in await rounds(mirror, 3)] == [6, 6, 3]
+    assert target.offset_table == {("g", "T"): {0: 15}}

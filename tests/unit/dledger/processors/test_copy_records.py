@@ -233,3 +233,19 @@ def test_full_disk_takes_no_copies(broker: Broker) -> None:
     broker.processors.space.is_full = False
     (answer,) = answers_of(broker, copy(0, record(0)))
     assert answer.code == 0
+
+
+def test_a_commit_that_only_goes_forward_moves_none_back(broker: Broker) -> None:
+    """Also where a consumer's offset waits for its flush: a mirror cannot have seen it."""
+    of_group = {"consumerGroup": "g", "topic": "T", "queueId": "1"}
+
+    def committed_after(offset: int, **more: str) -> str:
+        ext = {**of_group, "commitOffset": str(offset), **more}
+        assert broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext).code == 0
+        return str(broker.call(RequestCode.QUERY_CONSUMER_OFFSET, of_group).ext["offset"])
+
+    assert committed_after(5) == "5"
+    assert committed_after(4, onlyForward="true", sync="true") == "5"
+    assert committed_after(5, onlyForward="true", sync="true") == "5"
+    assert committed_after(6, onlyForward="true") == "6"
+    assert committed_after(4) == "4"
