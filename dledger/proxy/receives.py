@@ -359,10 +359,11 @@ class Receives:
         """Store a copy as a dead letter, then acknowledge the message.
 
         First the message is made sure to be the client's still. When the last step fails the
-        message comes again, and its copy is there already.
+        message comes again, and its copy is there already: no error states that there is none then.
 
         Raises:
-            RefusedError, ClientError: No copy is stored, or that is unknown.
+            RequestTimedOutError: A copy may be stored.
+            RefusedError, ClientError: No copy is stored.
         """
         topic, group = topic_of(request.topic), group_of(request.group)
         await self._instance.route(topic)
@@ -376,7 +377,12 @@ class Receives:
                 # Should a later step fail, the client tries again with the receipt it has.
                 renewal.receipt = newest
             await self._store_dead_letter(request, caller, queue, newest)
-            await calls.ack(queue, newest, timeout_s=caller.timeout_s())
+            try:
+                await calls.ack(queue, newest, timeout_s=caller.timeout_s())
+            except MQError as error:
+                raise RequestTimedOutError(
+                    f"a dead letter, and not acknowledged: {error}"
+                ) from error
         return pb.ForwardMessageToDeadLetterQueueResponse(status=OK)
 
     async def _store_dead_letter(
@@ -403,6 +409,7 @@ class Receives:
             dict(header.encode()),
             topic=queue.topic,
             timeout_s=caller.timeout_s(),
+            changes=True,
         )
         if outcome_of(answer) == "unknown":
             raise RequestTimedOutError(f"it may be a dead letter: {answer.remark or ''}")
