@@ -111,8 +111,16 @@ class PopGroup:
 
             return handle
 
+        def store_one(asked: RemotingCommand) -> RemotingCommand:
+            broker.intercept = None
+            done = broker._send(asked)
+            broker.intercept = store
+            assert isinstance(done, RemotingCommand)
+            return done
+
         def store(asked: RemotingCommand) -> Handled:
-            return self._faulty(asked, broker.store_records)
+            is_records = asked.code == RequestCode.SEND_RECORDS
+            return self._faulty(asked, broker.store_records if is_records else store_one)
 
         broker.intercept = store
         broker.on(RequestCode.POP_MESSAGE, led(self._pop))

@@ -45,6 +45,7 @@ LONGEST_S: Final = 600
 
 CODES: Final = (
     RequestCode.SEND_RECORDS,
+    RequestCode.SEND_MESSAGE_V2,
     RequestCode.POP_MESSAGE,
     RequestCode.ACK_MESSAGE,
     RequestCode.BATCH_ACK_MESSAGE,
