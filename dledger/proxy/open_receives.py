@@ -162,6 +162,8 @@ class OpenReceives:
         message goes through one of them at once, and comes again when all of them are over.
         """
         received.answers = []
+        if not received.messages:
+            return
         ends_s = (each.ends_s for each in self._left.get(received.group, ()))
         again_s = max(ends_s, default=0.0) - self._clock.monotonic()
         await self._receives.give_back(received.group, received.messages, again_s)

@@ -266,14 +266,16 @@ class Receives:
             again_s: In how many seconds those come that came before. Others come at once.
         """
         soon_s = GIVEN_BACK_MS / 1000
-        receipts = [
-            (each.message_queue, each.receipt, again_s if each.delivery_attempt > 1 else soon_s)
-            for each in messages
-        ]
+        receipts: list[tuple[MessageQueue, ReceiptHandle, float]] = []
+        for message in messages:
+            # All of them now: a renewal that comes between would make a receipt another one.
+            shown = message.receipt.encode()
+            renewal = self._renewals.get(group, shown)
+            self._renewals.remove(group, shown)
+            newest = message.receipt if renewal is None else renewal.receipt
+            after_s = again_s if message.delivery_attempt > 1 else soon_s
+            receipts.append((message.message_queue, newest, after_s))
         messages.clear()
-        for _, receipt, _ in receipts:
-            # All of them first: a renewal that comes between makes the receipt another one.
-            self._renewals.remove(group, receipt.encode())
         calls, waiting = PopCalls(self._instance, group), iter(receipts)
 
         async def give_some_back() -> None:

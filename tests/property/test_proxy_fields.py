@@ -59,8 +59,8 @@ BODIES: Final = (b"", b"x", b"x" * (4 << 20), b"x" * ((4 << 20) + 1), gzip.compr
 SMALL: Final = {FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_ENUM}
 
 QUEUE: Final = pb.MessageQueue(topic=pb.Resource(name="T"), broker=pb.Broker(name="g"))
-NAMED: Final = {"topic": pb.Resource(name="T"), "group": pb.Resource(name="clerks")}
-OF_QUEUE: Final = {"group": NAMED["group"], "message_queue": QUEUE}
+NAMED: Final[dict[str, Any]] = {"topic": pb.Resource(name="T"), "group": pb.Resource(name="clerks")}
+OF_QUEUE: Final[dict[str, Any]] = {"group": NAMED["group"], "message_queue": QUEUE}
 
 
 def right_request(name: str, rng: random.Random) -> Any:

@@ -126,6 +126,29 @@ async def test_refused_receive_holds_nothing(world: World, handlers: _Handlers) 
     assert handlers._requests.used_bytes == 0
 
 
+async def test_message_that_was_renewed_is_given_back(
+    world: World, service: MessagingService, handlers: _Handlers
+) -> None:
+    """Its client reads so slowly that the first receipt is an old one when it ends."""
+    pops = PopGroup(world.groups["g"])
+    store(world)
+    asked = pb.ReceiveMessageRequest(
+        group=ASKED.group, message_queue=QUEUE, auto_renew=True, batch_size=1
+    )
+    call = TrioCall(read_s=20.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call.make, handlers.table()["ReceiveMessage"].unary_stream, asked)
+        for _ in range(5):
+            await trio.sleep(9.5)
+            service.clients.heard("c", trio.current_time())
+        (out,) = pops.out.values()
+        assert out.ends_s > trio.current_time() + 30, "it is renewed"
+        call.end()
+    await trio.sleep(1)
+    assert pops.out[0, 0].ends_s <= trio.current_time()
+    assert service.renewed_messages == 0
+
+
 async def test_leader_that_comes_late_gets_all_back(
     world: World, service: MessagingService
 ) -> None:
