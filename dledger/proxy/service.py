@@ -64,6 +64,9 @@ HOST_CHARS_MAX: Final = 255
 ROUTED_AT_ONCE_MAX: Final = 16
 """Of these under way at a time: NameServers have other clients."""
 
+TAKEN_BACK_AT_ONCE_MAX: Final = 100
+"""Groups without clients that brokers hear of at a time: each may wait a second for them."""
+
 _log = get_logger(__name__)
 
 Call = Callable[[Any, Caller], Awaitable[Any]]
@@ -381,16 +384,27 @@ class MessagingService:
             self._announced_topics, self._announced_groups = topics, groups
             for topic in ended_topics:
                 instance.check_backs.remove(topic)
-                await instance.heartbeats.remove_producer(topic)
             for group in ended_groups:
                 instance.consumer_calls.remove(group)
-                await instance.heartbeats.remove_consumer(group)
-            for topic in topics:
-                try:
-                    await instance.route(topic)  # makes its brokers known
-                except MQError as error:
-                    _log.info("topic_unknown", topic=topic, error=str(error))
+            await self._take_back(ended_topics, ended_groups)
+            for topic in topics - await self._make_known(topics):
+                _log.info("topic_unknown", topic=topic)
             await self._due.wait()
+
+    async def _take_back(self, topics: Iterable[str], groups: Iterable[str]) -> None:
+        """Announce groups no more. A broker that does not answer holds up no later ones."""
+        heartbeats = self._instance.heartbeats
+        places = trio.CapacityLimiter(TAKEN_BACK_AT_ONCE_MAX)
+
+        async def take_back(remove: Callable[[str], Awaitable[None]], name: str) -> None:
+            async with places:
+                await remove(name)
+
+        async with trio.open_nursery() as nursery:
+            for topic in topics:
+                nursery.start_soon(take_back, heartbeats.remove_producer, topic)
+            for group in groups:
+                nursery.start_soon(take_back, heartbeats.remove_consumer, group)
 
     async def _keep_expiring(self) -> None:
         while True:

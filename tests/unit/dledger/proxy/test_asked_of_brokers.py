@@ -226,3 +226,31 @@ async def test_topic_takes_only_the_type_it_states(
         await service.send_message(sent(kind), CALLER)
     assert caught.value.code == pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
     assert world.groups["g"].bodies("T") == []
+
+
+async def test_silent_broker_holds_up_no_announcement(
+    world: World, service: MessagingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when all clients of many groups are started again while a broker hangs."""
+
+    async def heartbeat(number: int) -> None:
+        group = pb.Resource(name=f"group-{number}")
+        beat = pb.HeartbeatRequest(group=group, client_type=pb.PUSH_CONSUMER)
+        await service.heartbeat(beat, Caller(f"client-{number}"))
+
+    heartbeats = service._instance.heartbeats
+
+    monkeypatch.setattr(heartbeats, "_unregister", lambda **_: trio.sleep(1))
+    for number in range(50):
+        await heartbeat(number)
+    await trio.sleep(1)
+    assert b"group-49" in heartbeats.body()
+    for number in range(50):
+        await service.notify_client_termination(
+            pb.NotifyClientTerminationRequest(), Caller(f"client-{number}")
+        )
+    await trio.sleep(0.1)
+    await heartbeat(99)
+    await trio.sleep(2)
+    assert b"group-99" in heartbeats.body()
+    assert b"group-49" not in heartbeats.body()
