@@ -17,7 +17,8 @@ from commitlog.record import decode_record, encode_record
 from remoting.processor import DEFERRED, Handled
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.outcome import Condition, answer
+from remoting.protocol.headers import EndTransactionHeader
+from remoting.protocol.outcome import DECISION_FIELD, OUTCOME_FIELD, Condition, answer
 from remoting.protocol.own_fields import STALE_FIELD, encode_stale
 from remoting.protocol.pop_requests import (
     AckMessageHeader,
@@ -83,8 +84,8 @@ class PopGroup:
     out: dict[Key, Out] = field(default_factory=dict)
     settled: set[Key] = field(default_factory=set)
     dead: set[Key] = field(default_factory=set)
-    grants: Counter[str] = field(default_factory=Counter)
-    """How many messages each receive was granted, by its attempt id."""
+    decisions: dict[int, int] = field(default_factory=dict)
+    """What half messages were decided as, by their place in the log."""
 
     def __post_init__(self) -> None:
         self._token = 0
@@ -130,6 +131,7 @@ class PopGroup:
             (RequestCode.CHANGE_MESSAGE_INVISIBLETIME, self._change),
         ):
             broker.on(code, led(lambda asked, do=handler: self._faulty(asked, do)))  # type: ignore[misc]
+        broker.on(RequestCode.END_TRANSACTION, led(lambda asked: self._faulty(asked, self._decide)))
         broker.answer_send_back = led(lambda asked: self._faulty(asked, self._send_back))
 
     def _faulty(
@@ -184,7 +186,6 @@ class PopGroup:
         finally:
             self._line.remove(me)
             self.move()
-        self.grants[header.attempt_id or ""] += len(found)
         done = self._granted(asked, header, found)
         fault = self.fault(asked)
         if fault is Fault.LATE:
@@ -287,6 +288,14 @@ class PopGroup:
             self.out[key].popped_ms, header.invisible_time, revive_queue_of(self._token)
         )
         return response_to(asked, 0, None, dict(new.encode()))
+
+    def _decide(self, asked: RemotingCommand) -> RemotingCommand:
+        header = EndTransactionHeader.decode(asked.ext)
+        wanted = header.commit_or_rollback
+        if self.decisions.setdefault(header.commit_log_offset, wanted) == wanted:
+            return response_to(asked)
+        ext = {OUTCOME_FIELD: "not_stored", DECISION_FIELD: "the other"}
+        return response_to(asked, ResponseCode.SYSTEM_ERROR, "decided otherwise", ext)
 
     def _send_back(self, asked: RemotingCommand) -> RemotingCommand:
         record = decode_record(self.group.by_position[int(asked.ext["offset"])])

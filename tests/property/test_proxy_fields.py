@@ -151,7 +151,6 @@ def answer_all(world: World) -> None:
         record = encode_record(topic="T", queue_id=0, body=b"%d" % number, properties=b"")
         group.store("T", 0, decode_record(record))
     for broker in group.brokers:
-        broker.on(RequestCode.END_TRANSACTION, response_to)
         broker.on(RequestCode.RECALL_MESSAGE, response_to)
 
 

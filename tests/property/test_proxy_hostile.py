@@ -24,6 +24,7 @@ from dledger.aio.guest import Guest
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.messages import duration, timestamp
 from dledger.proxy.metrics import CallMetrics
+from dledger.proxy.sends import TransactionId
 from dledger.proxy.server import _Handlers
 from dledger.proxy.service import MessagingService
 from remoting.protocol.codes import RequestCode
@@ -51,7 +52,11 @@ CODES: Final = (
     RequestCode.BATCH_ACK_MESSAGE,
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
     RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.END_TRANSACTION,
 )
+COMMIT: Final = 8
+ROLLBACK: Final = 12
+"""As brokers are asked for them."""
 
 
 @dataclass
@@ -62,6 +67,8 @@ class Ledger:
     settled: dict[Key, dict[int, int]] = field(default_factory=dict)
     forwarded: dict[Key, dict[int, int]] = field(default_factory=dict)
     """By message the code of each call that would end it, 0 until it is answered."""
+    decided: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """By the place of a half message what was asked for, and the code."""
     ended: set[str] = field(default_factory=set)
     """Receives whose client did not get the whole answer."""
 
@@ -114,6 +121,35 @@ class Clients:
                 else:
                     code = answer.status.code
                 self.ledger.sends[message.body] = code
+
+    async def transact(self) -> None:
+        while True:
+            await trio.sleep(self.rng.choice([0.5, 2.0, 5.0]))
+            message = self._message(pb.TRANSACTION)
+            self.ledger.sends[message.body] = 0
+            answer = await self.call("SendMessage", pb.SendMessageRequest(messages=[message]))
+            if answer is None:
+                continue
+            self.ledger.sends[message.body] = answer.status.code
+            if answer.status.code == pb.OK:
+                transaction_id = answer.entries[0].transaction_id
+                for _ in range(self.rng.choice([0, 1, 2, 3])):
+                    await self.decide(message, transaction_id)
+
+    async def decide(self, message: pb.Message, transaction_id: str) -> None:
+        place = TransactionId.decode(transaction_id).position
+        resolution, wanted = self.rng.choice([(pb.COMMIT, COMMIT), (pb.ROLLBACK, ROLLBACK)])
+        asked = pb.EndTransactionRequest(
+            topic=TOPIC,
+            message_id=message.system_properties.message_id,
+            transaction_id=transaction_id,
+            resolution=resolution,
+        )
+        calls = self.ledger.decided.setdefault(place, [])
+        calls.append((wanted, 0))
+        answer = await self.call("EndTransaction", asked)
+        if answer is not None:
+            calls[-1] = wanted, answer.status.code
 
     def _message(self, kind: pb.MessageType) -> pb.Message:
         number = self.serial()
@@ -237,6 +273,12 @@ class Weather:
                 await trio.sleep(self.rng.choice([0.5, 5.0]))
                 group.elect(self.rng.randrange(3))
                 self.pops.move()
+            if not self.is_calm and self.rng.random() < 0.2:
+                broker = self.rng.choice(group.brokers)
+                await broker.kill()
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(self.rng.choice([0.1, 4.0]))
+                    await broker.start()
 
 
 async def hostile_run(seed: int) -> None:
@@ -258,6 +300,7 @@ async def hostile_run(seed: int) -> None:
                     nursery.start_soon(weather.blow)
                     for _ in range(rng.choice([1, 4])):
                         nursery.start_soon(clients.produce)
+                    nursery.start_soon(clients.transact)
                     for number in range(rng.choice([1, 5, 20])):
                         nursery.start_soon(clients.consume, f"c{number}")
             await quiet(clients, weather)
@@ -325,6 +368,12 @@ def judge(world: World, ledger: Ledger, pops: PopGroup) -> None:
         codes = set(ledger.settled[key].values())
         assert codes & {pb.OK, *UNKNOWN}, f"{key} is settled, and each call states {codes}"
     assert {key for key, calls in ledger.settled.items() if pb.OK in calls.values()} <= everything
+    for place, calls in ledger.decided.items():
+        done = pops.decisions.get(place)
+        assert {wanted for wanted, code in calls if code == pb.OK} <= {done}
+        if done is not None:
+            codes = {code for wanted, code in calls if wanted == done}
+            assert codes & {pb.OK, *UNKNOWN}, f"{place} is decided, and each call states {codes}"
     letters = Counter(group.bodies("%DLQ%clerks"))
     stated: dict[bytes, set[int]] = {}
     for key in everything:

@@ -184,3 +184,22 @@ async def test_silent_brokers_get_back_for_a_bounded_time(
     await service.abandon(received)
     assert trio.current_time() < 61
     assert world.count(RequestCode.CHANGE_MESSAGE_INVISIBLETIME) > 0
+
+
+async def test_client_that_was_silent_acknowledges(world: World, service: MessagingService) -> None:
+    """It shows its first receipt, and the message is its own under a newer one."""
+    pops = PopGroup(world.groups["g"])
+    store(world)
+    asked = pb.ReceiveMessageRequest(group=ASKED.group, message_queue=QUEUE, auto_renew=True)
+    received = await service.receive_message(asked, Caller("c"))
+    shown = received.answers[1].message.system_properties.receipt_handle
+    await trio.sleep(20)
+    service.clients.heard("c", trio.current_time())
+    await trio.sleep(45)
+    assert pops.out[0, 0].ends_s > trio.current_time()
+    ack = pb.AckMessageRequest(
+        group=ASKED.group, topic=QUEUE.topic, entries=[pb.AckMessageEntry(receipt_handle=shown)]
+    )
+    answer = await service.calls["AckMessage"](ack, Caller("c"))
+    assert answer.status.code == pb.OK
+    assert pops.settled == {(0, 0)}
