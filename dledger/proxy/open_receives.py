@@ -28,7 +28,7 @@ LAST_MARGIN: Final = 0.5
 states more."""
 
 HOLD_MARGIN_S: Final = 1.0
-"""A broker begins to count the time of a receive so much later at most, as a rule."""
+"""A broker begins to count the time of a receive later, as a rule by less than that."""
 
 
 @dataclass(slots=True, eq=False)
