@@ -55,6 +55,10 @@ ROUTED_MAX: Final = 256
 """Topics of a consumer's settings whose brokers are made known before it has its answer: it may
 name 100,000. Those of the others are known with the first receive."""
 
+ANY_PRODUCER_PART: Final = 0.25
+"""Of check-backs that go to any producer of the topic: one that was started again a moment ago has
+sent no transaction yet. The others go to those that have, because others may have no checker."""
+
 ADDRESSES_MAX: Final = 64
 """Of proxies that a client names: each queue of a route repeats them."""
 
@@ -120,7 +124,7 @@ class MessagingService:
             "AckMessage": self._receives.ack,
             "ChangeInvisibleDuration": self._receives.change_invisible,
             "ForwardMessageToDeadLetterQueue": self._receives.forward_to_dead_letters,
-            "EndTransaction": self._sends.end_transaction,
+            "EndTransaction": self.end_transaction,
             "RecallMessage": self._sends.recall,
             "NotifyClientTermination": self.notify_client_termination,
             "UpdateOffset": self._offsets.update,
@@ -342,6 +346,14 @@ class MessagingService:
                 self.clients.produces(caller.name, message.topic, self._now_s())
         return await self._sends.send(request, caller)
 
+    async def end_transaction(
+        self, request: pb.EndTransactionRequest, caller: Caller
+    ) -> pb.EndTransactionResponse:
+        """Decide a transaction; see `Sends.end_transaction`."""
+        answer = await self._sends.end_transaction(request, caller)
+        self.clients.produces(caller.name, request.topic, self._now_s())
+        return answer
+
     async def receive_message(
         self,
         request: pb.ReceiveMessageRequest,
@@ -417,7 +429,8 @@ class MessagingService:
         """Hand a broker's question about a transaction to a producer of its topic."""
         try:
             topic = question.message.topic
-            stream = self.clients.producer_stream(topic)
+            of_any = self._instance.rng.random() < ANY_PRODUCER_PART
+            stream = self.clients.producer_stream(topic, of_any=of_any)
             if stream is None or not question.broker_name:
                 _log.info("check_back_without_producer", topic=topic)
                 return
