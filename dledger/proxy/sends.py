@@ -192,7 +192,13 @@ class Sends:
         system = asked.system_properties
         if not system.message_group:
             return None
-        return queue_of_group(await self._producer.publish_queues(topic), system.message_group)
+        queues = await self._producer.publish_queues(topic)
+        route = self._instance.routes.known_publish(topic)
+        if route is not None and route.writable_queues:
+            # Those of a group that elects a leader, too: in the queue of another one a message
+            # would overtake those before it.
+            queues = route.writable_queues
+        return queue_of_group(queues, system.message_group)
 
     async def _send_each(
         self,
