@@ -26,7 +26,7 @@ def places(world: World) -> dict[str, set[tuple[str, int]]]:
     for name, group in world.groups.items():
         for (_, queue_id), records in group.queues.items():
             for record in records:
-                message_group, _ = decode_record(record).body.tobytes().decode().split()
+                message_group, _ = bytes(decode_record(record).body).decode().split()
                 found.setdefault(message_group, set()).add((name, queue_id))
     return found
 
