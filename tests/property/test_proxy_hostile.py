@@ -40,7 +40,7 @@ QUEUE: Final = pb.MessageQueue(topic=TOPIC, broker=pb.Broker(name="g"))
 UNKNOWN: Final = frozenset({pb.PROXY_TIMEOUT, pb.INTERNAL_ERROR, 0})
 """Codes after which it may be done or not; 0: the client has ended the call."""
 
-HOSTILE_S: Final = 60.0
+HOSTILE_S: Final = 40.0
 LONGEST_S: Final = 600
 """Invisible time of what no test waits for: it comes again sooner, or it was lost."""
 
