@@ -32,6 +32,7 @@ from commitlog.record import decode_record
 from remoting.errors import BadRequestError
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand
+from remoting.protocol.outcome import outcome_of
 from remoting.protocol.own_fields import FROM_NOW_FIELD, STALE_FIELD, decode_stale
 from remoting.protocol.pop_requests import (
     INIT_MAX,
@@ -115,8 +116,9 @@ class PopCalls:
 
         Raises:
             RequestFailedError: Refused; see its code and remark.
-            RequestTimedOutError, BrokerUnreachableError: No answer in time. Messages may be out
-                and in no hands: they come again when their time is over.
+            RequestTimedOutError, BrokerUnreachableError: No answer in time, or none that states
+                whether messages are out. They may be, in no hands: they come again when their time
+                is over.
         Cancellation: As a time-out.
         """
         header = PopMessageHeader(
@@ -272,7 +274,7 @@ class PopCalls:
             left_s = max(0.001, deadline - self._instance.clock.monotonic())
             return await self._ack_singly(receipts, request.places, left_s, unable.attempts)
         if answer.code != ResponseCode.NO_MESSAGE:
-            _successful(answer)
+            _successful(answer, attempts)
             return [None] * len(request.places)
         try:
             stale = decode_stale(answer.ext.get(STALE_FIELD), len(request.places))
@@ -328,7 +330,12 @@ class PopCalls:
         answer = await self._settle(
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME, dict(header.encode()), queue, timeout_s
         )
-        new = ChangeInvisibleTimeResponseHeader.decode(answer.ext)
+        try:
+            new = ChangeInvisibleTimeResponseHeader.decode(answer.ext)
+        except BadRequestError as error:
+            raise RequestTimedOutError(
+                f"the time is another one, and the new receipt cannot be read: {error}"
+            ) from error
         return ReceiptHandle(
             old.offset,
             new.pop_time,
@@ -351,7 +358,7 @@ class PopCalls:
         answer, attempts = await self._asked_to_settle(code, ext, queue, timeout_s, body)
         if answer.code == ResponseCode.NO_MESSAGE:
             raise _not_out(attempts, answer.remark or "")
-        return _successful(answer)
+        return _successful(answer, attempts)
 
     async def _asked_to_settle(
         self,
@@ -437,14 +444,30 @@ def _not_out(attempts: int, remark: str = "") -> RequestFailedError:
     return ReceiptStaleError(remark or _STALE, code=code, remark=remark)
 
 
-def _successful(answer: RemotingCommand) -> RemotingCommand:
-    if answer.code != ResponseCode.SUCCESS:
-        raise RequestFailedError(
-            f"code {answer.code} {answer.remark or ''}",
-            code=answer.code,
-            remark=answer.remark or "",
+def _successful(answer: RemotingCommand, attempts: int = 1) -> RemotingCommand:
+    """Return *answer*, if what was asked for is done.
+
+    Raises:
+        RequestTimedOutError: It may be done: this answer states so, or it is not that of the first
+            attempt.
+        RequestFailedError: Refused.
+    """
+    if answer.code == ResponseCode.SUCCESS:
+        return answer
+    code, remark = answer.code, answer.remark or ""
+    if attempts > 1:
+        raise RequestTimedOutError(
+            f"an attempt before, whose answer is lost, may have done it: code {code} {remark}",
+            code=code,
+            remark=remark,
         )
-    return answer
+    if outcome_of(answer) == "unknown":
+        raise RequestTimedOutError(
+            f"it may be done, the broker does not know: code {code} {remark}",
+            code=code,
+            remark=remark,
+        )
+    raise RequestFailedError(f"code {code} {remark}", code=code, remark=remark)
 
 
 def _messages(answer: RemotingCommand, topic: str, broker_name: str) -> list[ReceivedMessage]:

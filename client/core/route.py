@@ -72,6 +72,7 @@ class TopicRoute:
         addresses: Broker name → broker id → ``host:port`` of every broker of the route.
         order_conf: The topic's ordered-queue configuration, if the NameServers hold one.
         clusters: The clusters of these brokers, sorted.
+        writable_queues: Queues of writable brokers, with or without a leader, in the same order.
     """
 
     topic: str
@@ -80,6 +81,7 @@ class TopicRoute:
     addresses: dict[str, dict[int, str]] = field(default_factory=dict)
     order_conf: str | None = None
     clusters: tuple[str, ...] = ()
+    writable_queues: tuple[MessageQueue, ...] = ()
 
     @classmethod
     def from_data(cls, topic: str, data: TopicRouteData) -> TopicRoute:
@@ -88,7 +90,7 @@ class TopicRoute:
             broker.broker_name: {int(k): v for k, v in broker.broker_addrs.items()}
             for broker in data.broker_datas
         }
-        publish: list[MessageQueue] = []
+        writable: list[MessageQueue] = []
         subscribe: list[MessageQueue] = []
         for queue in sorted(data.queue_datas, key=lambda q: q.broker_name):
             brokers = addresses.get(queue.broker_name)
@@ -98,11 +100,18 @@ class TopicRoute:
             queues = [MessageQueue(topic, queue.broker_name, i) for i in range(most)]
             if queue.perm & PERM_READ:
                 subscribe.extend(queues[: queue.read_queue_nums])
-            if queue.perm & PERM_WRITE and LEADER_ID in brokers:
-                publish.extend(queues[: queue.write_queue_nums])
+            if queue.perm & PERM_WRITE:
+                writable.extend(queues[: queue.write_queue_nums])
+        publish = [queue for queue in writable if LEADER_ID in addresses[queue.broker_name]]
         clusters = tuple(sorted({broker.cluster for broker in data.broker_datas}))
         return cls(
-            topic, tuple(publish), tuple(subscribe), addresses, data.order_topic_conf, clusters
+            topic,
+            tuple(publish),
+            tuple(subscribe),
+            addresses,
+            data.order_topic_conf,
+            clusters,
+            tuple(writable),
         )
 
     def borrowed(self, topic: str, default_queue_nums: int) -> TopicRoute:

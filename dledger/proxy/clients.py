@@ -41,11 +41,13 @@ class Stream:
         push: Sends to it.
         order: Newer streams have greater numbers.
         client: Whose it is.
+        asked: The number of the last question that went to it; 0: none did.
     """
 
     push: Push
     order: int
     client: Client
+    asked: int = 0
 
     def resource_of(self, topic: str) -> pb.Resource:
         """Return *topic* as the client names it."""
@@ -60,6 +62,7 @@ class Client:
         client_id: Its `Caller.name`.
         heard_s: When it called last.
         topics: It produces to them.
+        decided: Those of them that it had transactions of.
         group: It consumes for it; empty: it does not.
         namespace: Of its topics and its group; empty: none.
         streams: Its open streams, newest last.
@@ -68,6 +71,7 @@ class Client:
     client_id: str
     heard_s: float
     topics: frozenset[str] = frozenset()
+    decided: set[str] = field(default_factory=set)
     group: str = ""
     namespace: str = ""
     streams: list[Stream] = field(default_factory=list)
@@ -86,7 +90,7 @@ class ClientTable:
         self._clients: dict[str, Client] = {}
         self._producers: dict[str, dict[Client, None]] = {}
         self._consumers: dict[str, dict[Client, None]] = {}
-        self._streams = 0
+        self._streams = self._questions = 0
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -145,7 +149,7 @@ class ClientTable:
             self._regroup(client, client.topics, group)
 
     def produces(self, client_id: str, topic: pb.Resource, now_s: float) -> None:
-        """Take that a client has transactions of *topic*."""
+        """Take that a client sends transactions of *topic*, or decides them."""
         client = self._known(client_id, now_s)
         if client is None:
             return
@@ -153,6 +157,8 @@ class ClientTable:
         name = full_name(topic)
         if name not in client.topics:
             self._regroup(client, client.topics | {name}, client.group)
+        if name in client.topics:
+            client.decided.add(name)
 
     def end(self, client_id: str) -> None:
         """Forget a client that ends."""
@@ -181,10 +187,21 @@ class ClientTable:
             return False
         return now_s - client.heard_s < (EXPIRY_S if client.streams else SILENCE_S_MAX)
 
-    def producer_stream(self, topic: str) -> Stream | None:
-        """Return the newest stream of a producer of *topic*; None: no such client is here."""
+    def producer_stream(self, topic: str, *, of_any: bool = False) -> Stream | None:
+        """Return a stream of a producer of *topic*, each in turn; None: no such client is here.
+
+        Args:
+            of_any: Also of a producer that had no transactions of it, which may have no checker.
+                Without one that had some it is any all the same.
+        """
         found = [client.streams[-1] for client in self._producers.get(topic, ()) if client.streams]
-        return max(found, key=lambda stream: stream.order, default=None)
+        if not of_any:
+            found = [each for each in found if topic in each.client.decided] or found
+        stream = min(found, key=lambda each: (each.asked, -each.order), default=None)
+        if stream is not None:
+            self._questions += 1
+            stream.asked = self._questions
+        return stream
 
     def consumer_streams(self, group: str) -> dict[str, Stream]:
         """Return the newest stream of each consumer of *group*, by client id."""

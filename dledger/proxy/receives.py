@@ -44,6 +44,12 @@ INVISIBLE_MS_MAX: Final = 12 * 3_600_000
 GIVEN_BACK_MS: Final = 1
 """What reached no client comes again at once; brokers take no shorter time."""
 
+GIVE_BACK_S: Final = 60.0
+"""How long brokers are asked to take back what one receive got: longer than an election takes."""
+
+GIVE_BACK_AT_ONCE_MAX: Final = 8
+"""Of its messages at a time: a broker writes them in one entry, and each asks for a leader."""
+
 REFUSED_MS: Final = 1_000
 """For how long a message is kept that a client wants to have for no time: a listener that fails at
 once must not use up all its attempts in a moment."""
@@ -132,6 +138,14 @@ def invisible_ms_of(request: pb.ReceiveMessageRequest) -> int:
     return asked
 
 
+def hold_s_of(request: pb.ReceiveMessageRequest, caller: Caller) -> float:
+    """Return how long a receive waits for messages."""
+    asked_ms = LONG_POLLING_MS
+    if request.HasField("long_polling_timeout"):
+        asked_ms = max(0, min(milliseconds(request.long_polling_timeout), LONG_POLLING_MS_MAX))
+    return caller.timeout_s(asked_ms / 1000)
+
+
 def receipt_of(text: str) -> ReceiptHandle:
     """Return the receipt a client shows.
 
@@ -201,7 +215,7 @@ class Receives:
             expression,
             max_messages=batch_size,
             invisible_s=invisible_ms / 1000,
-            hold_s=self._hold_s(request, caller),
+            hold_s=hold_s_of(request, caller),
             in_order=config.consume_message_orderly,
             attempt_id=request.attempt_id or None,
         )
@@ -244,22 +258,37 @@ class Receives:
         answers.append(pb.ReceiveMessageResponse(delivery_timestamp=now))
         return answers
 
-    @staticmethod
-    def _hold_s(request: pb.ReceiveMessageRequest, caller: Caller) -> float:
-        asked_ms = LONG_POLLING_MS
-        if request.HasField("long_polling_timeout"):
-            asked_ms = max(0, min(milliseconds(request.long_polling_timeout), LONG_POLLING_MS_MAX))
-        return caller.timeout_s(asked_ms / 1000)
+    async def give_back(self, group: str, messages: list[ReceivedMessage], again_s: float) -> None:
+        """Let messages that reached no client come again; at the latest in their time.
 
-    async def give_back(self, group: str, messages: list[ReceivedMessage]) -> None:
-        """Let messages that reached no client come again at once; at the latest in their time."""
-        calls = PopCalls(self._instance, group)
+        Args:
+            messages: Emptied, so that what is held meanwhile are receipts, and no bodies.
+            again_s: In how many seconds those come that came before. Others come at once.
+        """
+        soon_s = GIVEN_BACK_MS / 1000
+        receipts: list[tuple[MessageQueue, ReceiptHandle, float]] = []
         for message in messages:
-            self._renewals.remove(group, message.receipt.encode())
-            with suppress(MQError):
-                await calls.change_invisible(
-                    message.message_queue, message.receipt, GIVEN_BACK_MS / 1000
-                )
+            # All of them now: a renewal that comes between would make a receipt another one.
+            shown = message.receipt.encode()
+            renewal = self._renewals.get(group, shown)
+            self._renewals.remove(group, shown)
+            newest = message.receipt if renewal is None else renewal.receipt
+            after_s = again_s if message.delivery_attempt > 1 else soon_s
+            receipts.append((message.message_queue, newest, after_s))
+        messages.clear()
+        calls, waiting = PopCalls(self._instance, group), iter(receipts)
+
+        async def give_some_back() -> None:
+            for queue, receipt, after_s in waiting:
+                with suppress(MQError):
+                    await calls.change_invisible(
+                        queue, receipt, max(soon_s, after_s), timeout_s=GIVE_BACK_S
+                    )
+
+        with self._instance.clock.time_out(GIVE_BACK_S):
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(len(receipts), GIVE_BACK_AT_ONCE_MAX)):
+                    nursery.start_soon(give_some_back)
 
     # ------------------------------------------------------------------------------ acknowledge
 
@@ -359,10 +388,11 @@ class Receives:
         """Store a copy as a dead letter, then acknowledge the message.
 
         First the message is made sure to be the client's still. When the last step fails the
-        message comes again, and its copy is there already.
+        message comes again, and its copy is there already: no error states that there is none then.
 
         Raises:
-            RefusedError, ClientError: No copy is stored, or that is unknown.
+            RequestTimedOutError: A copy may be stored.
+            RefusedError, ClientError: No copy is stored.
         """
         topic, group = topic_of(request.topic), group_of(request.group)
         await self._instance.route(topic)
@@ -376,7 +406,12 @@ class Receives:
                 # Should a later step fail, the client tries again with the receipt it has.
                 renewal.receipt = newest
             await self._store_dead_letter(request, caller, queue, newest)
-            await calls.ack(queue, newest, timeout_s=caller.timeout_s())
+            try:
+                await calls.ack(queue, newest, timeout_s=caller.timeout_s())
+            except MQError as error:
+                raise RequestTimedOutError(
+                    f"a dead letter, and not acknowledged: {error}"
+                ) from error
         return pb.ForwardMessageToDeadLetterQueueResponse(status=OK)
 
     async def _store_dead_letter(
@@ -403,6 +438,7 @@ class Receives:
             dict(header.encode()),
             topic=queue.topic,
             timeout_s=caller.timeout_s(),
+            changes=True,
         )
         if outcome_of(answer) == "unknown":
             raise RequestTimedOutError(f"it may be a dead letter: {answer.remark or ''}")

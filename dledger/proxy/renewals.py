@@ -58,7 +58,8 @@ class Renewal:
         queue: Where it stands.
         receipt: The newest.
         due_s: When it is to be renewed; infinite while that is under way.
-        end_s: When that is over.
+        kept_s: Until when it is its client's without another renewal.
+        end_s: When renewals are over.
         lock: Held while a broker is asked about the receipt.
     """
 
@@ -67,6 +68,7 @@ class Renewal:
     queue: MessageQueue
     receipt: ReceiptHandle
     due_s: float
+    kept_s: float
     end_s: float
     lock: trio.Lock = field(default_factory=trio.Lock)
 
@@ -88,7 +90,13 @@ class RenewalTable:
         if len(self._renewals) >= RENEWALS_MAX:
             return False
         self._renewals[group, receipt.encode()] = Renewal(
-            client_id, group, queue, receipt, now_s + RENEW_AFTER_S, now_s + RENEWED_S_MAX
+            client_id,
+            group,
+            queue,
+            receipt,
+            due_s=now_s + RENEW_AFTER_S,
+            kept_s=now_s + INVISIBLE_S,
+            end_s=now_s + RENEWED_S_MAX,
         )
         return True
 
@@ -101,16 +109,20 @@ class RenewalTable:
         self._renewals.pop((group, shown), None)
 
     def due(self, now_s: float, is_alive: Callable[[str], bool]) -> list[tuple[str, Renewal]]:
-        """Return what is to be renewed, with the receipt shown; forget what is over."""
+        """Return what is to be renewed, with the receipt shown; forget what is over.
+
+        The newest receipt of a client that is silent is known until the message comes again: one
+        that was away for a moment acknowledges with it.
+        """
         found: list[tuple[str, Renewal]] = []
         over: list[tuple[str, str]] = []
         for (group, shown), renewal in self._renewals.items():
             if renewal.due_s > now_s:
                 continue
-            if now_s >= renewal.end_s or not is_alive(renewal.client_id):
-                over.append((group, shown))
-            else:
+            if now_s < renewal.end_s and is_alive(renewal.client_id):
                 found.append((shown, renewal))
+            elif now_s >= renewal.kept_s:
+                over.append((group, shown))
         for key in over:
             del self._renewals[key]
         return found
@@ -152,6 +164,7 @@ class Renewals:
                     renewal.queue, renewal.receipt, INVISIBLE_S, timeout_s=AGAIN_S
                 )
                 renewal.due_s = clock.monotonic() + RENEW_AFTER_S
+                renewal.kept_s = clock.monotonic() + INVISIBLE_S
             except ReceiptStaleError:
                 self.table.remove(renewal.group, shown)
             except MQError as error:

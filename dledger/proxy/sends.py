@@ -19,6 +19,7 @@ from client.core.errors import (
     BrokerRefusedError,
     MessageIllegalError,
     TransactionDecidedError,
+    UnknownOutcomeError,
 )
 from client.core.hooks import LocalTransactionState
 from client.core.message import Message
@@ -28,7 +29,7 @@ from client.producer.config import ProducerConfig
 from client.producer.producer import Producer
 from client.producer.producer import recall as recall_from
 from client.producer.transaction import HalfMessage, TransactionEnd, half_of, send_end
-from commitlog.errors import MQError
+from commitlog.errors import LocalProtocolError, MQError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import kind_sent, sent_message, topic_of
@@ -172,7 +173,10 @@ class Sends:
             half = half_of(message, message.topic)
             result = await self._halves.send(half, timeout_s=timeout_s)
             place = HalfMessage(message, result, message.topic)
-            name = TransactionId(place.broker_name, place.half_offset, place.position)
+            try:
+                name = TransactionId(place.broker_name, place.half_offset, place.position)
+            except LocalProtocolError as error:
+                raise UnknownOutcomeError(f"stored, and its place is not known: {error}") from error
             return _entry(result, transaction_id=name.encode())
         queue = await self._queue(message.topic, asked)
         try:
@@ -188,7 +192,13 @@ class Sends:
         system = asked.system_properties
         if not system.message_group:
             return None
-        return queue_of_group(await self._producer.publish_queues(topic), system.message_group)
+        queues = await self._producer.publish_queues(topic)
+        route = self._instance.routes.known_publish(topic)
+        if route is not None and route.writable_queues:
+            # Those of a group that elects a leader, too: in the queue of another one a message
+            # would overtake those before it.
+            queues = route.writable_queues
+        return queue_of_group(queues, system.message_group)
 
     async def _send_each(
         self,

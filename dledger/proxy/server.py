@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -26,7 +27,8 @@ from dledger.proxy.caller import Caller
 from dledger.proxy.held_bytes import REQUEST_BYTES_MAX, UNREAD_BYTES_MAX, HeldBytes
 from dledger.proxy.messages import full_name
 from dledger.proxy.metrics import CallMetrics, OpenCall, ProxyMetrics, served_page
-from dledger.proxy.service import MessagingService, Received
+from dledger.proxy.open_receives import Received
+from dledger.proxy.service import MessagingService
 from dledger.proxy.status import RefusedError, status_of
 from remoting.access.account_file import AccountStore
 from remoting.log import get_logger
@@ -46,6 +48,10 @@ COMMANDS_MAX: Final = 1_024
 
 COMMANDS_BYTES_MAX: Final = MAX_MESSAGE_BYTES
 """Of them together; what would be more is dropped, too."""
+
+RECEIVE_BYTES_MIN: Final = 4 << 10
+"""What a receive counts for at least: its task waits for brokers when its client has ended it, and
+`MAX_CALLS` bounds none that was ended. As many as that fit for one host."""
 
 TOO_MUCH_WAITS: Final = "too many bytes wait for clients that read nothing"
 
@@ -140,14 +146,25 @@ class _Handlers:
         Raises:
             RefusedError: Too much is held for its host, or for all; the block does not run.
         """
-        host, size_bytes = host_of(caller.peer), request.ByteSize()
-        if self._requests.is_full(host):
-            raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_IS_ASKED)
-        self._requests.count(host, size_bytes)
+        release = self._hold(request, caller)
         try:
             yield
         finally:
-            self._requests.count(host, -size_bytes)
+            release()
+
+    def _hold(self, request: Any, caller: Caller, least_bytes: int = 0) -> Callable[[], None]:
+        """Count a request until what is returned is called.
+
+        Args:
+            least_bytes: It counts for as much, small as it is.
+        Raises:
+            RefusedError: As `_held`.
+        """
+        host, size_bytes = host_of(caller.peer), max(least_bytes, request.ByteSize())
+        if self._requests.is_full(host):
+            raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_IS_ASKED)
+        self._requests.count(host, size_bytes)
+        return partial(self._requests.count, host, -size_bytes)
 
     async def _receive(self, request: pb.ReceiveMessageRequest, context: Any) -> None:
         with self._calls.counted("ReceiveMessage") as counted:
@@ -167,8 +184,8 @@ class _Handlers:
                 if self._unread.is_full(host):
                     raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_WAITS)
                 receive = self._service.receive_message
-                with self._held(request, caller):
-                    await self._guest.carry(receive, request, caller, received)
+                received.release = self._hold(request, caller, RECEIVE_BYTES_MIN)
+                await self._guest.carry(receive, request, caller, received)
                 found_bytes = sum(answer.ByteSize() for answer in received.answers)
                 if not self._unread.fits(found_bytes):
                     raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_WAITS)
@@ -187,8 +204,11 @@ class _Handlers:
             counted.answered(*received.answers)
         finally:
             self._unread.count(host, -size_bytes)
-            # Clients drop what they have of a call that did not end well.
-            if not is_written:
+            # Clients drop what they have of a call that did not end well. Until brokers have
+            # answered, its request is held.
+            if is_written:
+                received.release()
+            else:
                 with suppress(ClientClosedError):
                     self._guest.start(self._service.abandon, received)
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import trio
 
-from client.consumer.pop_calls import ReceivedMessage
 from client.core.broker_requests import Question
 from client.core.client_instance import ClientInstance
 from client.core.errors import RequestTimedOutError
@@ -35,6 +33,7 @@ from dledger.proxy.messages import (
     topic_of,
 )
 from dledger.proxy.offsets import Offsets
+from dledger.proxy.open_receives import LAST_MARGIN, OpenReceives, Received
 from dledger.proxy.operators import Operators
 from dledger.proxy.receives import Receives
 from dledger.proxy.renewals import Renewals
@@ -44,10 +43,6 @@ from dledger.proxy.status import OK, RefusedError, status_of
 from remoting.access.account_file import AccountStore
 from remoting.log import get_logger
 from remoting.seams import Clock
-
-LAST_MARGIN: Final = 0.5
-"""Of the margin of a call is left when it is ended; its steps end earlier, with an error that
-states more."""
 
 EXPIRE_PERIOD_S: Final = 10.0
 """How often silent clients are looked for."""
@@ -60,6 +55,10 @@ ROUTED_MAX: Final = 256
 """Topics of a consumer's settings whose brokers are made known before it has its answer: it may
 name 100,000. Those of the others are known with the first receive."""
 
+ANY_PRODUCER_PART: Final = 0.25
+"""Of check-backs that go to any producer of the topic: one that was started again a moment ago has
+sent no transaction yet. The others go to those that have, because others may have no checker."""
+
 ADDRESSES_MAX: Final = 64
 """Of proxies that a client names: each queue of a route repeats them."""
 
@@ -69,30 +68,12 @@ HOST_CHARS_MAX: Final = 255
 ROUTED_AT_ONCE_MAX: Final = 16
 """Of these under way at a time: NameServers have other clients."""
 
+TAKEN_BACK_AT_ONCE_MAX: Final = 100
+"""Groups without clients that brokers hear of at a time: each may wait a second for them."""
+
 _log = get_logger(__name__)
 
 Call = Callable[[Any, Caller], Awaitable[Any]]
-
-
-@dataclass(slots=True, eq=False)
-class Received:
-    """One receive, and what it hands out.
-
-    Attributes:
-        group: Of consumers.
-        answers: For the client, in their order.
-        messages: That are the client's now.
-        error: What ended it instead.
-        is_over: Set when brokers have answered.
-        is_abandoned: Its client waits no more.
-    """
-
-    group: str
-    answers: list[pb.ReceiveMessageResponse] = field(default_factory=list)
-    messages: list[ReceivedMessage] = field(default_factory=list)
-    error: Exception | None = None
-    is_over: trio.Event = field(default_factory=trio.Event)
-    is_abandoned: bool = False
 
 
 def first_kept(wanted: Iterable[str], before: set[str], most: int) -> set[str]:
@@ -129,12 +110,12 @@ class MessagingService:
         self._sends = Sends(instance, self._configs)
         self._renewals = Renewals(instance, self._is_alive)
         self._receives = Receives(instance, self._configs, self._renewals.table)
+        self._open_receives = OpenReceives(instance.clock, self._receives)
         self._offsets = Offsets(instance, self._configs)
         self._operators = Operators(self.clients, instance.clock, instance.rng)
         self._announced_topics: set[str] = set()
         self._announced_groups: set[str] = set()
         self._due = trio.Event()
-        self._nursery: trio.Nursery | None = None
         self.calls: Mapping[str, Call] = {
             "QueryRoute": self.query_route,
             "Heartbeat": self.heartbeat,
@@ -143,7 +124,7 @@ class MessagingService:
             "AckMessage": self._receives.ack,
             "ChangeInvisibleDuration": self._receives.change_invisible,
             "ForwardMessageToDeadLetterQueue": self._receives.forward_to_dead_letters,
-            "EndTransaction": self._sends.end_transaction,
+            "EndTransaction": self.end_transaction,
             "RecallMessage": self._sends.recall,
             "NotifyClientTermination": self.notify_client_termination,
             "UpdateOffset": self._offsets.update,
@@ -157,7 +138,7 @@ class MessagingService:
     async def open(self) -> AsyncIterator[None]:
         """Serve while the block runs. Sends under way are waited for at its end."""
         async with self._instance, self._sends.open(), trio.open_nursery() as nursery:
-            self._nursery = nursery
+            self._open_receives.begin(nursery)
             nursery.start_soon(self._keep_announced)
             nursery.start_soon(self._keep_expiring)
             nursery.start_soon(self._renewals.run)
@@ -365,65 +346,28 @@ class MessagingService:
                 self.clients.produces(caller.name, message.topic, self._now_s())
         return await self._sends.send(request, caller)
 
+    async def end_transaction(
+        self, request: pb.EndTransactionRequest, caller: Caller
+    ) -> pb.EndTransactionResponse:
+        """Decide a transaction; see `Sends.end_transaction`."""
+        answer = await self._sends.end_transaction(request, caller)
+        self.clients.produces(caller.name, request.topic, self._now_s())
+        return answer
+
     async def receive_message(
         self,
         request: pb.ReceiveMessageRequest,
         caller: Caller,
         received: Received | None = None,
     ) -> Received:
-        """Receive; see `Receives.receive`.
-
-        Args:
-            received: Gets what comes; of a caller that may be cancelled before it sees the result.
-        Cancellation: What brokers still hand out for it is given back; what they have handed out is
-            in *received*, for `abandon`.
-        """
-        caller = caller.begun(self._instance.clock)
-        if received is None:
-            received = Received(full_name(request.group))
+        """Receive; see `OpenReceives.receive`."""
         group_of(request.group)
-        self.clients.heard(caller.name, self._now_s(), group=received.group)
-        assert self._nursery is not None
-        self._nursery.start_soon(self._receive, received, request, caller)
-        try:
-            left_s = caller.left_s(LAST_MARGIN)
-            if left_s is None:
-                await received.is_over.wait()
-            else:
-                with self._instance.clock.time_out(max(0.0, left_s)):
-                    await received.is_over.wait()
-        except trio.Cancelled:
-            received.is_abandoned = True
-            raise
-        if not received.is_over.is_set():
-            received.is_abandoned = True
-            raise RequestTimedOutError("no broker answers in the time of the call")
-        if received.error is not None:
-            raise received.error
-        return received
-
-    async def _receive(
-        self, received: Received, request: pb.ReceiveMessageRequest, caller: Caller
-    ) -> None:
-        try:
-            received.answers = await self._receives.receive(
-                request, caller, received.messages.append
-            )
-        except Exception as error:  # noqa: BLE001  # handed to the caller
-            received.error = error
-        received.is_over.set()
-        if received.is_abandoned:
-            await self._give_back(received)
+        self.clients.heard(caller.name, self._now_s(), group=full_name(request.group))
+        return await self._open_receives.receive(request, caller, received)
 
     async def abandon(self, received: Received) -> None:
-        """Let what did not reach its client come again at once, also what brokers still give."""
-        received.is_abandoned = True
-        await self._give_back(received)
-
-    async def _give_back(self, received: Received) -> None:
-        if received.is_over.is_set():
-            messages, received.messages = received.messages, []
-            await self._receives.give_back(received.group, messages)
+        """Let what did not reach its client come again; see `OpenReceives.abandon`."""
+        await self._open_receives.abandon(received)
 
     # ------------------------------------------------------------------------------ brokers
 
@@ -452,16 +396,27 @@ class MessagingService:
             self._announced_topics, self._announced_groups = topics, groups
             for topic in ended_topics:
                 instance.check_backs.remove(topic)
-                await instance.heartbeats.remove_producer(topic)
             for group in ended_groups:
                 instance.consumer_calls.remove(group)
-                await instance.heartbeats.remove_consumer(group)
-            for topic in topics:
-                try:
-                    await instance.route(topic)  # makes its brokers known
-                except MQError as error:
-                    _log.info("topic_unknown", topic=topic, error=str(error))
+            await self._take_back(ended_topics, ended_groups)
+            for topic in topics - await self._make_known(topics):
+                _log.info("topic_unknown", topic=topic)
             await self._due.wait()
+
+    async def _take_back(self, topics: Iterable[str], groups: Iterable[str]) -> None:
+        """Announce groups no more. A broker that does not answer holds up no later ones."""
+        heartbeats = self._instance.heartbeats
+        places = trio.CapacityLimiter(TAKEN_BACK_AT_ONCE_MAX)
+
+        async def take_back(remove: Callable[[str], Awaitable[None]], name: str) -> None:
+            async with places:
+                await remove(name)
+
+        async with trio.open_nursery() as nursery:
+            for topic in topics:
+                nursery.start_soon(take_back, heartbeats.remove_producer, topic)
+            for group in groups:
+                nursery.start_soon(take_back, heartbeats.remove_consumer, group)
 
     async def _keep_expiring(self) -> None:
         while True:
@@ -474,7 +429,8 @@ class MessagingService:
         """Hand a broker's question about a transaction to a producer of its topic."""
         try:
             topic = question.message.topic
-            stream = self.clients.producer_stream(topic)
+            of_any = self._instance.rng.random() < ANY_PRODUCER_PART
+            stream = self.clients.producer_stream(topic, of_any=of_any)
             if stream is None or not question.broker_name:
                 _log.info("check_back_without_producer", topic=topic)
                 return

@@ -164,6 +164,8 @@ class Broker(Node):
         ext = {"cbor": "true", "records": "true"}
         if self.group.idempotent:
             ext["idempotent"] = "true"
+        if self.group.names_stale:
+            ext["staleReceipts"] = "true"
         if self.identity is not None:
             ext["groupIdentity"] = self.identity
         return response_to(asked, 0, None, ext)
@@ -477,6 +479,8 @@ class Group:
         self.committed: dict[tuple[str, str, int], int] = {}
         self.locks: dict[tuple[str, MessageQueue], tuple[str, float]] = {}
         self.makes_retry_topics = True
+        # Whether its members name the stale receipts of a batch.
+        self.names_stale = False
         self.notifies = True
         self.arrived = trio.lowlevel.ParkingLot()
         self.brokers = [Broker(world, self, f"10.0.0.1:{first_port + i}") for i in range(members)]

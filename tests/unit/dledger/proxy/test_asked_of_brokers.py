@@ -180,6 +180,40 @@ async def test_check_back_is_about_a_transaction(service: MessagingService) -> N
     assert asked_about.message.body == b"one"
 
 
+def open_producers(service: MessagingService, *names: str) -> list[str]:
+    """Open a stream of each producer; return what becomes the names of those that are asked."""
+    asked_of: list[str] = []
+    for name in names:
+        settings = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(topics=[TOPIC]))
+        service.clients.take_settings(name, settings, 0)
+        service.open_stream(Caller(name), lambda _, name=name: asked_of.append(name))  # type: ignore[misc]
+    return asked_of
+
+
+async def test_producers_of_transactions_are_asked_back(
+    world: World, service: MessagingService
+) -> None:
+    """Those that were started last may send nothing but plain messages, and have no checker."""
+    asked_of = open_producers(service, "decides", "too", "plain-1", "plain-2")
+    service.clients.produces("decides", TOPIC, 0)
+    answer_with(world, RequestCode.END_TRANSACTION, response_to)
+    end = pb.EndTransactionRequest(topic=TOPIC, transaction_id="1f-2a-g", resolution=pb.COMMIT)
+    await service.in_time(service.calls["EndTransaction"], end, Caller("too"))
+    half = MessageExt(memoryview(RECORD), 0, "g")
+    for _ in range(100):
+        service._ask_back(Question(half, 0x1F, 0x2A, "g", cast(Any, None)))
+    assert min(asked_of.count("decides"), asked_of.count("too")) > 30
+    assert min(asked_of.count("plain-1"), asked_of.count("plain-2")) > 0
+
+
+async def test_producers_are_asked_back_in_turn(world: World, service: MessagingService) -> None:
+    asked_of = open_producers(service, "a", "b", "c")
+    half = MessageExt(memoryview(RECORD), 0, "g")
+    for _ in range(6):
+        service._ask_back(Question(half, 0x1F, 0x2A, "g", cast(Any, None)))
+    assert asked_of == ["c", "b", "a"] * 2
+
+
 def sent(kind: pb.MessageType) -> pb.SendMessageRequest:
     system = pb.SystemProperties(message_id="01AB", message_type=kind)
     if kind == pb.FIFO:
@@ -226,3 +260,31 @@ async def test_topic_takes_only_the_type_it_states(
         await service.send_message(sent(kind), CALLER)
     assert caught.value.code == pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
     assert world.groups["g"].bodies("T") == []
+
+
+async def test_silent_broker_holds_up_no_announcement(
+    world: World, service: MessagingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when all clients of many groups are started again while a broker hangs."""
+
+    async def heartbeat(number: int) -> None:
+        group = pb.Resource(name=f"group-{number}")
+        beat = pb.HeartbeatRequest(group=group, client_type=pb.PUSH_CONSUMER)
+        await service.heartbeat(beat, Caller(f"client-{number}"))
+
+    heartbeats = service._instance.heartbeats
+
+    monkeypatch.setattr(heartbeats, "_unregister", lambda **_: trio.sleep(1))
+    for number in range(50):
+        await heartbeat(number)
+    await trio.sleep(1)
+    assert b"group-49" in heartbeats.body()
+    for number in range(50):
+        await service.notify_client_termination(
+            pb.NotifyClientTerminationRequest(), Caller(f"client-{number}")
+        )
+    await trio.sleep(0.1)
+    await heartbeat(99)
+    await trio.sleep(2)
+    assert b"group-99" in heartbeats.body()
+    assert b"group-49" not in heartbeats.body()

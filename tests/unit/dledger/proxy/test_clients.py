@@ -88,7 +88,7 @@ def test_groups_are_those_of_all_clients() -> None:
     assert table.changes == changes + 2
 
 
-def test_newest_stream_of_a_producer_is_asked() -> None:
+def test_newest_stream_of_each_producer_is_asked() -> None:
     table = ClientTable()
     got: list[str] = []
     table.take_settings("a", producer("Orders"), 0)

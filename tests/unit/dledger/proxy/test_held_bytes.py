@@ -19,8 +19,9 @@ from dledger.proxy.held_bytes import (
     HeldBytes,
 )
 from dledger.proxy.metrics import CallMetrics
+from dledger.proxy.open_receives import Received
 from dledger.proxy.server import COMMANDS_BYTES_MAX, _Commands, _Handlers
-from dledger.proxy.service import MessagingService, Received
+from dledger.proxy.service import MessagingService
 from dledger.testing.doubles import ManualClock
 from tests.unit.dledger.proxy.grpc_doubles import Carrier, Context, OneReceive
 

@@ -16,8 +16,9 @@ from dledger.aio.guest import Guest
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.metrics import CallMetrics
+from dledger.proxy.open_receives import Received
 from dledger.proxy.server import _Handlers
-from dledger.proxy.service import MessagingService, Received
+from dledger.proxy.service import MessagingService
 from dledger.testing.doubles import ManualClock
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, response_to

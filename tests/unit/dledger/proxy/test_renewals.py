@@ -60,7 +60,18 @@ def test_message_of_an_ended_client_is_forgotten() -> None:
     add(table, 1, "a")
     add(table, 2, "b")
     assert due(table, RENEW_AFTER_S, "a") == [2]
+    assert len(table) == 2, "its newest receipt counts still"
+    assert due(table, INVISIBLE_S - 1, "a") == [2]
+    assert len(table) == 2
+    assert due(table, INVISIBLE_S, "a") == [2]
     assert len(table) == 1
+
+
+def test_client_that_was_away_goes_on() -> None:
+    table = RenewalTable()
+    add(table, 1)
+    assert due(table, RENEW_AFTER_S, "c") == []
+    assert due(table, INVISIBLE_S - 5) == [1]
 
 
 def test_renewals_of_a_message_have_an_end() -> None:
