@@ -550,3 +550,25 @@ def test_no_descriptor_at_all_is_an_error_and_not_a_loop(tmp_path: Path) -> None
     store = ConsumeQueueStore(FewDescriptors(0), str(tmp_path), units_per_file=100)
     with pytest.raises(OSError, match="Too many open files"):
         store.queue("t", 0).put(0, units(0, 1))
+
+
+def test_a_topic_may_be_deleted_twice_during_a_flush() -> None:
+    disk = CrashDisk()
+    store = ConsumeQueueStore(disk, "/consumequeue", 10)
+    store.queue("T1", 0).put(0, units(0, 4))
+    job = store.begin_flush()
+
+    def delete_twice(kind: str, path: str) -> None:
+        if kind == "flush" and "/T1/" in path:
+            disk.fault = no_fault
+            store.delete_topic("T1")
+            store.queue("T1", 0).put(0, units(50, 2))
+            store.delete_topic("T1")
+            store.queue("T1", 0).put(0, units(70, 3))
+
+    disk.fault = delete_twice
+    job.run()
+    store.flush()
+    store = ConsumeQueueStore(disk.power_cut(lambda: False), "/consumequeue", 10)
+    assert store.queue("T1", 0).read(0, 3).tolist() == units(70, 3).tolist()
+    assert [path for path in disk.files if "/T1/" in path] == [f"/consumequeue/T1/0/{0:020d}"]
