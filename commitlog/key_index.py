@@ -83,9 +83,19 @@ class KeyIndexFlush:
         done: Whether `run` has written all of it.
         unreadable: Files that could not be written, as the disk does not give back the rest of a
             page. They are to be given up.
+        is_whole: Whether no file was to be given up before: it is left out, with those after it.
     """
 
-    __slots__ = ("_disk", "_files", "_folder", "_mark", "_set_mark", "done", "unreadable")
+    __slots__ = (
+        "_disk",
+        "_files",
+        "_folder",
+        "_mark",
+        "_set_mark",
+        "done",
+        "is_whole",
+        "unreadable",
+    )
 
     def __init__(
         self,
@@ -95,8 +105,10 @@ class KeyIndexFlush:
         mark: str | None,
         *,
         set_mark: bool,
+        is_whole: bool,
     ) -> None:
         self._disk = disk
+        self.is_whole = is_whole
         self._folder = folder
         self._files = files
         self._mark = mark
@@ -124,7 +136,7 @@ class KeyIndexFlush:
                 break
         if self._folder is not None and self._disk.exists(self._folder):
             self._disk.flush_dir(self._folder)
-        if self._mark is not None and self.unreadable:
+        if self._mark is not None and (self.unreadable or not self.is_whole):
             # Before a checkpoint claims these keys.
             _remove_mark(self._disk, self._mark)
         elif self._mark is not None and self._set_mark:
@@ -487,7 +499,10 @@ class KeyIndex:
         # What comes behind a file that is to be given up goes with it.
         kept = takewhile(lambda file: file.path not in self._unreadable, self._files)
         files = [file.begin_flush() for file in kept if file.changed]
-        job = KeyIndexFlush(self._disk, folder, files, self._mark, set_mark=set_mark)
+        is_whole = not self._unreadable
+        job = KeyIndexFlush(
+            self._disk, folder, files, self._mark, set_mark=set_mark, is_whole=is_whole
+        )
         self._last_flush = job
         return job
 

@@ -262,3 +262,14 @@ def test_a_completion_that_found_no_space_is_done_again() -> None:
     assert not disk.exists(f"{ROOT}/index")
     complete(index)
     assert disk.exists(MARK)
+
+
+def test_a_flush_without_a_lost_file_claims_no_keys() -> None:
+    disk, paths = three_files()
+    index = key_index(disk)
+    disk.files[paths[1]].unreadable.append((200, 500))
+    assert index.query("T", "k30", 64, *ALWAYS) == []
+    index.flush()
+    # Retention takes the lost file before it is given up.
+    index.delete_before(39)
+    assert key_index(disk.power_cut(lambda: False)).is_behind
