@@ -168,11 +168,11 @@ class Group:
         """Do what a group does meanwhile, more of it while the replica is away."""
         for _ in range(3 if often else 1):
             self.grow()
-            if self.rng.random() < 0.7:
+            if self.rng.random() < 0.5:
                 self.agree()
             if self.rng.random() < 0.4:
                 self.save()
-            if self.rng.random() < 0.15:
+            if self.rng.random() < 0.35:
                 self.elect()
 
     def elect(self) -> None:
