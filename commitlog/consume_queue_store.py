@@ -139,7 +139,8 @@ class ConsumeQueueStore:
         self._files.dirty_folders = {
             path for path in self._files.dirty_folders if not f"{path}/".startswith(f"{folder}/")
         }
-        if is_moving:
+        if is_moving or topic in self._files.late_topics:
+            # Again, perhaps: the flush under way still makes files of the first one of that name.
             self._files.late_topics.add(topic)
             return
         self._remove_folder(topic)

@@ -31,6 +31,7 @@ from commitlog.key_index_file import (
     PLAIN_ENTRIES,
     SLOT_BYTES,
     FileFlush,
+    Header,
     IndexFile,
 )
 from commitlog.queue_unit import index_key_hash
@@ -82,9 +83,19 @@ class KeyIndexFlush:
         done: Whether `run` has written all of it.
         unreadable: Files that could not be written, as the disk does not give back the rest of a
             page. They are to be given up.
+        is_whole: Whether no file was to be given up before: it is left out, with those after it.
     """
 
-    __slots__ = ("_disk", "_files", "_folder", "_mark", "_set_mark", "done", "unreadable")
+    __slots__ = (
+        "_disk",
+        "_files",
+        "_folder",
+        "_mark",
+        "_set_mark",
+        "done",
+        "is_whole",
+        "unreadable",
+    )
 
     def __init__(
         self,
@@ -94,8 +105,10 @@ class KeyIndexFlush:
         mark: str | None,
         *,
         set_mark: bool,
+        is_whole: bool,
     ) -> None:
         self._disk = disk
+        self.is_whole = is_whole
         self._folder = folder
         self._files = files
         self._mark = mark
@@ -121,9 +134,9 @@ class KeyIndexFlush:
                 self.unreadable.append(flush.path)
                 # Those after it must not count: after a crash nothing would tell what is missing.
                 break
-        if self._folder is not None:
+        if self._folder is not None and self._disk.exists(self._folder):
             self._disk.flush_dir(self._folder)
-        if self._mark is not None and self.unreadable:
+        if self._mark is not None and (self.unreadable or not self.is_whole):
             # Before a checkpoint claims these keys.
             _remove_mark(self._disk, self._mark)
         elif self._mark is not None and self._set_mark:
@@ -216,7 +229,10 @@ class KeyIndex:
                 self._load(f"{root}/{name}")
         self._last_name = self._files[-1].path.rpartition("/")[2] if self._files else ""
         if mark is not None and not self._files:
-            self.is_behind = True  # the folder may have been removed unnoticed
+            # The folder may have been removed unnoticed. Written down: a start that finds the first
+            # of the files that are made again would take them for all.
+            self.is_behind = True
+            _remove_mark(disk, mark)
         self.give_up_unreadable()
         for index_file in self._files[:-1]:
             index_file.slots_in_file = True
@@ -259,14 +275,22 @@ class KeyIndex:
         return HEADER_BYTES + self._slots * SLOT_BYTES + self._max_entries * ENTRY_BYTES
 
     @property
+    def _newest_header(self) -> Header | None:
+        """Header of the newest file with entries: where the disk was full, one may have none."""
+        headers = (file.header for file in reversed(self._files))
+        return next((header for header in headers if header.next_entry > 1), None)
+
+    @property
     def end_phy_offset(self) -> int:
         """Newest position indexed, or -1."""
-        return self._files[-1].header.end_phy_offset if self._files else -1
+        newest = self._newest_header
+        return -1 if newest is None else newest.end_phy_offset
 
     @property
     def last_timestamp_ms(self) -> int:
         """Store time of the newest entry, or 0."""
-        return self._files[-1].header.end_timestamp_ms if self._files else 0
+        newest = self._newest_header
+        return 0 if newest is None else newest.end_timestamp_ms
 
     def put_bulk(
         self,
@@ -475,7 +499,10 @@ class KeyIndex:
         # What comes behind a file that is to be given up goes with it.
         kept = takewhile(lambda file: file.path not in self._unreadable, self._files)
         files = [file.begin_flush() for file in kept if file.changed]
-        job = KeyIndexFlush(self._disk, folder, files, self._mark, set_mark=set_mark)
+        is_whole = not self._unreadable
+        job = KeyIndexFlush(
+            self._disk, folder, files, self._mark, set_mark=set_mark, is_whole=is_whole
+        )
         self._last_flush = job
         return job
 

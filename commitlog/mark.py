@@ -25,6 +25,8 @@ from __future__ import annotations
 import posixpath
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +34,7 @@ from typing_extensions import Buffer
 
 from commitlog.errors import (
     CorruptStoreError,
+    DiskFullError,
     FlushFailedError,
     ForeignStoreError,
     InvariantBroken,
@@ -325,16 +328,30 @@ class SlotFile:
         """Make *payload* the value in both slots. Blocks for two flushes.
 
         For a value whose predecessor must not come back: damage to the newest slot makes the other
-        one count. Raises like `store`; either value may be there after a crash.
+        one count.
+
+        Raises:
+            DiskFullError: The value is as it was.
+            FlushFailedError: Either value may be there after a crash.
         """
         self.store(payload)
-        self.store(payload)
+        with self._as_failed_flush():
+            self.store(payload)
+
+    @contextmanager
+    def _as_failed_flush(self) -> Iterator[None]:
+        """Raise `FlushFailedError` where the disk is full: the first copy of a value counts."""
+        try:
+            yield
+        except DiskFullError as error:
+            raise FlushFailedError(f"{self._path} has one copy only: {error}") from error
 
     def store(self, payload: Buffer) -> None:
         """Make *payload* the value, durably. Blocks for one flush.
 
         Raises:
-            DiskFullError: No space to make the file; the value is as it was.
+            DiskFullError: No space to make the file, or a copy-on-write file system has none to
+                write to it; the value is as it was.
             FlushFailedError: Either value may be there after a crash; the file is unusable.
         """
         data = bytes(payload)
@@ -344,17 +361,25 @@ class SlotFile:
         if self._broken:
             raise FlushFailedError(f"an earlier flush of {self._path} failed")
         if self._file is None:
+            self._file = self._make()
+        if self._value is None:
             # The first value goes into both slots: from then on damage to one never resembles
             # a file in which nothing was stored.
-            self._file = self._make()
             self._write(self._file, data)
-        self._write(self._file, data)
+            with self._as_failed_flush():
+                self._write(self._file, data)
+        else:
+            self._write(self._file, data)
 
     def _write(self, file: DiskFile, data: bytes) -> None:
         slot = 1 - self._slot
         encoded = encode_slot(self._sequence + 1, data)
         self._broken = True
-        file.write_at(slot * self._stride, encoded + bytes(self._slot_bytes - len(encoded)))
+        try:
+            file.write_at(slot * self._stride, encoded + bytes(self._slot_bytes - len(encoded)))
+        except DiskFullError:
+            self._broken = False  # the slot that counts is the other one
+            raise
         file.flush()
         self._broken = False
         self._slot = slot

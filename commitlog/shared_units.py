@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from commitlog.errors import CorruptStoreError, DiskFullError
 from commitlog.mark import SlotFile, newest_payload
 from commitlog.queue_unit import UNIT_BYTES
-from commitlog.seams import Disk, DiskFile
+from commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
 
 CHUNK_MAGIC: Final = 0xD1ED5A01
 FILE_BYTES_MIN: Final = 4 << 20
@@ -193,7 +193,14 @@ class SharedUnits:
         if self._file is None or self._end + len(chunk) > self._file.size:
             self._begin_file()
             return
-        self._file.write_at(self._end, chunk)
+        try:
+            self._file.write_at(self._end, chunk)
+        except OSError as error:
+            if error.errno not in CANNOT_BE_READ:
+                raise
+            # Of the rest of a page; what counts is in memory as well.
+            self._begin_file()
+            return
         self._file.flush()
         self._end += len(chunk)
         self._note_end()

@@ -42,7 +42,9 @@ from commitlog.record import decode_record
 from commitlog.seams import Disk
 from commitlog.store_paths import StorePaths
 from dledger.broker_settings import StoreSettings
+from dledger.state.state_record import TopicsChange, decode_change
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
+from dledger.state.topics import STATE_TOPIC, TOPICS_QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -94,6 +96,24 @@ def walk(
         else:
             left -= len(frame)
             yield index, derive(frame, parse_header(frame), delay_ms=delays)
+
+
+def topics_deleted(entry_log: EntryLog, first: int, delays: Mapping[int, int]) -> set[str]:
+    """Return the topics that entries from *first* on delete, committed or not."""
+    deleted: set[str] = set()
+    last, size = entry_log.last_index, entry_log.end_position
+    for _, derived in walk(entry_log, first, last, delays, size, skip_damaged=True):
+        if derived is None:
+            continue
+        for topic, queue_id, where in derived.groups:
+            if (topic, queue_id) != (STATE_TOPIC, TOPICS_QUEUE):
+                continue
+            for position in derived.phy_offset[where].tolist():
+                body = decode_record(entry_log.record_at(position)).body
+                change = decode_change(queue_id, body)
+                if isinstance(change, TopicsChange):
+                    deleted.update(change.delete)
+    return deleted
 
 
 class KeyIndexing:
@@ -419,6 +439,8 @@ class DerivedFiles:
         self._settings = settings
         self._on_behind = on_behind
         self.begun_later: set[QueueKey] = set()
+        self._saved_begins: dict[QueueKey, int] = {}
+        """Begins of such queues as the newest checkpoint has them."""
         self._open()
 
     def _open(self) -> None:
@@ -531,13 +553,24 @@ class DerivedFiles:
         remove_all(self._disk, self._paths.consumequeue)
         self._disk.remove_tree(self._paths.index)
 
+    def note_begins(self, tables: StateTables) -> None:
+        """Note where queues begin in a checkpoint: the next start needs what stands there."""
+        known = (key for key in self.begun_later if key in tables.queues)
+        self._saved_begins = {key: tables.queues[key].min_offset for key in known}
+
     def delete_before(self, floor: Anchor, tables: StateTables) -> None:
-        """Remove what segments before *floor*, which are removed, had."""
-        begun_later, self.begun_later = self.begun_later, set()
-        for key in begun_later:
+        """Remove what segments before *floor*, which are removed, had.
+
+        To be called when a checkpoint was written. Queues may begin later by now: a start with that
+        checkpoint comes to this once more, and then reads the units from its begins on.
+        """
+        for key, begin in self._saved_begins.items():
             bounds = tables.queues.get(key)
             if bounds:
-                self.queues.queue(*key).delete_before(bounds.min_offset)
+                # Less than in the checkpoint: its topic was deleted and made again.
+                self.queues.queue(*key).delete_before(min(begin, bounds.min_offset))
+            if bounds is None or bounds.min_offset <= begin:
+                self.begun_later.discard(key)
         self.key_index.delete_before(floor.position)
 
     def first_kept(

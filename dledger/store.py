@@ -8,8 +8,8 @@ only, so nothing in them ever has to be undone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Container
+from functools import cache, partial
 from typing import Final
 
 import structlog
@@ -23,13 +23,14 @@ from commitlog.errors import (
     CorruptStoreError,
     DiskFullError,
     InvariantBroken,
+    OffsetOutOfRangeError,
 )
 from commitlog.mark import Anchor, Mark, SlotFile
 from commitlog.recovery import DamagedLogError
 from commitlog.seams import CANNOT_BE_READ, Disk, Lock
 from commitlog.store_paths import StorePaths
 from dledger.broker_settings import StoreSettings, delays_of_levels
-from dledger.derived_files import ATTEMPTS_MAX, DerivedFiles
+from dledger.derived_files import ATTEMPTS_MAX, DerivedFiles, topics_deleted
 from dledger.replica_records import (
     AbortFile,
     CheckpointFile,
@@ -112,6 +113,8 @@ class ReplicaStore:
         self.derived_index = self.log.first_index - 1
         self._alone = 0
         """An entry that is not applied together with others."""
+        self._unfinished: Applied | None = None
+        """An entry that the tables have, while queues are still to begin later because of it."""
         self._saved = (0, 0)
         self._damage_record = DamageRecord(disk, self.paths.damage)
         self.installing = False
@@ -373,6 +376,7 @@ class ReplicaStore:
             FlushFailedError: The node must stop; the next open goes on.
         """
         before, self.log = self.log, entry_log
+        self._unfinished = None
         self.restored_commit_index = loaded.floor.first_index - 1
         self._refill_from(loaded)
         self.keys.begin(nothing_derived=True)
@@ -485,6 +489,8 @@ class ReplicaStore:
                 were; applying it again when there is space does the whole of it. Of a message that
                 has several keys one may then be missing in the key index.
         """
+        if self._unfinished is not None:
+            return self._finish(self._unfinished)
         frame = self.log.frame(index)
         header = parse_header(frame)
         if header.index != index:
@@ -497,13 +503,21 @@ class ReplicaStore:
             return Applied(index, [], [], topics_changed=False, deleted_topics=())
         # Before the tables, which say what counts: on a full disk nothing has happened then.
         self.derived.put(derived, None)
-        applied = apply_entry(self.tables, frame, header, derived)
-        self.derived_index = index
+        self._unfinished = apply_entry(self.tables, frame, header, derived)
+        return self._finish(self._unfinished)
+
+    def _finish(self, applied: Applied) -> Applied:
+        """Let queues begin later after a floor; on a full disk that can be done again."""
+        if applied.floor_moved:
+            deleted = cache(partial(topics_deleted, self.log, applied.index + 1, self.delays))
+            floor = self.tables.floor.position
+            raise_min_offsets(
+                self.tables, partial(self._first_kept, floor=floor, deleted_later=deleted)
+            )
+        self._unfinished = None
+        self.derived_index = applied.index
         for topic in applied.deleted_topics:
             self.queues.delete_topic(topic)
-        if applied.floor_moved:
-            floor = self.tables.floor.position
-            raise_min_offsets(self.tables, partial(self._first_kept, floor=floor))
         for change in applied.changes:
             if isinstance(change, QueueFloorsChange):
                 self.derived.begun_later.update(
@@ -513,27 +527,43 @@ class ReplicaStore:
         return applied
 
     def _first_kept(
-        self, topic: str, queue_id: int, bounds: QueueBounds, floor: int
+        self,
+        topic: str,
+        queue_id: int,
+        bounds: QueueBounds,
+        floor: int,
+        deleted_later: Callable[[], Container[str]],
     ) -> tuple[int, int]:
         """Return what `DerivedFiles.first_kept` does; a file that cannot be read is made again.
 
         Here and now: what is being applied cannot wait, and all replicas need the same answer.
+
+        Args:
+            deleted_later: Returns the topics that entries behind this one delete.
         """
         for _ in range(ATTEMPTS_MAX):
             try:
                 return self.derived.first_kept(topic, queue_id, bounds, floor)
+            except OffsetOutOfRangeError:
+                # Files of a deleted topic go at once: before this start that may have been, by an
+                # entry that no checkpoint covers. It is applied again, and nothing is kept.
+                if topic not in deleted_later():
+                    raise
+                return bounds.max_offset, 0
             except OSError as error:
                 if error.errno not in CANNOT_BE_READ:
                     raise
-            while self.put_missing_units(REPAIR_STEP_BYTES):
+            while self._put_missing_units(REPAIR_STEP_BYTES):
                 pass
         return self.derived.first_kept(topic, queue_id, bounds, floor)
 
     def put_missing_units(self, max_bytes: int) -> bool:
         """Put units that queue files lack, of a few entries; see `QueueRepair.step`."""
-        if self.refilling:
-            return False
-        return self.derived.put_units_again(self.log, self.derived_index, self.delays, max_bytes)
+        return not self.refilling and self._put_missing_units(max_bytes)
+
+    def _put_missing_units(self, max_bytes: int) -> bool:
+        applied_index = self.tables.applied_index
+        return self.derived.put_units_again(self.log, applied_index, self.delays, max_bytes)
 
     def put_missing_keys(self, max_bytes: int, *, skip_damaged: bool) -> bool:
         """Put keys of applied entries that the key index lacks; see `KeyIndexing.step`."""
@@ -557,6 +587,7 @@ class ReplicaStore:
             return None
         mark = mark_at(self.log, index)
         self.image.copy()
+        self.derived.note_begins(tables)
         return Checkpointing(
             disk=self._disk,
             path=self.paths.snapshot,

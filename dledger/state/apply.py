@@ -215,10 +215,15 @@ def raise_min_offsets(
 
     Args:
         first_kept: Topic, queue id and bounds to the least offset in ``min … max`` whose message
-            stands at or after ``tables.floor.position``, and where; ``max`` when none does.
+            stands at or after ``tables.floor.position``, and where; ``max`` when none does. After
+            an error of it this can be called again.
     """
     for topic, queue_id, bounds in tables.take_before(tables.floor.position):
-        bounds.min_offset, position = first_kept(topic, queue_id, bounds)
+        try:
+            bounds.min_offset, position = first_kept(topic, queue_id, bounds)
+        except BaseException:
+            tables.set_first(topic, queue_id, bounds.first_position)
+            raise
         tables.marks.queues.add(topic)
         if bounds.min_offset < bounds.max_offset:
             tables.set_first(topic, queue_id, position)

@@ -550,3 +550,41 @@ def test_no_descriptor_at_all_is_an_error_and_not_a_loop(tmp_path: Path) -> None
     store = ConsumeQueueStore(FewDescriptors(0), str(tmp_path), units_per_file=100)
     with pytest.raises(OSError, match="Too many open files"):
         store.queue("t", 0).put(0, units(0, 1))
+
+
+def test_a_topic_may_be_deleted_twice_during_a_flush() -> None:
+    disk = CrashDisk()
+    store = ConsumeQueueStore(disk, "/consumequeue", 10)
+    store.queue("T1", 0).put(0, units(0, 4))
+    job = store.begin_flush()
+
+    def delete_twice(kind: str, path: str) -> None:
+        if kind == "flush" and "/T1/" in path:
+            disk.fault = no_fault
+            store.delete_topic("T1")
+            store.queue("T1", 0).put(0, units(50, 2))
+            store.delete_topic("T1")
+            store.queue("T1", 0).put(0, units(70, 3))
+
+    disk.fault = delete_twice
+    job.run()
+    store.flush()
+    store = ConsumeQueueStore(disk.power_cut(lambda: False), "/consumequeue", 10)
+    assert store.queue("T1", 0).read(0, 3).tolist() == units(70, 3).tolist()
+    assert [path for path in disk.files if "/T1/" in path] == [f"/consumequeue/T1/0/{0:020d}"]
+
+
+def test_shared_units_leave_a_file_with_a_bad_sector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume_queue_store, "MOVED_TOGETHER", 0)
+    disk = CrashDisk()
+    store = ConsumeQueueStore(disk, "/consumequeue", 10)
+    queue = store.queue("T1", 0)
+    queue.put(0, units(0, 4))
+    store.flush()
+    (path,) = (path for path in disk.files if path.endswith("1"))
+    disk.files[path].unreadable.append((512, 1024))
+    queue.put(4, units(4, 30))
+    store.flush()
+    assert path not in disk.files
+    again = ConsumeQueueStore(disk.power_cut(lambda: False), "/consumequeue", 10)
+    assert again.queue("T1", 0).read(0, 34).tolist() == units(0, 34).tolist()

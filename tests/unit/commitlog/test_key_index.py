@@ -369,3 +369,22 @@ def test_a_record_with_more_keys_than_a_file_takes_several() -> None:
     put(index, ("a", 50, TIME_MS), *((f"k{n}", 100, TIME_MS) for n in range(8)))
     assert [index.query("T1", f"k{n}", 9, *ALWAYS) for n in range(8)] == [[100]] * 8
     assert index.query("T1", "a", 9, *ALWAYS) == [50]
+
+
+def test_keys_put_again_into_a_new_file_are_there_once() -> None:
+    disk = CrashDisk()
+    index = KeyIndex(disk, "/index", 7, 5)
+    keys = [("k", 100 + n, TIME_MS) for n in range(6)]
+    put(index, *keys[:2])
+
+    def full(kind: str, path: str) -> None:
+        if kind == "write" and path.endswith("928"):
+            raise DiskFullError(path)
+
+    disk.fault = full
+    with pytest.raises(DiskFullError):
+        put(index, *keys[2:])
+    assert (index.end_phy_offset, index.last_timestamp_ms) == (103, TIME_MS)
+    disk.fault = no_fault
+    put(index, *keys[2:])
+    assert index.query("T1", "k", 64, *ALWAYS) == [105, 104, 103, 102, 101, 100]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import CorruptStoreError, FlushFailedError, InvariantBroken
+from commitlog.errors import CorruptStoreError, DiskFullError, FlushFailedError, InvariantBroken
 from commitlog.mark import (
     SLOT_HEADER_BYTES,
     SLOT_STRIDE_BYTES,
@@ -12,7 +12,7 @@ from commitlog.mark import (
     decode_slot,
     encode_slot,
 )
-from dledger.testing.crash_disk import CrashDisk, failing_flush
+from dledger.testing.crash_disk import CrashDisk, disk_full, failing_flush, no_fault
 
 PATH = "/d/slots"
 
@@ -102,6 +102,40 @@ def test_after_a_failed_flush_nothing_is_stored_any_more() -> None:
     disk.fault = lambda kind, path: None
     with pytest.raises(FlushFailedError, match="earlier flush"):
         slots.store(b"three")
+
+
+@pytest.mark.parametrize("before", [None, b"one"])
+def test_a_full_disk_leaves_the_value_as_it_was(before: bytes | None) -> None:
+    disk = CrashDisk()
+    slots = SlotFile(disk, PATH)
+    if before is not None:
+        slots.store(before)
+    disk.fault = disk_full(kind="write")
+    with pytest.raises(DiskFullError):
+        slots.store_twice(b"two")
+    assert SlotFile(disk.power_cut(lambda: True), PATH).load() == before
+    disk.fault = no_fault
+    slots.store(b"three")
+    again = SlotFile(disk.power_cut(lambda: False), PATH)
+    assert (again.load(), again.is_doubled) == (b"three", before is None)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_full_disk_between_two_copies_ends_the_use(is_first: bool) -> None:
+    disk = CrashDisk()
+    slots = SlotFile(disk, PATH)
+    if not is_first:
+        slots.store(b"one")
+    writes = iter(range(9))
+
+    def full(kind: str, path: str) -> None:
+        if kind == "write" and next(writes):
+            raise DiskFullError(path)
+
+    disk.fault = full
+    with pytest.raises(FlushFailedError, match="one copy"):
+        slots.store_twice(b"two")
+    assert SlotFile(disk.power_cut(lambda: False), PATH).load() == b"two"
 
 
 def test_a_value_that_does_not_fit_is_a_bug() -> None:

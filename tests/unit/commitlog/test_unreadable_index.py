@@ -9,9 +9,10 @@ import pytest
 
 from commitlog.damage import check_entries
 from commitlog.entry_log import EntryLog
+from commitlog.errors import DiskFullError
 from commitlog.key_index import KeyIndex
 from commitlog.queue_unit import index_key_hash
-from dledger.testing.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk, disk_full, no_fault
 from tests.harness.entry_frames import next_frame
 
 ROOT = "/store"
@@ -232,3 +233,43 @@ def test_units_are_written_beside_a_bad_sector() -> None:
     again.append(next_frame(again, 20))
     again.flush()
     assert check_entries(again, 1, ENTRIES + 1, 1 << 30).suspects == []
+
+
+def test_a_restart_goes_on_with_an_index_that_is_lost() -> None:
+    disk, paths = three_files()
+    for path in paths:
+        disk.unlink(path)
+    index = key_index(disk)
+    assert index.is_behind
+    put(index, 0, 5)
+    index.flush()
+    disk = disk.power_cut(lambda: True)
+    index = key_index(disk)
+    assert index.is_behind, "only the first keys are there again"
+    put(index, 5, 43)
+    complete(index)
+    assert not key_index(disk.copy()).is_behind
+
+
+def test_a_completion_that_found_no_space_is_done_again() -> None:
+    disk = CrashDisk()
+    disk.make_dir(f"{ROOT}/raft")
+    index = key_index(disk)
+    disk.fault = disk_full(kind="replace")
+    with pytest.raises(DiskFullError):
+        complete(index)
+    disk.fault = no_fault
+    assert not disk.exists(f"{ROOT}/index")
+    complete(index)
+    assert disk.exists(MARK)
+
+
+def test_a_flush_without_a_lost_file_claims_no_keys() -> None:
+    disk, paths = three_files()
+    index = key_index(disk)
+    disk.files[paths[1]].unreadable.append((200, 500))
+    assert index.query("T", "k30", 64, *ALWAYS) == []
+    index.flush()
+    # Retention takes the lost file before it is given up.
+    index.delete_before(39)
+    assert key_index(disk.power_cut(lambda: False)).is_behind
