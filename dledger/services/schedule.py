@@ -30,6 +30,9 @@ MAX_DELIVERIES_PER_ENTRY = 512
 MAX_DELIVERY_BYTES = 1 << 20
 """Bytes of one delivery entry, one message at least: an entry must stay far below a segment."""
 
+LOAD_UNITS = 16_384
+"""Units of a level read in one go when a term begins."""
+
 NAME = "delay_levels"
 """In dead letters, logs and metrics."""
 
@@ -86,9 +89,8 @@ class ScheduleMessageService:
             await self._deliver_levels(leadership.term)
 
     async def _deliver_levels(self, term: int) -> None:
-        levels = self._levels()
-        self._wake = {level: trio.Event() for level in levels}
-        self._seen = {level: SeenTimes(self._delay_ms(level) / 1000) for level in levels}
+        seen = {level: SeenTimes(await self._delay_ms(level) / 1000) for level in self._levels()}
+        self._wake, self._seen = {level: trio.Event() for level in seen}, seen
         async with trio.open_nursery() as nursery:
             for level in self._wake:
                 nursery.start_soon(self._deliver_level, level, term)
@@ -102,24 +104,31 @@ class ScheduleMessageService:
                 found.add(queue_id + 1)
         return sorted(found)
 
-    def _delay_ms(self, level: int) -> int:
+    async def _delay_ms(self, level: int) -> int:
         """Return the longest delay that was given to a message that waits in a level.
 
-        The configuration may have had others: what waits shows it by the time it has.
+        The configuration may have had others, even for a time only: what waits shows it by the
+        time it has. Store times never go back, so a longer delay ends where due times do.
         """
         longest = self._levels_ms[level - 1] if level <= len(self._levels_ms) else 0
         queue_id = queue_of_level(level)
         first = self._group.state.delay_progress.get(level, 0)
-        last = self._group.state.max_offset(SCHEDULE_TOPIC, queue_id) - 1
-        for offset in {first, last} if first <= last else ():
-            unit = self._group.queues.queue(SCHEDULE_TOPIC, queue_id).read(offset, 1)[0]
-            try:
-                record = StoredRecords(self._group).read(int(unit["phy_offset"]))
-                stored_ms = record.store_timestamp_ms
-            except StoreError:
-                stored_ms = 0  # being repaired, or set aside; it may wait for the clock alone
-            longest = max(longest, int(unit["tags_code"]) - stored_ms)
+        end = self._group.state.max_offset(SCHEDULE_TOPIC, queue_id)
+        while first < end:
+            units = self._units(queue_id, first, end, LOAD_UNITS)
+            due_ms = units["tags_code"].astype(np.int64)
+            for place in (*np.flatnonzero(np.diff(due_ms) < 0).tolist(), len(units) - 1):
+                stored_ms = self._stored_ms(int(units["phy_offset"][place]))
+                longest = max(longest, int(due_ms[place]) - stored_ms)
+            first += len(units)
+            await trio.lowlevel.checkpoint()
         return longest
+
+    def _stored_ms(self, position: int) -> int:
+        try:
+            return StoredRecords(self._group).read(position).store_timestamp_ms
+        except StoreError:
+            return 0  # being repaired, or set aside; it may wait for the clock alone
 
     def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
         for topic, queue_id, max_offset in touched:
@@ -143,7 +152,7 @@ class ScheduleMessageService:
             if next_offset >= max_offset:
                 await self._wake[level].wait()
                 continue
-            units = self._units(queue_id, next_offset, max_offset)
+            units = self._units(queue_id, next_offset, max_offset, MAX_DELIVERIES_PER_ENTRY)
             now_ms = self._clock.wall_ms()
             now = self._clock.monotonic()
             wait_s = min(
@@ -182,9 +191,11 @@ class ScheduleMessageService:
                 )
             next_offset = to_offset
 
-    def _units(self, queue_id: int, first: int, max_offset: int) -> npt.NDArray[np.void]:
+    def _units(
+        self, queue_id: int, first: int, max_offset: int, count: int
+    ) -> npt.NDArray[np.void]:
         queue = self._group.queues.queue(SCHEDULE_TOPIC, queue_id)
-        units = queue.read(first, min(max_offset - first, MAX_DELIVERIES_PER_ENTRY))
+        units = queue.read(first, min(max_offset - first, count))
         if not len(units):
             raise InvariantBroken(
                 f"schedule queue {queue_id} has no unit {first}, its end is {max_offset}"
