@@ -28,6 +28,7 @@ from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.settings_tables import BrokerTable, StoreTable
+from dledger.state.schedules import SchedulesChange
 from dledger.state.topics import SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
@@ -191,10 +192,19 @@ class Deferred:
                     self.there.setdefault((item.topic, item.queue_id), []).append(
                         bytes(record.body)
                     )
+            if item.topic == SCHEDULE_TOPIC:
+                # It counts from when it is stored, by the date of then.
+                for position in item.units["phy_offset"].tolist():
+                    record = decode_record(bytes(self.group.log.record_at(position)))
+                    message = self.messages[bytes(record.body)]
+                    message.due_ms = record.store_timestamp_ms + message.delay_ms
             assert item.topic != SET_ASIDE_TOPIC
         for topic in applied.deleted_topics:
             self.there = {key: found for key, found in self.there.items() if key[0] != topic}
             self.removals.pop(0)
+        for change in applied.changes:
+            for name in change.delete if isinstance(change, SchedulesChange) else ():
+                self.instants.pop(name, None)
 
     def stored(self, record: Record, topic: str) -> None:
         if (name := record.property_map.get("SCHEDULE_NAME")) is not None:
@@ -273,9 +283,7 @@ class Deferred:
 
     def delayed(self) -> None:
         level = self.rng.choice(LEVELS)
-        delay_ms = LEVELS_MS[level - 1]
-        due_ms = self.clock.wall_ms() + delay_ms
-        self.send("level", f"DELAY\x01{level}\x02", delay_ms=delay_ms, due_ms=due_ms)
+        self.send("level", f"DELAY\x01{level}\x02", delay_ms=LEVELS_MS[level - 1])
 
     def timed(self) -> None:
         due_ms = self.clock.wall_ms() + self.rng.choice([1, 900, 3000, 3000, 25_000, 60_000])
