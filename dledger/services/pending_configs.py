@@ -176,6 +176,17 @@ class TopicView:
         """
         return None if self.is_deleting(topic) else self.pending.resolve(topic)
 
+    def real_queue(self, topic: str, queue_id: int) -> int:
+        """Return the queue that a message goes to that was sent to *queue_id* before.
+
+        It is another one where the topic has fewer queues since: no message may go where no
+        consumer reads.
+        """
+        config = self.config(topic)
+        if config is None or queue_id < config.queue_nums:
+            return queue_id
+        return queue_id % max(1, config.read_queue_nums)
+
     def check_room(self, more: int = 1) -> None:
         """Let *more* topics be made.
 

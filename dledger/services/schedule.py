@@ -17,7 +17,14 @@ import trio
 
 from commitlog.errors import CorruptRecordError, InvariantBroken, StoreError
 from dledger.group_api import BrokerGroup, QueueTouched
-from dledger.services.delayed_message import Delivery, deliver, delivery_batch, queue_of_level
+from dledger.services.delayed_message import (
+    Delivery,
+    RealQueue,
+    deliver,
+    delivery_batch,
+    queue_of_level,
+    same_queue,
+)
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredRecords
 from dledger.state.topics import SCHEDULE_TOPIC
@@ -50,6 +57,7 @@ class ScheduleMessageService:
         levels_ms: Delay of each level; the first is level 1.
         is_deleting: Whether the removal of a topic is in flight; its level waits until it is
             applied, since no queue offset can be assigned in that topic before.
+        real_queue: Where a message goes whose topic has fewer queues since it was sent.
         entry_bytes_max: Largest entry of the group. What is delivered together takes half of it
             at most, so that the progress and what encoding adds have space; one message always
             fits, as the settings are checked.
@@ -62,6 +70,7 @@ class ScheduleMessageService:
         levels_ms: Sequence[int],
         *,
         is_deleting: Callable[[str], bool] = lambda _topic: False,
+        real_queue: RealQueue = same_queue,
         entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES,
     ) -> None:
         self.name = NAME
@@ -69,6 +78,7 @@ class ScheduleMessageService:
         self._clock = clock
         self._levels_ms = tuple(levels_ms)
         self._is_deleting = is_deleting
+        self._real_queue = real_queue
         self._delivery_bytes_max = min(MAX_DELIVERY_BYTES, entry_bytes_max // 2)
         self._wake: dict[int, trio.Event] = {}
         self._seen: dict[int, SeenTimes] = {}
@@ -214,7 +224,9 @@ class ScheduleMessageService:
             if deliveries and (size + unit_size > self._delivery_bytes_max or records.is_tired):
                 break
             delivery = self._loop.build(
-                records, position, partial(_delivered, position, queue_of_level(level), offset)
+                records,
+                position,
+                partial(_delivered, self._real_queue, position, queue_of_level(level), offset),
             )
             if delivery is None or self._is_deleting(delivery.topic):
                 break
@@ -223,11 +235,13 @@ class ScheduleMessageService:
         return deliveries
 
 
-def _delivered(position: int, queue_id: int, offset: int, records: StoredRecords) -> Delivery:
+def _delivered(
+    real_queue: RealQueue, position: int, queue_id: int, offset: int, records: StoredRecords
+) -> Delivery:
     record = records.read(position)
     if (record.topic, record.queue_id, record.queue_offset) != (SCHEDULE_TOPIC, queue_id, offset):
         raise CorruptRecordError(f"another record than message {offset} stands at {position}")
-    return deliver(record)
+    return deliver(record, real_queue)
 
 
 class SeenTimes:

@@ -217,3 +217,15 @@ async def test_the_only_member_sets_aside_what_stays_damaged(
         assert list(leader.group.state.transactions.open) == [1]
     else:
         assert [bytes(record.body) for record in leader.read("T")] == [b"next"]
+
+
+async def test_what_waits_goes_into_a_queue_the_topic_has(
+    autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery
+) -> None:
+    due = due_ms(leader.clock.wall_ms() + 2000)
+    leader.store(SCHEDULE_TOPIC, with_real_destination(b"", "T", 3), b"level")
+    leader.store(TIMER_TOPIC, timed_properties(b"", "T", 3, due), b"timer")
+    leader.broker.make_topic("T", 2)
+    nursery.start_soon(leader.serve)
+    await trio.sleep(3)
+    assert leader.bodies("T", 1) == [b"level", b"timer"]
