@@ -298,6 +298,7 @@ async def _run_parts(
         dates,
         config.delay_levels_ms,
         is_deleting=processors.topics.is_deleting,
+        real_queue=processors.topics.real_queue,
         entry_bytes_max=group.settings.entry_bytes_max,
     )
     timer = TimerMessageService(
@@ -305,6 +306,7 @@ async def _run_parts(
         dates,
         processors.timer_claims,
         is_deleting=processors.topics.is_deleting,
+        real_queue=processors.topics.real_queue,
         entry_bytes_max=group.settings.entry_bytes_max,
         roll_window_ms=config.store.timer_roll_window_slot * 1000,
     )

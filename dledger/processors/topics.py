@@ -259,7 +259,7 @@ class TopicsProcessor:
                 raise RefusedError(
                     Condition.BAD_REQUEST, f"{name} {queues} is not between 1 and {MAX_QUEUE_NUMS}"
                 )
-        current = self._topics.config(topic)
+        current = self._topics.pending.resolve(topic)
         if current is None:
             self._topics.check_room()
         config = TopicConfig(

@@ -144,7 +144,7 @@ class EndTransactionProcessor:
         message, create = None, None
         if decision is TransactionDecision.COMMIT:
             config = self._real_topic(half)
-            message = half.committed(_real_queue(half, config))
+            message = half.committed(self._topics.real_queue(half.topic, half.queue_id))
             if may_expire(half.record.properties) and not is_of_copies(half.topic):
                 create = marked(config)  # the topic may have been made again
         done = answer_when_done(connection, command, self._group)
@@ -175,13 +175,6 @@ class EndTransactionProcessor:
             return answered[0]
         is_deferred = True
         return DEFERRED
-
-
-def _real_queue(half: HalfMessage, config: TopicConfig) -> int:
-    if half.queue_id < config.queue_nums:
-        return half.queue_id
-    # The topic was made again with fewer queues: no message may go where no consumer reads.
-    return half.queue_id % max(1, config.read_queue_nums)
 
 
 def _decision(header: EndTransactionHeader) -> TransactionDecision:

@@ -17,7 +17,7 @@ Spec: docs/internals/protocol/semantics.md, sections 1 and 2; docs/internals/sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -121,7 +121,16 @@ class Delivery:
     reason: str = ""
 
 
-def real_destination(properties: bytes) -> Run:
+RealQueue = Callable[[str, int], int]
+"""From a topic, and the queue of it that a message was sent to, to the queue that it goes to."""
+
+
+def same_queue(_topic: str, queue_id: int) -> int:
+    """Return the queue that a message was sent to."""
+    return queue_id
+
+
+def real_destination(properties: bytes, real_queue: RealQueue = same_queue) -> Run:
     """Return where a message goes whose *properties* name its real topic and queue.
 
     Raises:
@@ -137,17 +146,17 @@ def real_destination(properties: bytes) -> Run:
         raise UnprocessableMessageError(problem or f"its real topic is {name}, a system topic")
     if not queue_id.isdigit() or len(queue_id) > _QUEUE_DIGITS:
         raise UnprocessableMessageError(f"its real queue is {queue_id!r}, no number of a queue")
-    return Run(name, int(queue_id), 1)
+    return Run(name, real_queue(name, int(queue_id)), 1)
 
 
-def deliver(scheduled: StoredRecord) -> Delivery:
+def deliver(scheduled: StoredRecord, real_queue: RealQueue = same_queue) -> Delivery:
     """Return the message inside a record of the schedule topic, encoded for its real queue.
 
     Raises:
         CorruptRecordError: The record is damaged.
         UnprocessableMessageError: It names no topic it could go to.
     """
-    run = real_destination(scheduled.properties)
+    run = real_destination(scheduled.properties, real_queue)
     return Delivery(run.topic, run.queue_id, copy_of(scheduled, run), scheduled.phy_offset)
 
 
@@ -254,7 +263,7 @@ def timed_properties(properties: bytes, topic: str, queue_id: int, due: int) -> 
     return b"%b%b\x01%d\x02" % (with_real_destination(properties, topic, queue_id), _OUT_MS, due)
 
 
-def delivered_message(scheduled: StoredBytes) -> Delivery:
+def delivered_message(scheduled: StoredBytes, real_queue: RealQueue = same_queue) -> Delivery:
     """Return the message inside a record of the timer topic, encoded for its real queue.
 
     The body is copied as it stands: its checksum goes with it.
@@ -267,14 +276,14 @@ def delivered_message(scheduled: StoredBytes) -> Delivery:
     magic = int.from_bytes(view[MAGIC_OFFSET : MAGIC_OFFSET + 4], "big")
     sys_flag = int.from_bytes(view[SYS_FLAG_OFFSET : SYS_FLAG_OFFSET + 4], "big")
     if magic != MAGIC_V1 or sys_flag & _HOSTS_V6:
-        return deliver(decode_stored(view))
+        return deliver(decode_stored(view), real_queue)
     body_end = BODY_OFFSET + int.from_bytes(view[BODY_LENGTH_OFFSET:BODY_OFFSET], "big")
     rest = body_end + 1 + view[body_end]  # behind the topic: length and properties
     properties = bytes(view[rest + 2 :])
-    run = real_destination(properties)
+    run = real_destination(properties, real_queue)
     topic = run.topic.encode()
     if len(topic) > MAX_TOPIC_V1_BYTES:
-        return deliver(decode_stored(view))
+        return deliver(decode_stored(view), real_queue)
     head = bytearray(view[:body_end])
     position = int.from_bytes(head[PHY_OFFSET_OFFSET:SYS_FLAG_OFFSET], "big")
     size = body_end + 1 + len(topic) + 2 + len(properties)

@@ -11,8 +11,8 @@ own progress, and waits until that is applied. This module has the rules about w
 
 *Set aside* is: a dead letter with the reason takes the message's place in the entry, together with
 the progress, so that it happens once. Where the stored bytes are damaged for good there is nothing
-to copy: then a note that names their place is the dead letter. Only a contradiction inside the
-applied state, which is `InvariantBroken`, leaves this module as an error.
+to copy: then a note that names their place is the dead letter. Only what stops the node leaves this
+module as an error: a contradiction inside the applied state, or a log that cannot be read here.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from commitlog.entry import RecordBatch, Run
 from commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
+    CorruptStoreError,
     DiskFullError,
-    InvariantBroken,
     LocalProtocolError,
     OffsetOutOfRangeError,
 )
@@ -52,7 +52,7 @@ from dledger.broker_errors import (
     ShuttingDownError,
     UnknownOutcomeError,
 )
-from dledger.group_api import BrokerGroup, QueueTouched
+from dledger.group_api import STOPS_NODE, BrokerGroup, QueueTouched
 from dledger.services.delayed_message import Delivery
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
 from dledger.state.state_record import TimersChange, TopicsChange, state_batch, state_record
@@ -225,10 +225,14 @@ class LeaderLoop:
             None when the message has to wait: its bytes are being repaired.
         Raises:
             InvariantBroken: *make* found the applied state in contradiction with itself.
+            CorruptStoreError, FlushFailedError: The log of this node cannot be read as it is, and
+                another member may have the message.
         """
         try:
             return make(records)
-        except InvariantBroken:
+        except STOPS_NODE as error:
+            if isinstance(error, CorruptStoreError) and not self._group.has_other_members:
+                return self._note(position, str(error))
             raise
         except CorruptEntryError as error:
             if not self._is_final(position, error):

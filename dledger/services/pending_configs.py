@@ -9,7 +9,8 @@ a message that is sent back. A heartbeat alone makes nothing: it names any group
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -46,11 +47,11 @@ ConfigT = TypeVar(
 @dataclass(slots=True, eq=False)
 class _Pending(Generic[ConfigT]):
     config: ConfigT | None
+    """None: the name is removed."""
     term: int
     until_index: int | None = None
+    """It is decided when this entry is applied; None: there is no answer yet."""
     outcome_unknown: bool = False
-    removes: bool = False
-    """The name is removed by this change, or by one in flight before it."""
 
 
 class PendingConfigs(Generic[ConfigT]):
@@ -58,7 +59,8 @@ class PendingConfigs(Generic[ConfigT]):
 
     Every `put` or `delete` returns what to call when the proposal is answered, however it ends.
     A change may outlive its answer: with ``ASYNC_MASTER`` the answer comes before the apply, and
-    one of unknown outcome may still be applied as long as this leadership lasts.
+    one of unknown outcome may still be applied as long as this leadership lasts. One that is not
+    stored leaves those before it as they are.
 
     Args:
         applied: The applied configuration of a name.
@@ -67,12 +69,13 @@ class PendingConfigs(Generic[ConfigT]):
     def __init__(self, group: BrokerGroup, applied: Callable[[str], ConfigT | None]) -> None:
         self._group = group
         self._applied: Callable[[str], ConfigT | None] = applied
-        self._pending: dict[str, _Pending[ConfigT]] = {}
+        # Of each name in the order of the log; a name without one is not there.
+        self._pending: dict[str, deque[_Pending[ConfigT]]] = {}
 
     def __len__(self) -> int:
         """Return how many names have a change in flight; what is applied is none any more."""
         for name in list(self._pending):
-            self._newest(name)
+            self._changes(name)
         return len(self._pending)
 
     def put(self, name: str, config: ConfigT) -> OnDone:
@@ -83,66 +86,56 @@ class PendingConfigs(Generic[ConfigT]):
         """Note that the removal of *name* was proposed."""
         return self._note(name, None)
 
-    def is_deleting(self, name: str) -> bool:
-        """Tell whether the newest change in flight removes *name*."""
-        pending = self._newest(name)
-        return pending is not None and pending.config is None
-
     def removes(self, name: str) -> bool:
         """Tell whether any change in flight removes *name*, though it may be made again after."""
-        pending = self._newest(name) if self._pending else None
-        return pending is not None and pending.removes
+        return bool(self._pending) and any(each.config is None for each in self._changes(name))
 
     def is_changing(self, name: str) -> bool:
         """Tell whether any change of *name* is in flight."""
-        return bool(self._pending) and self._newest(name) is not None
+        return bool(self._pending) and bool(self._changes(name))
 
     def resolve(self, name: str) -> ConfigT | None:
         """Return what *name* will be when everything in flight is applied."""
-        pending = self._newest(name) if self._pending else None
-        return self._applied(name) if pending is None else pending.config
+        changes = self._changes(name) if self._pending else ()
+        return changes[-1].config if changes else self._applied(name)
 
-    def forget(self, name: str) -> None:
-        """Take back the newest note on *name*: its proposal was refused."""
-        self._pending.pop(name, None)
+    def _changes(self, name: str) -> Sequence[_Pending[ConfigT]]:
+        """Return the changes of *name* in flight, in the order of the log."""
+        changes = self._pending.get(name)
+        if changes is None:
+            return ()
+        while changes and self._is_over(changes[0]):
+            changes.popleft()
+        if not changes:
+            del self._pending[name]
+        return changes
 
-    def _newest(self, name: str) -> _Pending[ConfigT] | None:
-        pending = self._pending.get(name)
-        if pending is None or not self._is_over(name, pending):
-            return pending
-        del self._pending[name]
-        return None
-
-    def _is_over(self, name: str, pending: _Pending[ConfigT]) -> bool:
-        if pending.until_index is not None:
-            return pending.until_index <= self._group.state.applied_index
+    def _is_over(self, pending: _Pending[ConfigT]) -> bool:
+        if pending.until_index is None:
+            return False
         if pending.outcome_unknown:
             leadership = self._group.leadership
-            return (
-                leadership is None
-                or leadership.term != pending.term
-                or self._applied(name) == pending.config
-            )
-        return False
+            if leadership is None or leadership.term != pending.term:
+                return True
+        return pending.until_index <= self._group.state.applied_index
 
     def _note(self, name: str, config: ConfigT | None) -> OnDone:
         leadership = self._group.leadership
-        removes = config is None or self.removes(name)
-        mine = self._pending[name] = _Pending(
-            config, leadership.term if leadership else 0, removes=removes
-        )
+        mine = _Pending(config, leadership.term if leadership else 0)
+        self._changes(name)
+        self._pending.setdefault(name, deque()).append(mine)
 
         def answered(proposed: Proposed) -> None:
-            if self._pending.get(name) is not mine:
-                return
             if proposed.outcome == "stored":
                 mine.until_index = proposed.index
             elif proposed.outcome == "unknown":
+                # It is in the log of this term, which names no place of it, and is not applied.
+                last_index = self._group.log.last_index
+                mine.until_index = max(last_index, self._group.state.applied_index + 1)
                 mine.outcome_unknown = True
             else:
-                del self._pending[name]
-                return
-            self._newest(name)
+                self._pending[name].remove(mine)
+            self._changes(name)
 
         return answered
 
@@ -177,8 +170,22 @@ class TopicView:
         return self._group.state.subscription_group(group)
 
     def config(self, topic: str) -> TopicConfig | None:
-        """Return the topic, or None when it does not exist or is being removed."""
-        return self.pending.resolve(topic)
+        """Return the topic, or None when it does not exist or is being removed.
+
+        It is still being removed when it is made again before the removal is applied.
+        """
+        return None if self.is_deleting(topic) else self.pending.resolve(topic)
+
+    def real_queue(self, topic: str, queue_id: int) -> int:
+        """Return the queue that a message goes to that was sent to *queue_id* before.
+
+        It is another one where the topic has fewer queues since: no message may go where no
+        consumer reads.
+        """
+        config = self.config(topic)
+        if config is None or queue_id < config.queue_nums:
+            return queue_id
+        return queue_id % max(1, config.read_queue_nums)
 
     def check_room(self, more: int = 1) -> None:
         """Let *more* topics be made.
@@ -197,9 +204,9 @@ class TopicView:
         """Tell whether the removal of *topic* is in flight: nothing may be appended to it then.
 
         Its queue offsets begin at 0 again once the removal is applied, and an offset assigned
-        before that would be wrong after it.
+        before that would be wrong after it. So it is no matter if it is to be made again after.
         """
-        return self.pending.is_deleting(topic)
+        return self.pending.removes(topic)
 
     def to_create(
         self, topic: str, default_topic: str, default_topic_queue_nums: int, account: str = ""

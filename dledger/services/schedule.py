@@ -17,7 +17,14 @@ import trio
 
 from commitlog.errors import CorruptRecordError, InvariantBroken, StoreError
 from dledger.group_api import BrokerGroup, QueueTouched
-from dledger.services.delayed_message import Delivery, deliver, delivery_batch, queue_of_level
+from dledger.services.delayed_message import (
+    Delivery,
+    RealQueue,
+    deliver,
+    delivery_batch,
+    queue_of_level,
+    same_queue,
+)
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredRecords
 from dledger.state.topics import SCHEDULE_TOPIC
@@ -29,6 +36,9 @@ MAX_DELIVERIES_PER_ENTRY = 512
 
 MAX_DELIVERY_BYTES = 1 << 20
 """Bytes of one delivery entry, one message at least: an entry must stay far below a segment."""
+
+LOAD_UNITS = 16_384
+"""Units of a level read in one go when a term begins."""
 
 NAME = "delay_levels"
 """In dead letters, logs and metrics."""
@@ -47,6 +57,7 @@ class ScheduleMessageService:
         levels_ms: Delay of each level; the first is level 1.
         is_deleting: Whether the removal of a topic is in flight; its level waits until it is
             applied, since no queue offset can be assigned in that topic before.
+        real_queue: Where a message goes whose topic has fewer queues since it was sent.
         entry_bytes_max: Largest entry of the group. What is delivered together takes half of it
             at most, so that the progress and what encoding adds have space; one message always
             fits, as the settings are checked.
@@ -59,6 +70,7 @@ class ScheduleMessageService:
         levels_ms: Sequence[int],
         *,
         is_deleting: Callable[[str], bool] = lambda _topic: False,
+        real_queue: RealQueue = same_queue,
         entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES,
     ) -> None:
         self.name = NAME
@@ -66,6 +78,7 @@ class ScheduleMessageService:
         self._clock = clock
         self._levels_ms = tuple(levels_ms)
         self._is_deleting = is_deleting
+        self._real_queue = real_queue
         self._delivery_bytes_max = min(MAX_DELIVERY_BYTES, entry_bytes_max // 2)
         self._wake: dict[int, trio.Event] = {}
         self._seen: dict[int, SeenTimes] = {}
@@ -86,9 +99,8 @@ class ScheduleMessageService:
             await self._deliver_levels(leadership.term)
 
     async def _deliver_levels(self, term: int) -> None:
-        levels = self._levels()
-        self._wake = {level: trio.Event() for level in levels}
-        self._seen = {level: SeenTimes(self._delay_ms(level) / 1000) for level in levels}
+        seen = {level: SeenTimes(await self._delay_ms(level) / 1000) for level in self._levels()}
+        self._wake, self._seen = {level: trio.Event() for level in seen}, seen
         async with trio.open_nursery() as nursery:
             for level in self._wake:
                 nursery.start_soon(self._deliver_level, level, term)
@@ -102,24 +114,31 @@ class ScheduleMessageService:
                 found.add(queue_id + 1)
         return sorted(found)
 
-    def _delay_ms(self, level: int) -> int:
+    async def _delay_ms(self, level: int) -> int:
         """Return the longest delay that was given to a message that waits in a level.
 
-        The configuration may have had others: what waits shows it by the time it has.
+        The configuration may have had others, even for a time only: what waits shows it by the
+        time it has. Store times never go back, so a longer delay ends where due times do.
         """
         longest = self._levels_ms[level - 1] if level <= len(self._levels_ms) else 0
         queue_id = queue_of_level(level)
         first = self._group.state.delay_progress.get(level, 0)
-        last = self._group.state.max_offset(SCHEDULE_TOPIC, queue_id) - 1
-        for offset in {first, last} if first <= last else ():
-            unit = self._group.queues.queue(SCHEDULE_TOPIC, queue_id).read(offset, 1)[0]
-            try:
-                record = StoredRecords(self._group).read(int(unit["phy_offset"]))
-                stored_ms = record.store_timestamp_ms
-            except StoreError:
-                stored_ms = 0  # being repaired, or set aside; it may wait for the clock alone
-            longest = max(longest, int(unit["tags_code"]) - stored_ms)
+        end = self._group.state.max_offset(SCHEDULE_TOPIC, queue_id)
+        while first < end:
+            units = self._units(queue_id, first, end, LOAD_UNITS)
+            due_ms = units["tags_code"].astype(np.int64)
+            for place in (*np.flatnonzero(np.diff(due_ms) < 0).tolist(), len(units) - 1):
+                stored_ms = self._stored_ms(int(units["phy_offset"][place]))
+                longest = max(longest, int(due_ms[place]) - stored_ms)
+            first += len(units)
+            await trio.lowlevel.checkpoint()
         return longest
+
+    def _stored_ms(self, position: int) -> int:
+        try:
+            return StoredRecords(self._group).read(position).store_timestamp_ms
+        except StoreError:
+            return 0  # being repaired, or set aside; it may wait for the clock alone
 
     def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
         for topic, queue_id, max_offset in touched:
@@ -143,7 +162,7 @@ class ScheduleMessageService:
             if next_offset >= max_offset:
                 await self._wake[level].wait()
                 continue
-            units = self._units(queue_id, next_offset, max_offset)
+            units = self._units(queue_id, next_offset, max_offset, MAX_DELIVERIES_PER_ENTRY)
             now_ms = self._clock.wall_ms()
             now = self._clock.monotonic()
             wait_s = min(
@@ -182,9 +201,11 @@ class ScheduleMessageService:
                 )
             next_offset = to_offset
 
-    def _units(self, queue_id: int, first: int, max_offset: int) -> npt.NDArray[np.void]:
+    def _units(
+        self, queue_id: int, first: int, max_offset: int, count: int
+    ) -> npt.NDArray[np.void]:
         queue = self._group.queues.queue(SCHEDULE_TOPIC, queue_id)
-        units = queue.read(first, min(max_offset - first, MAX_DELIVERIES_PER_ENTRY))
+        units = queue.read(first, min(max_offset - first, count))
         if not len(units):
             raise InvariantBroken(
                 f"schedule queue {queue_id} has no unit {first}, its end is {max_offset}"
@@ -203,7 +224,9 @@ class ScheduleMessageService:
             if deliveries and (size + unit_size > self._delivery_bytes_max or records.is_tired):
                 break
             delivery = self._loop.build(
-                records, position, partial(_delivered, position, queue_of_level(level), offset)
+                records,
+                position,
+                partial(_delivered, self._real_queue, position, queue_of_level(level), offset),
             )
             if delivery is None or self._is_deleting(delivery.topic):
                 break
@@ -212,11 +235,13 @@ class ScheduleMessageService:
         return deliveries
 
 
-def _delivered(position: int, queue_id: int, offset: int, records: StoredRecords) -> Delivery:
+def _delivered(
+    real_queue: RealQueue, position: int, queue_id: int, offset: int, records: StoredRecords
+) -> Delivery:
     record = records.read(position)
     if (record.topic, record.queue_id, record.queue_offset) != (SCHEDULE_TOPIC, queue_id, offset):
         raise CorruptRecordError(f"another record than message {offset} stands at {position}")
-    return deliver(record)
+    return deliver(record, real_queue)
 
 
 class SeenTimes:

@@ -33,9 +33,11 @@ from commitlog.record import PHY_OFFSET_OFFSET, QUEUE_OFFSET_OFFSET
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.services.delayed_message import (
     Delivery,
+    RealQueue,
     TimerClaims,
     delivered_message,
     rolled_message,
+    same_queue,
     timer_batch,
 )
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
@@ -176,6 +178,7 @@ class TimerMessageService:
         claims: Shared with the handler that recalls messages.
         is_deleting: Whether the removal of a topic is in flight: its messages wait until it is
             applied, since no queue offset can be assigned in that topic before.
+        real_queue: Where a message goes whose topic has fewer queues since it was sent.
         entry_bytes_max: Largest entry of the group. What is delivered together takes half of it
             at most; one message always fits, as the settings are checked.
         roll_window_ms: How long a message lies in one place.
@@ -188,6 +191,7 @@ class TimerMessageService:
         claims: TimerClaims,
         *,
         is_deleting: Callable[[str], bool] = lambda _topic: False,
+        real_queue: RealQueue = same_queue,
         entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES,
         roll_window_ms: int = DEFAULT_ROLL_WINDOW_MS,
     ) -> None:
@@ -196,6 +200,7 @@ class TimerMessageService:
         self._clock = clock
         self._claims = claims
         self._is_deleting = is_deleting
+        self._real_queue = real_queue
         self._bytes_max = min(MAX_DELIVERY_BYTES, entry_bytes_max // 2)
         self._roll_window_ms = roll_window_ms
         self._wake = trio.Event()
@@ -318,7 +323,9 @@ class TimerMessageService:
             if entry.chosen and (size + record_bytes > self._bytes_max or records.is_tired):
                 entry.left.append(offset)
                 continue
-            delivery = self._loop.build(records, position, partial(_delivered, position, offset))
+            delivery = self._loop.build(
+                records, position, partial(_delivered, self._real_queue, position, offset)
+            )
             if delivery is None:
                 entry.damaged.append(offset)
                 continue
@@ -417,10 +424,12 @@ _YOUNG: Final = Delivery(TIMER_TOPIC, 0, b"", -1)
 """Stands for a message that need not be rolled yet."""
 
 
-def _delivered(position: int, offset: int, records: StoredRecords) -> Delivery:
+def _delivered(
+    real_queue: RealQueue, position: int, offset: int, records: StoredRecords
+) -> Delivery:
     data = records.bytes_at(position)
     _check_place(data, position, offset)
-    return delivered_message(data)
+    return delivered_message(data, real_queue)
 
 
 def _rolled(position: int, offset: int, old_ms: int, records: StoredRecords) -> Delivery:

@@ -64,7 +64,8 @@ class _Plan(NamedTuple):
 
     due_s: float
     half_offset: int
-    immunity_is_over: bool = False
+    immune_to_s: float | None = None
+    """Monotonic time up to which its producers are not to be asked; None: not known yet."""
 
 
 class Producers(Protocol):
@@ -182,12 +183,16 @@ class TransactionCheckService:
             due.append(heappop(self._plans))
         return due
 
-    def _again_in(
-        self, seconds: float, half_offset: int, *, immunity_is_over: bool = False
-    ) -> None:
-        heappush(
-            self._plans, _Plan(self._clock.monotonic() + seconds, half_offset, immunity_is_over)
-        )
+    def _again_in(self, seconds: float, half_offset: int, immune_to_s: float | None = None) -> None:
+        heappush(self._plans, _Plan(self._clock.monotonic() + seconds, half_offset, immune_to_s))
+
+    def _immune_to_s(self, plan: _Plan, message: HalfMessage, age_ms: int) -> float:
+        """Return the monotonic time up to which producers are not to be asked.
+
+        It is put off by no wall clock that goes back.
+        """
+        until_s = self._clock.monotonic() + message.immunity_s - age_ms / 1000
+        return until_s if plan.immune_to_s is None else min(until_s, plan.immune_to_s)
 
     # -- what ------------------------------------------------------------------------------
 
@@ -207,26 +212,30 @@ class TransactionCheckService:
     async def _look_at(self, due: Sequence[_Plan], term: int) -> None:
         to_ask: list[tuple[int, HalfMessage, int]] = []
         records = StoredRecords(self._group)
-        for _, half_offset, immunity_is_over in due:
+        interval_s = self.settings.transaction_check_interval_ms / 1000
+        for plan in due:
+            half_offset, immune_to_s = plan.half_offset, plan.immune_to_s
             half = self._group.state.transactions.open.get(half_offset)
             if half is None:
                 continue
             if records.is_tired or not self._decisions.is_open(half_offset):
-                self._again_in(RETRY_S, half_offset)
+                self._again_in(RETRY_S, half_offset, immune_to_s)
                 continue
             message = self._read(records, half_offset, half)
             if message is None:
-                self._again_in(RETRY_S, half_offset)
+                self._again_in(RETRY_S, half_offset, immune_to_s)
                 continue
             age_ms = max(0, self._clock.wall_ms() - half.store_time_ms)
-            immune_ms = 0 if immunity_is_over else message.immunity_s * 1000 - age_ms
+            immune_to_s = self._immune_to_s(plan, message, age_ms)
+            immune_s = immune_to_s - self._clock.monotonic()
             if self._is_over(half, age_ms):
                 self._give_up(half_offset, half, message)
                 self._again_in(RETRY_S, half_offset)  # in case it is not stored
-            elif immune_ms > 0 and not half.checks:
-                self._again_in(immune_ms / 1000, half_offset, immunity_is_over=True)
+            elif immune_s > 0 and not half.checks:
+                # In between retention may come to want its place.
+                self._again_in(min(immune_s, interval_s), half_offset, immune_to_s)
             elif not self._producers.is_there(message.group):
-                self._again_in(self.settings.transaction_check_interval_ms / 1000, half_offset)
+                self._again_in(interval_s, half_offset, immune_to_s)
             else:
                 to_ask.append((half_offset, message, half.checks + 1))
         if to_ask:

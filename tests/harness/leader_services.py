@@ -114,13 +114,18 @@ class LeaderServices(ServedGroup):
         processors = self.broker.processors
         self.services = (
             ScheduleMessageService(
-                self.group, self.clock, LEVELS_MS, is_deleting=processors.topics.is_deleting
+                self.group,
+                self.clock,
+                LEVELS_MS,
+                is_deleting=processors.topics.is_deleting,
+                real_queue=processors.topics.real_queue,
             ),
             TimerMessageService(
                 self.group,
                 self.clock,
                 processors.timer_claims,
                 is_deleting=processors.topics.is_deleting,
+                real_queue=processors.topics.real_queue,
             ),
             TransactionCheckService(
                 self.group,

@@ -16,7 +16,7 @@ from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
 
 
-def create(broker: Broker, **changes: Any) -> RemotingCommand:
+def create_ext(**changes: Any) -> dict[str, str]:
     values = {
         "topic": "T",
         "defaultTopic": "TBW102",
@@ -28,8 +28,20 @@ def create(broker: Broker, **changes: Any) -> RemotingCommand:
         "order": "false",
         **changes,
     }
-    ext = {key: str(value) for key, value in values.items()}
-    return broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+    return {key: str(value) for key, value in values.items()}
+
+
+def create(broker: Broker, **changes: Any) -> RemotingCommand:
+    return broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC, create_ext(**changes))
+
+
+def send(broker: Broker) -> RemotingCommand:
+    ext = {
+        "producerGroup": "p", "topic": "T", "defaultTopic": "TBW102", "queueId": "0",
+        "defaultTopicQueueNums": "4", "sysFlag": "0", "bornTimestamp": "1", "flag": "0",
+        "properties": "", "reconsumeTimes": "0",
+    }  # fmt: skip
+    return broker.call(RequestCode.SEND_MESSAGE, ext, b"new")
 
 
 def test_a_topic_is_made_changed_and_shown(broker: Broker) -> None:
@@ -111,6 +123,24 @@ def test_deleted_topic_loses_queues_and_offsets(broker: Broker) -> None:
     assert broker.group.state.max_offset("T", 0) == 0
     assert broker.group.state.consumer_offset("g", "T", 0) is None
     assert broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
+
+
+def test_topic_made_again_takes_messages_once_it_is_there(broker: Broker) -> None:
+    """Until then an offset of the former topic would be given out, which no member can apply."""
+    create(broker)
+    broker.group.put("T", 0, b"former")
+    for code, ext in (
+        (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}),
+        (RequestCode.UPDATE_AND_CREATE_TOPIC, create_ext(attributes="+b=1")),
+        (RequestCode.UPDATE_AND_CREATE_TOPIC, create_ext(attributes="+a=1")),
+    ):
+        assert broker.handle(request(code, ext)) is DEFERRED
+        broker.group.append()
+    assert send(broker).code == 17
+    broker.group.settle()
+    answer = send(broker)
+    assert (answer.code, answer.ext["queueOffset"]) == (0, "0")
+    assert broker.group.state.topics["T"].attributes == {"a": "1", "b": "1"}
 
 
 @pytest.mark.parametrize("topic", ["TBW102", "RMQ_SYS_DLEDGER_STATE", " "])

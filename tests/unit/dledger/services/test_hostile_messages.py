@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from commitlog.errors import CorruptStoreError
 from commitlog.properties import MAX_PROPERTIES_BYTES
 from dledger.services.delayed_message import due_ms, timed_properties, with_real_destination
 from dledger.services.leader_loop import DAMAGE_FINAL_S
@@ -217,3 +218,60 @@ async def test_the_only_member_sets_aside_what_stays_damaged(
         assert list(leader.group.state.transactions.open) == [1]
     else:
         assert [bytes(record.body) for record in leader.read("T")] == [b"next"]
+
+
+async def test_what_waits_goes_into_a_queue_the_topic_has(
+    autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery
+) -> None:
+    due = due_ms(leader.clock.wall_ms() + 2000)
+    leader.store(SCHEDULE_TOPIC, with_real_destination(b"", "T", 3), b"level")
+    leader.store(TIMER_TOPIC, timed_properties(b"", "T", 3, due), b"timer")
+    leader.broker.make_topic("T", 2)
+    nursery.start_soon(leader.serve)
+    await trio.sleep(3)
+    assert leader.bodies("T", 1) == [b"level", b"timer"]
+
+
+@pytest.mark.parametrize(("topic", "service"), WAYS)
+async def test_lost_place_of_an_entry_sets_no_message_aside(
+    autojump_clock: Any,
+    leader: LeaderServices,
+    monkeypatch: pytest.MonkeyPatch,
+    topic: str,
+    service: str,
+) -> None:
+    """Another member has it; this one stops and makes its index of entries again."""
+    waiting(leader, topic, b"whole")
+
+    def lost(_position: int) -> int:
+        raise CorruptStoreError("the unit of an entry is damaged or missing")
+
+    monkeypatch.setattr(leader.group.log, "index_of", lost)
+    with pytest.RaisesGroup(CorruptStoreError, flatten_subgroups=True), trio.fail_after(10):
+        await leader.serve()
+    assert leader.read("T") == leader.read(SET_ASIDE_TOPIC) == []
+    assert leader.group.service_counts.set_aside[service] == 0
+
+
+async def test_only_member_notes_what_has_lost_its_place(
+    autojump_clock: Any,
+    leader: LeaderServices,
+    monkeypatch: pytest.MonkeyPatch,
+    nursery: trio.Nursery,
+) -> None:
+    """No member could repair it: the node would stop again and again."""
+    leader.group.has_other_members = False
+    at = waiting(leader, SCHEDULE_TOPIC, b"lost")
+
+    def lost(_position: int) -> int:
+        raise CorruptStoreError("the unit of an entry is damaged or missing")
+
+    monkeypatch.setattr(leader.group.log, "index_of", lost)
+    nursery.start_soon(leader.serve)
+    await trio.sleep(20)
+    was_set_aside(
+        leader,
+        "delay_levels",
+        "the unit of an entry",
+        f"The message at position {at} of the log cannot be copied.".encode(),
+    )

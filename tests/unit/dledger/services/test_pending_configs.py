@@ -42,10 +42,10 @@ def test_a_change_answered_before_its_apply_counts_until_then(
 ) -> None:
     apply(group, TopicsChange(put=(OLD,)))
     pending.delete("T")(Proposed("stored", index=2))
-    assert pending.is_deleting("T")
+    assert pending.removes("T")
     assert pending.resolve("T") is None
     apply(group, TopicsChange(delete=("T",)))
-    assert not pending.is_deleting("T")
+    assert not pending.removes("T")
     assert len(pending) == 0
 
 
@@ -66,9 +66,47 @@ def test_unknown_removal_keeps_the_topic_closed(
 ) -> None:
     apply(group, TopicsChange(put=(OLD,)))
     pending.delete("T")(Proposed("unknown"))
-    assert pending.is_deleting("T")
+    assert pending.removes("T")
     apply(group, TopicsChange(delete=("T",)))
-    assert not pending.is_deleting("T")
+    assert not pending.removes("T")
+
+
+def test_removal_counts_until_applied_though_made_again(
+    group: FakeGroup, pending: PendingConfigs[TopicConfig]
+) -> None:
+    apply(group, TopicsChange(put=(OLD,)))
+    removed, made = pending.delete("T"), pending.put("T", OLD)
+    made(Proposed("stored", index=3))
+    assert (pending.removes("T"), pending.resolve("T")) == (True, OLD)
+    removed(Proposed("stored", index=2))
+    apply(group, TopicsChange(delete=("T",)))
+    assert (pending.removes("T"), pending.is_changing("T")) == (False, True)
+
+
+def test_change_that_is_not_stored_forgets_none_before_it(
+    group: FakeGroup, pending: PendingConfigs[TopicConfig]
+) -> None:
+    apply(group, TopicsChange(put=(OLD,)))
+    removed, made = pending.delete("T"), pending.put("T", NEW)
+    made(Proposed("not_stored"))
+    assert (pending.removes("T"), pending.resolve("T")) == (True, None)
+    removed(Proposed("not_stored"))
+    assert (pending.is_changing("T"), pending.resolve("T")) == (False, OLD)
+
+
+def test_unknown_changes_count_though_the_last_is_as_before(
+    group: FakeGroup, pending: PendingConfigs[TopicConfig]
+) -> None:
+    apply(group, TopicsChange(put=(OLD,)))
+    answers = [pending.put("T", NEW), pending.put("T", OLD)]
+    for config in (NEW, OLD):
+        group.propose(state_batch(TopicsChange(put=(config,))), lambda _: None)
+        group.append()
+    for answer in answers:
+        answer(Proposed("unknown"))
+    assert pending.is_changing("T")
+    group.settle()
+    assert not pending.is_changing("T")
 
 
 def test_a_removal_of_unknown_outcome_ends_with_the_leadership(
@@ -78,7 +116,7 @@ def test_a_removal_of_unknown_outcome_ends_with_the_leadership(
     pending.delete("T")(Proposed("unknown"))
     group.step_down()
     group.lead()
-    assert not pending.is_deleting("T")
+    assert not pending.removes("T")
     assert pending.resolve("T") == OLD
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from commitlog.derive import DEFAULT_DELAY_MS
 from commitlog.entry import RecordBatch
 from commitlog.errors import InvariantBroken
 from commitlog.record import encode_record
@@ -387,3 +388,18 @@ async def test_a_level_that_is_configured_no_more_is_delivered_still(
     assert world.bodies() == [b"one"]
     await trio.sleep(2)
     assert world.bodies() == [b"one", b"thirty"]
+
+
+async def test_a_longer_delay_counts_that_was_configured_between(
+    world: World, nursery: trio.Nursery
+) -> None:
+    world.delay(2, b"five")
+    world.group.delay_ms = {2: 60_000}
+    world.delay(2, b"sixty")
+    world.group.delay_ms = DEFAULT_DELAY_MS
+    world.delay(2, b"five more")
+    nursery.start_soon(world.serve)
+    await trio.sleep(59.9)
+    assert world.bodies() == [b"five"]
+    await trio.sleep(0.2)
+    assert world.bodies() == [b"five", b"sixty", b"five more"]

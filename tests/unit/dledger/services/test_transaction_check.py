@@ -241,6 +241,19 @@ async def test_the_immune_are_not_asked_for_before_their_time(
     assert asked(producer) == [(usual.offset, 1), (immune.offset, 1)]
 
 
+async def test_immunity_holds_retention_no_longer(world: World, nursery: trio.Nursery) -> None:
+    nursery.start_soon(world.serve)
+    properties = PROPERTIES + "CHECK_IMMUNITY_TIME_IN_SECONDS\x013000\x02"
+    begin(world.broker, b"in the way", properties)
+    second = begin(world.broker, b"behind", properties)
+    world.floor_wanted = second.position
+    await trio.sleep(6 + 3 * 30 - 1)
+    assert world.discarded == []
+    await trio.sleep(32)
+    assert world.discarded == [b"in the way"]
+    assert world.checks == {second.offset: 0}
+
+
 async def test_a_new_leader_goes_on_counting(world: World, nursery: trio.Nursery) -> None:
     producer = world.producer()
     nursery.start_soon(world.serve)
