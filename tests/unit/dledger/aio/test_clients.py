@@ -198,8 +198,8 @@ def test_aio_poll_that_is_cancelled_takes_nothing(moment: int) -> None:
                 (ended,) = await asyncio.gather(task, return_exceptions=True)
                 if isinstance(ended, list):
                     found += ended
-            while len(found) < 3:
-                found += await consumer.poll(1)
+            for _ in range(3 - len(found)):
+                found += await consumer.poll(0.5)
             assert [message.body_bytes for message in found] == [b"0", b"1", b"2"]
 
     run(main)
