@@ -26,10 +26,16 @@ from client.consumer.owned_queues import (
 )
 from client.consumer.process_queue import FlowLimits
 from client.consumer.pull_consumer import ROCKETMQ_PULL_MESSAGES, PullConsumer
-from client.consumer.rebalance import AllocateMessageQueueStrategy, Averagely, Rebalance
+from client.consumer.rebalance import (
+    SETTLE_S,
+    AllocateMessageQueueStrategy,
+    Averagely,
+    Rebalance,
+)
 from client.consumer.subscriptions import SUB_ALL, SubscriptionExpression, Subscriptions
 from client.core.client_instance import ClientInstance
 from client.core.client_state import ManagedScope
+from client.core.errors import ClientClosedError
 from client.core.hooks import ConsumeMessageHook, ConsumeReturnType
 from client.core.route import MessageQueue
 from client.trace import TRACE_TOPIC, TraceDispatcher
@@ -81,6 +87,7 @@ class LitePullConsumer(ManagedScope):
         self._assigned: frozenset[MessageQueue] | None = None
         self._nursery: trio.Nursery | None = None
         self._is_open = False
+        self._is_owning_again = False
         self._polled: list[tuple[Batch, Handed | None]] = []
         hooks = list(consume_message_hooks)
         self.trace: TraceDispatcher | None = None
@@ -88,6 +95,7 @@ class LitePullConsumer(ManagedScope):
             self.trace, trace_hook = consume_trace(instance, trace_topic)
             hooks.append(trace_hook)
         self._hooks = ConsumeHooks(hooks, group=group, clock=instance.clock)
+        self._waits: set[trio.CancelScope] = set()
         self._paused: set[MessageQueue] = set()
         self._sought: dict[MessageQueue, int] = {}
         gate = Gate()
@@ -111,7 +119,7 @@ class LitePullConsumer(ManagedScope):
             group,
             strategy=strategy if strategy is not None else Averagely(),
             topics=lambda: self._subscriptions if self._assigned is None else (),
-            apply=self._owned.apply,
+            apply=self._deal_out,
         )
 
     # ------------------------------------------------------------------------------ start and end
@@ -150,6 +158,8 @@ class LitePullConsumer(ManagedScope):
             with trio.move_on_after(LAST_OFFSETS_S):
                 await self._offsets.save(leaving, is_last=True)
         self._owned.clear()
+        for wait in self._waits:
+            wait.cancel()
         for _, handed in self._polled:
             if handed is not None:
                 self._hooks.after(handed, ConsumeReturnType.FAILED)
@@ -168,7 +178,11 @@ class LitePullConsumer(ManagedScope):
 
     async def _hand_over(self, owned: OwnedQueue) -> None:
         if self._auto_commit_period_s is not None:
-            await self._offsets.save([owned], is_last=True)
+            await self._offsets.give_up(owned)
+
+    async def _deal_out(self, topic: str, queues: frozenset[MessageQueue]) -> None:
+        if self._assigned is None:  # a rebalance that began before the assignment is void
+            await self._owned.apply(topic, queues)
 
     # ------------------------------------------------------------------------------ what is read
 
@@ -204,16 +218,25 @@ class LitePullConsumer(ManagedScope):
     async def _own_assigned(self) -> None:
         if self._assigned is None:
             return
-        for topic in {q.topic for q in (*self._assigned, *self._owned.queues)}:
-            own = frozenset(queue for queue in self._assigned if queue.topic == topic)
-            await self._owned.apply(topic, own)
+        own: dict[str, list[MessageQueue]] = {topic: [] for topic in self._owned.topics}
+        for queue in self._assigned:
+            own.setdefault(queue.topic, []).append(queue)
+        for topic, queues in own.items():
+            await self._owned.apply(topic, frozenset(queues))
 
     def _queue_freed(self) -> None:
         if self._assigned is None:
             self._rebalance.wake()
-        elif self._is_open and self._nursery is not None:
-            # It may have been assigned again while it was let go.
-            self._nursery.start_soon(self._own_assigned)
+        elif self._is_open and self._nursery is not None and not self._is_owning_again:
+            self._is_owning_again = True
+            self._nursery.start_soon(self._own_again)
+
+    async def _own_again(self) -> None:
+        """Own what was assigned again while it was let go; one look does for thousands."""
+        await self._instance.clock.sleep(SETTLE_S)
+        self._is_owning_again = False
+        if self._is_open:
+            await self._own_assigned()
 
     def _announce(self) -> None:
         if self._is_open:
@@ -245,22 +268,47 @@ class LitePullConsumer(ManagedScope):
 
         What the poll before returned counts as dealt with now.
 
+        Raises:
+            ClientClosedError: The consumer or its instance is not open, or is closed meanwhile.
         Cancellation: Nothing was taken.
         """
+        self._check_open()
         self._acknowledge()
         await trio.lowlevel.checkpoint()
         # Without time to wait there may still be something that was read ahead.
         batch = self._ready.take_nowait(max_messages, self._is_wanted)
         if batch is None:
-            with trio.move_on_after(timeout_s):
-                batch = await self._ready.take(max_messages, wanted=self._is_wanted)
+            with trio.move_on_after(timeout_s) as wait:
+                self._waits.add(wait)
+                try:
+                    batch = await self._ready.take(max_messages, wanted=self._is_wanted)
+                finally:
+                    self._waits.discard(wait)
         if batch is None:
+            self._check_open()
             return []
         handed = None
         if self._hooks:
             handed = self._hooks.before(batch.messages, batch.owned.queue)
         self._polled.append((batch, handed))
         return batch.messages
+
+    def _check_open(self) -> None:
+        if not self._is_open or self._instance.is_closed:
+            raise ClientClosedError(f"the consumer of {self.group} is not open; use 'async with'")
+
+    def _put_back(self, messages: list[DeliveredMessage]) -> None:
+        """What a poll returned has not reached its caller: the next poll returns it again."""
+        others = []
+        for batch, handed in self._polled:
+            if batch.messages is not messages:
+                others.append((batch, handed))
+                continue
+            batch.put_back(messages)
+            self._ready.offer(batch.owned)
+            if handed is not None:
+                self._hooks.after(handed, ConsumeReturnType.FAILED)
+        self._polled = others
 
     def _wanted_of(self, topic: str) -> SubscriptionExpression | None:
         if self._assigned is not None:
@@ -292,6 +340,8 @@ class LitePullConsumer(ManagedScope):
         if owned is None:
             self._sought[queue] = offset
         else:
+            # An older one that is not carried out yet counts no more.
+            self._sought.pop(queue, None)
             self._acknowledge(queue)
             owned.begin(offset)
 

@@ -13,6 +13,7 @@ Spec: docs/internals/protocol/semantics.md, section 6; docs/internals/protocol/r
 
 from __future__ import annotations
 
+import math
 import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,12 @@ from client.consumer.listener import RETRY_PREFIX
 from client.consumer.owned_queues import OwnedQueue, OwnedQueues
 from client.consumer.pull_consumer import PullConsumer, offset_in
 from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError, RequestFailedError, RequestTimedOutError
+from client.core.errors import (
+    BrokerUnreachableError,
+    ClientError,
+    RequestFailedError,
+    RequestTimedOutError,
+)
 from client.core.route import MessageQueue
 from commitlog.errors import ConfigError, MQError
 from commitlog.seams import Disk
@@ -179,15 +185,20 @@ class BrokerOffsets:
     async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
         """See `OffsetStore`. Our brokers answer when an offset is in the log."""
         saved: set[MessageQueue] = set()
+        silent: set[str] = set()
         limiter = trio.CapacityLimiter(MAX_COMMITS_AT_ONCE)
         # Now: a queue that is lost and granted again meanwhile must not get an offset of before.
         tokens = {queue: self._token(queue) for queue in offsets}
 
         async def commit(queue: MessageQueue, offset: int) -> None:
             async with limiter:
+                if queue.broker_name in silent:
+                    return  # thousands of time-outs would hold up the offsets of other brokers
                 try:
                     await self._commit(queue, offset, tokens[queue])
                 except MQError as error:
+                    if isinstance(error, RequestTimedOutError | BrokerUnreachableError):
+                        silent.add(queue.broker_name)
                     _log.info("offset_not_committed", queue=str(queue), error=str(error))
                 else:
                     saved.add(queue)
@@ -295,13 +306,17 @@ class UnkeptOffsets:
 
 ASK_AGAIN_S = 1.0
 """Pause before it is asked again where to begin."""
+LATE_S: Final = 15.0
+"""So long after a queue was gained the last offset of the owner before may still be on its way: it
+waits for commits that are under way, 5 s, and has 5 s itself."""
 
 
 class QueueOffsets:
     """Loads and stores the offsets of owned queues.
 
-    An offset that is stored already is not stored again. Nothing is stored of a queue after its
-    last time: by then another client owns it.
+    An offset that is stored already is not stored again, but once after `LATE_S`: what the owner
+    before stored late must not stand for it. Nothing is stored of a queue after its last time: by
+    then another client owns it.
     """
 
     def __init__(
@@ -324,8 +339,12 @@ class QueueOffsets:
         self._clock = clock
         self._may_store = may_store
         self._stored: dict[MessageQueue, int] = {}
+        # When an offset that is stored is to be stored once more.
+        self._again_s: dict[MessageQueue, float] = {}
         # Where an operator wants queues to go on, until that is stored.
         self._asked: dict[MessageQueue, int] = {}
+        # Queues that are given up; what runs next stores the last offsets of all of them.
+        self._given_up: list[OwnedQueue] = []
         # An old offset on its way must not overtake the last one.
         self._saving = trio.Lock()
 
@@ -361,6 +380,7 @@ class QueueOffsets:
     def forget(self, queue: MessageQueue) -> None:
         """It is not known any more what is stored of *queue*: another client may have had it."""
         self._stored.pop(queue, None)
+        self._again_s[queue] = self._clock.monotonic() + LATE_S
 
     async def reset(self, wanted: Iterable[tuple[OwnedQueue, int]]) -> None:
         """Make queues go on at given offsets, whatever is stored of them, and store those.
@@ -381,6 +401,16 @@ class QueueOffsets:
             await self._clock.sleep(period_s)
             await self.save(owned)
 
+    async def give_up(self, owned: OwnedQueue) -> None:
+        """Store the offset of *owned* for the last time, together with others that are given up.
+
+        A rebalance gives up thousands at once, and their broker may be silent.
+        """
+        self._given_up.append(owned)
+        async with self._saving:
+            leaving, self._given_up = self._given_up, []
+            await self._save(leaving, is_last=True)
+
     async def save(self, owned: Iterable[OwnedQueue], *, is_last: bool = False) -> None:
         """Store what has changed; what cannot be stored is tried again the next time.
 
@@ -388,32 +418,39 @@ class QueueOffsets:
             is_last: The queues are given up; nothing more will be stored of them.
         """
         async with self._saving:
-            offsets: dict[MessageQueue, int] = {}
-            for item in owned:
-                messages = item.messages
-                if is_last:
-                    item.is_given_up = True
-                    self._asked.pop(item.queue, None)
-                if messages is None or (item.is_dropped and not is_last):
-                    continue
-                if not self._may_store(item):
-                    continue
-                if self._stored.get(item.queue) == messages.commit_offset:
-                    self._asked.pop(item.queue, None)
-                else:
-                    offsets[item.queue] = messages.commit_offset
-            if not offsets:
-                return
-            for queue in offsets:
-                self.forget(queue)  # without an answer either offset may be stored
-            try:
-                saved = await self._store.save(offsets)
-            except (MQError, OSError) as error:
-                _log.warning("offsets_not_stored", queues=len(offsets), error=str(error))
-                return
-            for queue in saved:
-                self._stored[queue] = offsets[queue]
-                self._asked.pop(queue, None)
+            await self._save(owned, is_last=is_last)
+
+    async def _save(self, owned: Iterable[OwnedQueue], *, is_last: bool) -> None:
+        offsets: dict[MessageQueue, int] = {}
+        now_s = self._clock.monotonic()
+        for item in owned:
+            messages = item.messages
+            if is_last:
+                item.is_given_up = True
+                self._asked.pop(item.queue, None)
+            if messages is None or (item.is_dropped and not is_last):
+                continue
+            if not self._may_store(item):
+                continue
+            is_stored = self._stored.get(item.queue) == messages.commit_offset
+            if is_stored and (is_last or self._again_s.get(item.queue, now_s) >= now_s):
+                self._asked.pop(item.queue, None)
+            else:
+                offsets[item.queue] = messages.commit_offset
+        if not offsets:
+            return
+        for queue in offsets:
+            self._stored.pop(queue, None)  # without an answer either offset may be stored
+        try:
+            saved = await self._store.save(offsets)
+        except (MQError, OSError) as error:
+            _log.warning("offsets_not_stored", queues=len(offsets), error=str(error))
+            return
+        for queue in saved:
+            self._stored[queue] = offsets[queue]
+            if self._again_s.get(queue, math.inf) < now_s:
+                del self._again_s[queue]
+            self._asked.pop(queue, None)
 
 
 OLD_MESSAGES_S: Final = 10.0

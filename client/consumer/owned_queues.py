@@ -265,6 +265,8 @@ class OwnedQueues:
         self._freed = freed
         self._changed = changed
         self._owned: dict[MessageQueue, OwnedQueue] = {}
+        # Of each topic: there may be thousands of both.
+        self._of_topic: dict[str, frozenset[MessageQueue]] = {}
         self._leaving: dict[MessageQueue, OwnedQueue] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -285,6 +287,11 @@ class OwnedQueues:
         """The queues that are owned."""
         return frozenset(self._owned)
 
+    @property
+    def topics(self) -> list[str]:
+        """The topics of the queues that are owned."""
+        return list(self._of_topic)
+
     def held(self) -> list[MessageQueue]:
         """Return the queues no other client may have: owned ones, and those not given up yet."""
         leaving = [queue for queue, owned in self._leaving.items() if not owned.is_given_up]
@@ -297,8 +304,11 @@ class OwnedQueues:
     async def apply(self, topic: str, queues: frozenset[MessageQueue]) -> None:
         """Own exactly *queues* of *topic*. Those that go are let go in the background."""
         assert self._nursery is not None
-        gone = [q for q in self._owned if q.topic == topic and q not in queues]
-        new = sorted(queues - self._owned.keys() - self._leaving.keys())
+        before = self._of_topic.pop(topic, frozenset())
+        gone = sorted(before - queues)
+        new = sorted(q for q in queues - before if q not in self._leaving)
+        if owned_now := before.difference(gone).union(new):
+            self._of_topic[topic] = owned_now
         for queue in gone:
             owned = self._leaving[queue] = self._owned.pop(queue)
             owned.drop()
@@ -331,6 +341,7 @@ class OwnedQueues:
     def clear(self) -> None:
         """Own nothing any more."""
         self._owned.clear()
+        self._of_topic.clear()
 
 
 class Batch:

@@ -413,7 +413,7 @@ class PushConsumer(ManagedScope):
         with trio.move_on_after(ORDERLY_HAND_OVER_S if self._orderly else HAND_OVER_S):
             await owned.empty_handed()
         owned.scope.cancel()
-        await self._offsets.save([owned], is_last=True)
+        await self._offsets.give_up(owned)
         if self._locks is not None:
             await self._locks.unlock(_not_in_hand([owned]))
 

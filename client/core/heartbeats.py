@@ -131,6 +131,8 @@ class Heartbeats:
 
     async def remove_producer(self, group: str) -> None:
         """Take a producer group back; the last one unregisters it at the brokers."""
+        if group not in self._producers:
+            return  # the instance was closed before, and took all of them back
         self._producers[group] -= 1
         if self._producers[group] == 0:
             del self._producers[group]
@@ -138,7 +140,8 @@ class Heartbeats:
 
     async def remove_consumer(self, group: str) -> None:
         """Take a consumer group back and tell the brokers."""
-        del self._consumers[group]
+        if self._consumers.pop(group, None) is None:
+            return  # likewise
         self._announcements.watchers.pop(group, None)
         await self._unregister(consumer_group=group)
 

@@ -16,6 +16,7 @@ import trio
 from client.core.client_state import Announcements, ClientCounters
 from client.core.errors import (
     BrokerUnreachableError,
+    ClientClosedError,
     ClientError,
     RequestFailedError,
     RequestTimedOutError,
@@ -313,6 +314,7 @@ class LeaderCalls:
             The answer of a node that did not say "not leader" or "busy".
         Raises:
             BrokerUnreachableError: No broker answered.
+            ClientClosedError: The instance is closed; nothing was sent.
             RequestTimedOutError: Asked, but no answer came.
             RequestFailedError: Refused to the end; its code and remark are carried.
         """
@@ -348,6 +350,11 @@ class LeaderCalls:
                     error, kind = failed, FailureKind.UNREACHABLE
                 except RequestFailedError as failed:
                     error, kind = failed, FailureKind.FINAL
+                except ClientClosedError:
+                    if unknown is None:
+                        raise
+                    # What an earlier attempt may have done, the closing does not undo.
+                    raise unknown from None
                 else:
                     if answer.code not in (
                         ResponseCode.SERVICE_NOT_AVAILABLE,

@@ -467,7 +467,7 @@ class Routes:
         return list(found)
 
     async def keep_polling(self) -> None:
-        """Refresh the routes in use every period, until cancelled."""
+        """Refresh the routes in use every period, until cancelled or closed."""
         while True:
             await self._clock.sleep(self._poll_period_s)
             for topic in list(self._topics_in_use):
@@ -475,6 +475,8 @@ class Routes:
                     await self.refresh(topic)
                 except NoRouteError:
                     continue
+                except ClientClosedError:
+                    return  # it is abandoned, and its block goes on until it is left
                 except RequestFailedError as error:
                     # Of this topic alone, as where the account has no right to it.
                     _log.warning("route_poll_refused", topic=topic, error=str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -398,7 +399,28 @@ class LitePullConsumer(ScopedFace[lite_pull_consumer.LitePullConsumer]):
     unsubscribe = passed(lite_pull_consumer.LitePullConsumer.unsubscribe)
     assign = carried(lite_pull_consumer.LitePullConsumer.assign)
     fetch_message_queues = carried(lite_pull_consumer.LitePullConsumer.fetch_message_queues)
-    poll = carried(lite_pull_consumer.LitePullConsumer.poll)
+
+    async def poll(
+        self,
+        timeout_s: float = lite_pull_consumer.POLL_TIMEOUT_S,
+        *,
+        max_messages: int = pull_consumer.ROCKETMQ_PULL_MESSAGES,
+    ) -> list[DeliveredMessage]:
+        """As `dledger.LitePullConsumer.poll`."""
+        found: list[DeliveredMessage] = []
+
+        async def poll() -> list[DeliveredMessage]:
+            nonlocal found
+            found = await self._inner.poll(timeout_s, max_messages=max_messages)
+            return found
+
+        try:
+            return await self._guest().carry(poll)
+        except asyncio.CancelledError:
+            # It may have ended in trio before the cancellation: nothing of it arrives here.
+            self._inner._put_back(found)
+            raise
+
     seek = passed(lite_pull_consumer.LitePullConsumer.seek)
     seek_to_begin = carried(lite_pull_consumer.LitePullConsumer.seek_to_begin)
     seek_to_end = carried(lite_pull_consumer.LitePullConsumer.seek_to_end)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -24,11 +23,10 @@ from client.consumer.push_consumer import PushConsumer
 from client.core.client_instance import ClientInstance
 from client.core.route import MessageQueue
 from commitlog.record import decode_record, encode_record
-from remoting.processor import Handled
 from remoting.protocol import bodies
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.own_fields import TOKEN_FIELD, TOKENS_FIELD, encode_tokens
+from remoting.protocol.codes import RequestCode
+from remoting.protocol.command import request
+from tests.unit.client.consumer.faulty_group import GROUP, FaultyGroup, Ledger, Place
 from tests.unit.client.fake_cluster import Broker, Group, World, open_world
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
@@ -42,188 +40,8 @@ QUIET_S: Final = 40.0
 """In a quiet group a message is consumed, and its offset committed, within this."""
 LEAVES_S: Final = 15.0
 """5 s for listeners, 3 s each for offsets, for locks and for locks of listeners, 1 s for a word."""
-GROUP: Final = "c"
 RETRY: Final = retry_topic_of(GROUP)
 DEAD: Final = f"%DLQ%{GROUP}"
-
-Place = tuple[str, str, int, int]
-"""Broker name, topic, queue, offset."""
-
-
-@dataclass
-class Ledger:
-    """What has become of each message, and each guarantee that was broken."""
-
-    done: set[Place] = field(default_factory=set)
-    consumed: list[Place] = field(default_factory=list)
-    running: set[tuple[str, str, int]] = field(default_factory=set)
-    broken: list[str] = field(default_factory=list)
-    met: set[str] = field(default_factory=set)
-
-    def copied(self, group: Group, body: bytes, before: int) -> None:
-        """A copy of *body* is stored at *before*: what held it earlier is dealt with."""
-        for (topic, queue_id), records in group.queues.items():
-            for offset, stored in enumerate(records):
-                record = decode_record(stored)
-                if record.phy_offset < before and bytes(record.body) == body:
-                    self.done.add((group.name, topic, queue_id, offset))
-
-    def committed(self, group: Group, topic: str, queue_id: int, offset: int) -> None:
-        """The group commits *offset*: all below is to be dealt with."""
-        for below in range(offset):
-            if (group.name, topic, queue_id, below) not in self.done:
-                self.broken.append(f"{topic}/{queue_id}: {offset} committed, {below} is open")
-                return
-
-
-class FaultyGroup:
-    """The members of a group, and what they do to requests."""
-
-    def __init__(self, group: Group, rng: random.Random, ledger: Ledger) -> None:
-        self.group = group
-        self.ledger = ledger
-        self._rng = rng
-        self._chance = 0.0
-        self._is_busy = False
-        # Kinds of requests → until when they are not answered.
-        self._deaf: dict[str, float] = {}
-        self._tokens: dict[bodies.MessageQueue, int] = {}
-        self._last_token = 0
-        for broker in group.brokers:
-            broker.pull_hook = partial(self._take, "pull", broker, self._pull)
-            broker.lock_hook = partial(self._take, "lock", broker, self._lock)
-            broker.answer_commit = partial(self._take, "commit", broker, self._commit)
-            broker.answer_query = partial(self._take, "query", broker, self._query)
-            broker.answer_send_back = partial(self._take, "send", broker, self._send_back)
-            broker.intercept = partial(self._take, "send", broker, self._send)
-
-    async def run(self, until_s: float) -> None:
-        """Change the group at random until then, and heal it."""
-        rng, group = self._rng, self.group
-        self._chance = rng.choice([0.02, 0.1, 0.3])
-        while trio.current_time() < until_s:
-            await trio.sleep(rng.uniform(0.1, 5.0))
-            self._is_busy = rng.random() < 0.3
-            if rng.random() < 0.1:
-                kind = rng.choice(["pull", "lock", "commit", "query", "send"])
-                longest_s = rng.choice([1.0, 10.0, 60.0])
-                self._deaf[kind] = trio.current_time() + rng.uniform(0.0, longest_s)
-            happens = rng.random()
-            if happens < 0.2:
-                group.leader = None
-                await trio.sleep(rng.choice([0.0, 0.3, 2.0, 8.0]))
-                group.elect(rng.randrange(len(group.brokers)))
-            elif happens < 0.3:
-                broker = rng.choice(group.brokers)
-                await broker.kill()
-                await trio.sleep(rng.choice([0.0, 1.0]))
-                await broker.start()
-        self._chance = 0.0
-        self._is_busy = False
-        self._deaf.clear()
-
-    def _take(
-        self,
-        kind: str,
-        broker: Broker,
-        carry_out: Callable[[Broker, RemotingCommand], Handled],
-        asked: RemotingCommand,
-    ) -> Handled:
-        rng, met = self._rng, self.ledger.met
-        is_deaf = trio.current_time() < self._deaf.get(kind, 0.0)
-        if is_deaf or rng.random() < self._chance / 2:
-            met.add("lost before")
-            return trio.sleep_forever()
-        if not broker.leads:
-            return broker._not_leader(asked)
-        if self._is_busy or rng.random() < self._chance:
-            met.add("busy")
-            code = rng.choice([1, ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE])
-            return response_to(asked, code, "no", {"outcome": "not_stored"})
-        if rng.random() < self._chance:
-            met.add("late")
-            return self._take_late(broker, carry_out, asked)
-        answer = carry_out(broker, asked)
-        if isinstance(answer, RemotingCommand) and rng.random() < self._chance:
-            met.add("lost after")
-            return trio.sleep_forever()
-        return answer
-
-    async def _take_late(
-        self,
-        broker: Broker,
-        carry_out: Callable[[Broker, RemotingCommand], Handled],
-        asked: RemotingCommand,
-    ) -> RemotingCommand:
-        await trio.sleep(self._rng.uniform(0.05, 4.0))
-        if not broker.leads:
-            return broker._not_leader(asked)
-        answer = carry_out(broker, asked)
-        if isinstance(answer, RemotingCommand):
-            return answer
-        assert isinstance(answer, Awaitable)
-        found = await answer
-        assert isinstance(found, RemotingCommand)
-        return found
-
-    def _pull(self, broker: Broker, asked: RemotingCommand) -> Handled:
-        if not self._may(asked):
-            return response_to(asked, ResponseCode.STALE_LOCK_TOKEN, "stale")
-        return broker._pull(asked)
-
-    def _may(self, asked: RemotingCommand) -> bool:
-        queue = bodies.MessageQueue(asked.ext["topic"], self.group.name, int(asked.ext["queueId"]))
-        token = asked.ext.get(TOKEN_FIELD)
-        is_locked = (GROUP, queue) in self.group.locks
-        return token is None or (is_locked and int(token) == self._tokens[queue])
-
-    def _lock(self, broker: Broker, asked: RemotingCommand) -> Handled:
-        body = bodies.LockBatchRequestBody.decode(asked.body)
-        before = {queue: self.group.locks.get((GROUP, queue)) for queue in body.mq_set}
-        answer = broker._lock(asked)
-        granted = bodies.LockBatchResponseBody.decode(answer.body).lock_ok_mq_set
-        for queue in granted:
-            was = before[queue]
-            if was is None or was[0] != body.client_id:
-                self._last_token += 1
-                self._tokens[queue] = self._last_token
-        answer.ext[TOKENS_FIELD] = encode_tokens(self._tokens[queue] for queue in granted)
-        return answer
-
-    def _commit(self, broker: Broker, asked: RemotingCommand) -> Handled:
-        if not self._may(asked):
-            return response_to(asked, ResponseCode.STALE_LOCK_TOKEN, "stale")
-        topic, queue_id = asked.ext["topic"], int(asked.ext["queueId"])
-        offset = int(asked.ext["commitOffset"])
-        self.ledger.committed(self.group, topic, queue_id, offset)
-        self.group.committed[GROUP, topic, queue_id] = offset
-        return response_to(asked)
-
-    def _query(self, broker: Broker, asked: RemotingCommand) -> Handled:
-        hook, broker.answer_query = broker.answer_query, None
-        answer = broker._committed(asked)
-        broker.answer_query = hook
-        return answer
-
-    def _send_back(self, broker: Broker, asked: RemotingCommand) -> Handled:
-        before = self.group.end_position
-        hook, broker.answer_send_back = broker.answer_send_back, None
-        answer = broker._send_back(asked)
-        broker.answer_send_back = hook
-        self._copied(before)
-        return answer
-
-    def _send(self, broker: Broker, asked: RemotingCommand) -> Handled:
-        before = self.group.end_position
-        hook, broker.intercept = broker.intercept, None
-        answer = broker._send(asked)
-        broker.intercept = hook
-        self._copied(before)
-        return answer
-
-    def _copied(self, before: int) -> None:
-        body = bytes(decode_record(self.group.by_position[before]).body)
-        self.ledger.copied(self.group, body, before)
 
 
 class Member:

@@ -12,7 +12,9 @@ from trio.testing import MockClock
 from client.admin.admin import Admin
 from client.admin.groups import FIRST_MS, OffsetMove
 from client.consumer.offsets import (
+    COMMIT_TIMEOUT_S,
     FROM_FIRST,
+    LATE_S,
     BrokerOffsets,
     LocalOffsets,
     QueueOffsets,
@@ -27,6 +29,7 @@ from client.core.route import MessageQueue
 from commitlog.disk import OsDisk
 from commitlog.errors import ConfigError
 from dledger.testing.doubles import InlineExecutor
+from remoting.processor import DEFERRED
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.own_fields import BY_OPERATOR_FIELD
@@ -237,3 +240,56 @@ async def test_reset_that_was_never_stored_ends_with_the_queue(
     await offsets.begin(again)
     assert again.messages is not None
     assert again.messages.next_offset == 500
+
+
+async def test_queues_given_up_at_once_share_a_time_out(
+    world: World, client: ClientInstance
+) -> None:
+    """A broker that is silent holds up neither its own queues for long nor those of others."""
+    await world.add_group("h", 1, 11911)
+    for broker in world.groups["g"].brokers:
+        broker.answer_commit = lambda _: DEFERRED
+    await client.route("T")
+    offsets = QueueOffsets(
+        BrokerOffsets(client, "c"), PullConsumer(client, "c"), FROM_FIRST, client.clock
+    )
+    queues = [OwnedQueue(MessageQueue("T", "g", number)) for number in range(150)]
+    queues.append(OwnedQueue(MessageQueue("T", "h", 3)))
+    for owned in queues:
+        owned.begin(9)
+        owned.drop()
+    began_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for owned in queues:
+            nursery.start_soon(offsets.give_up, owned)
+    assert trio.current_time() - began_s < 2 * COMMIT_TIMEOUT_S
+    assert all(owned.is_given_up for owned in queues)
+    assert world.groups["h"].committed == {("c", "T", 3): 9}
+
+
+async def test_late_offset_of_the_last_owner_does_not_stand(
+    world: World, client: ClientInstance
+) -> None:
+    """Without another message nothing else corrects it: a lag stays, and a restart repeats."""
+    group = world.groups["g"]
+    await client.route("T")
+    group.committed["c", "T", 0] = 5
+    offsets = QueueOffsets(
+        BrokerOffsets(client, "c"), PullConsumer(client, "c"), FROM_FIRST, client.clock
+    )
+    owned = OwnedQueue(QUEUE)
+    await offsets.begin(owned)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offsets.run, [owned], 5.0)
+        await trio.sleep(1)
+        assert owned.messages is not None
+        owned.messages.put((), 9)
+        await trio.sleep(8)
+        assert group.committed["c", "T", 0] == 9
+        group.committed["c", "T", 0] = 6  # what the owner before has read
+        await trio.sleep(LATE_S)
+        assert group.committed["c", "T", 0] == 9
+        before = world.count(RequestCode.UPDATE_CONSUMER_OFFSET)
+        await trio.sleep(60)
+        assert world.count(RequestCode.UPDATE_CONSUMER_OFFSET) == before
+        nursery.cancel_scope.cancel()

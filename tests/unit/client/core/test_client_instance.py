@@ -173,3 +173,12 @@ async def test_news_wakes_heartbeats_after_others_sent_some(
         client._announcements.wake()
         await trio.sleep(1)
         assert leader.count(RequestCode.HEART_BEAT) == before + 1
+
+
+async def test_block_of_an_abandoned_client_goes_on(world: World) -> None:
+    async with world.client(route_poll_period_s=5.0) as client:
+        await client.route("T")
+        client.abandon()
+        await trio.sleep(60)
+        with pytest.raises(ClientClosedError):
+            await client.ask("10.0.0.1:10911", RequestCode.CAPABILITIES)

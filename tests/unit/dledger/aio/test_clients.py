@@ -175,6 +175,36 @@ def test_aio_polls_a_member_of_a_group() -> None:
     run(main)
 
 
+@given(st.integers(0, 12))
+@settings(max_examples=13, deadline=None)
+def test_aio_poll_that_is_cancelled_takes_nothing(moment: int) -> None:
+    """Also one that has ended in trio when the cancellation comes."""
+
+    async def main(world: World, client: aio.ClientInstance) -> None:
+        queue = dledger.MessageQueue("T", "g", 0)
+        async with (
+            aio.Producer(client, "p") as producer,
+            aio.LitePullConsumer(client, "c", consume_from=dledger.FROM_FIRST) as consumer,
+        ):
+            await consumer.assign([queue])
+            found = await consumer.poll(0)
+            for number in range(3):
+                await producer.send_to(queue, dledger.Message("T", b"%d" % number))
+                await asyncio.sleep(0.002)  # until it is read ahead
+                task = asyncio.create_task(consumer.poll(0.1))
+                for _ in range(moment):
+                    await asyncio.sleep(0)
+                task.cancel()
+                (ended,) = await asyncio.gather(task, return_exceptions=True)
+                if isinstance(ended, list):
+                    found += ended
+            for _ in range(3 - len(found)):
+                found += await consumer.poll(0.5)
+            assert [message.body_bytes for message in found] == [b"0", b"1", b"2"]
+
+    run(main)
+
+
 def test_aio_transaction_runs_its_local_part_in_the_loop() -> None:
     async def main(world: World, client: aio.ClientInstance) -> None:
         fake = FakeTransactions(world.groups["g"])
