@@ -42,9 +42,7 @@ from commitlog.record import decode_record
 from commitlog.seams import Disk
 from commitlog.store_paths import StorePaths
 from dledger.broker_settings import StoreSettings
-from dledger.state.state_record import TopicsChange, decode_change
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
-from dledger.state.topics import STATE_TOPIC, TOPICS_QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -96,24 +94,6 @@ def walk(
         else:
             left -= len(frame)
             yield index, derive(frame, parse_header(frame), delay_ms=delays)
-
-
-def topics_deleted(entry_log: EntryLog, first: int, delays: Mapping[int, int]) -> set[str]:
-    """Return the topics that entries from *first* on delete, committed or not."""
-    deleted: set[str] = set()
-    last, size = entry_log.last_index, entry_log.end_position
-    for _, derived in walk(entry_log, first, last, delays, size, skip_damaged=True):
-        if derived is None:
-            continue
-        for topic, queue_id, where in derived.groups:
-            if (topic, queue_id) != (STATE_TOPIC, TOPICS_QUEUE):
-                continue
-            for position in derived.phy_offset[where].tolist():
-                body = decode_record(entry_log.record_at(position)).body
-                change = decode_change(queue_id, body)
-                if isinstance(change, TopicsChange):
-                    deleted.update(change.delete)
-    return deleted
 
 
 class KeyIndexing:

@@ -8,9 +8,7 @@ only, so nothing in them ever has to be undone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from functools import cache, partial
-from typing import Final
+from collections.abc import Callable
 
 import structlog
 from typing_extensions import Buffer
@@ -23,14 +21,14 @@ from commitlog.errors import (
     CorruptStoreError,
     DiskFullError,
     InvariantBroken,
-    OffsetOutOfRangeError,
 )
 from commitlog.mark import Anchor, Mark, SlotFile
 from commitlog.recovery import DamagedLogError
-from commitlog.seams import CANNOT_BE_READ, Disk, Lock
+from commitlog.seams import Disk, Lock
 from commitlog.store_paths import StorePaths
 from dledger.broker_settings import StoreSettings, delays_of_levels
-from dledger.derived_files import ATTEMPTS_MAX, DerivedFiles, topics_deleted
+from dledger.derived_files import DerivedFiles
+from dledger.floor_pass import FloorPass
 from dledger.replica_records import (
     AbortFile,
     CheckpointFile,
@@ -54,12 +52,9 @@ from dledger.state.apply import (
 )
 from dledger.state.snapshot import load_checked
 from dledger.state.state_record import QueueFloorsChange
-from dledger.state.tables import QueueBounds, StateTables
+from dledger.state.tables import StateTables
 
 log = structlog.get_logger(__name__)
-
-REPAIR_STEP_BYTES: Final = 16 << 20
-"""Entries read in one go for units that cannot wait."""
 
 
 class ReplicaStore:
@@ -509,11 +504,9 @@ class ReplicaStore:
     def _finish(self, applied: Applied) -> Applied:
         """Let queues begin later after a floor; on a full disk that can be done again."""
         if applied.floor_moved:
-            deleted = cache(partial(topics_deleted, self.log, applied.index + 1, self.delays))
             floor = self.tables.floor.position
-            raise_min_offsets(
-                self.tables, partial(self._first_kept, floor=floor, deleted_later=deleted)
-            )
+            passing = FloorPass(self.log, self.derived, self.delays, applied.index, floor)
+            raise_min_offsets(self.tables, passing.first_kept)
         self._unfinished = None
         self.derived_index = applied.index
         for topic in applied.deleted_topics:
@@ -526,44 +519,11 @@ class ReplicaStore:
         self.image.copy_changes()
         return applied
 
-    def _first_kept(
-        self,
-        topic: str,
-        queue_id: int,
-        bounds: QueueBounds,
-        floor: int,
-        deleted_later: Callable[[], Container[str]],
-    ) -> tuple[int, int]:
-        """Return what `DerivedFiles.first_kept` does; a file that cannot be read is made again.
-
-        Here and now: what is being applied cannot wait, and all replicas need the same answer.
-
-        Args:
-            deleted_later: Returns the topics that entries behind this one delete.
-        """
-        for _ in range(ATTEMPTS_MAX):
-            try:
-                return self.derived.first_kept(topic, queue_id, bounds, floor)
-            except OffsetOutOfRangeError:
-                # Files of a deleted topic go at once: before this start that may have been, by an
-                # entry that no checkpoint covers. It is applied again, and nothing is kept.
-                if topic not in deleted_later():
-                    raise
-                return bounds.max_offset, 0
-            except OSError as error:
-                if error.errno not in CANNOT_BE_READ:
-                    raise
-            while self._put_missing_units(REPAIR_STEP_BYTES):
-                pass
-        return self.derived.first_kept(topic, queue_id, bounds, floor)
-
     def put_missing_units(self, max_bytes: int) -> bool:
         """Put units that queue files lack, of a few entries; see `QueueRepair.step`."""
-        return not self.refilling and self._put_missing_units(max_bytes)
-
-    def _put_missing_units(self, max_bytes: int) -> bool:
-        applied_index = self.tables.applied_index
-        return self.derived.put_units_again(self.log, applied_index, self.delays, max_bytes)
+        if self.refilling:
+            return False
+        return self.derived.put_units_again(self.log, self.derived_index, self.delays, max_bytes)
 
     def put_missing_keys(self, max_bytes: int, *, skip_damaged: bool) -> bool:
         """Put keys of applied entries that the key index lacks; see `KeyIndexing.step`."""

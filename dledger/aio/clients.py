@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -416,8 +415,8 @@ class LitePullConsumer(ScopedFace[lite_pull_consumer.LitePullConsumer]):
 
         try:
             return await self._guest().carry(poll)
-        except asyncio.CancelledError:
-            # It may have ended in trio before the cancellation: nothing of it arrives here.
+        except BaseException:
+            # A poll may end in trio before its cancellation arrives: then its caller gets nothing.
             self._inner._put_back(found)
             raise
 
