@@ -170,7 +170,7 @@ class Backup:
         first, newest = self.held
         try:
             restore(Target(disk, ROOT), disk, "/new", owner=OWNER, rng=self.rng)
-        except DiskFullError:
+        except (DiskFullError, FlushFailedError):
             assert list(disk.list_dir("/new")) == []
             restore(Target(disk, ROOT), disk, "/new", owner=OWNER, rng=self.rng)
         disk.fault = lambda _kind, _path: None
