@@ -30,6 +30,7 @@ from remoting.protocol.command import RemotingCommand
 from remoting.protocol.outcome import Condition
 from remoting.protocol.outcome import answer as outcome_answer
 from remoting.protocol.own_fields import COMMITS_FIELD, COMMITTED_FIELD, NO_OFFSET
+from tests.harness.extent import SEEDS
 from tests.unit.client.consumer.faulty_group import GROUP, FaultyGroup, Ledger
 from tests.unit.client.fake_cluster import Broker, Group, World, open_world
 
@@ -327,10 +328,10 @@ async def test_steps_at_faulty_brokers_end_as_reported(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 1100, 25))
+@pytest.mark.parametrize("first", [1000, 1050])
 async def test_many_steps_at_faulty_brokers_end_as_reported(first: int) -> None:
     every: set[str] = set()
-    for seed in range(first, first + 25):
+    for seed in range(first, first + SEEDS):
         broken, met = await play(seed)
         assert not broken, f"seed {seed}"
         every |= met
