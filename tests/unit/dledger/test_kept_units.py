@@ -86,14 +86,15 @@ def test_a_start_passes_a_floor_before_a_deletion(is_made_again: bool) -> None:
     replica.check()
 
 
-def test_queue_files_stay_while_a_checkpoint_needs_them() -> None:
+@pytest.mark.parametrize("floors", [(1, 2), (2, 4)], ids=["in one file", "over two files"])
+def test_queue_files_stay_while_a_checkpoint_needs_them(floors: tuple[int, int]) -> None:
     replica = Replica()
     store = replica.store
-    replica.move_floor(replica.first_of_segment(1))
+    replica.move_floor(replica.first_of_segment(floors[0]))
     replica.follow()
     taken = store.begin_checkpoint(replica.log.index)
     assert taken is not None
-    replica.move_floor(replica.first_of_segment(2))
+    replica.move_floor(replica.first_of_segment(floors[1]))
     replica.follow()
     taken.write()
     drop = store.plan_drop(taken.floor)
