@@ -61,7 +61,7 @@ class MemberReads:
                 self._note(queue, answer)
                 return answer
             self._suggested.pop(queue, None)
-            if answer is not None and address == leader and _has_spoken(answer):
+            if answer is not None and address == leader and _is_from_leader(answer):
                 return None
         return None
 
@@ -110,6 +110,6 @@ class MemberReads:
             self._suggested[queue] = suggested
 
 
-def _has_spoken(answer: RemotingCommand) -> bool:
+def _is_from_leader(answer: RemotingCommand) -> bool:
     """Tell whether this was an answer, and no refusal of one that does not lead any more."""
     return answer.code not in (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY)

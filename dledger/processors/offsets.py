@@ -12,6 +12,7 @@ from dledger.processors.answers import (
     answer_when_done,
     check_group_name,
     not_leader,
+    nothing_to_change,
     refusal,
     when_current,
 )
@@ -134,15 +135,18 @@ class OffsetsProcessor:
                 f"queueId[{header.queue_id}] is illegal, {header.topic} has "
                 f"{config.queue_nums} queues",
             )
+        slot = (header.consumer_group, header.topic, header.queue_id)
+        offset = header.commit_offset
         if command.ext.get(ONLY_FORWARD_FIELD) in (True, "true"):
-            slot = (header.consumer_group, header.topic, header.queue_id)
-            stands = self._offsets.offset(*slot)
-            if stands is not None and stands >= header.commit_offset:
-                return response_to(command)
+            stored, newest = group.state.consumer_offset(*slot), self._offsets.offset(*slot)
+            if stored is not None and newest == stored >= offset:
+                return nothing_to_change(group, connection, command)
+            # One that is taken and not stored yet is stored with this answer.
+            offset = max(offset, offset if newest is None else newest)
         account = limited_account(connection)
         self._offsets.check_room(header.consumer_group, header.topic, account)
-        key = (header.consumer_group, header.topic, header.queue_id, header.commit_offset)
-        shows_token = check_lock_token(self._locks, command, key[:3])
+        key = (*slot, offset)
+        shows_token = check_lock_token(self._locks, command, slot)
         if command.ext.get("sync") not in (True, "true"):
             if shows_token:
                 # Ahead of the next grant of that queue, not within a second.

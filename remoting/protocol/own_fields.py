@@ -44,7 +44,7 @@ BY_OPERATOR_FIELD: Final = "byOperator"
 """Of UPDATE_CONSUMER_OFFSET: `true`, it is an administrative act, and has an audit line."""
 
 ONLY_FORWARD_FIELD: Final = "onlyForward"
-"""Of UPDATE_CONSUMER_OFFSET: `true`, what is not above the present offset changes nothing."""
+"""Of UPDATE_CONSUMER_OFFSET: `true`, what is not above the present offset moves nothing."""
 
 
 # --------------------------------------------------------------------------------- expected offsets

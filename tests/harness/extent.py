@@ -8,9 +8,6 @@ from typing import Final
 EXTENT: Final = int(os.environ.get("DLEDGER_TEST_EXTENT", "1"))
 """1 is what `make test` takes; `make test-long` takes more of each kind."""
 
-SEEDS: Final = 20 if EXTENT == 1 else 50
-"""Seeds in one go of clients whose brokers fail at random: about a second of a processor each."""
-
 FAST_PART: Final = 4
 
 

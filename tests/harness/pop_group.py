@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, unique
+from functools import partial
 from typing import Final
 
 import trio
@@ -130,7 +131,7 @@ class PopGroup:
             (RequestCode.BATCH_ACK_MESSAGE, self._ack_batch),
             (RequestCode.CHANGE_MESSAGE_INVISIBLETIME, self._change),
         ):
-            broker.on(code, led(lambda asked, do=handler: self._faulty(asked, do)))  # type: ignore[misc]
+            broker.on(code, led(partial(self._faulty, do=handler)))
         broker.on(RequestCode.END_TRANSACTION, led(lambda asked: self._faulty(asked, self._decide)))
         broker.answer_send_back = led(lambda asked: self._faulty(asked, self._send_back))
 

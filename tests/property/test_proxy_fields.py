@@ -65,7 +65,8 @@ OF_QUEUE: Final[dict[str, Any]] = {"group": NAMED["group"], "message_queue": QUE
 
 def right_request(name: str, rng: random.Random) -> Any:
     """Return a request that brokers would do."""
-    system = pb.SystemProperties(message_id="01B0", tag="a", message_type=rng.choice([0, 1, 4]))  # type: ignore[arg-type]
+    kind = rng.choice([pb.MESSAGE_TYPE_UNSPECIFIED, pb.NORMAL, pb.TRANSACTION])
+    system = pb.SystemProperties(message_id="01B0", tag="a", message_type=kind)
     if rng.random() < 0.3:
         system.delivery_timestamp.CopyFrom(timestamp(1))
     message = pb.Message(topic=NAMED["topic"], system_properties=system, body=b"x")

@@ -9,6 +9,7 @@ rules in front of `namesrv.registration`.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -143,8 +144,8 @@ class Server:
         self.acknowledged: dict[str, tuple[DataVersion, Queues]] = {}
         """Member → the version, and the table, that it knows to be there."""
 
-    def _changed(self, topics: object) -> None:
-        self.cache.invalidate(topics)  # type: ignore[arg-type]  # passed on
+    def _changed(self, topics: Iterable[str]) -> None:
+        self.cache.invalidate(topics)
 
     def register(self, one: Registration, now_ms: int) -> str:
         wanted = self.expected.register(one, now_ms, self.table.settings)
@@ -213,11 +214,12 @@ class Groups:
         is_old = rng.random() < 0.1  # a member of an older release: it has no identity
         broker_id = 0 if addr == self.leader else 1 + MEMBERS.index(addr)
         known = server.acknowledged.get(addr)
-        since, removed, topics = None, (), self.topics
+        since, topics = None, self.topics
+        removed: tuple[str, ...] = ()
         if known is not None and not is_old and rng.random() < 0.8:
             since, had = known
             topics = {name: n for name, n in topics.items() if had.get(name) != n}
-            removed = tuple(had.keys() - self.topics.keys())  # type: ignore[assignment]
+            removed = tuple(sorted(had.keys() - self.topics.keys()))
         return Registration(
             CLUSTER, NAME, addr, broker_id, tables_of(topics), self.version,
             enable_acting_master=rng.choice([None, True, False]),

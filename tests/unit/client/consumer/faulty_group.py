@@ -7,10 +7,10 @@ them out, take them late, and are elected and killed in turn.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -20,7 +20,7 @@ from remoting.protocol import bodies
 from remoting.protocol.codes import ResponseCode
 from remoting.protocol.command import RemotingCommand, response_to
 from remoting.protocol.own_fields import TOKEN_FIELD, TOKENS_FIELD, encode_tokens
-from tests.unit.client.fake_cluster import Broker, Group
+from tests.unit.client.fake_cluster import Broker, Group, World, open_world
 
 GROUP: Final = "c"
 """The group of all consumers."""
@@ -203,3 +203,46 @@ class FaultyGroup:
     def _copied(self, before: int) -> None:
         body = bytes(decode_record(self.group.by_position[before]).body)
         self.ledger.copied(self.group, body, before)
+
+
+SEEDS: Final = 25
+"""Seeds that one test plays in turn."""
+
+
+class Played(Protocol):
+    """What a test does with one world: consumers, brokers that fail, and what came of it."""
+
+    ledger: Ledger
+
+    async def run(self) -> None:
+        """Play until all is consumed."""
+
+
+async def play(
+    make: Callable[[World, int], Played], seed: int, topics: Mapping[str, int]
+) -> set[str]:
+    """Play *seed* in one broker group, or two; nothing is broken. Return the faults that were met.
+
+    Args:
+        topics: Their queues in each group.
+    """
+    async with open_world() as world:
+        if seed % 3 == 0:
+            await world.add_group("h", 1, 11911)
+        for group in world.groups.values():
+            group.topics |= topics
+        played = make(world, seed)
+        await played.run()
+        broken = played.ledger.broken
+        assert not broken, f"seed {seed}: {broken}"
+        return played.ledger.met
+
+
+async def play_many(
+    make: Callable[[World, int], Played], first: int, topics: Mapping[str, int]
+) -> set[str]:
+    """Play `SEEDS` seeds from *first* on, as `play`."""
+    every: set[str] = set()
+    for seed in range(first, first + SEEDS):
+        every |= await play(make, seed, topics)
+    return every

@@ -26,9 +26,15 @@ from commitlog.record import decode_record, encode_record
 from remoting.protocol import bodies
 from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import request
-from tests.harness.extent import SEEDS
-from tests.unit.client.consumer.faulty_group import GROUP, FaultyGroup, Ledger, Place
-from tests.unit.client.fake_cluster import Broker, Group, World, open_world
+from tests.unit.client.consumer.faulty_group import (
+    GROUP,
+    FaultyGroup,
+    Ledger,
+    Place,
+    play,
+    play_many,
+)
+from tests.unit.client.fake_cluster import Broker, Group, World
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
@@ -310,31 +316,16 @@ class Play:
                 self.ledger.broken.append(f"locks left: {group.locks}")
 
 
-async def play(seed: int) -> tuple[list[str], set[str]]:
-    """Return what is broken with *seed*, and the faults that were met."""
-    async with open_world() as world:
-        if seed % 3 == 0:
-            await world.add_group("h", 1, 11911)
-        for group in world.groups.values():
-            group.topics["T"] = QUEUE_COUNT
-        played = Play(world, seed)
-        await played.run()
-        return played.ledger.broken, played.ledger.met
+TOPICS: Final = {"T": QUEUE_COUNT}
 
 
 @pytest.mark.parametrize("seed", [2, 4, 8])
 async def test_consumers_of_faulty_brokers_skip_nothing(seed: int) -> None:
-    broken, met = await play(seed)
-    assert not broken, f"seed {seed}"
-    assert met
+    assert await play(Play, seed, TOPICS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [1000, 1050])
+@pytest.mark.parametrize("first", range(1000, 1100, 25))
 async def test_many_consumers_of_faulty_brokers_skip_nothing(first: int) -> None:
-    every: set[str] = set()
-    for seed in range(first, first + SEEDS):
-        broken, met = await play(seed)
-        assert not broken, f"seed {seed}"
-        every |= met
+    every = await play_many(Play, first, TOPICS)
     assert every == {"busy", "late", "lost after", "lost before"}

@@ -31,9 +31,8 @@ from remoting.processor import Handled
 from remoting.protocol.command import RemotingCommand
 from remoting.protocol.outcome import Condition
 from remoting.protocol.outcome import answer as outcome_answer
-from tests.harness.extent import SEEDS
-from tests.unit.client.consumer.faulty_group import GROUP, FaultyGroup, Ledger
-from tests.unit.client.fake_cluster import Broker, Group, World, open_world
+from tests.unit.client.consumer.faulty_group import GROUP, FaultyGroup, Ledger, play, play_many
+from tests.unit.client.fake_cluster import Broker, Group, World
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
@@ -462,31 +461,16 @@ class Play:
             broken.append(f"owned are {sorted(owned)}")
 
 
-async def play(seed: int) -> tuple[list[str], set[str]]:
-    """Return what is broken with *seed*, and the faults that were met."""
-    async with open_world() as world:
-        if seed % 3 == 0:
-            await world.add_group("h", 1, 11911)
-        for group in world.groups.values():
-            group.topics["T"] = QUEUE_COUNT
-        played = Play(world, seed)
-        await played.run()
-        return played.ledger.broken, played.ledger.met
+TOPICS: Final = {"T": QUEUE_COUNT}
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_polls_of_faulty_brokers_skip_nothing(seed: int) -> None:
-    broken, met = await play(seed)
-    assert not broken, f"seed {seed}"
-    assert met
+    assert await play(Play, seed, TOPICS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [1000, 1050])
+@pytest.mark.parametrize("first", range(1000, 1100, 25))
 async def test_many_polls_of_faulty_brokers_skip_nothing(first: int) -> None:
-    every: set[str] = set()
-    for seed in range(first, first + SEEDS):
-        broken, met = await play(seed)
-        assert not broken, f"seed {seed}"
-        every |= met
+    every = await play_many(Play, first, TOPICS)
     assert every >= {"busy", "late", "lost after", "lost before", "lost its end", "removed"}

@@ -30,9 +30,8 @@ from remoting.protocol.command import RemotingCommand
 from remoting.protocol.outcome import Condition
 from remoting.protocol.outcome import answer as outcome_answer
 from remoting.protocol.own_fields import COMMITS_FIELD, COMMITTED_FIELD, NO_OFFSET
-from tests.harness.extent import SEEDS
-from tests.unit.client.consumer.faulty_group import GROUP, FaultyGroup, Ledger
-from tests.unit.client.fake_cluster import Broker, Group, World, open_world
+from tests.unit.client.consumer.faulty_group import GROUP, FaultyGroup, Ledger, play, play_many
+from tests.unit.client.fake_cluster import Broker, Group, World
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
@@ -308,31 +307,16 @@ class Play:
                 self.ledger.broken.append(f"{name}: {body!r} is not at {at.queue_offset}")
 
 
-async def play(seed: int) -> tuple[list[str], set[str]]:
-    """Return what is broken with *seed*, and the faults that were met."""
-    async with open_world() as world:
-        if seed % 3 == 0:
-            await world.add_group("h", 1, 11911)
-        for group in world.groups.values():
-            group.topics |= {"T": QUEUE_COUNT, "U": 2}
-        played = Play(world, seed)
-        await played.run()
-        return played.ledger.broken, played.ledger.met
+TOPICS: Final = {"T": QUEUE_COUNT, "U": 2}
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_steps_at_faulty_brokers_end_as_reported(seed: int) -> None:
-    broken, met = await play(seed)
-    assert not broken, f"seed {seed}"
-    assert met
+    assert await play(Play, seed, TOPICS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [1000, 1050])
+@pytest.mark.parametrize("first", range(1000, 1100, 25))
 async def test_many_steps_at_faulty_brokers_end_as_reported(first: int) -> None:
-    every: set[str] = set()
-    for seed in range(first, first + SEEDS):
-        broken, met = await play(seed)
-        assert not broken, f"seed {seed}"
-        every |= met
+    every = await play_many(Play, first, TOPICS)
     assert every >= {"busy", "late", "lost after", "lost before", "overtaken", "removed", "unknown"}

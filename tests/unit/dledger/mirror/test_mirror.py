@@ -198,8 +198,8 @@ async def test_an_empty_cluster_is_not_the_same() -> None:
             await Mirror(*pair, ManualClock(), Selection()).run_once()
 
 
-async def test_offsets_of_a_stopped_queue_are_not_committed() -> None:
-    """What stands there is not what the group consumed: it would skip messages that it has not."""
+def contradicting_clusters() -> tuple[Cluster, Cluster, MessageQueue]:
+    """Return source, target, and a queue that has three other messages there."""
     source, target = Cluster(PLAIN), Cluster(PLAIN)
     queue = MessageQueue("T", BROKER, 0)
     for number in range(3):
@@ -207,6 +207,12 @@ async def test_offsets_of_a_stopped_queue_are_not_committed() -> None:
         target.produce(queue, b"of the target %d" % number)
     source.produce(queue, b"more")
     source.offset_table["g", "T"] = {0: 3}
+    return source, target, queue
+
+
+async def test_offsets_of_a_stopped_queue_are_not_committed() -> None:
+    """What stands there is not what the group consumed: it would skip messages that it has not."""
+    source, target, queue = contradicting_clusters()
     mirror = mirror_of(source, target, ManualClock())
     (done,) = await rounds(mirror, 1)
     assert list(mirror.stopped) == [queue]
@@ -238,24 +244,18 @@ async def test_a_queue_that_ends_early_at_one_side_differs() -> None:
     assert (found.compared, found.differs_at, found.verdict) == (2, 2, "differs")
 
 
-async def test_offsets_wait_until_a_queue_was_compared() -> None:
+async def test_offsets_wait_until_a_queue_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new mirror whose first comparison gets no answer has not seen what stands there."""
-    source, target = Cluster(PLAIN), Cluster(PLAIN)
-    queue = MessageQueue("T", BROKER, 0)
-    for number in range(3):
-        source.produce(queue, b"of the source %d" % number)
-        target.produce(queue, b"of the target %d" % number)
-    source.produce(queue, b"more")
-    source.offset_table["g", "T"] = {0: 3}
-    mirror, read = mirror_of(source, target, ManualClock()), source.read
+    source, target, queue = contradicting_clusters()
+    mirror = mirror_of(source, target, ManualClock())
 
     async def unreachable(*_: object) -> list[memoryview]:
         raise BrokerUnreachableError("no leader")
 
-    source.read = unreachable  # type: ignore[method-assign,assignment]  # the first round only
-    done = await mirror.round()
+    with monkeypatch.context() as first_round:
+        first_round.setattr(source, "read", unreachable)
+        done = await mirror.round()
     assert (list(done.errors), done.commits, target.offset_table) == ([str(queue)], 0, {})
-    source.read = read  # type: ignore[method-assign]
     assert not (await mirror.round()).commits
     assert list(mirror.stopped) == [queue]
 
@@ -286,7 +286,9 @@ async def test_a_topic_made_again_at_the_target_is_not_continued() -> None:
     assert "at offset 0 is another one" in mirror.stopped[queue]
 
 
-async def test_queues_that_a_topic_has_no_more_are_forgotten() -> None:
+async def test_queues_that_a_topic_has_no_more_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     source, target = Cluster(PLAIN), Cluster(PLAIN)
     lost = MessageQueue("T", BROKER, 1)
     bounds = {0: (0, 0), 1: (5, 9)}
@@ -294,7 +296,7 @@ async def test_queues_that_a_topic_has_no_more_are_forgotten() -> None:
     async def all_bounds(*_: object) -> dict[int, tuple[int, int]]:
         return dict(bounds)
 
-    source.all_bounds = all_bounds  # type: ignore[method-assign,assignment]  # queues of its own
+    monkeypatch.setattr(source, "all_bounds", all_bounds)
     mirror = mirror_of(source, target, ManualClock())
     await mirror.round()
     assert lost in mirror.queues

@@ -249,3 +249,27 @@ def test_a_commit_that_only_goes_forward_moves_none_back(broker: Broker) -> None
     assert committed_after(5, onlyForward="true", sync="true") == "5"
     assert committed_after(6, onlyForward="true") == "6"
     assert committed_after(4) == "4"
+
+
+def test_forward_commit_is_answered_when_what_stands_is_stored(broker: Broker) -> None:
+    of_group = {"consumerGroup": "g", "topic": "T", "queueId": "1"}
+    code = RequestCode.UPDATE_CONSUMER_OFFSET
+    broker.handle(request(code, {**of_group, "commitOffset": "5"}))
+    assert broker.group.state.consumer_offset("g", "T", 1) is None
+    forward = {**of_group, "commitOffset": "4", "onlyForward": "true", "sync": "true"}
+    assert broker.handle(request(code, forward)) is DEFERRED
+    broker.group.settle()
+    assert broker.connection.replies.pop()[1].code == 0
+    assert broker.group.state.consumer_offset("g", "T", 1) == 5
+
+
+def test_deposed_leader_confirms_no_forward_commit(broker: Broker) -> None:
+    of_group = {"consumerGroup": "g", "topic": "T", "queueId": "1", "sync": "true"}
+    code = RequestCode.UPDATE_CONSUMER_OFFSET
+    assert broker.call(code, {**of_group, "commitOffset": "5"}).code == 0
+    broker.group.barriers_pass = False
+    forward = {**of_group, "commitOffset": "4", "onlyForward": "true"}
+    assert broker.handle(request(code, forward)) is DEFERRED
+    broker.group.step_down("elsewhere:1")
+    refused = broker.connection.replies.pop()[1]
+    assert (refused.code, refused.ext["leaderAddr"]) == (14, "elsewhere:1")

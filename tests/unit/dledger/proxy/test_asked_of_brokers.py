@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -183,10 +184,14 @@ async def test_check_back_is_about_a_transaction(service: MessagingService) -> N
 def open_producers(service: MessagingService, *names: str) -> list[str]:
     """Open a stream of each producer; return what becomes the names of those that are asked."""
     asked_of: list[str] = []
+
+    def note(name: str, _: pb.TelemetryCommand) -> None:
+        asked_of.append(name)
+
     for name in names:
         settings = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(topics=[TOPIC]))
         service.clients.take_settings(name, settings, 0)
-        service.open_stream(Caller(name), lambda _, name=name: asked_of.append(name))  # type: ignore[misc]
+        service.open_stream(Caller(name), partial(note, name))
     return asked_of
 
 

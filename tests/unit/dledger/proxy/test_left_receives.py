@@ -149,10 +149,8 @@ async def test_message_that_was_renewed_is_given_back(
     assert service.renewed_messages == 0
 
 
-async def test_leader_that_comes_late_gets_all_back(
-    world: World, service: MessagingService
-) -> None:
-    pops = PopGroup(world.groups["g"])
+async def receive_forty(world: World, service: MessagingService) -> Received:
+    """Return what a client got in one receive."""
     store(world, 40)
     received = Received("clerks")
     asked = pb.ReceiveMessageRequest()
@@ -160,6 +158,14 @@ async def test_leader_that_comes_late_gets_all_back(
     asked.batch_size = 40
     await service.receive_message(asked, Caller("c"), received)
     assert len(received.messages) == 40
+    return received
+
+
+async def test_leader_that_comes_late_gets_all_back(
+    world: World, service: MessagingService
+) -> None:
+    pops = PopGroup(world.groups["g"])
+    received = await receive_forty(world, service)
     world.groups["g"].leader = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.abandon, received)
@@ -174,12 +180,7 @@ async def test_silent_brokers_get_back_for_a_bounded_time(
     world: World, service: MessagingService
 ) -> None:
     pops = PopGroup(world.groups["g"])
-    store(world, 40)
-    received = Received("clerks")
-    asked = pb.ReceiveMessageRequest()
-    asked.CopyFrom(ASKED)
-    asked.batch_size = 40
-    await service.receive_message(asked, Caller("c"), received)
+    received = await receive_forty(world, service)
     pops.fault = lambda _: Fault.LOST
     await service.abandon(received)
     assert trio.current_time() < 61
