@@ -320,26 +320,6 @@ class BrokerMetrics:
             about = f"Transactions that were {about} while this member led."
             yield Family(name, "counter", about), [({}, counts[decision])]
 
-    def _schedule_families(self) -> Iterator[tuple[Family, Samples]]:
-        counts = self._group.service_counts
-        yield _gauge("dledger_schedules", "Repeated schedules.", len(self._group.state.schedules))
-        yield (
-            Family(
-                "dledger_schedule_messages_total",
-                "counter",
-                "Messages of repeated schedules that this member sent.",
-            ),
-            [({}, counts.fired)],
-        )
-        yield (
-            Family(
-                "dledger_schedule_missed_total",
-                "counter",
-                "Instants of repeated schedules that passed without a message of their own.",
-            ),
-            [({}, counts.missed)],
-        )
-
     def _raft_families(self) -> Iterator[tuple[Family, Samples]]:
         group, status = self._group, self._group.status()
         leads = group.leadership is not None
@@ -396,7 +376,6 @@ class BrokerMetrics:
             ),
             [({}, self._processors.throughput.expired)],
         )
-        yield from self._schedule_families()
         yield _gauge(
             "dledger_disk_used_ratio",
             "Used part of the file system that holds the log, 0 to 1, as df counts it.",

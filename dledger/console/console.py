@@ -50,7 +50,6 @@ PAGES: Final = (
     ("/messages", "Messages"),
     ("/dead-letters", "Dead letters"),
     ("/waiting", "Delayed"),
-    ("/schedules", "Schedules"),
     ("/clients", "Clients"),
     ("/quotas", "Quotas"),
     ("/settings", "Settings"),

@@ -59,12 +59,10 @@ class Places:
     Attributes:
         topic_at: Topic of the message at a position of the log.
         reply_topic: The cluster's topic for replies; a replier needs no right to it.
-        topic_of_schedule: Topic of a repeated schedule, by its name; None where there is none.
     """
 
     topic_at: TopicAt
     reply_topic: str
-    topic_of_schedule: Callable[[str], str | None] = lambda _name: None
 
 
 RuleOf: TypeAlias = Rule | Callable[[Places], Rule]
@@ -101,16 +99,6 @@ def topic_of_message_at(group: BrokerGroup) -> TopicAt:
         return record.topic
 
     return topic_at
-
-
-def topic_of_schedule(group: BrokerGroup) -> Callable[[str], str | None]:
-    """Return a function that finds the topic of an applied schedule by its name."""
-
-    def topic_of(name: str) -> str | None:
-        row = group.state.schedules.get(name)
-        return None if row is None else row.config.topic
-
-    return topic_of
 
 
 def _text(command: RemotingCommand, name: str) -> str:
@@ -213,28 +201,6 @@ def sends_back(places: Places) -> Rule:
         yield from to_message(command)
 
     return Rule(rights=rights)
-
-
-def puts_schedule(places: Places) -> Rule:
-    """Return the rule of a schedule that is put: its topic, and the one that it had before."""
-    changes = changes_schedule(places)
-
-    def rights(command: RemotingCommand) -> Iterator[Right]:
-        yield topic_right(_text(command, "topic"), PUB)
-        yield from changes.rights(command) if changes.rights is not None else ()
-
-    return Rule(admin=True, rights=rights)
-
-
-def changes_schedule(places: Places) -> Rule:
-    """Return the rule of a change of a schedule: its topic."""
-
-    def rights(command: RemotingCommand) -> Iterator[Right]:
-        topic = places.topic_of_schedule(_text(command, "name"))
-        if topic is not None:
-            yield topic_right(topic, PUB)
-
-    return Rule(admin=True, rights=rights)
 
 
 SENDS: Final = Rule(rights=_send)

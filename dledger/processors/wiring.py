@@ -55,7 +55,6 @@ from dledger.processors.queries import (
 from dledger.processors.quotas import QuotasProcessor
 from dledger.processors.raft import CapabilitiesProcessor, RaftChangeProcessor, RaftStatusProcessor
 from dledger.processors.reply import ReplyProcessor
-from dledger.processors.schedules import SchedulesProcessor
 from dledger.processors.send import SendProcessor
 from dledger.processors.send_back import SendBackProcessor
 from dledger.processors.send_records import SendRecordsProcessor
@@ -69,7 +68,6 @@ from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_grants import PopGrants
 from dledger.services.queue_locks import QueueLocks
-from dledger.services.repeated_messages import ScheduleView
 from dledger.services.throughput import Throughput
 from dledger.settings_tables import BrokerTable
 from dledger.waiting import every_second
@@ -102,7 +100,6 @@ PROCESSORS: Final[tuple[type, ...]] = (
     SubscriptionGroupsProcessor,
     ConsumeStatsProcessor,
     TopicsProcessor,
-    SchedulesProcessor,
     QueueLocksProcessor,
     KeyQueryProcessor,
     MessageViewProcessor,
@@ -125,19 +122,14 @@ LOCAL_ADMIN: Final = local_codes(PROCESSORS)
 control they come from the broker's own machine, unless `server.open_admin` is on."""
 
 
-def broker_rules(
-    topic_at: TopicAt,
-    cluster: str,
-    topic_of_schedule: Callable[[str], str | None] = lambda _name: None,
-) -> dict[int, Rule]:
+def broker_rules(topic_at: TopicAt, cluster: str) -> dict[int, Rule]:
     """Return the rule of each request code that a broker answers.
 
     Args:
         topic_at: Topic of the message at a position of the log.
         cluster: Name of the cluster; answering needs no right to its topic for replies.
-        topic_of_schedule: Topic of a repeated schedule, by its name.
     """
-    return rules_of(PROCESSORS, Places(topic_at, reply_topic(cluster), topic_of_schedule))
+    return rules_of(PROCESSORS, Places(topic_at, reply_topic(cluster)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +175,6 @@ class _Shared:
     space: DiskSpace
     transactions: TransactionDecisions
     destinations: Destinations
-    schedules: ScheduleView
 
 
 @dataclass(slots=True)
@@ -197,7 +188,6 @@ class BrokerProcessors:
     locks: QueueLocks
     throughput: Throughput
     timer_claims: TimerClaims
-    schedules: ScheduleView
     space: DiskSpace
     pull: PullProcessor
     pops: PopGrants
@@ -256,7 +246,6 @@ class BrokerProcessors:
             locks=shared.locks,
             throughput=shared.throughput,
             timer_claims=shared.timer_claims,
-            schedules=shared.schedules,
             space=shared.space,
             pull=pull,
             pops=pops,
@@ -341,7 +330,6 @@ def _shared(
         space=space,
         transactions=TransactionDecisions(group, topics),
         destinations=Destinations(group, topics, settings, space, seams.rng),
-        schedules=ScheduleView(group, topics),
     )
 
 
@@ -436,7 +424,6 @@ def _administration(
     pools = {"send": sends, "pull": pulls, "litePull": pulls, "query": limiters[Limit.CLIENT]}
     return (
         TopicsProcessor(group, shared.topics, settings, clock=clock),
-        SchedulesProcessor(group, shared.topics, shared.schedules, settings, clock),
         RuntimeInfoProcessor(
             group,
             settings,

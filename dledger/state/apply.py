@@ -29,7 +29,6 @@ from dledger.state.pop import PopChange, apply_pop, drop_rows
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.queue_lock import QueueLocksChange, apply_queue_locks, drop_topic
 from dledger.state.quotas import QuotasChange, apply_quotas
-from dledger.state.schedules import SchedulesChange, apply_schedules, drop_schedules_of
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
@@ -380,9 +379,6 @@ def _apply_change(
             tables.access_changed_ms = header.store_time_ms
         case QuotasChange():
             tables.marks.quotas.update(apply_quotas(tables.quotas, change))
-        case SchedulesChange():
-            tables.marks.schedules |= apply_schedules(tables.schedules, change, header.index)
-            tables.schedules_index = header.index
 
 
 def _begin_queue(tables: StateTables, topic: str, queue_id: int, offset: int) -> None:
@@ -429,8 +425,6 @@ def _delete_topic(tables: StateTables, topic: str) -> None:
     tables.marks.locks.update(drop_topic(tables.queue_locks, topic))
     tables.marks.pops.update(drop_rows(tables.pops, topic=topic))
     tables.request_modes.pop(topic, None)
-    if tables.schedules:
-        tables.marks.schedules |= drop_schedules_of(tables.schedules, topic)
 
 
 # -------------------------------------------------------------------- entries that are read at once

@@ -27,10 +27,8 @@ from dledger.state.pending_timers import RECALLED_KEPT
 from dledger.state.pop import PopKey, PopRowCopy
 from dledger.state.queue_lock import LockKey, QueueLock
 from dledger.state.quotas import QuotaConfig
-from dledger.state.schedules import Schedule
 from dledger.state.snapshot import (
     ACCESS_COUNTER,
-    SCHEDULES_INDEX,
     format_of,
     framed,
     scalars,
@@ -64,7 +62,6 @@ class Cut:
     pops: list[tuple[PopKey, PopRowCopy | None]]
     accounts: list[tuple[str, AccountConfig | None]]
     quotas: list[tuple[str, QuotaConfig | None]]
-    schedules: list[tuple[str, Schedule | None]]
 
     def __len__(self) -> int:
         """Return how many rows there are, all queues of a topic being one."""
@@ -82,7 +79,6 @@ class Cut:
             + len(self.pops)
             + len(self.accounts)
             + len(self.quotas)
-            + len(self.schedules)
         )
 
 
@@ -109,7 +105,6 @@ def cut_everything(tables: StateTables) -> Cut:
         pops=set(tables.pops),
         accounts=set(tables.accounts),
         quotas=set(tables.quotas),
-        schedules=set(tables.schedules),
     )
     return _cut(tables, everything, tables.producers.ids())
 
@@ -150,7 +145,6 @@ def _cut(tables: StateTables, marks: Marks, producers: Iterable[bytes]) -> Cut:
         ],
         accounts=[(name, tables.accounts.get(name)) for name in marks.accounts],
         quotas=[(key, tables.quotas.get(key)) for key in marks.quotas],
-        schedules=[(name, tables.schedules.get(name)) for name in marks.schedules],
     )
 
 
@@ -181,7 +175,6 @@ class Image:
         self._producers: OrderedDict[bytes, bytes] = OrderedDict()
         self._accounts = _EncodedMap()
         self._quotas = _EncodedMap()
-        self._schedules = _EncodedMap()
 
     def take(self, cut: Cut) -> None:
         """Go on to the index of *cut*, which follows the one before without a gap."""
@@ -203,8 +196,6 @@ class Image:
             self._quotas.put(key, None if quota is None else _dumps(quota.to_state()))
         self._take_locks(cut)
         self._take_services(cut)
-        for name, row in cut.schedules:
-            self._schedules.put(name, None if row is None else _dumps(row.to_state()))
 
     def _take_locks(self, cut: Cut) -> None:
         changed = set()
@@ -290,8 +281,6 @@ class Image:
             body.put("accounts", self._accounts.joined())
         if len(self._quotas):
             body.put("quotas", self._quotas.joined())
-        if SCHEDULES_INDEX in self._scalars:
-            body.put("schedules", self._schedules.joined())
         return framed(body.joined(), format_of(body))
 
 

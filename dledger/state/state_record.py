@@ -2,7 +2,7 @@
 
 A body is one canonical CBOR map; ``v`` is the version of its form. Queue 0 changes topics, 1
 subscription groups, 2 consumer offsets, 3 the progress of delayed delivery, 4 the floor, 5
-transactions, 6 messages that are out by POP, 7 repeated schedules, 8 queue locks, 10 producer
+transactions, 6 messages that are out by POP, 8 queue locks, 10 producer
 sessions, 12 messages with a time of their own, 13 queues that begin later, 14 accounts, 15 quotas.
 
 Beside a floor stands why messages were given up: the cause, the settings in force, and what was
@@ -28,7 +28,6 @@ from dledger.state.accounts import AccessChange
 from dledger.state.pop import PopChange
 from dledger.state.queue_lock import QueueLocksChange
 from dledger.state.quotas import QuotasChange
-from dledger.state.schedules import SchedulesChange
 from dledger.state.topics import (
     ACCESS_QUEUE,
     CONSUMER_OFFSETS_QUEUE,
@@ -39,7 +38,6 @@ from dledger.state.topics import (
     QUEUE_FLOORS_QUEUE,
     QUEUE_LOCKS_QUEUE,
     QUOTAS_QUEUE,
-    SCHEDULES_QUEUE,
     STATE_TOPIC,
     SUBSCRIPTION_GROUPS_QUEUE,
     TIMERS_QUEUE,
@@ -247,7 +245,6 @@ StateChange = (
     | PopChange
     | AccessChange
     | QuotasChange
-    | SchedulesChange
 )
 
 
@@ -330,9 +327,6 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
         case QuotasChange():
             queue_id = QUOTAS_QUEUE
             body = change.to_state()
-        case SchedulesChange():
-            queue_id = SCHEDULES_QUEUE
-            body = change.to_state()
     body["v"] = STATE_RECORD_VERSION
     return queue_id, cbor2.dumps(body, canonical=True)
 
@@ -404,8 +398,6 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
             return AccessChange.from_state(value)
         if queue_id == QUOTAS_QUEUE:
             return QuotasChange.from_state(value)
-        if queue_id == SCHEDULES_QUEUE:
-            return SchedulesChange.from_state(value)
     except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError, AttributeError) as exc:
         raise InvariantBroken(f"unreadable state record on queue {queue_id}: {exc}") from exc
     raise InvariantBroken(f"state record on unknown queue {queue_id}")

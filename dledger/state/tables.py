@@ -19,7 +19,6 @@ from dledger.state.pop import PopKey, PopRows
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import LockKey, QueueLock
 from dledger.state.quotas import QuotaConfig
-from dledger.state.schedules import Schedule
 from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
 from dledger.state.transactions import TransactionTable
 
@@ -41,7 +40,6 @@ class Marks:
     pops: set[PopKey] = field(default_factory=set)
     accounts: set[str] = field(default_factory=set)
     quotas: set[str] = field(default_factory=set)
-    schedules: set[str] = field(default_factory=set)
 
     def __len__(self) -> int:
         return (
@@ -57,7 +55,6 @@ class Marks:
             + len(self.pops)
             + len(self.accounts)
             + len(self.quotas)
-            + len(self.schedules)
         )
 
 
@@ -128,10 +125,6 @@ class StateTables:
 
     quotas: dict[str, QuotaConfig] = field(default_factory=dict)
     """Quotas of accounts and clients, by their keys."""
-    schedules: dict[str, Schedule] = field(default_factory=dict)
-    """Repeated schedules by name, and how far each is."""
-    schedules_index: int = 0
-    """Index of the newest applied record about them; 0: there never was one."""
 
     topics_counter: int = 0
     """Changes of the topic table so far: the counter of its DataVersion."""

@@ -270,8 +270,6 @@ _OF: Final = {
     F.GIVEN_UP: "pop",
     F.STEP: "steps",
     F.STEP_FOUND: "steps",
-    F.SCHEDULE: "schedules",
-    F.FIRED: "schedules",
     F.PERISHABLE: "time-to-live",
     F.LIVING: "time-to-live",
     F.LIMITED: "quotas",

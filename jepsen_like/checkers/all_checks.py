@@ -31,7 +31,6 @@ from jepsen_like.checkers import (
     replicas,
     retention,
     retries,
-    schedules,
     steps,
     total_queue,
     transactions,
@@ -413,17 +412,6 @@ class _Check:
         rows = _of(self.rows.rest, *steps.OPERATIONS)
         return steps.check_history(rows) if rows else None
 
-    def schedules(self) -> Verdict | None:
-        rows = _of(self.rows.rest, *schedules.OPERATIONS)
-        if not rows:
-            return None
-        return schedules.check_history(
-            rows,
-            clock_error_ns=self.settings.clock_error_ns,
-            drained=self.rows.settled,
-            record=self.rows.record,
-        )
-
     def lifetimes(self) -> Verdict | None:
         rows = _of(self.rows.rest, *lifetimes.OPERATIONS)
         if not rows:
@@ -466,7 +454,6 @@ CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
     locks.NAME: _Check.locks,
     pop.NAME: _Check.pop,
     steps.NAME: _Check.steps,
-    schedules.NAME: _Check.schedules,
     lifetimes.NAME: _Check.lifetimes,
     quotas.NAME: _Check.quotas,
     transactions.NAME: _Check.transactions,

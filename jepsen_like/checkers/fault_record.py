@@ -134,9 +134,9 @@ def _joined(spans: Iterable[Span]) -> list[Span]:
     return joined
 
 
-WRITES: Final = frozenset({F.SEND, F.COMMIT, F.STEP, F.SCHEDULE, F.PERISHABLE, F.LIMITED, F.QUOTA})
+WRITES: Final = frozenset({F.SEND, F.COMMIT, F.STEP, F.PERISHABLE, F.LIMITED, F.QUOTA})
 """What such a group acknowledges early, of all that is judged so: sends, offsets, steps,
-schedules, messages with a time to live, sends of clients that have quotas, and their quotas."""
+messages with a time to live, sends of clients that have quotas, and their quotas."""
 
 NO_FAULTS: Final = frozenset({"healed"})
 """Kinds of events that end faults."""

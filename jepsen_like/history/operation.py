@@ -36,9 +36,6 @@ NOTHING: Final = -1
 QUOTA_EXCEEDED: Final = "QuotaExceeded"
 """Error of a send that is refused because the quota of its client is spent."""
 
-SCHEDULE_ABSENT: Final = "ScheduleAbsent"
-"""Error of a step with a repeated schedule that the broker does not know."""
-
 CLIENT_BITS: Final = 40
 """A value is ``client << CLIENT_BITS | counter``: unique per attempt within a run."""
 
@@ -78,10 +75,6 @@ class F(IntEnum):
     GIVEN_UP = 21
     """A copy found, at the end, in the dead letter topic of a group that receives by POP: *value*,
     handed out *cnt* times."""
-    SCHEDULE = 22
-    """A step on the repeated schedule *group*: *status* names which, see `checkers.schedules`."""
-    FIRED = 23
-    """A message of the schedule *group*, of its put *txn*, found for the instant *min_off*."""
     PERISHABLE = 24
     """A send of *value* with a time to live of *cnt* ms."""
     LIVING = 25

@@ -56,7 +56,6 @@ SERVICES: Final[Mapping[str, str]] = {
     "filters": "filterers",
     "pop": "receivers",
     "steps": "steppers",
-    "schedules": "schedulers",
     "time to live": "expirers",
     "quotas": "limited",
     "push": "push_members",
@@ -111,7 +110,6 @@ def _rate(workload: Workload) -> float:
         + workload.filterers
         + workload.receivers
         + workload.steppers
-        + workload.schedulers
         + workload.expirers
         + workload.limited
         + 2 * workload.push_members

@@ -251,7 +251,6 @@ class Workload(msgspec.Struct, frozen=True):
         steppers: Logical clients that read, send and commit in exactly-once steps.
         proxies: Proxies of the gRPC protocol that producers and receivers go through; 0: they use
             the SDK. Real processes only.
-        schedulers: Logical clients that put, change, pause, resume and remove repeated schedules.
         expirers: Logical clients that send messages with a time to live, and read them.
         limited: Logical clients that send within quotas of their own and above, and change them.
     """
@@ -282,7 +281,6 @@ class Workload(msgspec.Struct, frozen=True):
     steppers: int = 0
     shared_receivers: bool = False
     proxies: int = 0
-    schedulers: int = 0
     expirers: int = 0
     limited: int = 0
 
@@ -304,7 +302,6 @@ LATER_FIELDS: Final = (
     ("workload", "steppers"),
     ("workload", "shared_receivers"),
     ("workload", "proxies"),
-    ("workload", "schedulers"),
     ("workload", "expirers"),
     ("workload", "limited"),
     ("settings", "async_master"),

@@ -36,7 +36,6 @@ from jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIMEOUT_S, P
 from jepsen_like.workloads.quotas import Quotas
 from jepsen_like.workloads.receivers import Receivers
 from jepsen_like.workloads.recorder import BROKER, TOPIC, Recorder, Stage, unrecorded
-from jepsen_like.workloads.schedules import Schedules
 from jepsen_like.workloads.steps import Steps
 from jepsen_like.workloads.through import Through
 from jepsen_like.workloads.transactions import Transactions
@@ -89,7 +88,6 @@ class WorkloadClients(Recorder):
             self, plan.seed, is_sharing=plan.workload.shared_receivers, through=through
         )
         self._steps = Steps(self)
-        self._schedules = Schedules(self)
         self._lifetimes = Lifetimes(self)
         self._quotas = Quotas(self)
         self._producers = Producers(self, stage, plan, self._transactions, through)
@@ -121,8 +119,6 @@ class WorkloadClients(Recorder):
             await self._set_up(instance)
             if self._plan.workload.steppers:
                 await self._steps.make_topic(instance)
-            if self._plan.workload.schedulers:
-                await self._schedules.make_topic(instance)
             if self._plan.workload.expirers:
                 await self._lifetimes.make_topic(instance)
             if self._plan.workload.limited:
@@ -152,8 +148,6 @@ class WorkloadClients(Recorder):
                 nursery.start_soon(self._lifetimes.act, instance, index)
             for index in range(workload.limited):
                 nursery.start_soon(self._quotas.act, instance, index)
-            if workload.schedulers:
-                nursery.start_soon(self._schedules.run, instance, workload.schedulers)
             if workload.lockers:
                 nursery.start_soon(self._lockers.run, instance, workload.lockers)
         await trio.sleep_forever()  # the instance is still needed, to drain
@@ -165,8 +159,6 @@ class WorkloadClients(Recorder):
         async with trio.open_nursery() as nursery:
             if self._plan.workload.transactions_per_mille:
                 nursery.start_soon(self._transactions.answer, instance)
-            if self._plan.workload.schedulers:
-                nursery.start_soon(self._schedules.watch, instance)
             for index in range(self._plan.workload.readers):
                 nursery.start_soon(self._read, instance, index)
 
@@ -308,8 +300,6 @@ class WorkloadClients(Recorder):
             await self._receivers.drain(instance, ends)
         if self._plan.workload.steppers:
             await self._steps.drain(instance)
-        if self._plan.workload.schedulers:
-            await self._schedules.drain(instance)
         if self._plan.workload.expirers:
             await self._lifetimes.drain(instance)
         if self._plan.workload.limited:

@@ -117,17 +117,6 @@ PRESETS: Final[dict[str, Preset]] = {
         " message is worked off exactly once",
         _workload(producers=16, consumers=0, readers=4, steppers=24),
     ),
-    "schedules": Preset(
-        "clients that put, change, pause, resume and remove repeated schedules: of each instant one"
-        " message at most, none without a right to, none missed without a fault",
-        _workload(producers=16, consumers=0, readers=4, schedulers=12),
-    ),
-    "schedule-dates": Preset(
-        "repeated schedules while dates are set: of each instant one message at most, and what is"
-        " missed is counted",
-        _workload(producers=16, consumers=0, readers=4, schedulers=12),
-        frozenset({Kind.CLOCK_JUMP}),
-    ),
     "time-to-live": Preset(
         "messages that expire, and others beside them: none is delivered after its time, none"
         " within it is passed over",
@@ -263,7 +252,6 @@ def simulated_workload(name: str) -> Workload:
         receivers=min(4, workload.receivers),
         steppers=min(4, workload.steppers),
         proxies=0,
-        schedulers=min(3, workload.schedulers),
         expirers=min(6, workload.expirers),
         limited=min(4, workload.limited),
         queues=2,

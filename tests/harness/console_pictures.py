@@ -36,8 +36,6 @@ PAGES: Final = {
     "message": "",
     "dead-letters": "/dead-letters/group?name=billing",
     "delayed": "/waiting",
-    "schedules": "/schedules",
-    "schedule": "/schedule?name=nightly",
     "clients": "/clients",
     "quotas": "/quotas",
     "quota": "/quota?kind=account&name=order-service",

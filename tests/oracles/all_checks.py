@@ -17,7 +17,6 @@ from jepsen_like.checkers import (
     quotas,
     retention,
     retries,
-    schedules,
     steps,
     transactions,
 )
@@ -110,18 +109,6 @@ def check_row_wise(
         )
     if any(op.f in steps.OPERATIONS for op in operations):
         verdicts.append(checked(steps.NAME, lambda: steps.check_history(operations)))
-    if any(op.f in schedules.OPERATIONS for op in operations):
-        verdicts.append(
-            checked(
-                schedules.NAME,
-                lambda: schedules.check_history(
-                    operations,
-                    clock_error_ns=clock_error_ns,
-                    drained=settled,
-                    record=record_of(history.events, election_ns),
-                ),
-            )
-        )
     if any(op.f in lifetimes.OPERATIONS for op in operations):
         verdicts.append(
             checked(
