@@ -92,7 +92,6 @@ _MODULES = {
     "OffsetMove": "client.admin.groups",
     "OffsetsReset": "client.admin.groups",
     "PolicyEntryInfo": "remoting.protocol.access_bodies",
-    "QuotaInfo": "remoting.protocol.quota_bodies",
     "RequestCode": "remoting.protocol.codes",
     "SubscriptionGroupConfig": "remoting.protocol.bodies",
     "TopicConfig": "remoting.protocol.bodies",
@@ -172,7 +171,6 @@ if TYPE_CHECKING:
         TopicConfig,
     )
     from remoting.protocol.codes import RequestCode
-    from remoting.protocol.quota_bodies import QuotaInfo
     from remoting.protocol.signature import Credentials
     from remoting.tcp import client_tls
 else:
@@ -265,7 +263,6 @@ __all__ = [
     "OffsetMove",
     "OffsetsReset",
     "PolicyEntryInfo",
-    "QuotaInfo",
     "RequestCode",
     "SubscriptionGroupConfig",
     "TopicConfig",

@@ -541,7 +541,4 @@ class Admin(Face[admin.Admin]):
     put_policies = carried(admin.Admin.put_policies)
     delete_policies = carried(admin.Admin.delete_policies)
     policies = carried(admin.Admin.policies)
-    set_quota = carried(admin.Admin.set_quota)
-    delete_quota = carried(admin.Admin.delete_quota)
-    quotas = carried(admin.Admin.quotas)
     dead_letters = iterated(admin.Admin.dead_letters)

@@ -63,12 +63,6 @@ COMMANDS = (
         LOOK,
         "Show and change accounts, of a file or of a cluster.",
     ),
-    (
-        "quota",
-        "dledger.cli.quota_command:app",
-        LOOK,
-        "Show and change quotas of accounts and clients.",
-    ),
     ("msg", "dledger.cli.message_command:msg", MESSAGES, "Show messages and their trace."),
     (
         "log",

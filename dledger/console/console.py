@@ -51,7 +51,6 @@ PAGES: Final = (
     ("/dead-letters", "Dead letters"),
     ("/waiting", "Delayed"),
     ("/clients", "Clients"),
-    ("/quotas", "Quotas"),
     ("/settings", "Settings"),
     ("/accounts", "Accounts"),
     ("/runs", "Fault runs"),

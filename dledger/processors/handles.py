@@ -28,7 +28,6 @@ from commitlog.properties import decode_properties
 from commitlog.record import decode_record
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import not_leader
-from dledger.processors.metering import Meter
 from dledger.state.topics import (
     HALF_TOPIC,
     SCHEDULE_TOPIC,
@@ -225,8 +224,6 @@ CONSUMES: Final = needs(SUB, topic="topic", group="consumerGroup")
 # ---------------------------------------------------------------------------------- declared
 
 
-Metered: TypeAlias = Callable[[Handler, Meter], Handler]
-
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
 
 _DECLARATION: Final = "__handles__"
@@ -281,7 +278,6 @@ class Declaration:
         administers: It is an administrative act although its rule is not that of administrators.
         administers_if: Which of its requests are; None: all or none, as `administers` has it.
         subject: Names in a request what it is about, for the audit line.
-        meter: How it counts against the quota of its sender; None: it does not.
     """
 
     codes: tuple[RequestCode, ...]
@@ -294,7 +290,6 @@ class Declaration:
     administers: bool
     administers_if: IsAct | None
     subject: SubjectOf
-    meter: Meter | None
 
     @property
     def is_administrative(self) -> bool:
@@ -317,7 +312,6 @@ def handles(
     administers: bool = False,
     administers_if: IsAct | None = None,
     subject: SubjectOf = fields_of,
-    meter: Meter | None = None,
 ) -> Callable[[HandlerT], HandlerT]:
     """Declare that a method answers requests with *codes*; `Declaration` explains the rest."""
     declaration = Declaration(
@@ -331,7 +325,6 @@ def handles(
         administers,
         administers_if,
         subject,
-        meter,
     )
 
     def declare(method: HandlerT) -> HandlerT:
@@ -390,12 +383,9 @@ def handlers_of(
     processors: Iterable[object],
     limiters: Mapping[Limit, Limiter],
     group: BrokerGroup,
-    metered: Metered | None = None,
 ) -> dict[RequestCode, tuple[Handler, Limiter]]:
     """Return the switchboard: for each declared code its handler and its limiter.
 
-    Args:
-        metered: Puts the quotas before a handler that declares a meter.
     Raises:
         ConfigError: Two handlers declare the same code.
     """
@@ -407,8 +397,6 @@ def handlers_of(
                 handler = _when_applied(group, handler)
             if declaration.reads:
                 handler = _when_readable(group, handler)
-            if declaration.meter is not None and metered is not None:
-                handler = metered(handler, declaration.meter)
             for code in declaration.codes:
                 if code in handlers:
                     raise ConfigError(f"request code {code} has a handler already")

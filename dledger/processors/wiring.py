@@ -41,7 +41,6 @@ from dledger.processors.handles import (
 )
 from dledger.processors.idempotent_sends import OpenProducerProcessor, ProducerSends
 from dledger.processors.locks import QueueLocksProcessor
-from dledger.processors.metering import Metering
 from dledger.processors.offsets import OffsetsProcessor
 from dledger.processors.operator_offsets import CloneOffsetsProcessor, ResetOffsetsProcessor
 from dledger.processors.pop import PopProcessor
@@ -52,7 +51,6 @@ from dledger.processors.queries import (
     KeyQueryProcessor,
     MessageViewProcessor,
 )
-from dledger.processors.quotas import QuotasProcessor
 from dledger.processors.raft import CapabilitiesProcessor, RaftChangeProcessor, RaftStatusProcessor
 from dledger.processors.reply import ReplyProcessor
 from dledger.processors.send import SendProcessor
@@ -110,7 +108,6 @@ PROCESSORS: Final[tuple[type, ...]] = (
     SlaveSyncProcessor,
     BrokerConfigProcessor,
     AccessProcessor,
-    QuotasProcessor,
     RaftChangeProcessor,
     RaftStatusProcessor,
     CapabilitiesProcessor,
@@ -193,7 +190,6 @@ class BrokerProcessors:
     pops: PopGrants
     clients_processor: ClientsProcessor
     transactions: TransactionDecisions
-    metering: Metering
     limiters: dict[str, Limiter]
     """How many requests of each kind are open."""
     handlers: dict[RequestCode, tuple[Handler, Limiter]]
@@ -217,7 +213,6 @@ class BrokerProcessors:
             group, settings, checks, shared.throughput, seams.clock, seams.executor
         )
         pops, pop_processors = _pops(shared, checks, pull)
-        metering = Metering(group, seams.clock)
         clients = ClientsProcessor(
             group, shared.topics, shared.clients, shared.filters, clock=seams.clock
         )
@@ -230,7 +225,6 @@ class BrokerProcessors:
             *_consumer_tables(shared),
             *_queries(shared),
             *_administration(shared, folder, limiters),
-            QuotasProcessor(group, metering.buckets),
         )
         group.on_applied.append(shared.throughput.on_applied)
         group.on_applied.append(pull.on_applied)
@@ -251,9 +245,8 @@ class BrokerProcessors:
             pops=pops,
             clients_processor=clients,
             transactions=shared.transactions,
-            metering=metering,
             limiters={limit.value: limiter for limit, limiter in limiters.items()},
-            handlers=handlers_of(processors, limiters, group, metering.metered),
+            handlers=handlers_of(processors, limiters, group),
         )
 
     def register(self, table: ProcessorTable) -> None:

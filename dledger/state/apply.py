@@ -28,7 +28,6 @@ from dledger.state.pending_timers import piece_of
 from dledger.state.pop import PopChange, apply_pop, drop_rows
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.queue_lock import QueueLocksChange, apply_queue_locks, drop_topic
-from dledger.state.quotas import QuotasChange, apply_quotas
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
@@ -377,8 +376,6 @@ def _apply_change(
                 tables.white_addresses = change.white_addresses
             tables.access_counter += 1
             tables.access_changed_ms = header.store_time_ms
-        case QuotasChange():
-            tables.marks.quotas.update(apply_quotas(tables.quotas, change))
 
 
 def _begin_queue(tables: StateTables, topic: str, queue_id: int, offset: int) -> None:

@@ -23,7 +23,6 @@ from dledger.state.pending_timers import PendingTimers
 from dledger.state.pop import rows_from_state, rows_to_state
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import locks_from_state, locks_to_state
-from dledger.state.quotas import QuotaConfig
 from dledger.state.state_record import floor_from_state, floor_to_state
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
@@ -62,10 +61,10 @@ ACCESS_COUNTER: Final = "access_counter"
 
 
 SNAPSHOT_MAGIC = b"DLSTATE\n"
-SNAPSHOT_FORMAT: Final = 3
-"""The newest that is read here; written where there are quotas."""
+SNAPSHOT_FORMAT: Final = 2
+"""The newest that is read here; written where accounts ever changed."""
 FIRST_FORMAT: Final = 1
-FORMATS: Final = {"quotas": SNAPSHOT_FORMAT, "accounts": 2}
+FORMATS: Final = {"accounts": SNAPSHOT_FORMAT}
 """Written where the body has that, the newest first."""
 _HEADER = struct.Struct(">8sIIQ")
 
@@ -103,8 +102,6 @@ def snapshot(tables: StateTables, *, hints: bool = False) -> bytes:
     }
     if tables.access_counter:
         value["accounts"] = {name: row.to_state() for name, row in tables.accounts.items()}
-    if tables.quotas:
-        value["quotas"] = {key: row.to_state() for key, row in tables.quotas.items()}
     if hints:
         positions: dict[str, dict[int, int]] = {}
         for (topic, queue_id), bounds in tables.queues.items():
@@ -188,7 +185,6 @@ def load(
         white_addresses=value.get("white_addresses", ""),
         access_counter=value.get(ACCESS_COUNTER, 0),
         access_changed_ms=value.get("access_changed_ms", 0),
-        quotas={key: QuotaConfig.from_state(item) for key, item in value.get("quotas", {}).items()},
     )
 
 

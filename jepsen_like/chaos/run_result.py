@@ -272,8 +272,6 @@ _OF: Final = {
     F.STEP_FOUND: "steps",
     F.PERISHABLE: "time-to-live",
     F.LIVING: "time-to-live",
-    F.LIMITED: "quotas",
-    F.QUOTA: "quotas",
 }
 LOCKERS: Final = "lockers"
 """The consumer group that commits under locks."""

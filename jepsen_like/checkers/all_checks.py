@@ -27,7 +27,6 @@ from jepsen_like.checkers import (
     pop,
     producer_order,
     queue_log,
-    quotas,
     replicas,
     retention,
     retries,
@@ -91,7 +90,6 @@ class Settings(msgspec.Struct, frozen=True):
         rows_max: Rows that a check which cannot be split may want.
         late_effect_ns: How long after its answer a write may be lost to a fault, see
             `with_late_effect`; only a history in memory is judged so.
-        pace_error_ns: How far a broker's clock that no date moves may have run ahead or behind.
     """
 
     settled: bool | None = None
@@ -107,7 +105,6 @@ class Settings(msgspec.Struct, frozen=True):
     keeps: retention.Keeps | None = None
     rows_max: int = ROWS_MAX
     late_effect_ns: int = 0
-    pace_error_ns: int = 0
 
 
 def check_everything(
@@ -125,7 +122,6 @@ def check_everything(
     late_quiet_max_ns: int | None = None,
     keeps: retention.Keeps | None = None,
     late_effect_ns: int = 0,
-    pace_error_ns: int = 0,
 ) -> list[Verdict]:
     """Return one verdict per checker over a history in memory; arguments are those of `Settings`.
 
@@ -143,7 +139,6 @@ def check_everything(
         election_ns,
         late_quiet_max_ns,
         keeps,
-        pace_error_ns=pace_error_ns,
     )
     if late_effect_ns:
         history = with_late_effect(history, late_effect_ns)
@@ -419,13 +414,6 @@ class _Check:
         error_ns = self.settings.clock_error_ns
         return lifetimes.check_history(rows, clock_error_ns=error_ns, drained=self.rows.settled)
 
-    def quotas(self) -> Verdict | None:
-        rows = _of(self.rows.rest, *quotas.OPERATIONS)
-        if not rows:
-            return None
-        pace_error_ns = self.settings.pace_error_ns
-        return quotas.check_history(rows, pace_error_ns=pace_error_ns, drained=self.rows.settled)
-
     def transactions(self) -> Verdict | None:
         rows = _of(self.rows.rest, *transactions.OPERATIONS)
         if not rows:
@@ -455,7 +443,6 @@ CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
     pop.NAME: _Check.pop,
     steps.NAME: _Check.steps,
     lifetimes.NAME: _Check.lifetimes,
-    quotas.NAME: _Check.quotas,
     transactions.NAME: _Check.transactions,
     filters.NAME: _Check.filters,
     producer_order.NAME: _Check.producer_order,

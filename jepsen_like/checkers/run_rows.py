@@ -49,8 +49,6 @@ ROW_WISE: Final = tuple(
         F.GIVEN_UP,
         F.PERISHABLE,
         F.LIVING,
-        F.LIMITED,
-        F.QUOTA,
     )
 )
 REST: Final = Want(

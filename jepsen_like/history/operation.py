@@ -33,9 +33,6 @@ NEVER: Final = (1 << 63) - 1
 NOTHING: Final = -1
 """An integer field without a value."""
 
-QUOTA_EXCEEDED: Final = "QuotaExceeded"
-"""Error of a send that is refused because the quota of its client is spent."""
-
 CLIENT_BITS: Final = 40
 """A value is ``client << CLIENT_BITS | counter``: unique per attempt within a run."""
 
@@ -80,11 +77,6 @@ class F(IntEnum):
     LIVING = 25
     """A read of such messages, or one that it found; *status* names which, see
     `checkers.lifetimes`."""
-    LIMITED = 26
-    """A send by the client *group*, which may have a quota, or a message found of such; *status*
-    names which, see `checkers.quotas`."""
-    QUOTA = 27
-    """A change of the quota of the client *group*, or one that was found; *status* names which."""
 
 
 @unique

@@ -57,7 +57,6 @@ SERVICES: Final[Mapping[str, str]] = {
     "pop": "receivers",
     "steps": "steppers",
     "time to live": "expirers",
-    "quotas": "limited",
     "push": "push_members",
     "orderly": "push_orderly",
     "idempotent": "idempotent",
@@ -111,7 +110,6 @@ def _rate(workload: Workload) -> float:
         + workload.receivers
         + workload.steppers
         + workload.expirers
-        + workload.limited
         + 2 * workload.push_members
     )
     return 1000 * clients / workload.interval_ms

@@ -252,7 +252,6 @@ class Workload(msgspec.Struct, frozen=True):
         proxies: Proxies of the gRPC protocol that producers and receivers go through; 0: they use
             the SDK. Real processes only.
         expirers: Logical clients that send messages with a time to live, and read them.
-        limited: Logical clients that send within quotas of their own and above, and change them.
     """
 
     producers: int = 2
@@ -282,7 +281,6 @@ class Workload(msgspec.Struct, frozen=True):
     shared_receivers: bool = False
     proxies: int = 0
     expirers: int = 0
-    limited: int = 0
 
     @property
     def fits_proxies(self) -> bool:
@@ -303,7 +301,6 @@ LATER_FIELDS: Final = (
     ("workload", "shared_receivers"),
     ("workload", "proxies"),
     ("workload", "expirers"),
-    ("workload", "limited"),
     ("settings", "async_master"),
     ("settings", "sessions_max"),
     ("settings", "timer_load_units"),

@@ -212,7 +212,6 @@ def _calm_workload(plan: Plan, search: _Search) -> Plan:
         {"receivers": min(2, plan.workload.receivers)},
         {"steppers": min(2, plan.workload.steppers)},
         {"expirers": min(1, plan.workload.expirers)},
-        {"limited": min(1, plan.workload.limited)},
         {"producers": 1},
         {"queues": 1},
     ):

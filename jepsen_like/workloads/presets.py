@@ -122,16 +122,6 @@ PRESETS: Final[dict[str, Preset]] = {
         " within it is passed over",
         _workload(producers=12, consumers=0, readers=4, expirers=28),
     ),
-    "quotas": Preset(
-        "clients that send below and above quotas of their own, and change them: no more is"
-        " acknowledged than they allow, none refused while they are not spent",
-        _workload(producers=16, consumers=0, readers=4, limited=12),
-    ),
-    "quota-dates": Preset(
-        "quotas while dates are set: brokers count by a clock that no date moves",
-        _workload(producers=16, consumers=0, readers=4, limited=12),
-        frozenset({Kind.CLOCK_JUMP, Kind.CLOCK_DRIFT}),
-    ),
     "filters": Preset(
         "consumers that ask for tags or with SQL92: all that matches is seen, nothing else",
         _workload(
@@ -253,7 +243,6 @@ def simulated_workload(name: str) -> Workload:
         steppers=min(4, workload.steppers),
         proxies=0,
         expirers=min(6, workload.expirers),
-        limited=min(4, workload.limited),
         queues=2,
         interval_ms=SIMULATED_INTERVAL_MS,
     )

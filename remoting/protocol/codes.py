@@ -252,10 +252,6 @@ class RequestCode(IntEnum):
     COPY_RECORDS = 51112
     # Let a queue that never had a message begin at a later offset than 0.
     BEGIN_QUEUE = 51113
-    # Put or delete a quota; the leader answers.
-    CHANGE_QUOTA = 51114
-    # Quotas, and what this broker did because of them.
-    LIST_QUOTAS = 51115
 
 
 OWN_CODES = range(51100, 51200)

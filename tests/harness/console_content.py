@@ -73,7 +73,6 @@ async def filled(namesrv: str) -> AsyncIterator[None]:
             )
             await producer.send(Message("orders", bytes(range(256)), keys="binary"))
             await producer.send(Message("payments", b"reminder", delay_level=18))
-            await _quotas(admin)
             await payer.send_in_transaction(
                 Message("payments", b"half", keys="payment-1"), _undecided
             )
@@ -89,12 +88,6 @@ async def filled(namesrv: str) -> AsyncIterator[None]:
                     while not await _is_complete(admin):
                         await trio.sleep(0.1)
                 yield
-
-
-async def _quotas(admin: Admin) -> None:
-    await admin.set_quota(account="order-service", sent_messages_per_s=2000, connections=20)
-    await admin.set_quota(account="", received_bytes_per_s=20 << 20, connections=50)
-    await admin.set_quota(client="batch-import")
 
 
 async def _is_complete(admin: Admin) -> bool:

@@ -37,8 +37,6 @@ PAGES: Final = {
     "dead-letters": "/dead-letters/group?name=billing",
     "delayed": "/waiting",
     "clients": "/clients",
-    "quotas": "/quotas",
-    "quota": "/quota?kind=account&name=order-service",
     "settings": "/settings?q=fileReserved",
     "accounts": "/accounts",
     "runs": "/runs",

@@ -40,7 +40,6 @@ WITH_TESTS_OF_THEIR_OWN = (
     "pop",
     "steps",
     "lifetimes",
-    "quotas",
     "producer_order",
     "push_group",
     "retries",

@@ -14,7 +14,6 @@ from commitlog.record import encode_record
 from dledger.proposals import PendingQueueOffsets
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import apply_entry
-from dledger.state.quotas import QuotaConfig, QuotasChange
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
@@ -74,17 +73,6 @@ access_change = st.builds(
     st.lists(st.sampled_from(["account-a", "account-b", "never-there"]), max_size=2).map(tuple),
     st.one_of(st.none(), st.just(""), st.just("10.0.0.*")),
 )
-quota = st.builds(
-    QuotaConfig,
-    st.sampled_from(["account", "client"]),
-    st.sampled_from(["", "a"]),
-    st.one_of(st.none(), st.integers(1, 9)),
-)
-quotas_change = st.builds(
-    QuotasChange,
-    st.lists(quota, max_size=2).map(tuple),
-    st.lists(st.sampled_from(["account:a", "client:"]), max_size=2).map(tuple),
-)
 delay_step = st.tuples(st.integers(1, 18), st.integers(1, 50))
 
 # Deleting a topic and sending to it never stand in one entry: processors keep them apart.
@@ -94,7 +82,6 @@ step = st.one_of(
     groups_change,
     offsets_change,
     access_change,
-    quotas_change,
     delay_step,
 )
 
@@ -110,7 +97,6 @@ class Model:
         self.progress: dict[int, int] = {}
         self.accounts: dict[str, AccountConfig] = {}
         self.white, self.access_changes = "", 0
-        self.quotas: dict[str, QuotaConfig] = {}
 
     def change(self, change: StateChange) -> None:
         if isinstance(change, TopicsChange):
@@ -141,11 +127,6 @@ class Model:
                 self.accounts.pop(name, None)
             self.white = self.white if change.white_addresses is None else change.white_addresses
             self.access_changes += 1
-        elif isinstance(change, QuotasChange):
-            for quota in change.put:
-                self.quotas[f"{quota.kind}:{quota.name}"] = quota
-            for name in change.delete:
-                self.quotas.pop(name, None)
 
     def check(self, tables: StateTables) -> None:
         ends = {key: bounds.max_offset for key, bounds in tables.queues.items()}
@@ -154,7 +135,6 @@ class Model:
         assert tables.subscription_groups == self.groups
         assert tables.delay_progress == self.progress
         assert tables.accounts == self.accounts
-        assert tables.quotas == self.quotas
         assert (tables.white_addresses, tables.access_counter) == (self.white, self.access_changes)
         offsets = {
             (group, topic, queue_id): offset

@@ -100,8 +100,6 @@ async def test_a_hostile_message_shows_as_text(visitor: Visitor) -> None:
         "/dead-letters/group?name={}&from={}",
         "/clients?q={}",
         "/settings?q={}&all={}",
-        "/quotas?q={}&page={}",
-        "/quota?kind={}&name={}",
         "/runs?q={}&page={}",
         "/runs/report?name={}",
         "/changes?page={}&done={}",

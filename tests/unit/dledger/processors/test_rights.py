@@ -130,8 +130,6 @@ def test_rights_keep_cluster_changes_for_administrators() -> None:
         "RAFT_CHANGE",
         "COPY_RECORDS",
         "BEGIN_QUEUE",
-        "CHANGE_QUOTA",
-        "LIST_QUOTAS",
         "SET_MESSAGE_REQUEST_MODE",
         "GET_ALL_MESSAGE_REQUEST_MODE",
     }
