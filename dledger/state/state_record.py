@@ -213,10 +213,7 @@ class TimersChange:
 
 @dataclass(frozen=True, slots=True)
 class QueueFloorsChange:
-    """Queues that begin later from now on, by topic: retention of a topic, or a begin elsewhere.
-
-    ``begins`` is empty in records of versions that knew none.
-    """
+    """Queues that begin later from now on: retention of a topic."""
 
     floors: tuple[tuple[str, int, int], ...]
     """Topic, queue id, first offset kept."""
@@ -224,8 +221,6 @@ class QueueFloorsChange:
     """Wall time of the leader; 0 in records of versions that did not note it."""
     retention_ms: tuple[tuple[str, int], ...] = ()
     """Topic, and how long it kept its messages then."""
-    begins: tuple[tuple[str, int, int], ...] = ()
-    """Topic, queue id, and the offset that its first message gets: it has had none."""
 
 
 StateChange = (
@@ -291,11 +286,9 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
         case TimersChange(done, recalled):
             queue_id = TIMERS_QUEUE
             body = {"done": list(done), "recalled": list(recalled)}
-        case QueueFloorsChange(floors, decided_ms, keeps, begins):
+        case QueueFloorsChange(floors, decided_ms, keeps):
             queue_id = QUEUE_FLOORS_QUEUE
             body = {"floors": _by_topic(floors)}
-            if begins:
-                body["begins"] = _by_topic(begins)
             if decided_ms:
                 body |= {"at": decided_ms, "retention_ms": dict(keeps)}
         case ProducerOpenedChange(producer_id):
@@ -372,7 +365,6 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
                 _places(value["floors"]),
                 value.get("at", 0),
                 tuple(value.get("retention_ms", {}).items()),
-                _places(value.get("begins", {})),
             )
         if queue_id == PRODUCER_SESSIONS_QUEUE:
             if "open" in value:

@@ -128,8 +128,6 @@ def test_rights_keep_cluster_changes_for_administrators() -> None:
         "AUTH_GET_ACL",
         "AUTH_LIST_ACL",
         "RAFT_CHANGE",
-        "COPY_RECORDS",
-        "BEGIN_QUEUE",
         "SET_MESSAGE_REQUEST_MODE",
         "GET_ALL_MESSAGE_REQUEST_MODE",
     }
