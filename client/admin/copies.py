@@ -15,20 +15,20 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from client.admin.groups import ASK_TIMEOUT_S, checked
-from client.admin.messages import READING_GROUP
-from client.consumer.pull_consumer import DRAIN_MESSAGES, PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.admin.groups import ASK_TIMEOUT_S, checked
+from dledger.client.admin.messages import READING_GROUP
+from dledger.client.consumer.pull_consumer import DRAIN_MESSAGES, PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     NoNameServerError,
     NoRouteError,
     OffsetNotExpectedError,
     RequestFailedError,
     RequestTimedOutError,
 )
-from client.core.links import Link
-from client.core.route import MessageQueue
-from commitlog.record import (
+from dledger.client.core.links import Link
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.record import (
     NO_HOST,
     QUEUE_OFFSET_OFFSET,
     SYS_FLAG_OFFSET,
@@ -37,12 +37,12 @@ from commitlog.record import (
     encode_record,
     pack_host,
 )
-from remoting.protocol import bodies
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import ExtFields, RemotingCommand, request
-from remoting.protocol.headers import TopicHeader, UpdateConsumerOffsetHeader
-from remoting.protocol.outcome import NEXT_OFFSET_FIELD, outcome_of
-from remoting.protocol.own_fields import (
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import ExtFields, RemotingCommand, request
+from dledger.remoting.protocol.headers import TopicHeader, UpdateConsumerOffsetHeader
+from dledger.remoting.protocol.outcome import NEXT_OFFSET_FIELD, outcome_of
+from dledger.remoting.protocol.own_fields import (
     COUNT_FIELD,
     OFFSET_FIELD,
     ONLY_FORWARD_FIELD,

@@ -21,11 +21,11 @@ from dledger.output import (
 )
 
 if TYPE_CHECKING:
-    from client.admin.copies import ClusterCopies
+    from dledger.client.admin.copies import ClusterCopies
     from dledger.mirror.mirror import Mirror, Round
     from dledger.mirror.plan import Selection
     from dledger.mirror.verify import Comparison, QueueVerdict
-    from remoting.log import LogForm
+    from dledger.remoting.log import LogForm
 
 app = App(name="mirror", help="Copy a cluster into a second one, offset by offset.", backend="trio")
 
@@ -96,8 +96,8 @@ async def mirror(
     import sys
 
     from dledger.mirror.mirror import Mirror
-    from remoting.log import configure_logs
-    from remoting.machine import TrioClock
+    from dledger.remoting.log import configure_logs
+    from dledger.remoting.machine import TrioClock
 
     selection, given = _selection(topics, groups), pairs_of(pairs or ())
     form: LogForm = "text" if sys.stderr.isatty() or once else "json"
@@ -169,9 +169,9 @@ def pairs_of(texts: Sequence[str]) -> dict[str, str]:
 async def _cluster(namesrv: str, credentials: Path | None) -> AsyncIterator[ClusterCopies]:
     import structlog
 
-    from client.admin.copies import ClusterCopies
-    from client.connect import CREDENTIALS_FILE, connect
-    from remoting.log import configure_logs
+    from dledger.client.admin.copies import ClusterCopies
+    from dledger.client.connect import CREDENTIALS_FILE, connect
+    from dledger.remoting.log import configure_logs
 
     if not structlog.is_configured():
         configure_logs(form="text", level="warning")
@@ -222,8 +222,8 @@ async def _forever(one: Mirror, metrics: str) -> None:
     import trio
 
     from dledger.mirror.metrics import MirrorMetrics
-    from remoting.metrics import MetricsServer, load_library
-    from remoting.tcp import TcpNetwork
+    from dledger.remoting.metrics import MetricsServer, load_library
+    from dledger.remoting.tcp import TcpNetwork
 
     page, reports = MirrorMetrics(one), Reports(one, trio.current_time)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from dledger.mirror.mirror import Mirror, Round
-from remoting.metrics import Family, Sample, family_text
+from dledger.remoting.metrics import Family, Sample, family_text
 
 
 class MirrorMetrics:

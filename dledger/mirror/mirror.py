@@ -15,10 +15,10 @@ from typing import Final, TypeVar
 import structlog
 import trio
 
-from client.admin.copies import ClusterCopies
-from client.core.errors import RequestFailedError
-from client.core.route import MessageQueue
-from commitlog.errors import ConfigError, InvariantBroken, MQError
+from dledger.client.admin.copies import ClusterCopies
+from dledger.client.core.errors import RequestFailedError
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import ConfigError, InvariantBroken, MQError
 from dledger.mirror.plan import (
     Bounds,
     Commit,
@@ -30,8 +30,8 @@ from dledger.mirror.plan import (
     topics_to_put,
 )
 from dledger.mirror.queue_copy import QUEUES_AT_ONCE, QueueCopy
-from remoting.protocol.bodies import TopicConfig
-from remoting.seams import Clock
+from dledger.remoting.protocol.bodies import TopicConfig
+from dledger.remoting.seams import Clock
 
 ROUND_S: Final = 1.0
 """From the end of a round in which nothing was new to the next one: how late a message may be at

@@ -14,8 +14,9 @@ from typing import Final, NamedTuple, TypeVar
 
 from msgspec import structs
 
-from commitlog.errors import ConfigError
+from dledger.commitlog.errors import ConfigError
 from dledger.filters.expiry import EXPIRES_ATTRIBUTE, expires
+from dledger.remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from dledger.state.topics import (
     AUTO_CREATE_TOPIC_KEY_TOPIC,
     BENCHMARK_TOPIC,
@@ -23,7 +24,6 @@ from dledger.state.topics import (
     NOT_ALLOWED_SEND_TOPICS,
     RETRY_PREFIX,
 )
-from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 
 # ------------------------------------------------------------------------------- what is copied
 

@@ -16,9 +16,13 @@ from typing import Final, Protocol
 
 from typing_extensions import Buffer
 
-from client.admin.copies import offsets_of, without_store
-from client.core.errors import OffsetIllegalError, OffsetNotExpectedError, RequestTimedOutError
-from client.core.route import MessageQueue
+from dledger.client.admin.copies import offsets_of, without_store
+from dledger.client.core.errors import (
+    OffsetIllegalError,
+    OffsetNotExpectedError,
+    RequestTimedOutError,
+)
+from dledger.client.core.route import MessageQueue
 from dledger.mirror.plan import (
     Begin,
     Bounds,
@@ -61,7 +65,7 @@ NOT_COMPARED: Final = -1
 
 
 class Source(Protocol):
-    """What a copy asks of the cluster that is read; `client.admin.copies.ClusterCopies` is one."""
+    """What a copy asks of the cluster that is read; `dledger.client.admin.copies.ClusterCopies` is one."""
 
     async def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         """Return first offset and end of a queue."""

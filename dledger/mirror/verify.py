@@ -9,9 +9,9 @@ from typing import Final
 
 import trio
 
-from client.admin.copies import ClusterCopies, offsets_of, without_store
-from client.core.errors import OffsetIllegalError
-from client.core.route import MessageQueue
+from dledger.client.admin.copies import ClusterCopies, offsets_of, without_store
+from dledger.client.core.errors import OffsetIllegalError
+from dledger.client.core.route import MessageQueue
 from dledger.mirror.plan import (
     Bounds,
     Commit,

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import structlog
 
-from commitlog.entry import Run
-from commitlog.errors import CorruptRecordError
-from commitlog.message_batch import verify_copied_records
-from commitlog.record import iter_records
 from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.entry import Run
+from dledger.commitlog.errors import CorruptRecordError
+from dledger.commitlog.message_batch import verify_copied_records
+from dledger.commitlog.record import iter_records
 from dledger.filters.expiry import EXPIRE_MARK, marked, may_expire
 from dledger.group_api import BrokerGroup, ExpectedOffset, OnDone, Proposed
 from dledger.processors.answers import (
@@ -33,22 +33,22 @@ from dledger.processors.answers import (
 from dledger.processors.destination import check_accepts
 from dledger.processors.handles import COPIES, Limit, handles
 from dledger.processors.send_records import TakenRecords, split_records
-from dledger.services.limits import DiskSpace
-from dledger.services.pending_configs import TopicView
-from dledger.state.state_record import QueueFloorsChange, state_batch
-from dledger.state.topics import TopicConfig, is_of_copies
-from remoting.access.accounts import ADMIN
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.outcome import Condition
-from remoting.protocol.own_fields import (
+from dledger.remoting.access.accounts import ADMIN
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.own_fields import (
     OFFSET_FIELD,
     QueuePlace,
     copied_count_of,
     queue_place_of,
 )
+from dledger.services.limits import DiskSpace
+from dledger.services.pending_configs import TopicView
+from dledger.state.state_record import QueueFloorsChange, state_batch
+from dledger.state.topics import TopicConfig, is_of_copies
 
 _log = structlog.get_logger(__name__)
 

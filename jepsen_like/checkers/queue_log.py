@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.checkers.kernel.facts import (
+from dledger.jepsen_like.checkers.kernel.facts import (
     I64,
     OBS_COLUMNS,
     OPS_COLUMNS,
@@ -37,10 +37,10 @@ from jepsen_like.checkers.kernel.facts import (
     Columns,
     Flags,
 )
-from jepsen_like.checkers.kernel.judge import Judged, TimePair, judge_queue
-from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, Level, Operation, Outcome
+from dledger.jepsen_like.checkers.kernel.judge import Judged, TimePair, judge_queue
+from dledger.jepsen_like.checkers.kernel.tables import gather, table_to_numpy
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import NOTHING, F, Level, Operation, Outcome
 
 NAME: Final = "queue_log"
 

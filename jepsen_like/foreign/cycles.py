@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from jepsen_like.foreign.recorded import Attempt
-from jepsen_like.history.operation import NEVER
+from dledger.jepsen_like.foreign.recorded import Attempt
+from dledger.jepsen_like.history.operation import NEVER
 
 SEARCHED_MAX: Final = 512
 """Edges of a component from which a cycle is searched, for each name; a search visits the component

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from commitlog.errors import MQError
+from dledger.commitlog.errors import MQError
 
 
 class EdnError(MQError):

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
 
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.foreign import list_append, log, register, sets
-from jepsen_like.foreign.edn import EdnError
-from jepsen_like.foreign.recorded import Attempt, RecordError, read_text, workload_of
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.foreign import list_append, log, register, sets
+from dledger.jepsen_like.foreign.edn import EdnError
+from dledger.jepsen_like.foreign.recorded import Attempt, RecordError, read_text, workload_of
 
 Chosen = Literal["kafka", "register", "set", "linearizable-set", "list-append"]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.foreign.cycles import Cycle, Graph, cycles_of, link_real_time
-from jepsen_like.foreign.recorded import (
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.foreign.cycles import Cycle, Graph, cycles_of, link_real_time
+from dledger.jepsen_like.foreign.recorded import (
     Attempt,
     RecordError,
     edn_text,

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from jepsen_like.checkers import queue_log
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.foreign.cycles import Graph, cycles_of
-from jepsen_like.foreign.recorded import (
+from dledger.jepsen_like.checkers import queue_log
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.foreign.cycles import Graph, cycles_of
+from dledger.jepsen_like.foreign.recorded import (
     Attempt,
     RecordError,
     edn_text,
@@ -29,8 +29,8 @@ from jepsen_like.foreign.recorded import (
     micro_operations,
     word,
 )
-from jepsen_like.history.columns import obs_table, ops_table
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.history.columns import obs_table, ops_table
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 NAME: Final = "kafka"
 

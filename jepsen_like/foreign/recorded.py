@@ -19,10 +19,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from commitlog.errors import MQError
-from jepsen_like.foreign import edn
-from jepsen_like.foreign.edn import Keyword, text_of
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.foreign import edn
+from dledger.jepsen_like.foreign.edn import Keyword, text_of
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 # ---------------------------------------------------------------------------------- read
 

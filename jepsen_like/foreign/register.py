@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.foreign.edn import frozen
-from jepsen_like.foreign.recorded import Attempt, RecordError, edn_text, key_of
-from jepsen_like.history.operation import NEVER
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.foreign.edn import frozen
+from dledger.jepsen_like.foreign.recorded import Attempt, RecordError, edn_text, key_of
+from dledger.jepsen_like.history.operation import NEVER
 
 NAME: Final = "register"
 NONLINEARIZABLE: Final = "nonlinearizable"

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.foreign.cycles import Graph, components, link_real_time, shortest_cycle
-from jepsen_like.foreign.recorded import Attempt, RecordError, edn_text
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.foreign.cycles import Graph, components, link_real_time, shortest_cycle
+from dledger.jepsen_like.foreign.recorded import Attempt, RecordError, edn_text
 
 NAME: Final = "set"
 

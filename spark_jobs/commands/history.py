@@ -9,7 +9,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
-from spark_jobs.commands.progress import progress
+from dledger.spark_jobs.commands.progress import progress
 
 app = App(
     name="history",
@@ -47,7 +47,7 @@ def ingest(name: RunName, /, *, store: Store = STORE, output: Output = "table") 
 
     A torn last record, whose writer was killed, is counted and is not bad.
     """
-    from jepsen_like.history import parquet
+    from dledger.jepsen_like.history import parquet
 
     folder = run_folder(name, store)
     counts = parquet.ingest(folder)
@@ -77,8 +77,8 @@ def generate(
     output: Output = "table",
 ) -> int:
     """Generate a history of any length, correct or with one planted anomaly."""
-    from spark_jobs.generate.history import Shape, planter_named
-    from spark_jobs.generate.history import generate as make
+    from dledger.spark_jobs.generate.history import Shape, planter_named
+    from dledger.spark_jobs.generate.history import generate as make
 
     if plant:
         planter_named(plant)
@@ -107,14 +107,14 @@ def export(
     Raises:
         BadInputError: The tables are not whole, or hold other rows than were written.
     """
-    from jepsen_like.checkers.kernel.source import Want
-    from jepsen_like.foreign.recorded import lines
-    from jepsen_like.history.columns import operations_of
-    from jepsen_like.history.parquet import read_summary
-    from jepsen_like.history.sums import sum_of_table
-    from spark_jobs.engines.local import LocalSource
-    from spark_jobs.run import tables_of
-    from spark_jobs.tables import Tables, check_sum, check_tables
+    from dledger.jepsen_like.checkers.kernel.source import Want
+    from dledger.jepsen_like.foreign.recorded import lines
+    from dledger.jepsen_like.history.columns import operations_of
+    from dledger.jepsen_like.history.parquet import read_summary
+    from dledger.jepsen_like.history.sums import sum_of_table
+    from dledger.spark_jobs.engines.local import LocalSource
+    from dledger.spark_jobs.run import tables_of
+    from dledger.spark_jobs.tables import Tables, check_sum, check_tables
 
     folder = tables_of(run_folder(name, store), note)
     tables, counts = Tables(folder), read_summary(folder)
@@ -132,5 +132,7 @@ def export(
 
 
 app.command(
-    "spark_jobs.commands.bench:bench", name="bench", help="Measure how fast histories are checked."
+    "dledger.spark_jobs.commands.bench:bench",
+    name="bench",
+    help="Measure how fast histories are checked.",
 )

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import trio
 from typing_extensions import Buffer
 
-from client.core.errors import RequestFailedError, RequestTimedOutError
-from client.core.route import MessageQueue
-from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from dledger.client.core.errors import RequestFailedError, RequestTimedOutError
+from dledger.client.core.route import MessageQueue
+from dledger.remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from tests.harness.memory_queues import MemoryQueues
 from tests.harness.stored_fields import kept_fields
 

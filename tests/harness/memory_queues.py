@@ -8,15 +8,15 @@ from random import Random
 import trio
 from typing_extensions import Buffer
 
-from client.core.errors import (
+from dledger.client.core.errors import (
     BrokerUnreachableError,
     OffsetIllegalError,
     OffsetNotExpectedError,
     RequestTimedOutError,
 )
-from client.core.route import MessageQueue
-from commitlog.record import encode_record, pack_host
-from remoting.protocol.codes import ResponseCode
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.record import encode_record, pack_host
+from dledger.remoting.protocol.codes import ResponseCode
 from tests.harness.stored_fields import with_store
 
 STORE_HOST_V6 = pack_host("2001:db8::7", 10911)

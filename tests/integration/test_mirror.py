@@ -17,17 +17,17 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.admin.admin import Admin
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.producer.transaction_producer import TransactionProducer
-from commitlog.errors import MQError
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.topic_command import create_topic
+from dledger.client.admin.admin import Admin
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.transaction_producer import TransactionProducer
+from dledger.commitlog.errors import MQError
 from tests.harness.eventually import eventually, look_until
 from tests.harness.module_cluster import running
 from tests.harness.raw_pull import SEND_BACK, ask, committed, pull_all

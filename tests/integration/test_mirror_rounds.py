@@ -7,21 +7,21 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from client.admin.admin import Admin
-from client.admin.copies import ClusterCopies
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
 from dledger.cli.mirror_command import pairs_of, queue_rows
+from dledger.client.admin.admin import Admin
+from dledger.client.admin.copies import ClusterCopies
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
 from dledger.mirror.metrics import MirrorMetrics
 from dledger.mirror.mirror import Mirror
 from dledger.mirror.plan import Selection
 from dledger.mirror.verify import compare
 from dledger.output import CliError
+from dledger.remoting.protocol.bodies import SubscriptionGroupConfig
 from dledger.testing import embedded_cluster
-from remoting.protocol.bodies import SubscriptionGroupConfig
 
 pytestmark = pytest.mark.side_by_side
 

@@ -9,17 +9,17 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client.admin.admin import Admin
-from client.admin.copies import ClusterCopies
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.simple_consumer import SimpleConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import MessageIllegalError
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from client.producer.transaction_producer import TransactionProducer
+from dledger.client.admin.admin import Admin
+from dledger.client.admin.copies import ClusterCopies
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.simple_consumer import SimpleConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import MessageIllegalError
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.transaction_producer import TransactionProducer
 from dledger.mirror.mirror import Mirror
 from dledger.mirror.plan import Selection
 from dledger.mirror.verify import compare

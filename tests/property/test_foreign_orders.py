@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from jepsen_like.foreign import list_append, log, register, sets
-from jepsen_like.foreign.recorded import Attempt
-from jepsen_like.history.operation import NEVER
+from dledger.jepsen_like.foreign import list_append, log, register, sets
+from dledger.jepsen_like.foreign.recorded import Attempt
+from dledger.jepsen_like.history.operation import NEVER
 from tests.oracles.orders import Step, has_order
 
 pytestmark = pytest.mark.slow

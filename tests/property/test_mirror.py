@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import Buffer
 
-from client.admin.copies import with_ipv4_store_host
-from client.core.errors import ClientError
-from client.core.route import MessageQueue
+from dledger.client.admin.copies import with_ipv4_store_host
+from dledger.client.core.errors import ClientError
+from dledger.client.core.route import MessageQueue
 from dledger.mirror.plan import Level, Step, Stopped
 from dledger.mirror.queue_copy import CHUNK_BYTES, QueueCopy
 from tests.harness.memory_queues import STORE_HOST_V6, MemoryQueues

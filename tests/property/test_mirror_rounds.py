@@ -15,16 +15,16 @@ from typing import cast
 import pytest
 import trio
 
-from client.admin.copies import ClusterCopies
-from client.core.route import MessageQueue
-from commitlog.errors import ConfigError
+from dledger.client.admin.copies import ClusterCopies
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import ConfigError
+from dledger.jepsen_like.simulation.virtual_time import seeded_scheduler
 from dledger.mirror import queue_copy
 from dledger.mirror.mirror import Mirror
 from dledger.mirror.plan import Selection
 from dledger.mirror.verify import compare
+from dledger.remoting.protocol.bodies import SubscriptionGroupConfig
 from dledger.testing.doubles import ManualClock
-from jepsen_like.simulation.virtual_time import seeded_scheduler
-from remoting.protocol.bodies import SubscriptionGroupConfig
 from tests.harness.hostile_clusters import HostileCluster, Target
 
 BROKERS = ("a", "b")

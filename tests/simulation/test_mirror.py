@@ -10,14 +10,14 @@ from contextlib import suppress
 
 import pytest
 
-from client.admin.copies import ClusterCopies
-from client.core.errors import ClientError
-from client.core.route import MessageQueue
-from commitlog.errors import MQError
+from dledger.client.admin.copies import ClusterCopies
+from dledger.client.core.errors import ClientError
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.simulation.node import ClientNode
+from dledger.jepsen_like.simulation.world import World, run_world
 from dledger.mirror.queue_copy import QueueCopy
-from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.world import World, run_world
-from remoting.protocol.bodies import TopicConfig
+from dledger.remoting.protocol.bodies import TopicConfig
 from tests.harness.leader_faults import pause_and_cut_leaders
 from tests.harness.memory_queues import STORE_HOST_V6, MemoryQueues
 from tests.harness.stored_fields import kept_fields

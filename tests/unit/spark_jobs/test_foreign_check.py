@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dledger.cli.main import main
-from spark_jobs.generate.history import Shape, generate
-from spark_jobs.notebooks.pictures import SHIPPED
+from dledger.spark_jobs.generate.history import Shape, generate
+from dledger.spark_jobs.notebooks.pictures import SHIPPED
 from tests.harness.bad_tables import BAD as BAD_TABLES
 
 GOOD = (

@@ -7,16 +7,16 @@ from typing import cast
 
 import pytest
 
-from client.admin.copies import ClusterCopies
-from client.core.errors import BrokerUnreachableError, RequestFailedError
-from client.core.route import MessageQueue
-from commitlog.errors import ConfigError
+from dledger.client.admin.copies import ClusterCopies
+from dledger.client.core.errors import BrokerUnreachableError, RequestFailedError
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import ConfigError
 from dledger.mirror import queue_copy
 from dledger.mirror.mirror import FRUITLESS_MAX, PAUSE_S, ROUND_S, Mirror, Round
 from dledger.mirror.plan import Selection
 from dledger.mirror.verify import compare
+from dledger.remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from dledger.testing.doubles import ManualClock
-from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from tests.harness.memory_queues import MemoryQueues
 
 BROKER = "broker-a"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.errors import ConfigError
+from dledger.commitlog.errors import ConfigError
 from dledger.mirror.plan import (
     Begin,
     Bounds,

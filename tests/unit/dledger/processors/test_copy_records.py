@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from commitlog.record import (
+from dledger.commitlog.record import (
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_COMMIT,
     SYS_FLAG_COMPRESSED,
@@ -15,11 +15,11 @@ from commitlog.record import (
     encode_record,
     pack_host,
 )
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.outcome import OUTCOME_FIELD
 from dledger.testing.doubles import ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.outcome import OUTCOME_FIELD
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeGroup
 from tests.harness.stored_fields import kept_fields

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jepsen_like.foreign.cycles import SEARCHED_MAX, Graph, cycles_of
+from dledger.jepsen_like.foreign.cycles import SEARCHED_MAX, Graph, cycles_of
 
 
 def test_cycle_behind_many_edges_of_its_kind_is_named() -> None:

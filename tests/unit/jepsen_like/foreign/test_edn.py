@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jepsen_like.foreign.edn import DEPTH_MAX, EdnError, Keyword, Symbol, Tagged, text_of, values
+from dledger.jepsen_like.foreign.edn import (
+    DEPTH_MAX,
+    EdnError,
+    Keyword,
+    Symbol,
+    Tagged,
+    text_of,
+    values,
+)
 from tests.harness.extent import examples
 
 NAMES = st.from_regex(r"[a-z][a-z0-9*!_?<>=/-]{0,8}", fullmatch=True).filter(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.foreign import edn
-from jepsen_like.foreign.judged import judge_file, judge_text
+from dledger.jepsen_like.foreign import edn
+from dledger.jepsen_like.foreign.judged import judge_file, judge_text
 
 WRITE = {"process": 0, "type": "ok", "f": "write"}
 READ = {"process": 1, "type": "ok", "f": "read"}

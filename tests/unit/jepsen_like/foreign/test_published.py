@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.foreign import register
-from jepsen_like.foreign.edn import Keyword, Tagged, text_of
-from jepsen_like.foreign.judged import Chosen, judge_text
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.foreign import register
+from dledger.jepsen_like.foreign.edn import Keyword, Tagged, text_of
+from dledger.jepsen_like.foreign.judged import Chosen, judge_text
 
 
 def names(verdict: Verdict) -> set[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.foreign.judged import judge_text
-from jepsen_like.foreign.log import step_of
-from jepsen_like.foreign.recorded import lines, read_text
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.foreign.judged import judge_text
+from dledger.jepsen_like.foreign.log import step_of
+from dledger.jepsen_like.foreign.recorded import lines, read_text
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from tests.harness.clean_histories import clean_history
 
 
