@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import yaml
 
-from jepsen_like.chaos import namespaces
-from jepsen_like.chaos.namespaces import RunNetwork, run_network
+from dledger.jepsen_like.chaos import namespaces
+from dledger.jepsen_like.chaos.namespaces import RunNetwork, run_network
 from tests.harness.shipped_files import ROOT
 
 TOOLS: Final = ("unshare", "nsenter", "setpriv", "mount")
