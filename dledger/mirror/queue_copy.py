@@ -65,7 +65,7 @@ NOT_COMPARED: Final = -1
 
 
 class Source(Protocol):
-    """What a copy asks of the cluster that is read; `dledger.client.admin.copies.ClusterCopies` is one."""
+    """What a copy asks of the cluster that is read; `client.admin.copies.ClusterCopies` is one."""
 
     async def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         """Return first offset and end of a queue."""
