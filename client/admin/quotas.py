@@ -1,6 +1,6 @@
 """Administration of quotas: what an account or a client may use of each broker.
 
-`dledger.client.admin.admin.Admin` has these as its own methods. Each broker group has quotas of its own, so
+`client.admin.admin.Admin` has these as its own methods. Each broker group has quotas of its own, so
 a change goes to each.
 """
 
