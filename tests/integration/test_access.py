@@ -36,7 +36,7 @@ from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
 from tests.harness.operator_cluster import OPERATOR, SERVICE, plain_acl
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("access")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("access")]
 
 PLAIN_ACL = plain_acl("orders", "billing")
 

@@ -96,7 +96,6 @@ async def test_brokers_that_do_not_start_are_rows_with_a_reason(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
 async def test_ours_is_measured_with_every_kind_of_load(tmp_path: Path) -> None:
     steps = plan(1, ("ours/batches", "ours/drain", "ours/kill"))
     measured = await play(steps, Tools(tmp_path), settings(tmp_path), lambda _: None)

@@ -25,7 +25,7 @@ from dledger.testing.clusters import EmbeddedCluster, embedded_cluster
 
 MESSAGES = 120
 WORKERS = 5
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 
 async def send(client: ClientInstance, count: int, topic: str = "T") -> set[bytes]:

@@ -30,7 +30,7 @@ from dledger.remoting.protocol.headers import ConsumeDirectlyHeader
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.stored_messages import messages_at
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 LOOK_S = 0.05
 TOPIC = pb.Resource(name="Orders")

@@ -21,7 +21,7 @@ from dledger.proxy.metrics import STOPS
 from dledger.proxy.server import SERVICE, serving
 from tests.harness.metrics_page import MetricsPage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 METADATA = (("x-mq-client-id", "a client"),)
 PRODUCER = pb.TelemetryCommand(

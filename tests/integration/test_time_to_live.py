@@ -22,7 +22,6 @@ from dledger.client.producer.transaction_producer import TransactionProducer
 from dledger.testing import EmbeddedCluster, embedded_cluster
 from tests.harness.raw_pull import pull_all
 
-pytestmark = pytest.mark.side_by_side
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 TTL_MS = 20_000

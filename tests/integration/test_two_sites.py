@@ -55,7 +55,7 @@ from dledger.jepsen_like.plans.plan import Plan
 from dledger.remoting.protocol.bodies import ClusterInfo
 from dledger.remoting.protocol.codes import RequestCode
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 TOPIC: Final = "Sites"
 RIGHT: Final = "right"
