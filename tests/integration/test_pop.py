@@ -121,7 +121,7 @@ async def test_reset_of_a_group_without_messages_out() -> None:
         async with SimpleConsumer(client, "g", {"T": "*"}, invisible_s=60) as consumer:
             await consumer.ack_all(await consumer.receive(max_messages=3, wait_s=5))
             again = list[ReceivedMessage]()
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 async with trio.open_nursery() as nursery:
 
                     async def wait() -> None:

@@ -68,7 +68,7 @@ PLAN: Final = Plan(
     settings=msgspec.structs.replace(SETTINGS, register_ms=REGISTER_MS),
 )
 
-NOTICED_S: Final = 1.0
+NOTICED_S: Final = 5.0
 """Orders to cut are carried out well within this."""
 
 PATIENCE_S: Final = 60.0
