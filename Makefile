@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -q
 # and wait for them: more run at a time than there are processors.
 COMPUTE := tests/unit tests/property tests/simulation -n auto --dist worksteal
 PROCESSES := tests/integration tests/browser -n 4 --dist loadgroup
-STAGES := $(PYTHON) tests/stages.py
+STAGES := $(PYTHON) tests/gate/stages.py
 
 .PHONY: setup size lint types imports static unit integration check test chromium deploy-tools java docs console-pictures proto spark interop interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
 
@@ -42,7 +42,7 @@ imports: setup
 	$(BIN)/lint-imports
 
 size: setup
-	$(BIN)/python -m tests.size
+	$(BIN)/python -m tests.gate.size
 
 static: lint types imports size
 

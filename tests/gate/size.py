@@ -1,4 +1,4 @@
-"""Compare lines and files per folder with their budget, ``tests/size.toml``: ``make size``.
+"""Compare lines and files per folder with their budget, ``tests/gate/size.toml``: ``make size``.
 
 The budget goes down only. Lines are all lines of Python files under version control.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BUDGET = Path(__file__).with_suffix(".toml")
 
 

@@ -1,6 +1,6 @@
 """Run stages of the gate, each one a target of the Makefile, to the end, and name all failures.
 
-``python3 tests/stages.py lint types unit`` goes on after a stage that failed. With ``--beside`` one
+``python3 tests/gate/stages.py lint types unit`` goes on after a stage that failed. With ``--beside`` one
 group of stages runs while the others do. With ``--minutes`` the stages are hunts: each gets its
 share of the time that is left, in minutes, as ``HUNT_SHARE``, and one that needs more does not run.
 
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "build" / "stages"
 FAILURE = re.compile(r"^(?:FAILED|ERROR) .*|^.*\bError: .*|^make.* \*\*\* .*")
 FAILURES_MAX = 200
