@@ -15,7 +15,7 @@ from commitlog.entry import KIND_RECORDS, parse_header, record_starts
 from commitlog.entry_log import EntryLog
 from commitlog.errors import MQError
 from commitlog.record import decode_record
-from dledger.state.snapshot import snapshot
+from dledger.state.image import snapshot
 from dledger.state.state_record import FloorChange, decode_change
 from dledger.state.tables import StateTables
 from dledger.state.topics import FLOOR_QUEUE, STATE_TOPIC
@@ -68,13 +68,13 @@ def move_of(log: EntryLog, index: int, change: FloorChange, *, node: str, at_ns:
         at_ns,
         node,
         index,
-        cause="" if reason is None else reason.cause,
+        cause=reason.cause,
         position=floor.position,
         end_position=header.position,
         newest_ms=newest_ms,
         stored_ms=header.store_time_ms,
-        keep_bytes=0 if reason is None else reason.keep_bytes,
-        keep_ms=0 if reason is None else reason.reserved_hours * HOUR_MS,
+        keep_bytes=reason.keep_bytes,
+        keep_ms=reason.reserved_hours * HOUR_MS,
     )
 
 

@@ -53,7 +53,8 @@ from dledger.raft.follower import split_frames
 from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.journal import TermVote
 from dledger.raft.wire import Kind, PeerFrameDecoder, encode_frame, encode_head
-from dledger.state.snapshot import load, snapshot
+from dledger.state.image import snapshot
+from dledger.state.snapshot import load
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from commitlog.record import iter_records
-from dledger.state.snapshot import load, snapshot
+from dledger.state.image import snapshot
+from dledger.state.snapshot import load
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
 from dledger.testing.doubles import ManualClock

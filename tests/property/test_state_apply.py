@@ -14,9 +14,10 @@ from commitlog.record import encode_record
 from dledger.proposals import PendingQueueOffsets
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import apply_entry
+from dledger.state.image import snapshot
 from dledger.state.quotas import QuotaConfig, QuotasChange
 from dledger.state.schedules import Fired, Schedule, ScheduleConfig, SchedulesChange
-from dledger.state.snapshot import load, snapshot
+from dledger.state.snapshot import load
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,

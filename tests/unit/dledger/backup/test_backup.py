@@ -32,8 +32,8 @@ from dledger.backup.target import MANIFEST, NoBackupError, Target
 from dledger.backup.verify import verify
 from dledger.maintenance import members_of
 from dledger.raft.identity import Identity
+from dledger.state.image import snapshot
 from dledger.state.schedules import Fired, Schedule, ScheduleConfig, SchedulesChange
-from dledger.state.snapshot import snapshot
 from dledger.state.state_record import state_batch
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore

@@ -271,13 +271,6 @@ def test_voter_that_lost_its_folder_is_no_observer() -> None:
     assert found.standing is Standing.LEARNER
 
 
-def test_list_without_observers_is_read_by_older_versions() -> None:
-    asked = OBSERVED.asked_to_vote(OBSERVED.members[3])
-    versions = [cbor2.loads(listed.encode())["v"] for listed in (THREE, OBSERVED, asked)]
-    assert versions == [1, 2, 1]
-    assert Members.decode(OBSERVED.encode()) == OBSERVED
-
-
 # -- the list in force ---------------------------------------------------------------------
 
 

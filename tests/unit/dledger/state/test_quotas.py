@@ -7,12 +7,11 @@ from typing import Any
 import cbor2
 import pytest
 
-from commitlog.errors import ForeignStoreError, InvariantBroken
-from dledger.state import snapshot as snapshots
+from commitlog.errors import InvariantBroken
 from dledger.state.accounts import AccessChange, AccountConfig
-from dledger.state.image import Image, cut_everything, take_cut
+from dledger.state.image import Image, cut_everything, snapshot, take_cut
 from dledger.state.quotas import QuotaConfig, QuotasChange
-from dledger.state.snapshot import load, snapshot
+from dledger.state.snapshot import load
 from dledger.state.state_record import decode_change, encode_change, state_batch
 from dledger.state.topics import QUOTAS_QUEUE, builtin_groups, builtin_topics
 from jepsen_like.simulation.reference_replica import digests_by_field
@@ -81,24 +80,6 @@ def test_a_snapshot_carries_quotas(group: FakeGroup) -> None:
     assert snapshot(loaded) == data
 
 
-@pytest.mark.parametrize(("has_accounts", "without"), [(False, 1), (True, 2)])
-def test_only_a_snapshot_with_quotas_has_the_third_format(
-    group: FakeGroup, monkeypatch: pytest.MonkeyPatch, has_accounts: bool, without: int
-) -> None:
-    if has_accounts:
-        change(group, AccessChange((AccountConfig("orders", "s" * 8),)))
-    assert int.from_bytes(snapshot(group.state)[8:12], "big") == without
-    change(group, QuotasChange((ORDERS,)))
-    data = snapshot(group.state)
-    assert int.from_bytes(data[8:12], "big") == 3
-    monkeypatch.setattr(snapshots, "SNAPSHOT_FORMAT", 2)
-    with pytest.raises(ForeignStoreError, match="format 3; this version knows up to 2"):
-        load(data, **BUILTIN)
-    monkeypatch.undo()
-    change(group, QuotasChange(delete=("account:orders",)))
-    assert int.from_bytes(snapshot(group.state)[8:12], "big") == without
-
-
 def test_quotas_follow_by_cuts(group: FakeGroup) -> None:
     image = Image()
     image.take(cut_everything(group.state))
@@ -109,7 +90,7 @@ def test_quotas_follow_by_cuts(group: FakeGroup) -> None:
     ):
         change(group, one)
         image.take(take_cut(group.state))
-        assert image.snapshot() == snapshot(group.state, hints=True)
+        assert image.snapshot(hints=False) == snapshot(group.state)
         whole = Image()
         whole.take(cut_everything(group.state))
         assert whole.snapshot() == image.snapshot()

@@ -8,10 +8,9 @@ from typing import Any
 import cbor2
 import pytest
 
-from commitlog.errors import ForeignStoreError, InvariantBroken
-from dledger.state import snapshot as snapshots
+from commitlog.errors import InvariantBroken
 from dledger.state.accounts import AccessChange
-from dledger.state.image import Image, cut_everything, take_cut
+from dledger.state.image import Image, cut_everything, snapshot, take_cut
 from dledger.state.schedules import (
     Fired,
     Schedule,
@@ -19,7 +18,7 @@ from dledger.state.schedules import (
     SchedulesChange,
     apply_schedules,
 )
-from dledger.state.snapshot import load, snapshot
+from dledger.state.snapshot import load
 from dledger.state.state_record import TopicsChange, decode_change, encode_change, state_batch
 from dledger.state.topics import SCHEDULES_QUEUE, TopicConfig, builtin_groups, builtin_topics
 from jepsen_like.simulation.reference_replica import digests_by_field
@@ -145,11 +144,7 @@ def test_the_digest_sees_a_changed_instant(group: FakeGroup) -> None:
     assert {name for name in before if before[name] != after[name]} == {"schedules"}
 
 
-def test_a_snapshot_carries_schedules_and_an_older_one_has_none(group: FakeGroup) -> None:
-    change(group, TopicsChange(put=(TopicConfig("T"),)))
-    older = snapshot(group.state)
-    assert int.from_bytes(older[8:12], "big") == 1, "earlier versions read it"
-    assert load(older, **BUILTIN).schedules == {}
+def test_a_snapshot_carries_schedules(group: FakeGroup) -> None:
     change(group, put(CONFIG, 5), SchedulesChange(fired=(Fired("nightly", 5, 9, 1),)))
     data = snapshot(group.state)
     loaded = load(data, **BUILTIN)
@@ -158,33 +153,18 @@ def test_a_snapshot_carries_schedules_and_an_older_one_has_none(group: FakeGroup
     assert (loaded.schedules_index, snapshot(loaded)) == (group.state.applied_index, data)
 
 
-def test_an_earlier_version_refuses_a_snapshot_with_schedules(
-    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even when none is left: a name that comes again would be another schedule there."""
-    change(group, AccessChange(white_addresses="10.0.0.*"))
-    assert int.from_bytes(snapshot(group.state)[8:12], "big") == 2
-    change(group, put(CONFIG, 5))
-    change(group, SchedulesChange(delete=("nightly",)))
-    data = snapshot(group.state)
-    assert int.from_bytes(data[8:12], "big") == 4
-    monkeypatch.setattr(snapshots, "SNAPSHOT_FORMAT", 3)
-    with pytest.raises(ForeignStoreError, match="format 4; this version knows up to 3"):
-        load(data, **BUILTIN)
-
-
 def test_schedules_follow_by_cuts(group: FakeGroup) -> None:
     image = Image()
     image.take(cut_everything(group.state))
     change(group, TopicsChange(put=(TopicConfig("T"),)), put(CONFIG, 5))
     image.take(take_cut(group.state))
-    assert image.snapshot() == snapshot(group.state, hints=True)
+    assert image.snapshot(hints=False) == snapshot(group.state)
     change(group, SchedulesChange((replace(CONFIG, name="b"),), 7, (), (Fired("nightly", 5, 8),)))
     image.take(take_cut(group.state))
-    assert image.snapshot() == snapshot(group.state, hints=True)
+    assert image.snapshot(hints=False) == snapshot(group.state)
     change(group, TopicsChange(delete=("T",)))
     image.take(take_cut(group.state))
-    assert image.snapshot() == snapshot(group.state, hints=True)
+    assert image.snapshot(hints=False) == snapshot(group.state)
     whole = Image()
     whole.take(cut_everything(group.state))
     assert whole.snapshot() == image.snapshot()
