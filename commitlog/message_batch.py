@@ -29,11 +29,8 @@ from commitlog.record import (
     MAGIC_V2,
     MAX_TOPIC_V1_BYTES,
     MIN_RECORD_BYTES,
-    SYS_FLAG_BORN_HOST_V6,
-    SYS_FLAG_COMMIT,
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_COMPRESSION_TYPE_MASK,
-    SYS_FLAG_TRANSACTION_MASK,
 )
 from commitlog.record_columns import RecordColumns, gather_bytes, record_columns
 
@@ -295,61 +292,3 @@ def _verify_bodies(view: memoryview, columns: RecordColumns) -> None:
 def _refuse(bad: npt.NDArray[np.bool_], what: str) -> None:
     if bad.any():
         raise CorruptRecordError(f"record {int(bad.argmax())} of the batch {what}")
-
-
-# ------------------------------------------------------------------------- records of another log
-
-
-COPIED_SYS_FLAGS: Final = ACCEPTED_SYS_FLAGS | SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_TRANSACTION_MASK
-"""What a stored message may have beside compression. The store host is written again, as IPv4."""
-
-
-def verify_copied_records(
-    records: Buffer,
-    sizes: npt.NDArray[np.uint32],
-    run: Run,
-    first_offset: int,
-    *,
-    max_body_bytes: int = MAX_BODY_BYTES,
-) -> None:
-    """Check that *records*, which stand in a queue of another log, may be sealed after patching.
-
-    Born host and time, properties, and the mark of a committed transaction stay as they are.
-
-    Args:
-        records: Records back to back, with IPv4 store hosts.
-        sizes: Size in bytes of each.
-        run: The queue that they stand in.
-        first_offset: Offset of the first of them there; the others follow it without a gap.
-        max_body_bytes: Largest body as stored, compressed or not.
-    Raises:
-        CorruptRecordError: Naming the first record that is not what it claims, or not at its
-            offset.
-    """
-    view = memoryview(records).cast("B")
-    if not run.count or len(sizes) != run.count:
-        raise CorruptRecordError("run and sizes of the batch count records differently")
-    total = int(sizes.sum(dtype=np.int64))
-    if total != len(view):
-        raise CorruptRecordError(
-            f"sizes of the batch add up to {total} bytes, its records have {len(view)}"
-        )
-    wide = sizes.astype(np.int64)
-    columns = record_columns(view, np.cumsum(wide) - wide, wide)
-    head, sys_flag = columns.head, columns.sys_flag
-    transaction = sys_flag & SYS_FLAG_TRANSACTION_MASK
-    raw = run.topic.encode()
-    _refuse(head["queue_id"] != run.queue_id, "has another queue than its run")
-    _refuse(columns.topic_bytes != len(raw), "has another topic than its run")
-    topics = gather_bytes(view, columns.topic_start, len(raw))
-    _refuse((topics != np.frombuffer(raw, np.uint8)).any(axis=1), "has another topic than its run")
-    offsets = np.arange(first_offset, first_offset + run.count)
-    _refuse(head["queue_offset"] != offsets, "does not stand behind the one before it")
-    _refuse((sys_flag & ~COPIED_SYS_FLAGS) != 0, "has system flags that no copy has")
-    _refuse(
-        (transaction != 0) & (transaction != SYS_FLAG_COMMIT),
-        "belongs to a transaction that is not committed",
-    )
-    _refuse(columns.body_bytes == 0, "has no body")
-    _refuse(columns.body_bytes > max_body_bytes, f"has a body over {max_body_bytes} bytes")
-    _verify_bodies(view, columns)

@@ -160,17 +160,11 @@ OnDone = Callable[[Proposed], None]
 
 
 class ExpectedOffset(NamedTuple):
-    """The next offset that a queue must have for a proposal to be appended.
-
-    Attributes:
-        begins_at: The proposal lets the queue, which has no message, begin at this offset: it is
-            an entry of its own, and what is appended next to the queue gets that offset.
-    """
+    """The next offset that a queue must have for a proposal to be appended."""
 
     topic: str
     queue_id: int
     offset: int
-    begins_at: int | None = None
 
 
 class OffsetCommit(NamedTuple):

@@ -94,14 +94,6 @@ class _Pending:
     commits: Sequence[OffsetCommit] = ()
 
     @property
-    def ends_entry(self) -> bool:
-        """Whether what comes next begins another entry: it moves the end of a queue by no record.
-
-        In an entry the records of queues are applied before changes of the state.
-        """
-        return self.expected is not None and self.expected.begins_at is not None
-
-    @property
     def is_conditional(self) -> bool:
         """Whether what was appended before decides if it is; a step expects each offset."""
         commits = self.commits
@@ -154,11 +146,6 @@ class PendingQueueOffsets:
         if found == expected.offset:
             return None
         return OffsetNotExpectedError(expected.topic, expected.queue_id, expected.offset, found)
-
-    def keep_begin(self, expected: ExpectedOffset) -> None:
-        """Count what *expected* lets begin as begun."""
-        if expected.begins_at is not None:
-            self._next[expected.topic, expected.queue_id] = expected.begins_at
 
     def keep(self, following: dict[QueueKey, int]) -> None:
         """Count the runs of a plan as appended."""
@@ -318,8 +305,6 @@ class Proposals:
                     continue
             taken.append(self._pending.popleft())
             size += taken[-1].size
-            if following.ends_entry:
-                break
         if not taken:
             return True
         runs = (run for pending in taken for run in pending.batch.runs)
@@ -339,9 +324,6 @@ class Proposals:
                 self._finish(pending, Proposed("not_stored", error=error))
             return False
         self._offsets.keep(kept)
-        first = taken[0].expected
-        if first is not None:
-            self._offsets.keep_begin(first)
         commits = [commit for pending in taken for commit in pending.commits]
         if commits:
             self._commits.keep(index, commits)

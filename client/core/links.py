@@ -39,7 +39,7 @@ from remoting.errors import RequestTimedOutError as CallTimedOutError
 from remoting.protocol.codes import RequestCode, ResponseCode
 from remoting.protocol.command import ExtFields, RemotingCommand, SerializeType, request
 from remoting.protocol.outcome import outcome_of
-from remoting.protocol.own_fields import COPIES_FIELD, EXPECTS_FIELD, NAMES_STALE_FIELD
+from remoting.protocol.own_fields import EXPECTS_FIELD, NAMES_STALE_FIELD
 from remoting.protocol.signature import SIGNED_TOO_LONG_AGO
 
 _log = structlog.get_logger()
@@ -58,7 +58,6 @@ class Link:
         idempotent: It distinguishes a repeated send from a new one.
         expects: It stores a send only at the offset that this expects.
         names_stale: It names the stale receipts of a batch of acknowledgements.
-        copies: It takes records of another cluster at their offsets.
         identity: Of the broker's group, as it reports; empty: not reported.
         refused: Why it does not report anything of this; empty: it does not know the question.
         heard: The newest heartbeat it has answered.
@@ -73,7 +72,6 @@ class Link:
     idempotent: bool = False
     expects: bool = False
     names_stale: bool = False
-    copies: bool = False
     identity: str = ""
     refused: str = ""
     heard: bytes = b""
@@ -316,7 +314,6 @@ class Links:
                     idempotent=ours and truth(answer.ext.get("idempotent")),
                     expects=ours and truth(answer.ext.get(EXPECTS_FIELD)),
                     names_stale=ours and truth(answer.ext.get(NAMES_STALE_FIELD)),
-                    copies=ours and truth(answer.ext.get(COPIES_FIELD)),
                     identity=str(answer.ext.get("groupIdentity") or "") if ours else "",
                     refused="" if ours or is_old else _refused(address, answer),
                 )

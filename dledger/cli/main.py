@@ -116,12 +116,6 @@ COMMANDS = (
     ),
     ("namesrv", "namesrv.command:app", RUN, "Run one NameServer."),
     (
-        "mirror",
-        "dledger.cli.mirror_command:app",
-        RUN,
-        "Copy a cluster into a second one, offset by offset.",
-    ),
-    (
         "proxy",
         "dledger.proxy.command:app",
         RUN,

@@ -243,9 +243,6 @@ SENDS_RECORDS: Final = Rule(rights=_send_records)
 """The right to the topic of each run."""
 CONSUMES_AND_SENDS: Final = Rule(rights=_consume_step)
 """The rights to the topic of each run, to the consumer group, and to each topic that it reads."""
-COPIES: Final = Rule(admin=True)
-"""For administrators: a copy has properties that only brokers write. No administrative act: a line
-of the audit for each batch would hide all others."""
 HEARTBEAT: Final = Rule(rights=_heartbeat)
 """The rights to the groups and topics that the client subscribes to."""
 UNREGISTERS: Final = Rule(rights=_unregister)

@@ -182,7 +182,7 @@ class Metering:
         if account:
             key = quota_key(ACCOUNT, account)
             quota = quotas.get(key)
-            # Tools and mirrors of administrators have no quota unless it is one of their own.
+            # Tools of administrators have no quota unless it is one of their own.
             if quota is None and limited_account(connection):
                 quota = quotas.get(quota_key(ACCOUNT, ""))
             return None if quota is None else (key, quota)

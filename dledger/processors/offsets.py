@@ -12,7 +12,6 @@ from dledger.processors.answers import (
     answer_when_done,
     check_group_name,
     not_leader,
-    nothing_to_change,
     refusal,
     when_current,
 )
@@ -36,7 +35,6 @@ from remoting.protocol.headers import (
     UpdateConsumerOffsetHeader,
 )
 from remoting.protocol.outcome import Condition
-from remoting.protocol.own_fields import ONLY_FORWARD_FIELD
 
 NO_TIME = -1
 """Store time of the first message of an empty queue."""
@@ -137,12 +135,6 @@ class OffsetsProcessor:
             )
         slot = (header.consumer_group, header.topic, header.queue_id)
         offset = header.commit_offset
-        if command.ext.get(ONLY_FORWARD_FIELD) in (True, "true"):
-            stored, newest = group.state.consumer_offset(*slot), self._offsets.offset(*slot)
-            if stored is not None and newest == stored >= offset:
-                return nothing_to_change(group, connection, command)
-            # One that is taken and not stored yet is stored with this answer.
-            offset = max(offset, offset if newest is None else newest)
         account = limited_account(connection)
         self._offsets.check_room(header.consumer_group, header.topic, account)
         key = (*slot, offset)

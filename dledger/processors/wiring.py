@@ -25,7 +25,6 @@ from dledger.processors.client_calls import ClientCallsProcessor, ClientQueriesP
 from dledger.processors.client_table import ClientTable
 from dledger.processors.clients import ClientsProcessor
 from dledger.processors.consume_steps import ConsumeStepProcessor
-from dledger.processors.copy_records import CopyRecordsProcessor
 from dledger.processors.destination import Destinations
 from dledger.processors.get_message import PropertyFilters, PullChecks
 from dledger.processors.groups import ConsumeStatsProcessor, SubscriptionGroupsProcessor
@@ -84,7 +83,6 @@ PROCESSORS: Final[tuple[type, ...]] = (
     SendProcessor,
     SendRecordsProcessor,
     ConsumeStepProcessor,
-    CopyRecordsProcessor,
     ReplyProcessor,
     SendBackProcessor,
     RecallProcessor,
@@ -359,7 +357,6 @@ def _senders(shared: _Shared) -> tuple[object, ...]:
         SendProcessor(group, settings, destinations, sends, timers, shared.locks, uniq_keys, clock),
         records,
         ConsumeStepProcessor(group, topics, shared.offsets, records),
-        CopyRecordsProcessor(group, topics, settings, shared.space),
         ReplyProcessor(group, shared.clients, settings, destinations, clock),
         SendBackProcessor(group, settings, destinations, rng),
         RecallProcessor(group, settings, recalls),

@@ -352,9 +352,7 @@ def _apply_change(
             tables.timers.recall(recalled)
             tables.marks.timer_pieces.update(piece_of(offset) for offset in (*done, *recalled))
             tables.marks.recalled.extend(recalled)
-        case QueueFloorsChange(floors=floors, begins=begins):
-            for topic, queue_id, offset in begins:
-                _begin_queue(tables, topic, queue_id, offset)
+        case QueueFloorsChange(floors=floors):
             for topic, queue_id, offset in floors:
                 bounds = tables.queues.get((topic, queue_id))
                 if bounds is None or offset > bounds.max_offset:
@@ -382,14 +380,6 @@ def _apply_change(
         case SchedulesChange():
             tables.marks.schedules |= apply_schedules(tables.schedules, change, header.index)
             tables.schedules_index = header.index
-
-
-def _begin_queue(tables: StateTables, topic: str, queue_id: int, offset: int) -> None:
-    bounds = tables.queues.get((topic, queue_id)) or tables.add_queue(topic, queue_id)
-    if bounds.max_offset:
-        raise InvariantBroken(f"{topic} {queue_id} has messages and would begin at {offset}")
-    bounds.min_offset = bounds.max_offset = offset
-    tables.marks.queues.add(topic)
 
 
 def _apply_pop(tables: StateTables, change: PopChange, header: EntryHeader) -> None:

@@ -196,7 +196,7 @@ class TimersChange:
 
 @dataclass(frozen=True, slots=True)
 class QueueFloorsChange:
-    """Queues that begin later from now on, by topic: retention of a topic, or a begin elsewhere."""
+    """Queues that begin later from now on: retention of a topic."""
 
     floors: tuple[tuple[str, int, int], ...]
     """Topic, queue id, first offset kept."""
@@ -204,8 +204,6 @@ class QueueFloorsChange:
     """Wall time of the leader."""
     retention_ms: tuple[tuple[str, int], ...] = ()
     """Topic, and how long it kept its messages then."""
-    begins: tuple[tuple[str, int, int], ...] = ()
-    """Topic, queue id, and the offset that its first message gets: it has had none."""
 
 
 StateChange = (
@@ -273,13 +271,12 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
         case TimersChange(done, recalled):
             queue_id = TIMERS_QUEUE
             body = {"done": list(done), "recalled": list(recalled)}
-        case QueueFloorsChange(floors, decided_ms, keeps, begins):
+        case QueueFloorsChange(floors, decided_ms, keeps):
             queue_id = QUEUE_FLOORS_QUEUE
             body = {
                 "floors": _by_topic(floors),
                 "at": decided_ms,
                 "retention_ms": dict(keeps),
-                "begins": _by_topic(begins),
             }
         case ProducerOpenedChange(producer_id):
             queue_id = PRODUCER_SESSIONS_QUEUE
@@ -360,7 +357,6 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
                 _places(value["floors"]),
                 value["at"],
                 tuple(value["retention_ms"].items()),
-                _places(value["begins"]),
             )
         if queue_id == PRODUCER_SESSIONS_QUEUE:
             if "open" in value:

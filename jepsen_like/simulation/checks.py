@@ -493,7 +493,6 @@ class Floors:
         self, node: BrokerNode, tables: Any, index: int, change: QueueFloorsChange
     ) -> None:
         keeps = dict(change.retention_ms)
-        self.queues.update(topic for topic, _, _ in change.begins)
         for topic, _, _ in change.floors:
             self.queues.add(topic)
             config = tables.topics.get(topic)

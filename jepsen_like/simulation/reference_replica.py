@@ -41,7 +41,6 @@ from dledger.broker_settings import delays_of_levels
 from dledger.group import Group
 from dledger.processors.store_times import search_offset
 from dledger.state.apply import apply_entry, raise_min_offsets
-from dledger.state.state_record import QueueFloorsChange
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
 from jepsen_like.simulation.node import BrokerNode, CheckedWorld
 
@@ -123,9 +122,6 @@ class ReferenceReplica:
     def _apply(self, tables: StateTables, frame: bytes, header: EntryHeader) -> None:
         derived = derive_plain(frame, header, delay_ms=self._delays)
         applied = apply_entry(tables, frame, header, derived)
-        for change in applied.changes:
-            if isinstance(change, QueueFloorsChange):
-                self._begin_queues(change)
         for item in applied.units:
             units = self._units.setdefault((item.topic, item.queue_id), bytearray())
             if len(units) != item.first * UNIT_BYTES:
@@ -143,12 +139,6 @@ class ReferenceReplica:
             raise_min_offsets(tables, self._first_kept)
         for start in derived.starts.tolist():
             self._take_keys(memoryview(frame)[start:])
-
-    def _begin_queues(self, change: QueueFloorsChange) -> None:
-        """Let queues begin late: what stands before is never asked for, and older than all."""
-        for topic, queue_id, offset in change.begins:
-            self._units[topic, queue_id] = bytearray(offset * UNIT_BYTES)
-            self._times[topic, queue_id] = [0] * offset
 
     def _first_kept(self, topic: str, queue_id: int, bounds: QueueBounds) -> tuple[int, int]:
         assert self.tables is not None

@@ -248,10 +248,6 @@ class RequestCode(IntEnum):
     OPEN_PRODUCER = 51110
     # Messages and a consumer group's offsets, all of them or nothing.
     CONSUME_STEP = 51111
-    # Records of another cluster for one queue, as they stand there, at the offsets of there.
-    COPY_RECORDS = 51112
-    # Let a queue that never had a message begin at a later offset than 0.
-    BEGIN_QUEUE = 51113
     # Put or delete a quota; the leader answers.
     CHANGE_QUOTA = 51114
     # Quotas, and what this broker did because of them.

@@ -43,9 +43,6 @@ from remoting.protocol.command import ExtFields
 BY_OPERATOR_FIELD: Final = "byOperator"
 """Of UPDATE_CONSUMER_OFFSET: `true`, it is an administrative act, and has an audit line."""
 
-ONLY_FORWARD_FIELD: Final = "onlyForward"
-"""Of UPDATE_CONSUMER_OFFSET: `true`, what is not above the present offset moves nothing."""
-
 
 # --------------------------------------------------------------------------------- expected offsets
 
@@ -80,51 +77,6 @@ def expected_offset_of(ext: ExtFields) -> int | None:
 
 WITH_EXPIRED_FIELD: Final = "withExpired"
 """Of a pull; `true`: messages that have expired, too."""
-
-
-# ----------------------------------------------------------------------- records of another cluster
-
-
-COPIES_FIELD: Final = "copies"
-"""Of the answer to CAPABILITIES: `true`, COPY_RECORDS and BEGIN_QUEUE are known."""
-
-QUEUE_ID_FIELD: Final = "queue_id"
-OFFSET_FIELD: Final = "offset"
-"""Of COPY_RECORDS: the offset of the first record. Of BEGIN_QUEUE: where the queue begins."""
-COUNT_FIELD: Final = "count"
-
-
-class QueuePlace(NamedTuple):
-    """A queue and an offset in it."""
-
-    topic: str
-    queue_id: int
-    offset: int
-
-
-def queue_place_of(ext: ExtFields) -> QueuePlace:
-    """Return what a request about another cluster's queue names.
-
-    Raises:
-        BadRequestError: A field is missing, or no such thing.
-    """
-    topic: object = ext.get("topic")
-    if not isinstance(topic, str):
-        raise BadRequestError("topic is not text")
-    queue_id = _number(ext, QUEUE_ID_FIELD, 0x7FFFFFFF)
-    return QueuePlace(topic, queue_id, _number(ext, OFFSET_FIELD, _MAX))
-
-
-def copied_count_of(ext: ExtFields) -> int:
-    """Return how many records a request has.
-
-    Raises:
-        BadRequestError: It is no number above 0.
-    """
-    count = _number(ext, COUNT_FIELD, 0x7FFFFFFF)
-    if not count:
-        raise BadRequestError(f"{COUNT_FIELD} is 0")
-    return count
 
 
 def _number(ext: ExtFields, name: str, most: int) -> int:

@@ -225,8 +225,6 @@ class FakeGroup:
                 error = error or self._offsets.refusal_of(item.expected)
             if error is None:
                 waiting.append(item)
-                if item.expected is not None and item.expected.begins_at is not None:
-                    break
             else:
                 item.on_done(Proposed("not_stored", error=error))
         if not waiting:
@@ -235,8 +233,6 @@ class FakeGroup:
         runs = [run for batch in batches for run in batch.runs]
         offsets, following = self._offsets.plan(runs)
         self._offsets.keep(following)
-        if waiting[0].expected is not None:
-            self._offsets.keep_begin(waiting[0].expected)
         sizes = [int(size) for batch in batches for size in batch.sizes]
         frame_bytes = ENTRY_HEADER_BYTES + 4 * len(sizes) + sum(sizes)
         position = self.log.place(frame_bytes)

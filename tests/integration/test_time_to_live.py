@@ -10,7 +10,6 @@ import trio
 from trio.testing import MockClock
 
 from client.admin.admin import Admin
-from client.admin.copies import ClusterCopies
 from client.consumer.pull_consumer import PullConsumer
 from client.consumer.simple_consumer import SimpleConsumer
 from client.core.client_instance import ClientInstance
@@ -20,9 +19,6 @@ from client.core.message import Message
 from client.core.route import MessageQueue
 from client.producer.producer import Producer
 from client.producer.transaction_producer import TransactionProducer
-from dledger.mirror.mirror import Mirror
-from dledger.mirror.plan import Selection
-from dledger.mirror.verify import compare
 from dledger.testing import EmbeddedCluster, embedded_cluster
 from tests.harness.raw_pull import pull_all
 
@@ -102,27 +98,6 @@ async def test_delayed_and_transactional_count_from_delivery(mock_clock: MockClo
         await cluster.advance(OVER_S)
         assert await read(client) == []
         assert await read(client, with_expired=True) == [b"decided", b"late"]
-
-
-async def test_mirror_copies_what_has_expired(mock_clock: MockClock) -> None:
-    mock_clock.rate = 1.0
-    async with (
-        cluster_of_one() as (cluster, here),
-        embedded_cluster(brokers=1) as target,
-        target.client() as there,
-        Producer(here, "p") as producer,
-    ):
-        for number in range(4):
-            await producer.send(Message("T", b"%d" % number, ttl_ms=TTL_MS if number % 2 else 0))
-        await cluster.advance(OVER_S)
-        copies = ClusterCopies(here), ClusterCopies(there)
-        mirror = Mirror(*copies, here.clock, Selection())
-        assert (await mirror.run_once()).errors == {}
-        assert (await compare(*copies, Selection())).is_same
-        assert await read(there) == [b"%d" % number for number in range(4)]
-        await target.advance(OVER_S)
-        assert await read(there) == [b"0", b"2"]
-        assert (await compare(*copies, Selection())).is_same
 
 
 @pytest.mark.parametrize("ttl_ms", [-1, (1 << 53) + 1])

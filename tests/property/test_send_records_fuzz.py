@@ -1,4 +1,4 @@
-"""What a client sends as SEND_RECORDS or COPY_RECORDS is refused or stored; the log is whole."""
+"""What a client sends as SEND_RECORDS is refused or stored; the log is whole."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitlog.entry import parse_header, record_sizes
-from commitlog.record import decode_record, encode_record, iter_records, pack_host
+from commitlog.record import encode_record, iter_records
 from dledger.testing.doubles import ManualClock
 from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode, ResponseCode
+from remoting.protocol.codes import RequestCode
 from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
@@ -94,47 +94,4 @@ def test_mutated_batches_are_refused_or_stored(attempts: list[tuple[Any, Any]]) 
             header = parse_header(frame)
             records = list(iter_records(frame[header.body_start :]))
             assert len(records) == len(record_sizes(frame, header))
-        group.close()
-
-
-def copied_body() -> bytes:
-    records = [
-        encode_record(
-            topic="T",
-            queue_id=0,
-            body=b"body %d" % i,
-            properties=b"UNIQ_KEY\x01K\x02TAGS\x01A\x02",
-            born_host=pack_host("2001:db8::1" if i else "10.0.0.1", 99),
-            queue_offset=i,
-        )
-        for i in range(3)
-    ]
-    return struct.pack(f">{len(records)}I", *map(len, records)) + b"".join(records)
-
-
-COPIED = copied_body()
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(mutations, min_size=1, max_size=6), st.integers(0, 4))
-def test_mutated_copies_are_refused_or_stored(attempts: list[Any], count: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        group = FakeGroup(Path(folder), ManualClock())
-        broker = Broker(group, group.clock)
-        broker.make_topic("T")
-        for changes in [*attempts, []]:
-            connection = FakeConnection()
-            wanted = count if changes else 3
-            ext = {"topic": "T", "queue_id": 0, "offset": 0, "count": wanted}
-            body = mutated(COPIED, changes)
-            handled = broker.handle(request(RequestCode.COPY_RECORDS, ext, body), connection)
-            if handled is DEFERRED:
-                group.settle()
-                handled = connection.reply_
-            assert isinstance(handled, RemotingCommand)
-        assert handled.code in (0, ResponseCode.OFFSET_NOT_EXPECTED)
-        end = group.state.max_offset("T", 0)
-        for offset, unit in enumerate(group.queues.queue("T", 0).read(0, end)):
-            record = decode_record(group.log.record_at(int(unit["phy_offset"])))
-            assert (record.topic, record.queue_id, record.queue_offset) == ("T", 0, offset)
         group.close()

@@ -18,7 +18,6 @@ from dledger.broker_errors import (
 )
 from dledger.group_api import ExpectedOffset, Proposed
 from dledger.proposals import GroupSettings
-from dledger.state.state_record import QueueFloorsChange, state_batch
 from tests.harness.groups import Groups, bodies, running_groups
 from tests.harness.raft_cluster import batch
 
@@ -158,42 +157,6 @@ async def test_offsets_go_on_where_the_dead_leader_left_them(tmp_path: Path) -> 
         again = await groups.start(first.name)
         await groups.settle()
         assert bodies(again.group) == [b"0", b"1", b"2", b"3", b"4", b"5"]
-
-
-async def test_queue_begins_late_on_every_replica(tmp_path: Path) -> None:
-    """A send that waits for the same flush is no part of that entry, and comes behind it."""
-    async with running_groups(tmp_path) as groups:
-        leader = (await groups.leader()).group
-        results: list[Proposed] = []
-
-        def begin(at: int) -> None:
-            expected = ExpectedOffset("T", 0, 0, begins_at=at)
-            change = QueueFloorsChange((), begins=(("T", 0, at),))
-            leader.propose(state_batch(change), results.append, expected=expected)
-
-        begin(41)
-        leader.propose(batch(b"first"), results.append)
-        begin(50)
-        leader.kick()
-        with trio.fail_after(5):
-            while len(results) < 3:
-                await trio.sleep(0.01)
-        refused, begun, sent = results  # what is refused is answered at once
-        assert [result.outcome for result in results] == ["not_stored", "stored", "stored"]
-        assert isinstance(refused.error, OffsetNotExpectedError)
-        assert refused.error.next_offset == 42
-        assert (sent.first_offsets, sent.index) == ((41,), begun.index + 1)
-        for replica in list(groups.replicas.values()):
-            await groups.settle()
-            replica.kill()
-            again = await groups.start(replica.name)
-            await groups.leader()
-            await groups.settle()
-            bounds = again.group.state.queues["T", 0]
-            assert (bounds.min_offset, bounds.max_offset) == (41, 42)
-            (unit,) = again.group.queues.queue("T", 0).read(41, 1)
-            record = decode_record(again.group.log.record_at(int(unit["phy_offset"])))
-            assert (record.queue_offset, bytes(record.body)) == (41, b"first")
 
 
 async def test_cut_off_leader_answers_unknown_or_not_stored(tmp_path: Path) -> None:

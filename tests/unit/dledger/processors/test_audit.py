@@ -460,8 +460,6 @@ CLIENTS = {
     CODE.OPEN_PRODUCER,
     CODE.END_TRANSACTION,
     CODE.RECALL_MESSAGE,
-    # a mirror: a line for each batch would hide all others
-    CODE.COPY_RECORDS,
     # consuming
     CODE.PULL_MESSAGE,
     CODE.LITE_PULL_MESSAGE,

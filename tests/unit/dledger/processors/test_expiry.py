@@ -305,22 +305,3 @@ def test_mark_of_a_topic_cannot_be_taken_away(broker: Broker, change: str) -> No
     body = TopicConfigList(topic_config_list=[config]).encode()
     assert broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {}, body).code == 0
     assert attributes(broker) == EXPIRING
-
-
-def test_copied_message_that_expires_marks_its_topic(broker: Broker, clock: ManualClock) -> None:
-    def copy(at: int, body: bytes, properties: bytes) -> RemotingCommand:
-        record = encode_record(
-            topic="T", queue_id=0, body=body, properties=properties, queue_offset=at
-        )
-        fields = {"topic": "T", "queue_id": 0, "offset": at, "count": 1}
-        return broker.call(
-            RequestCode.COPY_RECORDS, fields, len(record).to_bytes(4, "big") + record
-        )
-
-    assert copy(0, b"a EXPIRE_AFTER_MS", b"EXPIRE_AFTER_MS\x01soon\x02").code == 0
-    assert attributes(broker) == {}
-    assert copy(1, b"b", expiring(10).encode()).code == 0
-    assert attributes(broker) == EXPIRING
-    assert copy(2, b"c", expiring(2000).encode()).code == 0
-    clock.now_s += 1
-    assert found(pull(broker)) == [b"a EXPIRE_AFTER_MS", b"c"]

@@ -128,7 +128,6 @@ def test_sends_of_a_broker_are_these() -> None:
         "SEND_BATCH_MESSAGE",
         "SEND_RECORDS",
         "CONSUME_STEP",
-        "COPY_RECORDS",
     }
 
 

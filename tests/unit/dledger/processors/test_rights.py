@@ -129,8 +129,6 @@ def test_rights_keep_cluster_changes_for_administrators() -> None:
         "AUTH_GET_ACL",
         "AUTH_LIST_ACL",
         "RAFT_CHANGE",
-        "COPY_RECORDS",
-        "BEGIN_QUEUE",
         "CHANGE_QUOTA",
         "LIST_QUOTAS",
         "PUT_SCHEDULE",

@@ -86,7 +86,6 @@ REASON = FloorReason(
         FloorChange(FLOOR, REASON),
         QueueFloorsChange((("T", 1, 7),)),
         QueueFloorsChange((("T", 1, 7), ("U", 0, 1)), 1_700_000_300_000, (("T", 5), ("U", 9))),
-        QueueFloorsChange((), begins=(("T", 0, 41), ("T", 1, 3), ("U", 0, 9))),
     ],
 )
 def test_floors_are_read_as_they_were_written(change: StateChange) -> None:
