@@ -187,6 +187,8 @@ class Introduction:
         if secret is not None and REFUSED not in answer:
             check_version(answer)
             check_nonce(answer, peer)
+            if "name" in answer:
+                raise RemoteProtocolError(f"{peer} answers before it asks for a proof")
             await self._send_proof(stream, secret, own, answer, epoch)
             frames = frames[1:] or await self._receive(stream, decoder, peer)
             answer = _fields_of(frames[0], Kind.HELLO_ACK)

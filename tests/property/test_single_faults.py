@@ -382,7 +382,7 @@ RIGHT: dict[str, dict[str, frozenset[str]]] = {
         "flipped": VOTELESS | REFUSED,
         **dict.fromkeys(("missing", "half", "empty"), VOTELESS),
     },
-    "raft/installation": SLOTS,
+    "raft/installation": SLOTS | dict.fromkeys(("missing", "empty"), VOTELESS | SAME),
     "raft/keyindex": {},
     # A log without its begin is of no use without them.
     "raft/snapshot": dict.fromkeys(

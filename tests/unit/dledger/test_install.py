@@ -19,7 +19,7 @@ from commitlog.seams import Disk, utc
 from dledger.group import Group
 from dledger.raft.snapshot import Installation
 from dledger.raft.wire import PeerFrame
-from dledger.replica_records import Phase
+from dledger.replica_records import InstallationRecord, Phase
 from dledger.services.retention import Look, RetentionService, choose_floor, is_in_hours
 from dledger.settings_tables import StoreTable
 from dledger.state.state_record import FloorChange, TransactionsChange, state_batch
@@ -322,6 +322,8 @@ async def test_restart_finishes_an_installation(
         install = store.paths.install
         store.close(clean=False)
         groups.disks[behind].replace(install, data)
+        record = InstallationRecord(groups.disks[behind], store.paths.installation)
+        record.become(Phase.OFFERED)
         for _ in range(3):
             again = await groups.start(behind)
             assert again.group.store.refilling

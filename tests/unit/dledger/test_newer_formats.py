@@ -18,7 +18,7 @@ from dledger.raft.follower import split_frames
 from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.membership import Members
 from dledger.raft.wire import PROTOCOL_VERSION
-from dledger.replica_records import encode_damage
+from dledger.replica_records import InstallationRecord, Phase, encode_damage
 from dledger.state.image import snapshot
 from dledger.state.snapshot import SNAPSHOT_FORMAT
 from dledger.state.tables import StateTables
@@ -85,6 +85,11 @@ def spoil_last_entry(disk: CrashDisk) -> None:
     segment.content[144:216] = newer_entry(frame, chain)
 
 
+def spoil_install(disk: CrashDisk) -> None:
+    disk.replace(f"{RAFT}/install", newer_snapshot())
+    InstallationRecord(disk, f"{RAFT}/installation").become(Phase.REFILLING)
+
+
 def spoil_damage(disk: CrashDisk) -> None:
     body = cbor2.dumps({**cbor2.loads(encode_damage([(1, 1)])[4:]), "v": 2})
     disk.replace(f"{RAFT}/damage", zlib.crc32(body).to_bytes(4, "big") + body)
@@ -98,7 +103,7 @@ def spoil_damage(disk: CrashDisk) -> None:
         (spoil_last_entry, 2),
         (spoil_damage, 2),
         (lambda disk: disk.replace(f"{RAFT}/snapshot", newer_snapshot()), SNAPSHOT_FORMAT + 1),
-        (lambda disk: disk.replace(f"{RAFT}/install", newer_snapshot()), SNAPSHOT_FORMAT + 1),
+        (spoil_install, SNAPSHOT_FORMAT + 1),
     ],
     ids=["format", "anchor", "entry", "damage", "snapshot", "install"],
 )

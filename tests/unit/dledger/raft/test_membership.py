@@ -60,11 +60,6 @@ def test_the_same_list_has_the_same_bytes_whatever_its_order() -> None:
     [
         (b"", "cannot be read"),
         (cbor2.dumps({"v": 3, "members": []}), "version 3"),
-        (cbor2.dumps({"v": 2, "members": [["n0", "a", "h", 1, "", "voter"]]}), "would not write"),
-        (
-            cbor2.dumps({"v": 1, "members": [["n0", "a", "h", 1, "", "observer"]]}),
-            "would not write",
-        ),
         (cbor2.dumps({"v": 1}), "cannot be read"),
         (cbor2.dumps({"v": 1, "members": [["n0", "a", "h", 1, "", "king"]]}), "cannot be read"),
         (cbor2.dumps({"v": 1, "members": [["n0", "a", "h", "1", "", "voter"]]}), "would not write"),

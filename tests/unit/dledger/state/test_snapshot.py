@@ -22,7 +22,6 @@ from dledger.state.pop import (
     PopChange,
     PopGrant,
     PopMark,
-    PopRow,
     PopRowCopy,
     RequestMode,
 )
@@ -222,7 +221,6 @@ def test_a_cut_leaves_packing_to_the_worker(
     change(group, PopChange(grants=(PopGrant(key, 9, 0, 50, fresh),)))
     with monkeypatch.context() as patch:
         patch.setattr(PopRowCopy, "to_state", None)
-        patch.setattr(PopRow, "to_state", None)
         cuts = [take_cut(group.state), cut_everything(group.state)]
     out = group.state.pops[key].out
     change(group, PopChange(acked=(PopMark(key, 7, out[7].token),)))
