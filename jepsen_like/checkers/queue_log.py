@@ -20,9 +20,9 @@ Spec: docs/internals/proofs/queue-log.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -30,15 +30,12 @@ import numpy.typing as npt
 
 from jepsen_like.checkers.kernel.facts import (
     I64,
-    OBS_COLUMNS,
-    OPS_COLUMNS,
     QUEUE_OPERATIONS,
     REPORTED_MAX,
     Columns,
     Flags,
 )
-from jepsen_like.checkers.kernel.judge import Judged, TimePair, judge_queue
-from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
+from jepsen_like.checkers.kernel.judge import Judged, TimePair
 from jepsen_like.checkers.verdict import Verdict, Violation, judge
 from jepsen_like.history.operation import NOTHING, F, Level, Operation, Outcome
 
@@ -452,17 +449,6 @@ def _first_of_each(value: I64, wanted: npt.NDArray[np.bool_]) -> list[int]:
     _, first = np.unique(value[rows], return_index=True)
     places: list[int] = rows[np.sort(first)][:REPORTED_MAX].tolist()
     return places
-
-
-def check_tables(
-    ops: Any, obs: Any, subject: str = "", appends: Sequence[Operation] = ()
-) -> tuple[Judged, list[Violation]]:
-    """Return the judgement and the violations of one queue whose tables are in memory."""
-    rows, seen = table_to_numpy(ops, OPS_COLUMNS), table_to_numpy(obs, OBS_COLUMNS)
-    judged = judge_queue(gather([rows], [seen], appends))
-    if judged.is_valid:
-        return judged, []
-    return judged, name_violations(judged, rows, seen, subject, tuple(appends))
 
 
 def verdict_of(judged: Iterable[Judged], violations: Iterable[Violation]) -> Verdict:

@@ -12,8 +12,7 @@ from cyclopts import Parameter, validators
 
 from commitlog.errors import ConfigError, MQError
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
-from jepsen_like.checkers.verdict import Violation, digest_of
-from jepsen_like.foreign import judged
+from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.columns import RowOutOfRangeError
 from jepsen_like.history.operation import CorruptHistoryError
 from jepsen_like.history.parquet import NoHistoryError
@@ -49,25 +48,17 @@ def check(
             validator=validators.Number(gte=0),
         ),
     ] = None,
-    workload: Annotated[
-        judged.Chosen | None,
-        Parameter(help="Workload of a Jepsen history; without it: found from its operations."),
-    ] = None,
     store: Store = STORE,
     output: Output = "table",
 ) -> int:
-    """Judge the history of a run, of a folder of tables, or one that Jepsen wrote.
+    """Judge the history of a run or of a folder of tables.
 
-    A run is a path, a name under --store, or an address (file://, s3://).
-    Jepsen's are files of EDN or JSON, or the folder of a stored test. Exit: 0 valid, 1 invalid, 2
-    unknown.
+    A run is a path, a name under --store, or an address (file://, s3://). Exit: 0 valid, 1 invalid,
+    2 unknown.
     """
     try:
         run = path_of(name)
         if isinstance(run, Path):
-            foreign = judged.history_file(run)
-            if foreign is not None or workload is not None:
-                return check_foreign(foreign or run, workload, output)
             run = run_folder(str(run), store)
         return check_run(run, engine, master, late_max_ms, output, is_followed=follow)
     except (CliError, ConfigError, BrokenPipeError):
@@ -113,31 +104,6 @@ def check_run(
             on_spark=on_spark or _silent,
             late_max_ns=None if late_max_ms is None else late_max_ms * 1_000_000,
         )
-    show(outcome, output)
-    return EXIT.get(outcome.verdict, UNKNOWN_EXIT)
-
-
-def check_foreign(path: Path, workload: judged.Chosen | None, output: Output) -> int:
-    """Judge a history that Jepsen wrote, and print the answer.
-
-    Raises:
-        CliError: It cannot be read; a usage error.
-    """
-    begin_s = time.monotonic()
-    try:
-        found = judged.judge_file(path, workload)
-    except OSError as error:
-        raise CliError(f"{path}: {error.strerror}", exit_code=ExitCode.USAGE) from None
-    verdict = found.verdict
-    outcome = Outcome(
-        verdict.validity,
-        verdict.reason,
-        found.operations,
-        [msgspec.to_builtins(one) for one in verdict.violations],
-        round(time.monotonic() - begin_s, 3),
-        digest_of([verdict]),
-        [verdict],
-    )
     show(outcome, output)
     return EXIT.get(outcome.verdict, UNKNOWN_EXIT)
 

@@ -13,14 +13,12 @@ from spark_jobs.commands.progress import progress
 
 app = App(
     name="history",
-    help="Convert, generate and export histories.",
+    help="Convert and generate histories.",
     default_parameter=Parameter(negative=()),
     result_action="return_value",
 )
 
 STORE: Final = Path("runs")
-EXPORTED_MAX: Final = 3_000_000
-"""Rows of a history in EDN: about 3 GB as objects; the tools that read it take fewer."""
 Store = Annotated[Path, Parameter(help="Folder that holds the folders of runs.")]
 RunName = Annotated[str, Parameter(help="Folder of the run: a path, or a name below --store.")]
 
@@ -91,43 +89,6 @@ def generate(
         print_table(
             "History", ["what", "value"], [[key, str(value)] for key, value in shown.items()]
         )
-    return ExitCode.OK
-
-
-@app.command
-def export(
-    name: RunName,
-    /,
-    *,
-    out: Annotated[Path, Parameter(help="File to write, history.edn for example.")],
-    store: Store = STORE,
-) -> int:
-    """Write sends and pulls of a run as a history of Jepsen's kafka workload (EDN).
-
-    Raises:
-        BadInputError: The tables are not whole, or hold other rows than were written.
-    """
-    from jepsen_like.checkers.kernel.source import Want
-    from jepsen_like.foreign.recorded import lines
-    from jepsen_like.history.columns import operations_of
-    from jepsen_like.history.parquet import read_summary
-    from jepsen_like.history.sums import sum_of_table
-    from spark_jobs.engines.local import LocalSource
-    from spark_jobs.run import tables_of
-    from spark_jobs.tables import Tables, check_sum, check_tables
-
-    folder = tables_of(run_folder(name, store), note)
-    tables, counts = Tables(folder), read_summary(folder)
-    check_tables(tables, counts)
-    source = LocalSource(folder)
-    rows = Want(other_than=(("op_id", -2),))
-    ops, obs = source.ops(rows, EXPORTED_MAX), source.obs(rows, EXPORTED_MAX)
-    for table, read in (("ops", ops), ("obs", obs)):
-        check_sum(tables.name(table), sum_of_table(table, read), counts.sums.get(table))
-    operations = operations_of(ops, obs)
-    text = "".join(f"{line}\n" for line in lines(operations))
-    out.write_text(text)
-    note(f"{text.count(chr(10)):,} rows in {out}")
     return ExitCode.OK
 
 

@@ -11,7 +11,7 @@ from jepsen_like.checkers import queue_log
 from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS, REPORTED_MAX, repeated
 from jepsen_like.checkers.kernel.judge import Judged, judge_queue
 from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
-from jepsen_like.checkers.queue_log import check_tables, name_violations, wanted_by
+from jepsen_like.checkers.queue_log import name_violations, wanted_by
 from jepsen_like.checkers.transactions import transactions_of
 from jepsen_like.checkers.verdict import Violation
 from jepsen_like.history.columns import hash_range, obs_table, ops_table
@@ -21,6 +21,7 @@ from tests.harness.history_world import TOPIC as CLEAN_TOPIC
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Scene
 from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
+from tests.harness.queue_tables import check_tables
 from tests.oracles import queue_log as row_log
 
 pytestmark = pytest.mark.slow

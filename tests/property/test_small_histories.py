@@ -10,11 +10,11 @@ import random
 
 import pytest
 
-from jepsen_like.checkers.queue_log import check_tables
 from jepsen_like.history.columns import obs_table, ops_table
 from tests.harness.extent import EXTENT
 from tests.harness.joined_histories import wrong_ones
 from tests.harness.queue_histories import is_linearizable, random_history
+from tests.harness.queue_tables import check_tables
 from tests.oracles.queue_log import check_history
 
 HISTORIES = int(os.environ.get("DLEDGER_SMALL_HISTORIES", 100_000 * EXTENT))

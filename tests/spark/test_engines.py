@@ -20,7 +20,6 @@ import pytest
 
 from jepsen_like.checkers import queue_log
 from jepsen_like.checkers.all_checks import Settings, check_source
-from jepsen_like.checkers.queue_log import check_tables
 from jepsen_like.checkers.verdict import Verdict, digest_of
 from jepsen_like.history.columns import OBS, OPS, obs_table, ops_table
 from jepsen_like.history.operation import Operation
@@ -32,6 +31,7 @@ from tests.harness.clean_histories import clean_history
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Scene
 from tests.harness.queue_histories import random_history
+from tests.harness.queue_tables import check_tables
 from tests.harness.shipped_files import ROOT
 from tests.harness.workload_histories import MAKERS, MS
 from tests.oracles.all_checks import check_row_wise

@@ -10,7 +10,6 @@ from jepsen_like.checkers import queue_log
 from jepsen_like.checkers.all_checks import check_everything
 from jepsen_like.checkers.kernel.facts import REPORTED_MAX
 from jepsen_like.checkers.kernel.tables import MemorySource
-from jepsen_like.checkers.queue_log import check_tables
 from jepsen_like.checkers.verdict import Verdict, checked, merge
 from jepsen_like.history.columns import obs_table, ops_table
 from jepsen_like.history.operation import (
@@ -26,6 +25,7 @@ from jepsen_like.history.operation import (
 )
 from tests.harness.judged import judged
 from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
+from tests.harness.queue_tables import check_tables
 from tests.oracles.queue_log import check_history as check_rows
 
 FAST_BLOCK = 3_000

@@ -1,1 +1,0 @@
-"""Histories that Jepsen recorded: read, judged under the names of Jepsen and Elle, written."""
