@@ -107,8 +107,8 @@ async def dead_letter_group(request: Request) -> Response:
     following = None
     if len(letters.value) == LETTERS_SHOWN:
         queue, last = letters.value[-1]
-        place = f"{queue.broker_name}/{queue.queue_id}/{last.queue_offset + 1}"
-        following = f"?{urlencode({'name': name, 'from': place})}"
+        following_place = f"{queue.broker_name}/{queue.queue_id}/{last.queue_offset + 1}"
+        following = f"?{urlencode({'name': name, 'from': following_place})}"
     return console.page(
         request,
         "dead_letter_group.html.j2",
