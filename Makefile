@@ -29,7 +29,7 @@ TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
 TWO_AT_A_TIME := -n 2 --dist loadgroup
 ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
 
-.PHONY: setup docs proto matrix peer-fuzz small-histories clean-histories check lint types imports unit unit-together unit-alone test test-long slow-together slow-alone chromium java spark bench-spark notebook demo bench bench-peers leader-kills determinism mutants mutants-unseen soak chaos chaos-mutants interop mqadmin coverage clean
+.PHONY: setup docs proto matrix peer-fuzz small-histories clean-histories check lint types imports unit unit-together unit-alone test test-long slow-together slow-alone chromium deploy-tools java spark bench-spark notebook demo bench bench-peers leader-kills determinism mutants mutants-unseen soak chaos chaos-mutants interop mqadmin coverage clean
 
 setup: $(STAMP)
 
@@ -64,7 +64,7 @@ check: setup
 	$(MAKE) --no-print-directory unit-alone
 
 # Those that only compute take what the others leave of the processors: they wait a lot.
-test: check chromium
+test: deploy-tools check chromium
 	$(MAKE) --no-print-directory -j2 slow-together slow-alone
 
 slow-together: setup
@@ -82,6 +82,11 @@ test-long: setup
 # The browser tests drive Debian's chromium; without one they are skipped and say so.
 chromium:
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || echo "No browser, so no browser tests: install the package chromium, as root: apt-get install chromium"
+
+# promtool and docker-compose read the files in deploy/; without them those tests are skipped and say
+# so. helm is no package of Debian's: it is used where it is installed.
+deploy-tools:
+	@command -v promtool >/dev/null && command -v docker-compose >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus docker-compose >/dev/null; } || echo "Some files in deploy/ are not read by their tools: as root, apt-get install prometheus docker-compose"
 
 # Spark needs a Java runtime of version 17 or later; without one its tests are skipped and say so.
 java:

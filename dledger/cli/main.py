@@ -101,12 +101,6 @@ COMMANDS = (
         CHECK,
         "Print the completion script of a shell.",
     ),
-    (
-        "generate",
-        "dledger.cli.generate_command:app",
-        RUN,
-        "Write files for what runs and watches a cluster.",
-    ),
     ("bench", "dledger.cli.bench_command:app", CHECK, "Measure sending, consuming and storing."),
     (
         "demo",

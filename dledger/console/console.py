@@ -206,6 +206,9 @@ class Console:
         """
         if (origin := foreign_origin(request.headers)) is not None:
             raise RefusedError(f"a page of {origin} sent this form: refused", 403)
+        stated = request.headers.get("content-length", "0")
+        if not stated.isdecimal() or int(stated) > FORM_BYTES_MAX:
+            raise RefusedError(f"a form has at most {FORM_BYTES_MAX} bytes", 413)
         body = bytearray()
         async with aclosing(request.stream()) as parts:
             async for part in parts:

@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from jepsen_like.chaos import namespaces
 from jepsen_like.chaos.namespaces import RunNetwork, run_network
+from tests.harness.deployed_files import DEPLOY, compose_services
 from tests.harness.shipped_files import ROOT
 
 TOOLS: Final = ("unshare", "nsenter", "setpriv", "mount")
@@ -160,10 +159,10 @@ def _without_rights(command: Sequence[str]) -> str:
 
 
 @contextmanager
-def played(containers: Path, folder: Path) -> Iterator[ComposePlayer]:
-    """Give a player of `compose.yaml` and `Containerfile` in *containers*; nothing is started."""
-    services = yaml.safe_load((containers / "compose.yaml").read_text())["services"]
-    image = (containers / "Containerfile").read_text()
+def played(folder: Path) -> Iterator[ComposePlayer]:
+    """Give a player of what is in `deploy/compose`; nothing is started."""
+    services = compose_services()
+    image = (DEPLOY / "compose" / "Containerfile").read_text()
     entrypoint, probe = (
         json.loads(found)
         for word in ("ENTRYPOINT", r"    CMD")

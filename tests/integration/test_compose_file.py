@@ -1,4 +1,4 @@
-"""The compose file of `dledger generate compose`, played from nothing."""
+"""The compose file in `deploy/`, played from nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dledger.cli.main import main
 from tests.harness import compose_player
 from tests.harness.compose_player import ComposePlayer, played
 
@@ -50,8 +49,7 @@ def run(player: ComposePlayer, name: str, *command: str) -> str:
 
 
 def test_compose_file_starts_a_cluster_from_nothing(tmp_path: Path) -> None:
-    assert main(["generate", "compose", "--to", str(tmp_path / "containers")]) == 0
-    with played(tmp_path / "containers", tmp_path) as player:
+    with played(tmp_path) as player:
         assert player.start("secret").wait(60) == 0, player.log("secret")
         daemons = [name for name in player.services if name != "secret"]
         for name in daemons:

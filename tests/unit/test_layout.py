@@ -17,6 +17,7 @@ from tests.harness.shipped_files import ROOT
 PACKAGES = ("commitlog", "remoting", "client", "namesrv", "dledger", "jepsen_like", "spark_jobs")
 TOP_LEVEL = {
     *PACKAGES,
+    "deploy",
     "tests",
     "docs",
     "examples",
@@ -30,7 +31,7 @@ TOP_LEVEL = {
     "CHANGELOG.md",
 }
 MADE_BY_TOOLS = {"build", "dist", "runs", "sim-failures", "store"}
-TEXT_SUFFIXES = {".py", ".pyi", ".md", ".toml", ".conf", ".txt", ".svg", ".sh", ".yml", ""}
+TEXT_SUFFIXES = {".py", ".pyi", ".md", ".toml", ".conf", ".txt", ".svg", ".sh", ".yml", ".yaml", ""}
 # In two parts, so that this file does not hold what it searches.
 INDEX_ADDRESSES = ("pypi" + ".org", "python" + "hosted", "index" + "-url", "/sim" + "ple/")
 WORKPLACE = ("/wo" + "rk/", "../sha" + "red", "hel" + "per sess" + "ion", "iss" + "ue #")

@@ -6,6 +6,7 @@ Real processes.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -28,10 +29,9 @@ from dledger.cli.ask_cluster import ask_leader, groups_of
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.ports import free_ports
 from dledger.cli.topic_command import create_topic
-from dledger.generate.grafana import board
-from dledger.generate.prometheus import ALERTS, prometheus_files
 from remoting.protocol.codes import RequestCode
 from tests.harness.board_queries import board_queries, metrics_of
+from tests.harness.deployed_files import DEPLOY, board, watched_queries
 from tests.harness.eventually import eventually
 from tests.harness.metrics_page import MetricsPage
 
@@ -78,8 +78,7 @@ async def with_messages(cluster: LocalCluster) -> None:
 
 def asked() -> set[str]:
     """The metrics that board and alerts name."""
-    queries = [*board_queries(board()), *(alert.expression for alert in ALERTS)]
-    return set().union(*map(metrics_of, queries)) - {"up"}
+    return set().union(*map(metrics_of, watched_queries())) - {"up"}
 
 
 async def test_every_metric_of_board_and_alerts_is_shown(tmp_path: Path) -> None:
@@ -106,9 +105,12 @@ async def test_every_metric_of_board_and_alerts_is_shown(tmp_path: Path) -> None
 async def prometheus_answers(folder: Path, ports: list[int], cluster: LocalCluster) -> None:
     """Run Prometheus: queries that need no event return data; an alert fires for a dead member."""
     (own_port,) = free_ports(1)
-    for name, text in prometheus_files([f"127.0.0.1:{port}" for port in ports], ()).items():
+    targets = ", ".join(f'"127.0.0.1:{port}"' for port in ports)
+    for name in ("prometheus.yml", "alerts.yml"):
+        text = (DEPLOY / "prometheus" / name).read_text()
         quick = text.replace("15s", "1s").replace("for: 1m", "for: 0s")
-        (folder / name).write_text(quick)
+        quick = re.sub(r'"127\.0\.0\.1:555[89]"', "", quick)  # no NameServer, no proxy
+        (folder / name).write_text(quick.replace('"127.0.0.1:5557"', targets))
     process = subprocess.Popen(
         [
             "prometheus",
