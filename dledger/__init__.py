@@ -92,10 +92,7 @@ _MODULES = {
     "OffsetMove": "client.admin.groups",
     "OffsetsReset": "client.admin.groups",
     "PolicyEntryInfo": "remoting.protocol.access_bodies",
-    "QuotaInfo": "remoting.protocol.quota_bodies",
     "RequestCode": "remoting.protocol.codes",
-    "ScheduleInfo": "remoting.protocol.schedule_bodies",
-    "SchedulePut": "client.admin.schedules",
     "SubscriptionGroupConfig": "remoting.protocol.bodies",
     "TopicConfig": "remoting.protocol.bodies",
     "UserInfo": "remoting.protocol.access_bodies",
@@ -111,7 +108,6 @@ if TYPE_CHECKING:
     from client.admin.admin import Admin, GroupHealth
     from client.admin.groups import OffsetMove, OffsetsReset
     from client.admin.messages import DeadLetterGroup
-    from client.admin.schedules import SchedulePut
     from client.connect import connect
     from client.consumer.config import PushConfig
     from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage, Listener
@@ -175,8 +171,6 @@ if TYPE_CHECKING:
         TopicConfig,
     )
     from remoting.protocol.codes import RequestCode
-    from remoting.protocol.quota_bodies import QuotaInfo
-    from remoting.protocol.schedule_bodies import ScheduleInfo
     from remoting.protocol.signature import Credentials
     from remoting.tcp import client_tls
 else:
@@ -269,10 +263,7 @@ __all__ = [
     "OffsetMove",
     "OffsetsReset",
     "PolicyEntryInfo",
-    "QuotaInfo",
     "RequestCode",
-    "ScheduleInfo",
-    "SchedulePut",
     "SubscriptionGroupConfig",
     "TopicConfig",
     "UserInfo",

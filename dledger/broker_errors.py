@@ -5,7 +5,6 @@
     ReplicationError
     ├── NotLeaderError        this node may not append; the hint names the leader
     ├── PendingFullError      too much is waiting for a majority already
-    ├── QuotaExceededError    more than the quota of an account or client
     ├── ShuttingDownError     the node drains and takes nothing new
     ├── ChangeRefusedError    a change of the members that no rule allows
     ├── ChangePendingError    a change of the members that must wait for another one
@@ -30,11 +29,9 @@ from __future__ import annotations
 
 from commitlog.errors import MQError
 from remoting.protocol.outcome import (
-    GO_AWAY_FIELD,
     LEADER_FIELD,
     NEXT_OFFSET_FIELD,
     REASON_FIELD,
-    RETRY_AFTER_FIELD,
     TERM_FIELD,
     Condition,
 )
@@ -75,32 +72,6 @@ class PendingFullError(ReplicationError):
 
     retriable = True
     condition = Condition.PENDING_FULL
-
-
-class QuotaExceededError(ReplicationError):
-    """An account or client is above its quota. Nothing was stored, and nothing given out.
-
-    Attributes:
-        retry_after_ms: How long not to ask again.
-        closes: The connection is one too many, and is closed.
-    """
-
-    retriable = True
-    condition = Condition.QUOTA_EXCEEDED
-
-    def __init__(self, text: str, retry_after_ms: int, *, closes: bool = False) -> None:
-        super().__init__(f"[QUOTA]{text}, nothing was stored; retry after {retry_after_ms} ms")
-        self.retry_after_ms = retry_after_ms
-        self.closes = closes
-
-    @property
-    def answer_fields(self) -> dict[str, object]:
-        """What an answer gives the client beside the code: when to ask again, and whether here."""
-        fields: dict[str, object] = {
-            REASON_FIELD: self.condition.value,
-            RETRY_AFTER_FIELD: self.retry_after_ms,
-        }
-        return {**fields, GO_AWAY_FIELD: "true"} if self.closes else fields
 
 
 class TableFullError(ReplicationError):

@@ -34,7 +34,6 @@ SERVICES: Final = (
     "transactions",
     "consumer_offsets",
     "retention",
-    "schedules",
 )
 """Their counters are there from the start, at 0: an alert can watch them."""
 
@@ -51,10 +50,6 @@ class ServiceCounts:
     """Messages put into the dead letters of services."""
     restarts: Counter[str] = field(default_factory=_from_zero(SERVICES))
     """Unexpected failures; the service begins again after each."""
-    fired: int = 0
-    """Messages of repeated schedules that this node sent as the leader."""
-    missed: int = 0
-    """Instants of schedules that passed without a message of their own, noted by this leader."""
     listener_failures: int = 0
     """Failures of those that are called after each applied entry."""
 

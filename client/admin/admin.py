@@ -19,8 +19,6 @@ from client.admin.messages import (
     DeadLetters,
     MessageQueries,
 )
-from client.admin.quotas import QuotaAdmin
-from client.admin.schedules import ScheduleAdmin
 from client.core.client_instance import ClientInstance
 from client.core.errors import (
     ClientError,
@@ -105,7 +103,7 @@ def judge_group(broker_name: str, members: Mapping[str, Mapping[str, Any] | None
     )
 
 
-class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmin):
+class Admin(DaemonQueries, MessageQueries, AccessAdmin):
     """Administration through a client instance. Holds nothing open of its own."""
 
     def __init__(self, instance: ClientInstance) -> None:

@@ -38,7 +38,6 @@ from dledger.processors.get_message import (
     read_units,
 )
 from dledger.processors.handles import CONSUMES, Limit, handles
-from dledger.processors.metering import METERED_RECEIVE
 from dledger.services.read_suggestion import ReadSuggestion
 from dledger.services.throughput import Throughput
 from dledger.state.tables import QueueKey
@@ -270,7 +269,6 @@ class PullProcessor:
         limit=Limit.PULL,
         rule=CONSUMES,
         reads=True,
-        meter=METERED_RECEIVE,
     )
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 11, 361 and 51103."""

@@ -63,7 +63,6 @@ from dledger.processors.idempotent_sends import (
     behind,
     first_records,
 )
-from dledger.processors.metering import METERED_MESSAGES
 from dledger.processors.timer_sends import TimedSend, TimerSends, handle_of
 from dledger.services.delayed_message import (
     TIMER_MARK,
@@ -155,7 +154,6 @@ class SendProcessor:
         limit=Limit.SEND,
         rule=SENDS,
         appends=True,
-        meter=METERED_MESSAGES,
     )
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 10, 310 and 320: refusals at once, everything else when its outcome is known."""

@@ -23,8 +23,6 @@ from dledger.state.pending_timers import PendingTimers
 from dledger.state.pop import rows_from_state
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import locks_from_state
-from dledger.state.quotas import QuotaConfig
-from dledger.state.schedules import Schedule
 from dledger.state.state_record import floor_from_state, floor_to_state
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
@@ -53,7 +51,6 @@ def scalars(tables: StateTables) -> dict[str, Any]:
         "white_addresses": tables.white_addresses,
         "access_counter": tables.access_counter,
         "access_changed_ms": tables.access_changed_ms,
-        "schedules_index": tables.schedules_index,
     }
 
 
@@ -133,9 +130,6 @@ def load(
         white_addresses=value["white_addresses"],
         access_counter=value["access_counter"],
         access_changed_ms=value["access_changed_ms"],
-        quotas={key: QuotaConfig.from_state(item) for key, item in value["quotas"].items()},
-        schedules={name: Schedule.from_state(item) for name, item in value["schedules"].items()},
-        schedules_index=value["schedules_index"],
     )
 
 

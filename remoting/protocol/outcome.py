@@ -67,7 +67,6 @@ class Condition(StrEnum):
     PENDING_FULL = "pending_full"
     BUSY = "busy"
     SEQUENCE_GAP = "sequence_gap"
-    QUOTA_EXCEEDED = "quota_exceeded"
     TIMER_FLOW_CONTROL = "timer_flow_control"
     REQUESTER_AWAY = "requester_away"
     # Refused before append; the same call will be refused again.
@@ -124,7 +123,6 @@ ANSWERS: Final[Mapping[Condition, Answer]] = {
     Condition.DISK_FULL: Answer(ResponseCode.SERVICE_NOT_AVAILABLE, "not_stored", True),
     Condition.PENDING_FULL: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
     Condition.BUSY: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
-    Condition.QUOTA_EXCEEDED: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
     Condition.SEQUENCE_GAP: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
     Condition.TIMER_FLOW_CONTROL: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", True),
     Condition.REQUESTER_AWAY: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", True),

@@ -46,7 +46,6 @@ WHEN: Final = {
         "`max_pending_bytes` wait for a majority, or something has waited for it too long"
     ),
     Condition.BUSY: "too many requests of this kind are open",
-    Condition.QUOTA_EXCEEDED: "its account or client is above its quota",
     Condition.SEQUENCE_GAP: "an idempotent send came before one that it follows",
     Condition.TIMER_FLOW_CONTROL: "too many messages wait for their time",
     Condition.REQUESTER_AWAY: "the requester of a reply is not connected here, or refused it",

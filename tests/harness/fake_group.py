@@ -360,9 +360,6 @@ class FakeConnection:
     asked: list[RemotingCommand] = field(default_factory=list)
     closed: str = ""
     heartbeats: int = 0
-    held: list[float] = field(default_factory=list)
-    """Seconds by which answers are to be held."""
-    leaves: str = ""
     when_answered_: dict[int, tuple[RemotingCommand, Callable[[RemotingCommand], None]]] = field(
         default_factory=dict
     )
@@ -374,12 +371,6 @@ class FakeConnection:
         self, asked: RemotingCommand, on_response: Callable[[RemotingCommand], None]
     ) -> None:
         self.when_answered_[id(asked)] = (asked, on_response)
-
-    def hold_answer(self, _asked: RemotingCommand, delay_s: float) -> None:
-        self.held.append(delay_s)
-
-    def leave_soon(self, reason: str = "") -> None:
-        self.leaves = reason
 
     def answered(self, asked: RemotingCommand, response: RemotingCommand) -> None:
         """Let those know that wait for the answer."""

@@ -54,7 +54,6 @@ TABLE = """
     subscription_not_latest 25  not_stored  retriable
     not_found            22  not_stored  final
     offset_moved         21  not_stored  final
-    quota_exceeded        2  not_stored  retriable
     sequence_gap          2  not_stored  retriable
     sequence_too_old      1  unknown     final
     sequence_undecided    1  unknown     retriable
