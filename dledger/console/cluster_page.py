@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.admin.admin import Admin
+from dledger.client.admin.admin import Admin
 from dledger.console.console import Console, Form, RefusedError
 from dledger.console.look import ClusterLook, group_views
 

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
-from remoting.protocol.signature import Credentials
-from remoting.seams import Clock, Rng
+from dledger.remoting.protocol.signature import Credentials
+from dledger.remoting.seams import Clock, Rng
 
 SESSION_COOKIE: Final = "dledger_console"
 SESSION_MS: Final = 8 * 3_600_000

@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.core.route import MessageQueue
+from dledger.client.core.route import MessageQueue
 from dledger.console.console import Console
 from dledger.console.known import asking
 from dledger.console.look import ClusterLook
 from dledger.console.paging import paged
 from dledger.own_keys import OWN_KEYS
-from remoting.protocol.bodies import ProducerInfo, SubscriptionGroupConfig
+from dledger.remoting.protocol.bodies import ProducerInfo, SubscriptionGroupConfig
 
 DELAY_LEVELS: Final = "messageDelayLevel"
 DELAY_FIGURE: Final = "scheduleMessageOffset_"

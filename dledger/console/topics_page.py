@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.admin.admin import Admin, TopicConfig
-from client.core.route import MessageQueue
+from dledger.client.admin.admin import Admin, TopicConfig
+from dledger.client.core.route import MessageQueue
 from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError
 from dledger.console.known import Asks, Known, asking

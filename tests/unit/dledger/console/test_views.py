@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from trio.testing import MockClock
 
-from client.admin.admin import Admin, TopicConfig
-from client.admin.groups import FIRST_MS, LAST_MS
-from client.core.errors import RequestFailedError
+from dledger.client.admin.admin import Admin, TopicConfig
+from dledger.client.admin.groups import FIRST_MS, LAST_MS
+from dledger.client.core.errors import RequestFailedError
 from dledger.console import texts
 from dledger.console.console import RefusedError
 from dledger.console.groups_page import group_row, reset_time
@@ -23,14 +23,14 @@ from dledger.console.look import (
 )
 from dledger.console.paging import PAGE_ROWS, paged
 from dledger.console.topics_page import is_system, topic_row
-from remoting.protocol.bodies import (
+from dledger.remoting.protocol.bodies import (
     ClientConnection,
     ConsumerConnection,
     MessageModel,
     SubscriptionData,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import response_to
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import response_to
 from tests.unit.client.fake_cluster import World, open_world
 
 MEMBERS = [

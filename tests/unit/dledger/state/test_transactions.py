@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.errors import InvariantBroken
+from dledger.commitlog.errors import InvariantBroken
 from dledger.state import transactions
 from dledger.state.image import snapshot
 from dledger.state.snapshot import load
