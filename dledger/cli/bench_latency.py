@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 import trio
 
-from client.core.message import Message
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from commitlog.errors import MQError
 from dledger.cli.ask_cluster import open_client
 from dledger.cli.bench_load import WARM_UP_S, Target, cluster_for_bench
 from dledger.cli.topic_command import create_topic
+from dledger.client.core.message import Message
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import MQError
 from dledger.output import CliError
 
 MAX_OUTSTANDING: Final = 10_000

@@ -21,29 +21,29 @@ import msgspec
 import numpy as np
 import trio
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from commitlog.consume_queue_store import ConsumeQueueStore
-from commitlog.derive import derive
-from commitlog.disk import OsDisk
-from commitlog.entry import (
+from dledger import aio
+from dledger.cli.ask_cluster import open_client
+from dledger.cli.local_cluster import local_cluster
+from dledger.cli.topic_command import create_topic
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.consume_queue_store import ConsumeQueueStore
+from dledger.commitlog.derive import derive
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry import (
     ENTRY_HEADER_BYTES,
     RecordBatch,
     Run,
     seal_entry,
 )
-from commitlog.entry_log import EntryLog
-from commitlog.errors import MQError
-from commitlog.record import encode_record, pack_host
-from commitlog.store_paths import StorePaths
-from dledger import aio
-from dledger.cli.ask_cluster import open_client
-from dledger.cli.local_cluster import local_cluster
-from dledger.cli.topic_command import create_topic
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.record import encode_record, pack_host
+from dledger.commitlog.store_paths import StorePaths
 from dledger.output import CliError
 
 WARM_UP_S = 1.0

@@ -17,27 +17,27 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from commitlog.errors import MQError
 from dledger.cli.ask_cluster import ask
 from dledger.cli.bench_load import Target, cpu_s, percentiles_ms
 from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.commitlog.errors import MQError
 from dledger.loop_stall import NOW_S
 from dledger.output import CliError
-from remoting.client import RemotingClient
-from remoting.protocol.bodies import (
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.protocol.bodies import (
     ConsumerData,
     HeartbeatData,
     SubscriptionData,
     TopicList,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.headers import (
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.headers import (
     CreateTopicHeader,
     SendMessageHeader,
     UpdateConsumerOffsetHeader,
 )
-from remoting.tcp import TcpNetwork
+from dledger.remoting.tcp import TcpNetwork
 
 CREATORS: Final = 8
 FILLERS: Final = 64

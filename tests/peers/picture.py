@@ -8,7 +8,7 @@ from typing import Final
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from jepsen_like.report.canvas import BLUE, GOOD, GREY, INK, ORANGE, SAND, VERMILLION
+from dledger.jepsen_like.report.canvas import BLUE, GOOD, GREY, INK, ORANGE, SAND, VERMILLION
 from tests.peers.figures import Row
 from tests.peers.loads import CASES
 from tests.peers.plan import CONTENDERS, FLUSH

@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 import trio
 
-from commitlog.errors import MQError
 from dledger.cli.bench_load import cpu_s
 from dledger.cli.bench_scale import rss_mib
+from dledger.commitlog.errors import MQError
 from dledger.output import CliError
 from tests.peers import clusters
 from tests.peers.clusters import TOPIC, Cluster

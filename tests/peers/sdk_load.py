@@ -8,13 +8,13 @@ import time
 import msgspec
 import trio
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from commitlog.errors import MQError
 from dledger.cli.ask_cluster import open_client
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import MQError
 from dledger.output import CliError
 from tests.peers.loads import Result
 
