@@ -121,7 +121,7 @@ class Kind(StrEnum):
     MEMBER_REPLACE = "member_replace"
     CHANGE_WITHOUT_MINORITY = "change_without_minority"
     """The members are changed while a minority of them is away for `for_ms`: killed, with an odd
-    `arg` cut off. `arg` // 2 % 4 is the change, see `dledger.jepsen_like.nemesis.members`. Those away
+    `arg` cut off. `arg` // 2 % 4 is the change, see `jepsen_like.nemesis.members`. Those away
     when the plan ends stay away until the others have elected and changed the members again."""
     # NameServers and clients.
     NAMESRV_KILL = "namesrv_kill"

@@ -19,11 +19,11 @@ from tests.harness.shipped_files import ROOT
 
 PAGE: Final = ROOT / "docs" / "reference" / "errors.md"
 MODULES: Final = (
-    client.core.errors,
+    dledger.client.core.errors,
     dledger.broker_errors,
     dledger.filters.errors,
-    namesrv.errors,
-    remoting.errors,
+    dledger.namesrv.errors,
+    dledger.remoting.errors,
 )
 
 WHEN: Final = {
