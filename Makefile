@@ -20,7 +20,7 @@ COMPUTE := tests/unit tests/property tests/simulation -n auto --dist worksteal
 PROCESSES := tests/integration tests/browser -n 4 --dist loadgroup
 STAGES := $(PYTHON) tests/gate/stages.py
 
-.PHONY: setup size lint types imports static unit integration check test chromium deploy-tools java docs console-pictures proto spark interop interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
+.PHONY: setup size lint types imports static unit integration check test chromium deploy-tools java docs proto spark interop interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
 
 setup: $(STAMP)
 
@@ -71,10 +71,6 @@ chromium:
 # so. helm is no package of Debian's: it is used where it is installed.
 deploy-tools:
 	@command -v promtool >/dev/null && command -v docker-compose >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus docker-compose >/dev/null; } || echo "Some files in deploy/ are not read by their tools: as root, apt-get install prometheus docker-compose"
-
-# The pictures of docs/operate/console.md, from a running cluster.
-console-pictures: setup chromium
-	$(BIN)/python -m tests.harness.console_pictures
 
 # Spark needs a Java runtime of version 17 or later; without one its tests are skipped and say so.
 java:

@@ -16,7 +16,6 @@
     │   └── SequenceReusedError     marked as a repetition, and is another message
     ├── UnprocessableMessageError   a stored message that names nothing a service could do with it
     ├── TableFullError        one more topic, group, offset or client than a setting allows
-    ├── OffsetNotExpectedError  a send names another offset than the queue's next one
     ├── CommitNotExpectedError  a step begins at another offset than its consumer group has
     ├── SettingRefusedError   a setting that cannot be changed like this while the broker runs
     ├── ConfirmationNeededError  it would give up messages that are kept now
@@ -30,7 +29,6 @@ from __future__ import annotations
 from dledger.commitlog.errors import MQError
 from dledger.remoting.protocol.outcome import (
     LEADER_FIELD,
-    NEXT_OFFSET_FIELD,
     REASON_FIELD,
     TERM_FIELD,
     Condition,
@@ -78,27 +76,6 @@ class TableFullError(ReplicationError):
     """A limit of topics, groups, offsets or clients is met. Nothing was stored."""
 
     condition = Condition.TABLE_FULL
-
-
-class OffsetNotExpectedError(ReplicationError):
-    """The queue's next offset is another one than the send expects. Nothing was stored.
-
-    ``next_offset`` is the next offset of the leader's log, messages on their way included.
-    """
-
-    condition = Condition.OFFSET_NOT_EXPECTED
-
-    def __init__(self, topic: str, queue_id: int, expected: int, next_offset: int) -> None:
-        super().__init__(
-            f"the next offset of queue {queue_id} of {topic} is {next_offset}, not {expected}; "
-            "nothing was stored"
-        )
-        self.next_offset = next_offset
-
-    @property
-    def answer_fields(self) -> dict[str, object]:
-        """What an answer gives the client beside the code: where the queue ends."""
-        return {NEXT_OFFSET_FIELD: self.next_offset}
 
 
 class CommitNotExpectedError(ReplicationError):

@@ -160,14 +160,6 @@ class Proposed(msgspec.Struct, frozen=True):
 OnDone = Callable[[Proposed], None]
 
 
-class ExpectedOffset(NamedTuple):
-    """The next offset that a queue must have for a proposal to be appended."""
-
-    topic: str
-    queue_id: int
-    offset: int
-
-
 class OffsetCommit(NamedTuple):
     """An offset that a proposal commits for a consumer group.
 
@@ -216,10 +208,6 @@ class BrokerGroup(Protocol):
     @property
     def membership_proof(self) -> str:
         """What members alone can send to NameServers, the same for each; empty without a secret."""
-
-    @property
-    def member_addresses(self) -> tuple[str, ...]:
-        """Advertised ``ip:port`` of every member, as far as known."""
 
     @property
     def readable(self) -> bool:
@@ -283,7 +271,6 @@ class BrokerGroup(Protocol):
         on_done: OnDone,
         *,
         is_applied: bool = True,
-        expected: ExpectedOffset | None = None,
         commits: Sequence[OffsetCommit] = (),
     ) -> None:
         """Append *batch* under the current leadership, all of it in one entry.
@@ -295,8 +282,6 @@ class BrokerGroup(Protocol):
             is_applied: A stored batch is applied when *on_done* is called, except with
                 ``ASYNC_MASTER``: compare `Proposed.index` with the applied index. Off: it is
                 committed then, and applied a little later.
-            expected: Append it only where that queue's next offset is this one, whatever was
-                proposed before; else it is not stored, with an `OffsetNotExpectedError`.
             commits: The consumer offsets in it. Where one expects another offset than the group
                 has, all that was appended before counted, it is not stored, with a
                 `CommitNotExpectedError`.

@@ -306,8 +306,6 @@ class ResponseCode(IntEnum):
     # Ours, answered only to senders of a field of ours.
     # The lock of the queue was lost: a newer grant stands, or none.
     STALE_LOCK_TOKEN = 51151
-    # The queue's next offset is another one than the sender expects.
-    OFFSET_NOT_EXPECTED = 51152
     # The consumer group's offset is another one than the step begins at.
     COMMIT_NOT_EXPECTED = 51153
 

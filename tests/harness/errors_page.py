@@ -75,7 +75,6 @@ WHEN: Final = {
     Condition.CONSUMER_NOT_ONLINE: "no consumer of the group is connected here",
     Condition.CLIENT_SILENT: "a client that was asked through the broker gave no answer in time",
     Condition.STALE_LOCK_TOKEN: "the lock token shown is not that of the grant that stands",
-    Condition.OFFSET_NOT_EXPECTED: "the queue's next offset is not the one that the send expects",
     Condition.COMMIT_NOT_EXPECTED: "the consumer group's offset is not where the step begins",
 }
 
