@@ -1,6 +1,6 @@
 """Run stages of the gate, each one a target of the Makefile, to the end, and name all failures.
 
-``python3 tests/gate/stages.py lint types unit`` goes on after a stage that failed. With ``--beside`` one
+``stages.py lint types unit`` goes on after a stage that failed. With ``--beside`` one
 group of stages runs while the others do. With ``--minutes`` the stages are hunts: each gets its
 share of the time that is left, in minutes, as ``HUNT_SHARE``, and one that needs more does not run.
 
