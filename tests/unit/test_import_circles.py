@@ -13,7 +13,7 @@ from tests.harness.shipped_files import ROOT
 
 FOLDERS = (
     *("client", "commitlog", "dledger", "jepsen_like", "namesrv", "remoting", "spark_jobs"),
-    *("tests", "examples", "docs"),
+    *("tests", "tools", "examples", "docs"),
 )
 
 
