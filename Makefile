@@ -166,7 +166,7 @@ bench-spark: setup
 LAB := $(VENV)/lab
 
 notebook: setup
-	$(BIN)/python -m spark_jobs.notebooks.build
+	$(BIN)/python -m dledger.spark_jobs.notebooks.build
 	test -d $(LAB) || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target $(LAB) "jupyterlab==4.6.6"
 	PYTHONPATH=$(LAB) JUPYTER_PATH=$(LAB)/share/jupyter $(BIN)/python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) --app-dir=$(LAB)/share/jupyter/lab spark_jobs/notebooks/check_a_history.ipynb
 

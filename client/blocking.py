@@ -17,28 +17,31 @@ from typing import Any, Final, Self, TypeAlias, TypeVar
 import trio
 import trio.from_thread
 
-from client.admin.admin import Admin
-from client.admin.groups import OffsetsReset
-from client.admin.messages import DeadLetterGroup
-from client.connect import connect
-from client.consumer.config import PushConfig
-from client.consumer.listener import Listener
-from client.consumer.pull_consumer import SUSPEND_S, PullConsumer
-from client.consumer.push_consumer import PushConsumer
-from client.consumer.subscriptions import SubscriptionExpression
-from client.core.client_instance import ClientConfig, ClientInstance
-from client.core.errors import ClientClosedError, UnknownOutcomeError
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.message_ext import MessageExt, PullResult, SendResult, SendStatus
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.producer.results import BatchSendResult, SendFuture
-from client.producer.transaction import HalfMessage, TransactionSendResult
-from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
-from remoting.log import get_logger
-from remoting.protocol.bodies import ClientConnection, ConsumerConnection, OffsetWrapper
+from dledger.client.admin.admin import Admin
+from dledger.client.admin.groups import OffsetsReset
+from dledger.client.admin.messages import DeadLetterGroup
+from dledger.client.connect import connect
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import Listener
+from dledger.client.consumer.pull_consumer import SUSPEND_S, PullConsumer
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.core.client_instance import ClientConfig, ClientInstance
+from dledger.client.core.errors import ClientClosedError, UnknownOutcomeError
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt, PullResult, SendResult, SendStatus
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.results import BatchSendResult, SendFuture
+from dledger.client.producer.transaction import HalfMessage, TransactionSendResult
+from dledger.client.producer.transaction_producer import (
+    TransactionProducer,
+    TransactionProducerConfig,
+)
+from dledger.remoting.log import get_logger
+from dledger.remoting.protocol.bodies import ClientConnection, ConsumerConnection, OffsetWrapper
 
 _log = get_logger(__name__)
 
@@ -88,7 +91,7 @@ class BlockingClient(_Closing):
         """Start the thread and open the instance.
 
         Args:
-            name_servers: As for `client.connect.connect`.
+            name_servers: As for `dledger.client.connect.connect`.
             config: Likewise.
             make_instance: Instead of both.
         Raises:

@@ -24,14 +24,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from client.core.client_instance import ClientConfig, ClientInstance
-from client.core.route import parse_address_list
-from commitlog.disk import OsDisk
-from commitlog.errors import ConfigError
-from remoting.access.account_file import parse_credentials
-from remoting.machine import SystemRng, ThreadExecutor, TrioClock
-from remoting.protocol.signature import Credentials
-from remoting.tcp import TcpNetwork, client_tls
+from dledger.client.core.client_instance import ClientConfig, ClientInstance
+from dledger.client.core.route import parse_address_list
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.access.account_file import parse_credentials
+from dledger.remoting.machine import SystemRng, ThreadExecutor, TrioClock
+from dledger.remoting.protocol.signature import Credentials
+from dledger.remoting.tcp import TcpNetwork, client_tls
 
 CREDENTIALS_FILE: Final = "DLEDGER_CREDENTIALS"
 ACCESS_KEY: Final = "DLEDGER_ACCESS_KEY"
@@ -92,7 +92,7 @@ def connect(
     """Return a client instance for real use, not yet open: ``async with connect(...) as client``.
 
     NameServers are taken from the first of: *name_servers*, *config*, ``NAMESRV_ADDR``.
-    Credentials and TLS are taken from *config*, else from the variables of `client.connect`.
+    Credentials and TLS are taken from *config*, else from the variables of `dledger.client.connect`.
 
     Args:
         name_servers: ``host:port`` entries, or one string of them separated by ``;``.

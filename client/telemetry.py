@@ -23,16 +23,16 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.util.types import AttributeValue
 
-from client.core.hooks import (
+from dledger.client.core.hooks import (
     CONSUME_CONTEXT_TYPE,
     ConsumeMessageContext,
     MessageType,
     SendMessageContext,
 )
-from client.core.message import Message
-from client.core.message_ext import MessageExt, SendResult
-from remoting.machine import TrioClock
-from remoting.seams import Clock
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt, SendResult
+from dledger.remoting.machine import TrioClock
+from dledger.remoting.seams import Clock
 
 SCOPE: Final = "dledger"
 MAX_BEGUN: Final = 10_000

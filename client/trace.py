@@ -30,8 +30,8 @@ from typing import Final, Protocol, Self
 
 import trio
 
-from client.core.client_state import ManagedScope
-from client.core.hooks import (
+from dledger.client.core.client_state import ManagedScope
+from dledger.client.core.hooks import (
     CONSUME_CONTEXT_TYPE,
     ConsumeMessageContext,
     ConsumeReturnType,
@@ -40,12 +40,12 @@ from client.core.hooks import (
     MessageType,
     SendMessageContext,
 )
-from client.core.message import Message
-from client.core.message_ext import MessageExt, SendResult, SendStatus
-from commitlog.errors import MQError
-from commitlog.properties import KEY_SEPARATOR, PROPERTY_MSG_REGION, PROPERTY_TRACE_ON
-from remoting.log import get_logger
-from remoting.seams import Clock
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt, SendResult, SendStatus
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.properties import KEY_SEPARATOR, PROPERTY_MSG_REGION, PROPERTY_TRACE_ON
+from dledger.remoting.log import get_logger
+from dledger.remoting.seams import Clock
 
 CONTENT_SEPARATOR: Final = "\x01"
 FIELD_SEPARATOR: Final = "\x02"
@@ -90,7 +90,7 @@ class TraceContext:
             when it ended, 0 where an old client did not say.
         cost_time_ms: How long it took.
         request_id: Joins SubBefore and SubAfter.
-        context_code: How the listener came back: see `client.core.hooks.ConsumeReturnType`.
+        context_code: How the listener came back: see `dledger.client.core.hooks.ConsumeReturnType`.
     """
 
     trace_type: TraceType

@@ -8,10 +8,10 @@ from __future__ import annotations
 from threading import Lock
 from typing import Final
 
-from commitlog.errors import FlushFailedError, LogBusyError
-from commitlog.log_reader import LogFiles, LogReader
-from commitlog.mark import Extent, Mark, SlotFile
-from commitlog.segment import Segment, encode_blank, segment_base
+from dledger.commitlog.errors import FlushFailedError, LogBusyError
+from dledger.commitlog.log_reader import LogFiles, LogReader
+from dledger.commitlog.mark import Extent, Mark, SlotFile
+from dledger.commitlog.segment import Segment, encode_blank, segment_base
 
 EXTENT_WINDOW_BYTES: Final = 64 << 20
 """How far ahead the extent is noted: what recovery reads at most behind the last entry."""

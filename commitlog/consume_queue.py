@@ -1,7 +1,7 @@
 """A consume queue: its 20-byte units, which point into the commit log.
 
 It has files of its own, or its newest units stand with those of others in a shared file
-(`commitlog.shared_units`): they do until a flush has made a file for them, and while as many files
+(`dledger.commitlog.shared_units`): they do until a flush has made a file for them, and while as many files
 are open as may be.
 
 Units are derived from committed entries only and can be written again at any time. How many units
@@ -19,10 +19,10 @@ from typing import Final
 
 import numpy as np
 
-from commitlog.errors import InvariantBroken, OffsetOutOfRangeError
-from commitlog.queue_files import Move, Part, QueueFiles, QueueKey
-from commitlog.queue_unit import UNIT_BYTES, UNIT_DTYPE, Units, fillers
-from commitlog.shared_units import Row, RowKind, Tail
+from dledger.commitlog.errors import InvariantBroken, OffsetOutOfRangeError
+from dledger.commitlog.queue_files import Move, Part, QueueFiles, QueueKey
+from dledger.commitlog.queue_unit import UNIT_BYTES, UNIT_DTYPE, Units, fillers
+from dledger.commitlog.shared_units import Row, RowKind, Tail
 
 SHARED_QUEUE_BYTES: Final = 32 << 10
 """Shared units of one queue; with more of them it gets files of its own at the next flush."""

@@ -1,7 +1,7 @@
 """The consume queues of a log: what they share, which files are open, and their flush.
 
 Making a file takes a millisecond, which a put does not spend: units of a queue that has no file for
-them are shared ones (`commitlog.shared_units`) until a flush has made it.
+them are shared ones (`dledger.commitlog.shared_units`) until a flush has made it.
 
 Spec: docs/reference/formats.md, section 3.
 """
@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from commitlog.consume_queue import ConsumeQueue, Sharing
-from commitlog.errors import InvariantBroken
-from commitlog.queue_files import ConsumeQueueFlush, Move, QueueFiles
-from commitlog.queue_unit import UNIT_BYTES
-from commitlog.seams import Disk
-from commitlog.shared_units import Row, RowKind, SharedUnits
+from dledger.commitlog.consume_queue import ConsumeQueue, Sharing
+from dledger.commitlog.errors import InvariantBroken
+from dledger.commitlog.queue_files import ConsumeQueueFlush, Move, QueueFiles
+from dledger.commitlog.queue_unit import UNIT_BYTES
+from dledger.commitlog.seams import Disk
+from dledger.commitlog.shared_units import Row, RowKind, SharedUnits
 
 UNITS_PER_FILE: Final = 300_000
 """RocketMQ's file of 6,000,000 bytes."""

@@ -16,11 +16,11 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from commitlog.entry import ENTRY_HEADER_BYTES, EntryHeader, parse_header, verify_frame
-from commitlog.entry_index import Unit, encode_unit
-from commitlog.errors import CorruptEntryError
-from commitlog.log_reader import LogFiles, LogReader
-from commitlog.segment import BLANK_BYTES, Segment, encode_blank, segment_base
+from dledger.commitlog.entry import ENTRY_HEADER_BYTES, EntryHeader, parse_header, verify_frame
+from dledger.commitlog.entry_index import Unit, encode_unit
+from dledger.commitlog.errors import CorruptEntryError
+from dledger.commitlog.log_reader import LogFiles, LogReader
+from dledger.commitlog.segment import BLANK_BYTES, Segment, encode_blank, segment_base
 
 # ---------------------------------------------------------------------------------- found
 

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from commitlog.entry import KIND_RECORDS, EntryHeader, record_sizes, record_starts
-from commitlog.errors import CorruptEntryError, CorruptRecordError
-from commitlog.properties import (
+from dledger.commitlog.entry import KIND_RECORDS, EntryHeader, record_sizes, record_starts
+from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError
+from dledger.commitlog.properties import (
     KEY_SEPARATOR,
     PROPERTY_KEYS,
     PROPERTY_TAGS,
@@ -27,7 +27,7 @@ from commitlog.properties import (
     PROPERTY_UNIQ_KEY,
     get_property,
 )
-from commitlog.queue_unit import (
+from dledger.commitlog.queue_unit import (
     UNIT_DTYPE,
     Units,
     index_hashes,
@@ -36,13 +36,13 @@ from commitlog.queue_unit import (
     raw_tags_code,
     topic_prefix_hash,
 )
-from commitlog.record import (
+from dledger.commitlog.record import (
     SYS_FLAG_PREPARED,
     SYS_FLAG_ROLLBACK,
     SYS_FLAG_TRANSACTION_MASK,
     decode_record,
 )
-from commitlog.record_columns import RecordColumns, gather_bytes, record_columns
+from dledger.commitlog.record_columns import RecordColumns, gather_bytes, record_columns
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 """Its units hold the delivery time in place of a tags code; queue id + 1 is the delay level."""

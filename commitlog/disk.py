@@ -1,4 +1,4 @@
-"""The real disk: POSIX files behind :mod:`commitlog.seams`.
+"""The real disk: POSIX files behind :mod:`dledger.commitlog.seams`.
 
 Linux is the platform. Where a call is missing (`posix_fallocate`, `fdatasync`) the nearest one
 stands in: space is then not reserved but asked for at write, which `write_at` reports just as well,
@@ -22,14 +22,14 @@ from typing import Final, Protocol, TypeVar
 
 from typing_extensions import Buffer
 
-from commitlog.errors import (
+from dledger.commitlog.errors import (
     DiskFullError,
     FlushFailedError,
     InvariantBroken,
     OffsetOutOfRangeError,
     StoreLockedError,
 )
-from commitlog.seams import NO_DESCRIPTOR, DiskFile, Lock
+from dledger.commitlog.seams import NO_DESCRIPTOR, DiskFile, Lock
 
 T = TypeVar("T")
 
@@ -170,9 +170,9 @@ def _flush_each(disk: OsDisk, paths: Sequence[str], folders: Sequence[str]) -> N
 
 
 class OsFile:
-    """An open file (see `commitlog.seams.DiskFile`). `flush` may run in a worker thread.
+    """An open file (see `dledger.commitlog.seams.DiskFile`). `flush` may run in a worker thread.
 
-    It may have no descriptor while it is not used: `commitlog.disk` takes it back.
+    It may have no descriptor while it is not used: `dledger.commitlog.disk` takes it back.
     """
 
     __slots__ = ("_closed", "_fd", "_path", "_pool", "_size", "_users", "_view", "last_use")
@@ -368,7 +368,7 @@ class OsLock:
 
 
 class OsDisk:
-    """The file system of this machine (see `commitlog.seams.Disk`).
+    """The file system of this machine (see `dledger.commitlog.seams.Disk`).
 
     Where the process has no descriptor left, files that are not used just now give theirs back.
     """

@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from commitlog.errors import CorruptEntryError, InvariantBroken, NewerEntryError
-from commitlog.record import (
+from dledger.commitlog.errors import CorruptEntryError, InvariantBroken, NewerEntryError
+from dledger.commitlog.record import (
     BORN_HOST_OFFSET,
     IPV4_HOST_BYTES,
     IPV6_EXTRA_BYTES,
@@ -39,7 +39,7 @@ from commitlog.record import (
     SYS_FLAG_OFFSET,
     SYS_FLAG_STORE_HOST_V6,
 )
-from commitlog.record_columns import scatter
+from dledger.commitlog.record_columns import scatter
 
 ENTRY_MAGIC: Final = 0xD1ED6E01
 ENTRY_FORMAT: Final = 1
@@ -257,7 +257,7 @@ def seal_entry(
             flag has IPv6.
     Raises:
         InvariantBroken: Sizes, runs or hosts do not fit the records: a bug of the caller, which
-            checks foreign batches with `commitlog.message_batch.verify_record_layout`.
+            checks foreign batches with `dledger.commitlog.message_batch.verify_record_layout`.
     """
     if len(batches) == 1:
         sizes = batches[0].sizes

@@ -22,9 +22,9 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from commitlog.errors import CorruptStoreError, DiskFullError
-from commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
-from commitlog.store_paths import StorePaths, parse_file_name
+from dledger.commitlog.errors import CorruptStoreError, DiskFullError
+from dledger.commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
+from dledger.commitlog.store_paths import StorePaths, parse_file_name
 
 UNIT_BYTES: Final = 32
 DEFAULT_UNITS_PER_FILE: Final = 262_144

@@ -12,28 +12,36 @@ from dataclasses import replace
 
 from typing_extensions import Buffer
 
-from commitlog.allocator import Allocator
-from commitlog.damage import LogRepair
-from commitlog.entry import EntryHeader, parse_header, verify_frame
-from commitlog.entry_index import DEFAULT_UNITS_PER_FILE, EntryIndex
-from commitlog.errors import (
+from dledger.commitlog.allocator import Allocator
+from dledger.commitlog.damage import LogRepair
+from dledger.commitlog.entry import EntryHeader, parse_header, verify_frame
+from dledger.commitlog.entry_index import DEFAULT_UNITS_PER_FILE, EntryIndex
+from dledger.commitlog.errors import (
     CorruptEntryError,
     DiskFullError,
     FlushFailedError,
     InvariantBroken,
     MQError,
 )
-from commitlog.log_reader import FlushTicket, LogFiles, LogReader
-from commitlog.mark import Anchor, Extent, Mark, SlotFile, Truncation, load_anchor, store_anchor
-from commitlog.recovery import (
+from dledger.commitlog.log_reader import FlushTicket, LogFiles, LogReader
+from dledger.commitlog.mark import (
+    Anchor,
+    Extent,
+    Mark,
+    SlotFile,
+    Truncation,
+    load_anchor,
+    store_anchor,
+)
+from dledger.commitlog.recovery import (
     Recovered,
     Recovery,
     RecoveryReport,
     drop_segments,
     newest_store_time_ms,
 )
-from commitlog.seams import Disk
-from commitlog.segment import (
+from dledger.commitlog.seams import Disk
+from dledger.commitlog.segment import (
     BLANK_BYTES,
     DEFAULT_SEGMENT_BYTES,
     LogFormat,
@@ -42,7 +50,7 @@ from commitlog.segment import (
     place,
     segment_base,
 )
-from commitlog.store_paths import StorePaths
+from dledger.commitlog.store_paths import StorePaths
 
 
 class Drop:

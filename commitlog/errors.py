@@ -19,7 +19,7 @@
     │   ├── StoreLockedError        another process owns this data folder
     │   └── ForeignStoreError       the folder belongs to another cluster, group, node or layout
     ├── ReplicationError            (dledger.broker_errors)
-    ├── ClientError                 (client.core.errors)
+    ├── ClientError                 (dledger.client.core.errors)
     └── InvariantBroken             a bug: the node stops, better dead than wrong
 """
 

@@ -22,8 +22,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.errors import CorruptStoreError, ForeignStoreError
-from commitlog.key_index_file import (
+from dledger.commitlog.errors import CorruptStoreError, ForeignStoreError
+from dledger.commitlog.key_index_file import (
     ENTRY_BYTES,
     ENTRY_DTYPE,
     HEADER_BYTES,
@@ -34,8 +34,8 @@ from commitlog.key_index_file import (
     Header,
     IndexFile,
 )
-from commitlog.queue_unit import index_key_hash
-from commitlog.seams import CANNOT_BE_READ, Disk, UtcOffset, utc
+from dledger.commitlog.queue_unit import index_key_hash
+from dledger.commitlog.seams import CANNOT_BE_READ, Disk, UtcOffset, utc
 
 SLOTS_PER_FILE: Final = 5_000_000
 ENTRIES_PER_FILE: Final = 20_000_000

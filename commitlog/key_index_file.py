@@ -5,7 +5,7 @@ same slot. What a file counts as its own is what its header has, and the header 
 after the entries it counts.
 
 The file is read, not mapped: an `OSError` of a read, or of a write that has to read the rest of a
-page first, passes through, and `commitlog.key_index` gives the file up.
+page first, passes through, and `dledger.commitlog.key_index` gives the file up.
 
 Spec: docs/reference/formats.md, section 4.
 """
@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.errors import CorruptStoreError
-from commitlog.seams import DiskFile
+from dledger.commitlog.errors import CorruptStoreError
+from dledger.commitlog.seams import DiskFile
 
 HEADER_BYTES: Final = 40
 SLOT_BYTES: Final = 4

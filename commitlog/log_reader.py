@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from commitlog.entry import ENTRY_HEADER_BYTES, ENTRY_MAGIC, parse_header
-from commitlog.entry_index import EntryIndex, Unit
-from commitlog.errors import (
+from dledger.commitlog.entry import ENTRY_HEADER_BYTES, ENTRY_MAGIC, parse_header
+from dledger.commitlog.entry_index import EntryIndex, Unit
+from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
     CorruptStoreError,
@@ -22,12 +22,12 @@ from commitlog.errors import (
     MQError,
     OffsetOutOfRangeError,
 )
-from commitlog.mark import Anchor, Mark
-from commitlog.record import MAGIC_V1, MAGIC_V2, MIN_RECORD_BYTES
-from commitlog.recovery import Recovered, RecoveryReport
-from commitlog.seams import Disk, DiskFile
-from commitlog.segment import BLANK_BYTES, Segment, segment_base
-from commitlog.store_paths import StorePaths
+from dledger.commitlog.mark import Anchor, Mark
+from dledger.commitlog.record import MAGIC_V1, MAGIC_V2, MIN_RECORD_BYTES
+from dledger.commitlog.recovery import Recovered, RecoveryReport
+from dledger.commitlog.seams import Disk, DiskFile
+from dledger.commitlog.segment import BLANK_BYTES, Segment, segment_base
+from dledger.commitlog.store_paths import StorePaths
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from commitlog.errors import (
+from dledger.commitlog.errors import (
     CorruptStoreError,
     DiskFullError,
     FlushFailedError,
@@ -40,7 +40,7 @@ from commitlog.errors import (
     InvariantBroken,
     MQError,
 )
-from commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
+from dledger.commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
 
 _MARK: Final = struct.Struct(">qqqQq")
 

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from commitlog.entry import Run
-from commitlog.errors import CorruptRecordError, LocalProtocolError
-from commitlog.properties import MAX_PROPERTIES_BYTES
-from commitlog.record import (
+from dledger.commitlog.entry import Run
+from dledger.commitlog.errors import CorruptRecordError, LocalProtocolError
+from dledger.commitlog.properties import MAX_PROPERTIES_BYTES
+from dledger.commitlog.record import (
     BODY_CRC_MASK,
     MAGIC_V1,
     MAGIC_V2,
@@ -32,7 +32,7 @@ from commitlog.record import (
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_COMPRESSION_TYPE_MASK,
 )
-from commitlog.record_columns import RecordColumns, gather_bytes, record_columns
+from dledger.commitlog.record_columns import RecordColumns, gather_bytes, record_columns
 
 # --------------------------------------------------------------------------------- the short layout
 

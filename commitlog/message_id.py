@@ -9,8 +9,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from commitlog.errors import LocalProtocolError
-from commitlog.record import IPV4_HOST_BYTES, IPV6_HOST_BYTES, unpack_host
+from dledger.commitlog.errors import LocalProtocolError
+from dledger.commitlog.record import IPV4_HOST_BYTES, IPV6_HOST_BYTES, unpack_host
 
 _PHY_OFFSET_BYTES: Final = 8
 _COUNTER_MASK: Final = 0xFFFF

@@ -18,7 +18,7 @@ import re
 from collections.abc import Container, Mapping
 from typing import Final
 
-from commitlog.errors import LocalProtocolError
+from dledger.commitlog.errors import LocalProtocolError
 
 MAX_PROPERTIES_BYTES: Final = 32767
 """The length field of a record is a signed 16-bit integer."""

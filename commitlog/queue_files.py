@@ -10,10 +10,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from commitlog.errors import ForeignStoreError
-from commitlog.queue_unit import UNIT_BYTES, fillers
-from commitlog.seams import CANNOT_BE_READ, NO_DESCRIPTOR, Disk, DiskFile
-from commitlog.shared_units import Row, RowKind, SharedUnits
+from dledger.commitlog.errors import ForeignStoreError
+from dledger.commitlog.queue_unit import UNIT_BYTES, fillers
+from dledger.commitlog.seams import CANNOT_BE_READ, NO_DESCRIPTOR, Disk, DiskFile
+from dledger.commitlog.shared_units import Row, RowKind, SharedUnits
 
 # ----------------------------------------------------------------------------- which files are open
 

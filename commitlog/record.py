@@ -22,8 +22,8 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from commitlog.errors import CorruptRecordError, LocalProtocolError
-from commitlog.properties import MAX_PROPERTIES_BYTES, decode_properties
+from dledger.commitlog.errors import CorruptRecordError, LocalProtocolError
+from dledger.commitlog.properties import MAX_PROPERTIES_BYTES, decode_properties
 
 MAGIC_V1: Final = 0xDAA320A7
 """Unsigned. The topic's length is one byte."""
@@ -180,7 +180,7 @@ def encode_record(
     Args:
         topic: As text or UTF-8.
         body: Stored as it is, compressed or not. Copied.
-        properties: Encoded (`commitlog.properties.encode_properties`).
+        properties: Encoded (`dledger.commitlog.properties.encode_properties`).
         sys_flag: The two IPv6 bits are set here from the hosts' lengths.
         born_host: Packed, 8 or 20 bytes; *store_host* likewise.
     Raises:

@@ -1,4 +1,4 @@
-"""The fields of many records as columns: `commitlog.record.decode_record` for thousands at once.
+"""The fields of many records as columns: `dledger.commitlog.record.decode_record` for thousands at once.
 
 numpy sees a buffer as one overlapping item per byte; fancy indexing then copies whole fields,
 one memcpy each, whatever their alignment.
@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.errors import CorruptRecordError
-from commitlog.record import (
+from dledger.commitlog.errors import CorruptRecordError
+from dledger.commitlog.record import (
     BODY_LENGTH_OFFSET,
     BODY_OFFSET,
     IPV6_EXTRA_BYTES,

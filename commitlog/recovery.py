@@ -22,24 +22,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from commitlog.entry import (
+from dledger.commitlog.entry import (
     ENTRY_HEADER_BYTES,
     ENTRY_MAGIC,
     EntryHeader,
     parse_header,
     verify_frame,
 )
-from commitlog.entry_index import RECENT_UNITS, UNIT_BYTES, EntryIndex, encode_unit
-from commitlog.errors import (
+from dledger.commitlog.entry_index import RECENT_UNITS, UNIT_BYTES, EntryIndex, encode_unit
+from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptStoreError,
     ForeignStoreError,
     NewerEntryError,
 )
-from commitlog.mark import Anchor, Extent, Mark, SlotFile, Truncation
-from commitlog.seams import Disk
-from commitlog.segment import BLANK_BYTES, LogFormat, Segment, encode_blank, place, segment_base
-from commitlog.store_paths import StorePaths, parse_file_name
+from dledger.commitlog.mark import Anchor, Extent, Mark, SlotFile, Truncation
+from dledger.commitlog.seams import Disk
+from dledger.commitlog.segment import (
+    BLANK_BYTES,
+    LogFormat,
+    Segment,
+    encode_blank,
+    place,
+    segment_base,
+)
+from dledger.commitlog.store_paths import StorePaths, parse_file_name
 
 _MAGIC_BYTES: Final = ENTRY_MAGIC.to_bytes(4, "big")
 _STORE_TIME: Final = struct.Struct(">q")

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from commitlog.errors import ConfigError, CorruptStoreError, ForeignStoreError
-from commitlog.record import BLANK_MAGIC
-from commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
-from commitlog.store_paths import StorePaths
+from dledger.commitlog.errors import ConfigError, CorruptStoreError, ForeignStoreError
+from dledger.commitlog.record import BLANK_MAGIC
+from dledger.commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
+from dledger.commitlog.store_paths import StorePaths
 
 DEFAULT_SEGMENT_BYTES: Final = 1 << 30
 """RocketMQ's mappedFileSizeCommitLog."""

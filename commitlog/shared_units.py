@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from commitlog.errors import CorruptStoreError, DiskFullError
-from commitlog.mark import SlotFile, newest_payload
-from commitlog.queue_unit import UNIT_BYTES
-from commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
+from dledger.commitlog.errors import CorruptStoreError, DiskFullError
+from dledger.commitlog.mark import SlotFile, newest_payload
+from dledger.commitlog.queue_unit import UNIT_BYTES
+from dledger.commitlog.seams import CANNOT_BE_READ, Disk, DiskFile
 
 CHUNK_MAGIC: Final = 0xD1ED5A01
 FILE_BYTES_MIN: Final = 4 << 20

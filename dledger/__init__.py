@@ -11,94 +11,94 @@ from typing import TYPE_CHECKING, Any
 
 _MODULES = {
     # Connect
-    "ClientConfig": "client.core.client_instance",
-    "ClientInstance": "client.core.client_instance",
-    "Credentials": "remoting.protocol.signature",
-    "client_tls": "remoting.tcp",
-    "connect": "client.connect",
+    "ClientConfig": "dledger.client.core.client_instance",
+    "ClientInstance": "dledger.client.core.client_instance",
+    "Credentials": "dledger.remoting.protocol.signature",
+    "client_tls": "dledger.remoting.tcp",
+    "connect": "dledger.client.connect",
     # Messages
-    "CompressionType": "client.core.message_ext",
-    "DeliveredMessage": "client.consumer.listener",
-    "Message": "client.core.message",
-    "MessageBlock": "client.core.message_ext",
-    "MessageExt": "client.core.message_ext",
-    "MessageQueue": "client.core.route",
-    "TopicRoute": "client.core.route",
+    "CompressionType": "dledger.client.core.message_ext",
+    "DeliveredMessage": "dledger.client.consumer.listener",
+    "Message": "dledger.client.core.message",
+    "MessageBlock": "dledger.client.core.message_ext",
+    "MessageExt": "dledger.client.core.message_ext",
+    "MessageQueue": "dledger.client.core.route",
+    "TopicRoute": "dledger.client.core.route",
     # Send
-    "BatchSendResult": "client.producer.results",
-    "Producer": "client.producer.producer",
-    "ProducerConfig": "client.producer.config",
-    "SendFuture": "client.producer.results",
-    "SendResult": "client.core.message_ext",
-    "SendStatus": "client.core.message_ext",
-    "reply_message": "client.producer.request_reply",
+    "BatchSendResult": "dledger.client.producer.results",
+    "Producer": "dledger.client.producer.producer",
+    "ProducerConfig": "dledger.client.producer.config",
+    "SendFuture": "dledger.client.producer.results",
+    "SendResult": "dledger.client.core.message_ext",
+    "SendStatus": "dledger.client.core.message_ext",
+    "reply_message": "dledger.client.producer.request_reply",
     # Send in transactions
-    "HalfMessage": "client.producer.transaction",
-    "LocalTransactionState": "client.core.hooks",
-    "TransactionProducer": "client.producer.transaction_producer",
-    "TransactionProducerConfig": "client.producer.transaction_producer",
-    "TransactionSendResult": "client.producer.transaction",
+    "HalfMessage": "dledger.client.producer.transaction",
+    "LocalTransactionState": "dledger.client.core.hooks",
+    "TransactionProducer": "dledger.client.producer.transaction_producer",
+    "TransactionProducerConfig": "dledger.client.producer.transaction_producer",
+    "TransactionSendResult": "dledger.client.producer.transaction",
     # Consume
-    "ConsumeContext": "client.consumer.listener",
-    "ConsumeFrom": "client.consumer.offsets",
-    "ConsumeFromWhere": "remoting.protocol.bodies",
-    "ConsumeStatus": "client.consumer.listener",
-    "ConsumeStep": "client.consumer.steps",
-    "FROM_FIRST": "client.consumer.offsets",
-    "FROM_LAST": "client.consumer.offsets",
-    "FlowLimits": "client.consumer.process_queue",
-    "Listener": "client.consumer.listener",
-    "LitePullConsumer": "client.consumer.lite_pull_consumer",
-    "LockClient": "client.consumer.queue_locks",
-    "MessageModel": "remoting.protocol.bodies",
-    "PullConsumer": "client.consumer.pull_consumer",
-    "PullResult": "client.core.message_ext",
-    "PullStatus": "client.core.message_ext",
-    "PushConfig": "client.consumer.config",
-    "PushConsumer": "client.consumer.push_consumer",
-    "ReceivedMessage": "client.consumer.pop_calls",
-    "SimpleConsumer": "client.consumer.simple_consumer",
-    "SubscriptionExpression": "client.consumer.subscriptions",
+    "ConsumeContext": "dledger.client.consumer.listener",
+    "ConsumeFrom": "dledger.client.consumer.offsets",
+    "ConsumeFromWhere": "dledger.remoting.protocol.bodies",
+    "ConsumeStatus": "dledger.client.consumer.listener",
+    "ConsumeStep": "dledger.client.consumer.steps",
+    "FROM_FIRST": "dledger.client.consumer.offsets",
+    "FROM_LAST": "dledger.client.consumer.offsets",
+    "FlowLimits": "dledger.client.consumer.process_queue",
+    "Listener": "dledger.client.consumer.listener",
+    "LitePullConsumer": "dledger.client.consumer.lite_pull_consumer",
+    "LockClient": "dledger.client.consumer.queue_locks",
+    "MessageModel": "dledger.remoting.protocol.bodies",
+    "PullConsumer": "dledger.client.consumer.pull_consumer",
+    "PullResult": "dledger.client.core.message_ext",
+    "PullStatus": "dledger.client.core.message_ext",
+    "PushConfig": "dledger.client.consumer.config",
+    "PushConsumer": "dledger.client.consumer.push_consumer",
+    "ReceivedMessage": "dledger.client.consumer.pop_calls",
+    "SimpleConsumer": "dledger.client.consumer.simple_consumer",
+    "SubscriptionExpression": "dledger.client.consumer.subscriptions",
     # Share queues out
-    "AllocateMessageQueueStrategy": "client.consumer.rebalance",
-    "Averagely": "client.consumer.rebalance",
-    "AveragelyByCircle": "client.consumer.rebalance",
-    "ByConfig": "client.consumer.rebalance",
-    "ByMachineRoom": "client.consumer.rebalance",
-    "ConsistentHash": "client.consumer.rebalance",
-    "NearbyMachineRoom": "client.consumer.rebalance",
+    "AllocateMessageQueueStrategy": "dledger.client.consumer.rebalance",
+    "Averagely": "dledger.client.consumer.rebalance",
+    "AveragelyByCircle": "dledger.client.consumer.rebalance",
+    "ByConfig": "dledger.client.consumer.rebalance",
+    "ByMachineRoom": "dledger.client.consumer.rebalance",
+    "ConsistentHash": "dledger.client.consumer.rebalance",
+    "NearbyMachineRoom": "dledger.client.consumer.rebalance",
     # Hooks
-    "CommunicationMode": "client.core.hooks",
-    "ConsumeMessageContext": "client.core.hooks",
-    "ConsumeMessageHook": "client.core.hooks",
-    "ConsumeReturnType": "client.core.hooks",
-    "EndTransactionContext": "client.core.hooks",
-    "EndTransactionHook": "client.core.hooks",
-    "MessagePropertiesHook": "client.core.hooks",
-    "MessageType": "client.core.hooks",
-    "SendMessageContext": "client.core.hooks",
-    "SendMessageHook": "client.core.hooks",
+    "CommunicationMode": "dledger.client.core.hooks",
+    "ConsumeMessageContext": "dledger.client.core.hooks",
+    "ConsumeMessageHook": "dledger.client.core.hooks",
+    "ConsumeReturnType": "dledger.client.core.hooks",
+    "EndTransactionContext": "dledger.client.core.hooks",
+    "EndTransactionHook": "dledger.client.core.hooks",
+    "MessagePropertiesHook": "dledger.client.core.hooks",
+    "MessageType": "dledger.client.core.hooks",
+    "SendMessageContext": "dledger.client.core.hooks",
+    "SendMessageHook": "dledger.client.core.hooks",
     # Read message trace
-    "TRACE_TOPIC": "client.trace",
-    "TraceBean": "client.trace",
-    "TraceContext": "client.trace",
-    "TraceType": "client.trace",
+    "TRACE_TOPIC": "dledger.client.trace",
+    "TraceBean": "dledger.client.trace",
+    "TraceContext": "dledger.client.trace",
+    "TraceType": "dledger.client.trace",
     # Administrate
-    "AclConfig": "remoting.protocol.access_bodies",
-    "AclInfo": "remoting.protocol.access_bodies",
-    "Admin": "client.admin.admin",
-    "DeadLetterGroup": "client.admin.messages",
-    "GroupHealth": "client.admin.admin",
-    "OffsetMove": "client.admin.groups",
-    "OffsetsReset": "client.admin.groups",
-    "PolicyEntryInfo": "remoting.protocol.access_bodies",
-    "QuotaInfo": "remoting.protocol.quota_bodies",
-    "RequestCode": "remoting.protocol.codes",
-    "ScheduleInfo": "remoting.protocol.schedule_bodies",
-    "SchedulePut": "client.admin.schedules",
-    "SubscriptionGroupConfig": "remoting.protocol.bodies",
-    "TopicConfig": "remoting.protocol.bodies",
-    "UserInfo": "remoting.protocol.access_bodies",
+    "AclConfig": "dledger.remoting.protocol.access_bodies",
+    "AclInfo": "dledger.remoting.protocol.access_bodies",
+    "Admin": "dledger.client.admin.admin",
+    "DeadLetterGroup": "dledger.client.admin.messages",
+    "GroupHealth": "dledger.client.admin.admin",
+    "OffsetMove": "dledger.client.admin.groups",
+    "OffsetsReset": "dledger.client.admin.groups",
+    "PolicyEntryInfo": "dledger.remoting.protocol.access_bodies",
+    "QuotaInfo": "dledger.remoting.protocol.quota_bodies",
+    "RequestCode": "dledger.remoting.protocol.codes",
+    "ScheduleInfo": "dledger.remoting.protocol.schedule_bodies",
+    "SchedulePut": "dledger.client.admin.schedules",
+    "SubscriptionGroupConfig": "dledger.remoting.protocol.bodies",
+    "TopicConfig": "dledger.remoting.protocol.bodies",
+    "UserInfo": "dledger.remoting.protocol.access_bodies",
     # Modules
     "aio": "dledger.aio",
     "blocking": "dledger.blocking",
@@ -108,21 +108,27 @@ _MODULES = {
 """Name to the module that has it; the name of a module to itself."""
 
 if TYPE_CHECKING:
-    from client.admin.admin import Admin, GroupHealth
-    from client.admin.groups import OffsetMove, OffsetsReset
-    from client.admin.messages import DeadLetterGroup
-    from client.admin.schedules import SchedulePut
-    from client.connect import connect
-    from client.consumer.config import PushConfig
-    from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage, Listener
-    from client.consumer.lite_pull_consumer import LitePullConsumer
-    from client.consumer.offsets import FROM_FIRST, FROM_LAST, ConsumeFrom
-    from client.consumer.pop_calls import ReceivedMessage
-    from client.consumer.process_queue import FlowLimits
-    from client.consumer.pull_consumer import PullConsumer
-    from client.consumer.push_consumer import PushConsumer
-    from client.consumer.queue_locks import LockClient
-    from client.consumer.rebalance import (
+    from dledger import aio, blocking, errors, testing
+    from dledger.client.admin.admin import Admin, GroupHealth
+    from dledger.client.admin.groups import OffsetMove, OffsetsReset
+    from dledger.client.admin.messages import DeadLetterGroup
+    from dledger.client.admin.schedules import SchedulePut
+    from dledger.client.connect import connect
+    from dledger.client.consumer.config import PushConfig
+    from dledger.client.consumer.listener import (
+        ConsumeContext,
+        ConsumeStatus,
+        DeliveredMessage,
+        Listener,
+    )
+    from dledger.client.consumer.lite_pull_consumer import LitePullConsumer
+    from dledger.client.consumer.offsets import FROM_FIRST, FROM_LAST, ConsumeFrom
+    from dledger.client.consumer.pop_calls import ReceivedMessage
+    from dledger.client.consumer.process_queue import FlowLimits
+    from dledger.client.consumer.pull_consumer import PullConsumer
+    from dledger.client.consumer.push_consumer import PushConsumer
+    from dledger.client.consumer.queue_locks import LockClient
+    from dledger.client.consumer.rebalance import (
         AllocateMessageQueueStrategy,
         Averagely,
         AveragelyByCircle,
@@ -131,11 +137,11 @@ if TYPE_CHECKING:
         ConsistentHash,
         NearbyMachineRoom,
     )
-    from client.consumer.simple_consumer import SimpleConsumer
-    from client.consumer.steps import ConsumeStep
-    from client.consumer.subscriptions import SubscriptionExpression
-    from client.core.client_instance import ClientConfig, ClientInstance
-    from client.core.hooks import (
+    from dledger.client.consumer.simple_consumer import SimpleConsumer
+    from dledger.client.consumer.steps import ConsumeStep
+    from dledger.client.consumer.subscriptions import SubscriptionExpression
+    from dledger.client.core.client_instance import ClientConfig, ClientInstance
+    from dledger.client.core.hooks import (
         CommunicationMode,
         ConsumeMessageContext,
         ConsumeMessageHook,
@@ -148,8 +154,8 @@ if TYPE_CHECKING:
         SendMessageContext,
         SendMessageHook,
     )
-    from client.core.message import Message
-    from client.core.message_ext import (
+    from dledger.client.core.message import Message
+    from dledger.client.core.message_ext import (
         CompressionType,
         MessageBlock,
         MessageExt,
@@ -158,27 +164,34 @@ if TYPE_CHECKING:
         SendResult,
         SendStatus,
     )
-    from client.core.route import MessageQueue, TopicRoute
-    from client.producer.config import ProducerConfig
-    from client.producer.producer import Producer
-    from client.producer.request_reply import reply_message
-    from client.producer.results import BatchSendResult, SendFuture
-    from client.producer.transaction import HalfMessage, TransactionSendResult
-    from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
-    from client.trace import TRACE_TOPIC, TraceBean, TraceContext, TraceType
-    from dledger import aio, blocking, errors, testing
-    from remoting.protocol.access_bodies import AclConfig, AclInfo, PolicyEntryInfo, UserInfo
-    from remoting.protocol.bodies import (
+    from dledger.client.core.route import MessageQueue, TopicRoute
+    from dledger.client.producer.config import ProducerConfig
+    from dledger.client.producer.producer import Producer
+    from dledger.client.producer.request_reply import reply_message
+    from dledger.client.producer.results import BatchSendResult, SendFuture
+    from dledger.client.producer.transaction import HalfMessage, TransactionSendResult
+    from dledger.client.producer.transaction_producer import (
+        TransactionProducer,
+        TransactionProducerConfig,
+    )
+    from dledger.client.trace import TRACE_TOPIC, TraceBean, TraceContext, TraceType
+    from dledger.remoting.protocol.access_bodies import (
+        AclConfig,
+        AclInfo,
+        PolicyEntryInfo,
+        UserInfo,
+    )
+    from dledger.remoting.protocol.bodies import (
         ConsumeFromWhere,
         MessageModel,
         SubscriptionGroupConfig,
         TopicConfig,
     )
-    from remoting.protocol.codes import RequestCode
-    from remoting.protocol.quota_bodies import QuotaInfo
-    from remoting.protocol.schedule_bodies import ScheduleInfo
-    from remoting.protocol.signature import Credentials
-    from remoting.tcp import client_tls
+    from dledger.remoting.protocol.codes import RequestCode
+    from dledger.remoting.protocol.quota_bodies import QuotaInfo
+    from dledger.remoting.protocol.schedule_bodies import ScheduleInfo
+    from dledger.remoting.protocol.signature import Credentials
+    from dledger.remoting.tcp import client_tls
 else:
 
     def __getattr__(name: str) -> Any:

@@ -7,11 +7,11 @@ from typing import Final
 
 import structlog
 
+from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.access.accounts import Account, WhiteAddresses
 from dledger.services.account_changes import account_of
 from dledger.state.accounts import AccountConfig
 from dledger.state.tables import StateTables
-from remoting.access.account_file import AccountStore
-from remoting.access.accounts import Account, WhiteAddresses
 
 SPARE_ROWS: Final = 1_000
 """Rows of accounts that are not there any more and may be kept, before all are made again."""

@@ -12,14 +12,14 @@ from typing import Final
 import structlog
 import trio
 
-from commitlog.errors import CorruptEntryError, CorruptRecordError, DiskFullError
+from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError, DiskFullError
 from dledger.group_api import AppliedListener
 from dledger.proposals import Proposals
 from dledger.raft.member import RaftNode
+from dledger.remoting.seams import Clock
 from dledger.state.apply import QueueUnits
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup
-from remoting.seams import Clock
 
 log = structlog.get_logger(__name__)
 

@@ -1,6 +1,6 @@
 """The client in plain calls that block, for programs without trio. Guide: docs/how-to/push.md."""
 
-from client.blocking import (
+from dledger.client.blocking import (
     BlockingAdmin,
     BlockingClient,
     BlockingFuture,

@@ -16,12 +16,12 @@ from typing import Final
 import structlog
 import trio
 
-from client.core.routes import NameServers
-from commitlog.consume_queue_store import MAX_OPEN_FILES
-from commitlog.seams import Disk, UtcOffset, utc
-from commitlog.store_paths import StorePaths
 from dledger.accounts import BrokerAccounts
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
+from dledger.client.core.routes import NameServers
+from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
+from dledger.commitlog.seams import Disk, UtcOffset, utc
+from dledger.commitlog.store_paths import StorePaths
 from dledger.config import BrokerConfig
 from dledger.group import Group, VotersClock
 from dledger.group_api import LeaderService
@@ -57,6 +57,17 @@ from dledger.processors.wiring import (
 from dledger.raft.identity import Identity, check_owner
 from dledger.raft.settings import RaftSettings
 from dledger.registration import RegisteredBroker, Registration
+from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.access.accounts import AccountSource
+from dledger.remoting.access.gate import AccessGate, LocalAdmin, guarded_table
+from dledger.remoting.certificates import Certificates, TlsFiles
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.machine import GarbageCollection
+from dledger.remoting.metrics import Guard, RpcLatency, ServerMetrics, load_library
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.seams import Clock, Executor, Network, Rng, ServerTls
+from dledger.remoting.server import RemotingServer
+from dledger.remoting.tcp import client_tls
 from dledger.services.repeated_messages import RepeatedMessageService
 from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
@@ -64,17 +75,6 @@ from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.side_ports import serve_fast, serve_metrics
 from dledger.store import ReplicaStore
-from remoting.access.account_file import AccountStore
-from remoting.access.accounts import AccountSource
-from remoting.access.gate import AccessGate, LocalAdmin, guarded_table
-from remoting.certificates import Certificates, TlsFiles
-from remoting.client import RemotingClient
-from remoting.machine import GarbageCollection
-from remoting.metrics import Guard, RpcLatency, ServerMetrics, load_library
-from remoting.processor_table import ProcessorTable
-from remoting.seams import Clock, Executor, Network, Rng, ServerTls
-from remoting.server import RemotingServer
-from remoting.tcp import client_tls
 
 log = structlog.get_logger(__name__)
 

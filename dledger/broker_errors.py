@@ -1,4 +1,4 @@
-"""Errors of a broker group, a branch of the tree in :mod:`commitlog.errors`.
+"""Errors of a broker group, a branch of the tree in :mod:`dledger.commitlog.errors`.
 
 ::
 
@@ -23,13 +23,13 @@
     ├── ConfirmationNeededError  it would give up messages that are kept now
     └── UnknownOutcomeError   leadership ended, or the wait was over, before the answer was known
 
-``condition`` is the row of :mod:`remoting.protocol.outcome` that a client gets.
+``condition`` is the row of :mod:`dledger.remoting.protocol.outcome` that a client gets.
 """
 
 from __future__ import annotations
 
-from commitlog.errors import MQError
-from remoting.protocol.outcome import (
+from dledger.commitlog.errors import MQError
+from dledger.remoting.protocol.outcome import (
     GO_AWAY_FIELD,
     LEADER_FIELD,
     NEXT_OFFSET_FIELD,
@@ -38,7 +38,7 @@ from remoting.protocol.outcome import (
     TERM_FIELD,
     Condition,
 )
-from remoting.protocol.own_fields import COMMITTED_FIELD, GIVES_UP_FIELD, GivenUp
+from dledger.remoting.protocol.own_fields import COMMITTED_FIELD, GIVES_UP_FIELD, GivenUp
 
 
 class ReplicationError(MQError):

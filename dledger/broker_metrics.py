@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, TypeVar
 
-from commitlog.entry import parse_header
-from commitlog.errors import OffsetOutOfRangeError
 from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.entry import parse_header
+from dledger.commitlog.errors import OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup, ServiceCounts
 from dledger.processors.admin import earliest_message_ms, unflushed_bytes
 from dledger.processors.wiring import BrokerProcessors
+from dledger.remoting.metrics import Family, Sample, ServerMetrics, family_text
+from dledger.remoting.protocol.bodies import ConsumeType
+from dledger.remoting.seams import Clock
 from dledger.services.throughput import Traffic
 from dledger.state.transactions import TransactionDecision
 from dledger.topic_metrics import LOOKS_PER_PIECE, TopicMetrics, bool_text, first_of
-from remoting.metrics import Family, Sample, ServerMetrics, family_text
-from remoting.protocol.bodies import ConsumeType
-from remoting.seams import Clock
 
 LEFT_OUT: Final = Family(
     "dledger_metrics_left_out_series",

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from commitlog.consume_queue_store import MAX_OPEN_FILES
-from commitlog.seams import UtcOffset, utc
+from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
+from dledger.commitlog.seams import UtcOffset, utc
 from dledger.settings_tables import MIB, BrokerTable, StoreTable
 
 # ------------------------------------------------------------------------------- numbers of members

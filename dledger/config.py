@@ -12,9 +12,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from commitlog.errors import ConfigError
 from dledger.broker_settings import member_numbers
+from dledger.commitlog.errors import ConfigError
 from dledger.raft.wire import is_host, is_name
+from dledger.remoting.access.gate import is_loopback
+from dledger.remoting.properties import comment_hint
+from dledger.remoting.settings import (
+    Config,
+    ConfigFile,
+    OtherKey,
+    Place,
+    Schema,
+    SettingsReader,
+    refuse,
+)
 from dledger.settings_tables import (
     DEFAULT_METRICS_PORT,
     DEFAULT_PEER_PORT,
@@ -38,9 +49,6 @@ from dledger.settings_text import (
     parse_delay_levels,
     parse_exporter,
 )
-from remoting.access.gate import is_loopback
-from remoting.properties import comment_hint
-from remoting.settings import Config, ConfigFile, OtherKey, Place, Schema, SettingsReader, refuse
 
 ENVIRONMENT_SOURCE: Final = "environment NAMESRV_ADDR"
 

@@ -25,23 +25,23 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import structlog
 
-from commitlog.consume_queue_store import ConsumeQueueStore, remove_all
-from commitlog.derive import SCHEDULE_TOPIC, Derived, derive
-from commitlog.entry import parse_header
-from commitlog.entry_log import EntryLog
-from commitlog.errors import (
+from dledger.broker_settings import StoreSettings
+from dledger.commitlog.consume_queue_store import ConsumeQueueStore, remove_all
+from dledger.commitlog.derive import SCHEDULE_TOPIC, Derived, derive
+from dledger.commitlog.entry import parse_header
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptStoreError,
     DiskFullError,
     MQError,
     OffsetOutOfRangeError,
 )
-from commitlog.key_index import KeyIndex, KeyIndexFlush
-from commitlog.mark import Anchor
-from commitlog.record import decode_record
-from commitlog.seams import Disk
-from commitlog.store_paths import StorePaths
-from dledger.broker_settings import StoreSettings
+from dledger.commitlog.key_index import KeyIndex, KeyIndexFlush
+from dledger.commitlog.mark import Anchor
+from dledger.commitlog.record import decode_record
+from dledger.commitlog.seams import Disk
+from dledger.commitlog.store_paths import StorePaths
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from commitlog.consume_queue import ConsumeQueue
-    from commitlog.entry_log import EntryLog
-    from commitlog.queue_unit import Units
+    from dledger.commitlog.consume_queue import ConsumeQueue
+    from dledger.commitlog.entry_log import EntryLog
+    from dledger.commitlog.queue_unit import Units
 
 
 log = structlog.get_logger(__name__)

@@ -5,7 +5,7 @@ and ``refresh_route`` as attributes. `MQError` is the root of all, `ClientError`
 raised while client and cluster talk.
 """
 
-from client.core.errors import (
+from dledger.client.core.errors import (
     AlreadyDeliveredError,
     BackpressureError,
     BrokerBusyError,
@@ -30,7 +30,7 @@ from client.core.errors import (
     TransactionDecidedError,
     UnknownOutcomeError,
 )
-from commitlog.errors import (
+from dledger.commitlog.errors import (
     ConfigError,
     CorruptRecordError,
     LocalProtocolError,

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Final
 
-from commitlog.entry_log import EntryLog
-from commitlog.errors import OffsetOutOfRangeError
-from commitlog.record import decode_record
-from commitlog.seams import CANNOT_BE_READ
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import OffsetOutOfRangeError
+from dledger.commitlog.record import decode_record
+from dledger.commitlog.seams import CANNOT_BE_READ
 from dledger.derived_files import ATTEMPTS_MAX, DerivedFiles, walk
 from dledger.state.state_record import TopicsChange, decode_change
 from dledger.state.tables import QueueBounds

@@ -16,11 +16,11 @@ from typing import Any, Final
 import structlog
 import trio
 
-from commitlog.consume_queue_store import ConsumeQueueStore
-from commitlog.entry_log import EntryLog
-from commitlog.key_index import KeyIndex
 from dledger.applier import APPLY_AT_ONCE_ENTRIES, Applier
 from dledger.broker_errors import NotLeaderError
+from dledger.commitlog.consume_queue_store import ConsumeQueueStore
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.key_index import KeyIndex
 from dledger.group_api import OnBarrier, Proposed, fenced
 from dledger.loop_stall import LoopStall
 from dledger.maintenance import Maintenance, members_of
@@ -33,12 +33,12 @@ from dledger.raft.member import RaftNode, Stored
 from dledger.raft.settings import ALL_ON, Guards, RaftSettings
 from dledger.raft.transfer import Phase
 from dledger.raft.wire import FRAME_BYTES_MAX
+from dledger.remoting.memory_budget import FrameSpace
+from dledger.remoting.seams import Clock, Executor, Network, Rng
 from dledger.replica_records import CHECKPOINT
 from dledger.scrub import DerivedRepair, ScrubService
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup
-from remoting.memory_budget import FrameSpace
-from remoting.seams import Clock, Executor, Network, Rng
 
 log = structlog.get_logger(__name__)
 

@@ -15,14 +15,20 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 import structlog
 
-from commitlog.consume_queue_store import ConsumeQueueStore
-from commitlog.entry import RecordBatch
-from commitlog.errors import CorruptStoreError, FlushFailedError, InvariantBroken, MQError, Outcome
-from commitlog.key_index import KeyIndex
-from commitlog.log_reader import LogReader
 from dledger.broker_errors import NotLeaderError
+from dledger.commitlog.consume_queue_store import ConsumeQueueStore
+from dledger.commitlog.entry import RecordBatch
+from dledger.commitlog.errors import (
+    CorruptStoreError,
+    FlushFailedError,
+    InvariantBroken,
+    MQError,
+    Outcome,
+)
+from dledger.commitlog.key_index import KeyIndex
+from dledger.commitlog.log_reader import LogReader
+from dledger.remoting.seams import Clock
 from dledger.state.tables import StateTables
-from remoting.seams import Clock
 
 # ------------------------------------------------------------------------------- services that fail
 

@@ -17,13 +17,13 @@ from typing import Any, Final
 import structlog
 from msgspec import structs
 
-from commitlog.consume_queue_store import MAX_OPEN_FILES
-from commitlog.errors import ConfigError, OffsetOutOfRangeError
-from commitlog.queue_unit import UNIT_BYTES
-from commitlog.record import pack_host
-from commitlog.seams import Disk, UtcOffset, utc
 from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.broker_settings import LEADER_ID, BrokerSettings, StoreSettings
+from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
+from dledger.commitlog.errors import ConfigError, OffsetOutOfRangeError
+from dledger.commitlog.queue_unit import UNIT_BYTES
+from dledger.commitlog.record import pack_host
+from dledger.commitlog.seams import Disk, UtcOffset, utc
 from dledger.config import BrokerConfig
 from dledger.group import Group
 from dledger.group_api import BrokerGroup
@@ -31,6 +31,17 @@ from dledger.proposals import GroupSettings
 from dledger.raft.identity import GroupSecret
 from dledger.raft.settings import RaftSettings
 from dledger.registration import Registration
+from dledger.remoting.access.account_file import parse_credentials
+from dledger.remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits
+from dledger.remoting.memory_budget import BudgetLimits, FrameSpace, MemoryBudget, budget_bytes
+from dledger.remoting.properties import format_properties
+from dledger.remoting.protocol.bodies import DataVersion
+from dledger.remoting.protocol.codes import BROKER_RESERVED
+from dledger.remoting.protocol.own_fields import GivenUp, given_up
+from dledger.remoting.protocol.signature import Credentials
+from dledger.remoting.seams import Clock, ServerTls
+from dledger.remoting.server import ServerLimits
+from dledger.remoting.tcp import client_tls, server_tls
 from dledger.services.limits import DiskSpace
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
@@ -54,17 +65,6 @@ from dledger.state.topics import (
     builtin_groups,
     builtin_topics,
 )
-from remoting.access.account_file import parse_credentials
-from remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits
-from remoting.memory_budget import BudgetLimits, FrameSpace, MemoryBudget, budget_bytes
-from remoting.properties import format_properties
-from remoting.protocol.bodies import DataVersion
-from remoting.protocol.codes import BROKER_RESERVED
-from remoting.protocol.own_fields import GivenUp, given_up
-from remoting.protocol.signature import Credentials
-from remoting.seams import Clock, ServerTls
-from remoting.server import ServerLimits
-from remoting.tcp import client_tls, server_tls
 
 
 def listener_tls(config: BrokerConfig) -> ServerTls:

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import structlog
 import trio
 
-from remoting.connection_limits import TURN_S, Turn
-from remoting.machine import thread_cpu_s
+from dledger.remoting.connection_limits import TURN_S, Turn
+from dledger.remoting.machine import thread_cpu_s
 
 STALL_S: Final = 0.05
 """A turn above it is counted: half of the interval between two heartbeats."""

@@ -9,21 +9,21 @@ from typing import Final
 import structlog
 import trio
 
-from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
-from commitlog.mark import Anchor
 from dledger.applier import SPACE_RETRY_S
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
+from dledger.commitlog.mark import Anchor
 from dledger.proposals import GroupSettings
 from dledger.raft.journal import members_in
 from dledger.raft.member import RaftNode
 from dledger.raft.membership import Members, MembersLog
+from dledger.remoting.seams import Clock, Executor
 from dledger.replica_records import CHECKPOINT, goes_on_after
 from dledger.scrub import ScrubService
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup
-from remoting.seams import Clock, Executor
 
 log = structlog.get_logger(__name__)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 from cyclopts import Parameter, convert
 
-from commitlog.errors import MQError
-from remoting.escaped_text import escaped
+from dledger.commitlog.errors import MQError
+from dledger.remoting.escaped_text import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +86,7 @@ def addresses(namesrv: str) -> list[str]:
     Raises:
         CliError: One of them is not an address; a usage error.
     """
-    from remoting.settings import parse_addresses
+    from dledger.remoting.settings import parse_addresses
 
     try:
         found = list(parse_addresses(namesrv))

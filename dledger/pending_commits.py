@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from dledger.broker_errors import CommitNotExpectedError
 from dledger.group_api import OffsetCommit
+from dledger.remoting.protocol.own_fields import NO_OFFSET
 from dledger.state.tables import StateTables
-from remoting.protocol.own_fields import NO_OFFSET
 
 _Slot: TypeAlias = tuple[str, str, int]
 

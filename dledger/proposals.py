@@ -19,12 +19,6 @@ from typing import Any, Final
 import structlog
 import trio
 
-from commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES, RecordBatch, Run
-from commitlog.errors import (
-    DiskFullError,
-    LocalProtocolError,
-    LogBusyError,
-)
 from dledger.broker_errors import (
     CommitNotExpectedError,
     NotLeaderError,
@@ -32,6 +26,12 @@ from dledger.broker_errors import (
     PendingFullError,
     ShuttingDownError,
     UnknownOutcomeError,
+)
+from dledger.commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES, RecordBatch, Run
+from dledger.commitlog.errors import (
+    DiskFullError,
+    LocalProtocolError,
+    LogBusyError,
 )
 from dledger.group_api import (
     STOPS_NODE,
@@ -44,10 +44,10 @@ from dledger.group_api import (
 from dledger.pending_commits import PendingCommits
 from dledger.raft.journal import Proposal
 from dledger.raft.member import RaftNode
+from dledger.remoting.seams import Clock
 from dledger.state.tables import QueueKey, StateTables
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup
-from remoting.seams import Clock
 
 log = structlog.get_logger(__name__)
 

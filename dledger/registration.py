@@ -23,30 +23,30 @@ import msgspec
 import structlog
 import trio
 
-from commitlog.errors import LocalProtocolError
 from dledger.broker_settings import LEADER_ID
+from dledger.commitlog.errors import LocalProtocolError
 from dledger.group_api import BrokerGroup, QueueTouched
-from dledger.settings_tables import ClientTable
-from dledger.state.topics import TopicConfig
-from dledger.waiting import wait_for
-from remoting.client import RemotingClient
-from remoting.connection import Connection
-from remoting.errors import RemotingError
-from remoting.protocol import bodies
-from remoting.protocol.bodies import (
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import RemotingError
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.bodies import (
     DataVersion,
     RegisterBrokerBody,
     TopicConfigSerializeWrapper,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.headers import (
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.headers import (
     BrokerHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerHeader,
     RegisterBrokerResponseHeader,
 )
-from remoting.seams import Clock
+from dledger.remoting.seams import Clock
+from dledger.settings_tables import ClientTable
+from dledger.state.topics import TopicConfig
+from dledger.waiting import wait_for
 
 TOPICS_PER_TURN: Final = 500
 """Topics encoded before other tasks get their turn: about two milliseconds."""

@@ -21,13 +21,13 @@ from typing import Final
 import cbor2
 import structlog
 
-from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
-from commitlog.key_index import KeyIndexFlush
-from commitlog.mark import Anchor, Mark, SlotFile
-from commitlog.queue_files import ConsumeQueueFlush
-from commitlog.seams import CANNOT_BE_READ, NO_DESCRIPTOR, Disk, DiskFile
-from commitlog.store_paths import StorePaths
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
+from dledger.commitlog.key_index import KeyIndexFlush
+from dledger.commitlog.mark import Anchor, Mark, SlotFile
+from dledger.commitlog.queue_files import ConsumeQueueFlush
+from dledger.commitlog.seams import CANNOT_BE_READ, NO_DESCRIPTOR, Disk, DiskFile
+from dledger.commitlog.store_paths import StorePaths
 from dledger.state.image import Cut, Image, cut_everything, take_cut
 from dledger.state.snapshot import load_checked
 from dledger.state.tables import StateTables

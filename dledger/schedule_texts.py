@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from remoting.protocol.schedule_bodies import ScheduleInfo
+from dledger.remoting.protocol.schedule_bodies import ScheduleInfo
 
 
 def state_text(info: ScheduleInfo) -> str:

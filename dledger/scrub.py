@@ -21,27 +21,27 @@ from typing import Any, Final
 import structlog
 import trio
 
-from commitlog.damage import PAGE_BYTES, check_entries
-from commitlog.derive import Derived, derive_together
-from commitlog.entry import KIND_CONFIG, EntryHeader, parse_header
-from commitlog.entry_log import EntryLog
-from commitlog.errors import (
+from dledger.commitlog.damage import PAGE_BYTES, check_entries
+from dledger.commitlog.derive import Derived, derive_together
+from dledger.commitlog.entry import KIND_CONFIG, EntryHeader, parse_header
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
     CorruptStoreError,
     DiskFullError,
     RemoteProtocolError,
 )
-from commitlog.seams import CANNOT_BE_READ
+from dledger.commitlog.seams import CANNOT_BE_READ
 from dledger.derived_files import give_up_differing, walk
 from dledger.raft.acks import FLUSH
 from dledger.raft.follower import split_frames
 from dledger.raft.member import RaftNode
 from dledger.raft.replicator import Repair
+from dledger.remoting.seams import Clock, Executor
 from dledger.state.apply import read_plain
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup
-from remoting.seams import Clock, Executor
 
 # ---------------------------------------------------------------------------------- derived files
 

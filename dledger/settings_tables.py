@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Struct
 
+from dledger.remoting.settings import Schema, parse_addresses, setting
 from dledger.settings_text import (
     Peer,
     delay_text,
@@ -20,7 +21,6 @@ from dledger.settings_text import (
     percent,
     show_hours,
 )
-from remoting.settings import Schema, parse_addresses, setting
 
 KIB = 1024
 MIB = 1024 * KIB

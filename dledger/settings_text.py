@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from remoting.settings import split_list
+from dledger.remoting.settings import split_list
 
 # ---------------------------------------------------------------------------------- keys
 

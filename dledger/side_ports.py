@@ -19,14 +19,14 @@ from dledger.live_settings import server_limits
 from dledger.processors.handles import codes_of
 from dledger.processors.pull import PullProcessor
 from dledger.processors.wiring import BrokerProcessors
+from dledger.remoting.memory_budget import MemoryBudget
+from dledger.remoting.metrics import MetricsServer, ServerMetrics
+from dledger.remoting.processor import OnAnswer
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.seams import Clock, Network, ServerTls
+from dledger.remoting.server import RemotingServer
 from dledger.services.retention import RetentionService
 from dledger.services.throughput import Traffic
-from remoting.memory_budget import MemoryBudget
-from remoting.metrics import MetricsServer, ServerMetrics
-from remoting.processor import OnAnswer
-from remoting.processor_table import ProcessorTable
-from remoting.seams import Clock, Network, ServerTls
-from remoting.server import RemotingServer
 
 log = structlog.get_logger(__name__)
 

@@ -13,20 +13,20 @@ from collections.abc import Callable
 import structlog
 from typing_extensions import Buffer
 
-from commitlog.damage import check_entries
-from commitlog.derive import derive
-from commitlog.entry import parse_header
-from commitlog.entry_log import Drop, EntryLog
-from commitlog.errors import (
+from dledger.broker_settings import StoreSettings, delays_of_levels
+from dledger.commitlog.damage import check_entries
+from dledger.commitlog.derive import derive
+from dledger.commitlog.entry import parse_header
+from dledger.commitlog.entry_log import Drop, EntryLog
+from dledger.commitlog.errors import (
     CorruptStoreError,
     DiskFullError,
     InvariantBroken,
 )
-from commitlog.mark import Anchor, Mark, SlotFile
-from commitlog.recovery import DamagedLogError
-from commitlog.seams import Disk, Lock
-from commitlog.store_paths import StorePaths
-from dledger.broker_settings import StoreSettings, delays_of_levels
+from dledger.commitlog.mark import Anchor, Mark, SlotFile
+from dledger.commitlog.recovery import DamagedLogError
+from dledger.commitlog.seams import Disk, Lock
+from dledger.commitlog.store_paths import StorePaths
 from dledger.derived_files import DerivedFiles
 from dledger.floor_pass import FloorPass
 from dledger.replica_records import (

@@ -3,6 +3,6 @@
 Not part of `import dledger`, whose names are there in a plain install.
 """
 
-from client.telemetry import OpenTelemetryHook, trace_context_of
+from dledger.client.telemetry import OpenTelemetryHook, trace_context_of
 
 __all__ = ["OpenTelemetryHook", "trace_context_of"]

@@ -12,10 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from typing import Final, TypeVar
 
-from commitlog.errors import StoreError
+from dledger.commitlog.errors import StoreError
 from dledger.group_api import BrokerGroup
 from dledger.processors.store_times import store_time_at
 from dledger.processors.topics import TYPE_ATTRIBUTE
+from dledger.remoting.metrics import Family, Sample
+from dledger.remoting.seams import Clock
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.throughput import MAX_COUNTERS, Traffic
 from dledger.state.topics import (
@@ -26,8 +28,6 @@ from dledger.state.topics import (
     TIMER_TOPIC,
     TopicConfig,
 )
-from remoting.metrics import Family, Sample
-from remoting.seams import Clock
 
 MAX_SERIES: Final = MAX_COUNTERS
 """Of one metric with topics, groups or clients in its labels: about 1 MB of text. How many more

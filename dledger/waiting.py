@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from remoting.seams import Clock
+from dledger.remoting.seams import Clock
 
 # --------------------------------------------------------------------------------- for another task
 

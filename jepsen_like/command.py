@@ -11,16 +11,16 @@ from typing import Annotated, Any, Final
 import trio
 from cyclopts import App, Parameter
 
-from commitlog.errors import ConfigError
+from dledger.commitlog.errors import ConfigError
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import encode_history
+from dledger.jepsen_like.plans.novelty import Novelty
+from dledger.jepsen_like.plans.plan import Plan, decode_plan, encode_plan
+from dledger.jepsen_like.plans.shrink import shrink
+from dledger.jepsen_like.soak import SOMETIMES, Gate, Totals, gate, run_worker
+from dledger.jepsen_like.worker import Order, Report, kinds_of, plan_of, report_of, with_preset
+from dledger.jepsen_like.workloads.presets import PRESETS
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import encode_history
-from jepsen_like.plans.novelty import Novelty
-from jepsen_like.plans.plan import Plan, decode_plan, encode_plan
-from jepsen_like.plans.shrink import shrink
-from jepsen_like.soak import SOMETIMES, Gate, Totals, gate, run_worker
-from jepsen_like.worker import Order, Report, kinds_of, plan_of, report_of, with_preset
-from jepsen_like.workloads.presets import PRESETS
 
 app = App(
     name="sim",
@@ -130,7 +130,7 @@ def read_plan(file: Path) -> Plan:
 def _play_and_show(
     plan: Plan, seed: int, name: str, output: str, keep: Path, *, shrink_it: bool
 ) -> int:
-    from jepsen_like.simulation.play import play
+    from dledger.jepsen_like.simulation.play import play
 
     begin_s = time.process_time()
     played = play(plan)
@@ -348,8 +348,8 @@ def show_totals(totals: Totals, reports: list[Report]) -> None:
 
 def keep_failure(plan: Plan, name: str, folder: Path, *, shrink_it: bool) -> None:
     """Write plan, history and diagram of a failure, and say how to see it again."""
-    from jepsen_like.simulation.diagram import as_svg, as_text
-    from jepsen_like.simulation.play import play
+    from dledger.jepsen_like.simulation.diagram import as_svg, as_text
+    from dledger.jepsen_like.simulation.play import play
 
     played = play(plan)
     if not played.violations:
@@ -395,6 +395,6 @@ def _same(one: Violation, other: Violation) -> bool:
 
 
 def _shows(plan: Plan, wanted: Violation) -> bool:
-    from jepsen_like.simulation.play import play
+    from dledger.jepsen_like.simulation.play import play
 
     return any(_same(violation, wanted) for violation in play(plan).violations)

@@ -6,7 +6,7 @@ import random
 
 
 class SimRng(random.Random):
-    """A stream of randomness (`remoting.seams.Rng`), the same in every interpreter.
+    """A stream of randomness (`dledger.remoting.seams.Rng`), the same in every interpreter.
 
     A stream per node and purpose: what one of them draws does not move the others.
     """

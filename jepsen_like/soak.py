@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from jepsen_like.checkers import (
+from dledger.jepsen_like.checkers import (
     availability,
     consumer_offsets,
     contents,
@@ -31,9 +31,9 @@ from jepsen_like.checkers import (
     replicas,
     total_queue,
 )
-from jepsen_like.plans.draw import SIMULATED
-from jepsen_like.plans.modes import COUNTERS, STEP_MODES
-from jepsen_like.worker import Order, Report
+from dledger.jepsen_like.plans.draw import SIMULATED
+from dledger.jepsen_like.plans.modes import COUNTERS, STEP_MODES
+from dledger.jepsen_like.worker import Order, Report
 
 SOMETIMES: Final = (
     "leader_change",
@@ -161,7 +161,7 @@ async def run_worker(
         "-W",
         "ignore",
         "-m",
-        "jepsen_like.worker",
+        "dledger.jepsen_like.worker",
         msgspec.json.encode(order).decode(),
     ]
     async with reports, trio.open_nursery() as nursery:

@@ -1,6 +1,6 @@
 """Plays seeds one after the other in an interpreter of its own; one JSON line for each on stdout.
 
-``python -m jepsen_like.worker '{"first": 0, "step": 2, "duration_s": 1200, "seconds": 60}'``
+``python -m dledger.jepsen_like.worker '{"first": 0, "step": 2, "duration_s": 1200, "seconds": 60}'``
 
 A worker knows seeds, never which source tree it is run from.
 """
@@ -16,13 +16,13 @@ from typing import Final
 
 import msgspec
 
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.plans.draw import SIMULATED, add_mode, draw_plan
-from jepsen_like.plans.novelty import Novelty
-from jepsen_like.plans.packages import kinds_named
-from jepsen_like.plans.plan import REAL_ONLY, Kind, Plan, Workload
-from jepsen_like.simulation.play import Played, play
-from jepsen_like.workloads.presets import PRESETS, simulated_workload
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.plans.draw import SIMULATED, add_mode, draw_plan
+from dledger.jepsen_like.plans.novelty import Novelty
+from dledger.jepsen_like.plans.packages import kinds_named
+from dledger.jepsen_like.plans.plan import REAL_ONLY, Kind, Plan, Workload
+from dledger.jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.workloads.presets import PRESETS, simulated_workload
 
 SOAK_WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=3900)
 """More than one operation a second together, and cheap enough for long runs."""
@@ -53,8 +53,8 @@ class Order(msgspec.Struct):
         is_soak: Play the workload of long runs.
         calm: Play without faults, and let no member of a push group come or go.
         preset: Play the workload of this name; empty: the one that is drawn.
-        modes: Draw modes, too, in long runs; see `jepsen_like.plans.modes`.
-        mode: A mode that every plan has, see `jepsen_like.plans.modes`; empty: none.
+        modes: Draw modes, too, in long runs; see `dledger.jepsen_like.plans.modes`.
+        mode: A mode that every plan has, see `dledger.jepsen_like.plans.modes`; empty: none.
         faults: Names of faults to draw from, with commas between; empty: what is drawn otherwise.
         guided: Play what brings together what has not met, of several workloads and seeds, and not
             one seed after the other.

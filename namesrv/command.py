@@ -15,13 +15,13 @@ import trio
 from cyclopts import App, Parameter
 from msgspec import structs
 
-from commitlog.errors import ConfigError
-from namesrv.config import NamesrvConfig, load_config
-from remoting.log import configure_logs
-from remoting.machine import raise_open_files, share_descriptors
-from remoting.seams import ServerTls
-from remoting.service_manager import ServiceManager
-from remoting.settings import ConfigFile, settings_text
+from dledger.commitlog.errors import ConfigError
+from dledger.namesrv.config import NamesrvConfig, load_config
+from dledger.remoting.log import configure_logs
+from dledger.remoting.machine import raise_open_files, share_descriptors
+from dledger.remoting.seams import ServerTls
+from dledger.remoting.service_manager import ServiceManager
+from dledger.remoting.settings import ConfigFile, settings_text
 
 EXIT_OK = 0
 EXIT_CONFIG = 2
@@ -95,7 +95,7 @@ async def run_daemon(
         ConfigError: A certificate or the key-value file cannot be used.
         OSError: The address cannot be bound.
     """
-    from remoting.machine import GarbageCollection, TrioClock
+    from dledger.remoting.machine import GarbageCollection, TrioClock
 
     configure_logs(form=log_form or ("text" if sys.stderr.isatty() else "json"), level=log_level)
     log = structlog.get_logger()
@@ -130,7 +130,7 @@ def listener_tls(config: NamesrvConfig) -> ServerTls:
     Raises:
         ConfigError: A file is missing or not what it should be.
     """
-    from remoting.tcp import server_tls
+    from dledger.remoting.tcp import server_tls
 
     server = config.server
     return server_tls(
@@ -142,16 +142,16 @@ def listener_tls(config: NamesrvConfig) -> ServerTls:
 
 
 async def _serve(config: NamesrvConfig, manager: ServiceManager) -> None:
-    from commitlog.disk import OsDisk
-    from namesrv.server import serve_namesrv
-    from remoting.machine import (
+    from dledger.commitlog.disk import OsDisk
+    from dledger.namesrv.server import serve_namesrv
+    from dledger.remoting.machine import (
         AdaptiveExecutor,
         SystemRng,
         TrioClock,
         give_freed_memory_back,
         memory_bytes,
     )
-    from remoting.tcp import TcpNetwork
+    from dledger.remoting.tcp import TcpNetwork
 
     give_freed_memory_back()
     await serve_namesrv(

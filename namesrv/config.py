@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from msgspec import Struct
 
-from remoting.settings import Config, ConfigFile, Schema, SettingsReader, refuse, setting
+from dledger.remoting.settings import Config, ConfigFile, Schema, SettingsReader, refuse, setting
 
 TlsModeName = Literal["disabled", "permissive", "enforcing"]
 

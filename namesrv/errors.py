@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from commitlog.errors import MQError
-from remoting.protocol.outcome import Condition
+from dledger.commitlog.errors import MQError
+from dledger.remoting.protocol.outcome import Condition
 
 
 class NameServerError(MQError):

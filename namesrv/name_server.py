@@ -15,15 +15,15 @@ from typing import Final
 
 import msgspec
 
-from commitlog.errors import ConfigError
-from commitlog.seams import Disk
-from namesrv.config import IGNORED_KEYS, SCHEMA, NamesrvConfig
-from namesrv.errors import KvConfigFullError, SettingLockedError
-from namesrv.route_table import RouteInfoManager
-from remoting.properties import format_properties
-from remoting.protocol.bodies import TopicRouteData
-from remoting.protocol.command import STANDARD_JSON_VERSION
-from remoting.protocol.fastjson import Dialect
+from dledger.commitlog.errors import ConfigError
+from dledger.commitlog.seams import Disk
+from dledger.namesrv.config import IGNORED_KEYS, SCHEMA, NamesrvConfig
+from dledger.namesrv.errors import KvConfigFullError, SettingLockedError
+from dledger.namesrv.route_table import RouteInfoManager
+from dledger.remoting.properties import format_properties
+from dledger.remoting.protocol.bodies import TopicRouteData
+from dledger.remoting.protocol.command import STANDARD_JSON_VERSION
+from dledger.remoting.protocol.fastjson import Dialect
 
 # ---------------------------------------------------------------------------------- key-values
 

@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 import structlog
 
-from commitlog.errors import ConfigError
-from namesrv.errors import RegistrationRefusedError, SettingLockedError
-from namesrv.name_server import ORDER_TOPIC_CONFIG, NameServer, route_dialect
-from namesrv.registration import (
+from dledger.commitlog.errors import ConfigError
+from dledger.namesrv.errors import RegistrationRefusedError, SettingLockedError
+from dledger.namesrv.name_server import ORDER_TOPIC_CONFIG, NameServer, route_dialect
+from dledger.namesrv.registration import (
     MEMBERS_MAX,
     PROOF_CHARS_MAX,
     SHOWN_CHARACTERS,
@@ -26,11 +26,11 @@ from namesrv.registration import (
     Registration,
     decode_register_body,
 )
-from remoting.access.audit import Subject, fields_of
-from remoting.connection import Connection
-from remoting.errors import BadRequestError
-from remoting.properties import read_properties
-from remoting.protocol.bodies import (
+from dledger.remoting.access.audit import Subject, fields_of
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.properties import read_properties
+from dledger.remoting.protocol.bodies import (
     Body,
     BrokerMemberGroupBody,
     DataVersion,
@@ -38,9 +38,9 @@ from remoting.protocol.bodies import (
     TopicList,
     TopicRouteData,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import (
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import (
     GROUP_IDENTITIES_FIELD,
     REFUSED_BROKERS_FIELD,
     AddWritePermResponseHeader,
@@ -61,7 +61,7 @@ from remoting.protocol.headers import (
     TopicsByClusterHeader,
     WipeWritePermResponseHeader,
 )
-from remoting.seams import Clock
+from dledger.remoting.seams import Clock
 
 NO_ROUTE_REMARK: Final = (
     "No topic route info in name server for the topic: {topic}\n"

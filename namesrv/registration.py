@@ -9,7 +9,7 @@ Brokers of RocketMQ send no identity, and names without one follow RocketMQ's ru
 An identity is no secret. Members that share one send a proof too, which is the same for all of
 them: an address that comes with a copied identity and without that proof is refused.
 
-Pure: `namesrv.route_table` asks before it changes anything.
+Pure: `dledger.namesrv.route_table` asks before it changes anything.
 
 Operators find a registration that was refused in the log once, and in what ``dledger cluster``
 shows for as long as the broker goes on trying.
@@ -37,9 +37,9 @@ from typing import Final, NamedTuple
 
 from typing_extensions import Buffer
 
-from namesrv.errors import BadRegisterBodyError, RegistrationRefusedError
-from remoting.errors import BadRequestError
-from remoting.protocol.bodies import (
+from dledger.namesrv.errors import BadRegisterBodyError, RegistrationRefusedError
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol.bodies import (
     DataVersion,
     RegisterBrokerBody,
     TopicConfig,

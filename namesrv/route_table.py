@@ -15,9 +15,9 @@ from typing import Final
 
 from msgspec import structs
 
-from namesrv.config import NamesrvTable
-from namesrv.errors import RegistrationRefusedError
-from namesrv.registration import (
+from dledger.namesrv.config import NamesrvTable
+from dledger.namesrv.errors import RegistrationRefusedError
+from dledger.namesrv.registration import (
     HEARTBEAT_TIMEOUT_MS_MAX,
     BrokerKey,
     BrokerLiveInfo,
@@ -29,7 +29,7 @@ from namesrv.registration import (
     may_take,
     refuses_identity,
 )
-from remoting.protocol.bodies import (
+from dledger.remoting.protocol.bodies import (
     BrokerData,
     BrokerMemberGroup,
     ClusterInfo,
@@ -92,7 +92,7 @@ class RouteInfoManager:
                 is not known yet, a data version out of range, or a table is full. Nothing changed.
                 A topic that no client could read is left out of the route; the rest counts.
         Spec: docs/internals/protocol/semantics.md, section 11, rules 2 to 6. Takeovers are
-            decided in `namesrv.registration`.
+            decided in `dledger.namesrv.registration`.
         """
         name, broker_id, key = registration.broker_name, registration.broker_id, registration.key
         own_timeout_ms = registration.heartbeat_timeout_ms or 0

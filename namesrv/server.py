@@ -9,19 +9,19 @@ from typing import Final
 import structlog
 import trio
 
-from commitlog.seams import Disk
-from namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
-from namesrv.name_server import NameServer
-from namesrv.processor import NameServerProcessor, subject_of
-from namesrv.route_table import RouteInfoManager
-from remoting.access.account_file import AccountStore
-from remoting.access.accounts import ADMIN, SIGNED, Rule
-from remoting.access.audit import audited
-from remoting.access.gate import AccessGate, LocalAdmin, guarded_table
-from remoting.certificates import Certificates, TlsFiles
-from remoting.connection_limits import ConnectionLimits
-from remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
-from remoting.metrics import (
+from dledger.commitlog.seams import Disk
+from dledger.namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
+from dledger.namesrv.name_server import NameServer
+from dledger.namesrv.processor import NameServerProcessor, subject_of
+from dledger.namesrv.route_table import RouteInfoManager
+from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.access.accounts import ADMIN, SIGNED, Rule
+from dledger.remoting.access.audit import audited
+from dledger.remoting.access.gate import AccessGate, LocalAdmin, guarded_table
+from dledger.remoting.certificates import Certificates, TlsFiles
+from dledger.remoting.connection_limits import ConnectionLimits
+from dledger.remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
+from dledger.remoting.metrics import (
     Family,
     Guard,
     MetricsServer,
@@ -31,11 +31,11 @@ from remoting.metrics import (
     family_text,
     load_library,
 )
-from remoting.processor import Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.codes import NAMESRV_RESERVED, RequestCode
-from remoting.seams import Clock, Executor, Network, Rng, ServerTls
-from remoting.server import RemotingServer, ServerLimits
+from dledger.remoting.processor import Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.codes import NAMESRV_RESERVED, RequestCode
+from dledger.remoting.seams import Clock, Executor, Network, Rng, ServerTls
+from dledger.remoting.server import RemotingServer, ServerLimits
 
 MAX_OPEN_REQUESTS: Final = 1024
 """Requests open at a time. Handlers answer before they return, so one is the most there can be;

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from remoting.errors import ConnectionLostError, RequestTimedOutError
-from remoting.protocol.command import RemotingCommand
+from dledger.remoting.errors import ConnectionLostError, RequestTimedOutError
+from dledger.remoting.protocol.command import RemotingCommand
 
 OPAQUE_MAX: Final = 0x7FFFFFFF
 """After the largest request id the smallest follows: it has 32 bits and a sign."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from commitlog.seams import Disk
-from remoting.log import get_logger
-from remoting.seams import Clock, Executor
-from remoting.tcp import load_certificate
+from dledger.commitlog.seams import Disk
+from dledger.remoting.log import get_logger
+from dledger.remoting.seams import Clock, Executor
+from dledger.remoting.tcp import load_certificate
 
 RELOAD_INTERVAL_S: Final = 5.0
 """How soon changed files count. Certificates are renewed days before their end."""

@@ -9,15 +9,15 @@ from typing import Final
 
 import trio
 
-from commitlog.errors import LocalProtocolError
-from remoting.connection import Connection
-from remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits
-from remoting.errors import ConnectFailedError, RemotingError
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.signature import Credentials, RequestSigner
-from remoting.seams import Network
+from dledger.commitlog.errors import LocalProtocolError
+from dledger.remoting.connection import Connection
+from dledger.remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits
+from dledger.remoting.errors import ConnectFailedError, RemotingError
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.signature import Credentials, RequestSigner
+from dledger.remoting.seams import Network
 
 CONNECT_TIMEOUT_S: Final = 3.0
 RPC_TIMEOUT_S: Final = 3.0

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import trio
 
-from commitlog.errors import RemoteProtocolError
-from remoting.calls import Call, CallTable
-from remoting.connection_limits import (
+from dledger.commitlog.errors import RemoteProtocolError
+from dledger.remoting.calls import Call, CallTable
+from dledger.remoting.connection_limits import (
     DEFAULT_LIMITS,
     ConnectionEnds,
     ConnectionLimits,
@@ -29,24 +29,24 @@ from remoting.connection_limits import (
     Silence,
     Turn,
 )
-from remoting.errors import ConnectionLostError, TooManyInFlightError
-from remoting.handling import SHUTS_DOWN, Handling, Processors
-from remoting.log import get_logger
-from remoting.memory_budget import NOTED_BYTES, MemoryBudget
-from remoting.open_requests import OpenRequest, OpenRequests
-from remoting.processor import (
+from dledger.remoting.errors import ConnectionLostError, TooManyInFlightError
+from dledger.remoting.handling import SHUTS_DOWN, Handling, Processors
+from dledger.remoting.log import get_logger
+from dledger.remoting.memory_budget import NOTED_BYTES, MemoryBudget
+from dledger.remoting.open_requests import OpenRequest, OpenRequests
+from dledger.remoting.processor import (
     OnAnswer,
     OnResponse,
 )
-from remoting.protocol.command import (
+from dledger.remoting.protocol.command import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
     RemotingCommand,
 )
-from remoting.protocol.frame import FrameDecoder, encode_command_parts
-from remoting.protocol.outcome import GO_AWAY_FIELD, Condition
-from remoting.seams import Stream
-from remoting.write_buffer import BROKEN, WriteBuffer
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command_parts
+from dledger.remoting.protocol.outcome import GO_AWAY_FIELD, Condition
+from dledger.remoting.seams import Stream
+from dledger.remoting.write_buffer import BROKEN, WriteBuffer
 
 _log = get_logger(__name__)
 

@@ -24,9 +24,9 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
-from remoting.log import get_logger
-from remoting.memory_budget import FREE_FRAME_BYTES, FrameTicket, Holder, MemoryBudget
-from remoting.protocol.frame import MAX_FRAME_BYTES
+from dledger.remoting.log import get_logger
+from dledger.remoting.memory_budget import FREE_FRAME_BYTES, FrameTicket, Holder, MemoryBudget
+from dledger.remoting.protocol.frame import MAX_FRAME_BYTES
 
 # --------------------------------------------------------------------------------- what it may hold
 

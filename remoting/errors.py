@@ -1,4 +1,4 @@
-"""Errors of the wire. They extend the tree of :mod:`commitlog.errors`.
+"""Errors of the wire. They extend the tree of :mod:`dledger.commitlog.errors`.
 
 ::
 
@@ -18,7 +18,7 @@
 
 from __future__ import annotations
 
-from commitlog.errors import (
+from dledger.commitlog.errors import (
     LocalProtocolError,
     MQError,
     Outcome,

@@ -1,6 +1,6 @@
 """Gives the requests of one connection to their handlers, and sends what these answer.
 
-`remoting.open_requests.OpenRequests` is the table of those that are not answered yet.
+`dledger.remoting.open_requests.OpenRequests` is the table of those that are not answered yet.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
-from commitlog.errors import InvariantBroken, LocalProtocolError, MQError
-from remoting.errors import AccessRefusedError
-from remoting.log import get_logger
-from remoting.open_requests import OpenRequest, OpenRequests
-from remoting.processor import DEFERRED, Answered, Handled, Limiter, OnAnswer, OnResponse
-from remoting.protocol.codes import not_supported
-from remoting.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
-from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, answer_error
+from dledger.commitlog.errors import InvariantBroken, LocalProtocolError, MQError
+from dledger.remoting.errors import AccessRefusedError
+from dledger.remoting.log import get_logger
+from dledger.remoting.open_requests import OpenRequest, OpenRequests
+from dledger.remoting.processor import DEFERRED, Answered, Handled, Limiter, OnAnswer, OnResponse
+from dledger.remoting.protocol.codes import not_supported
+from dledger.remoting.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
+from dledger.remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, answer_error
 
 _log = get_logger(__name__)
 
@@ -43,7 +43,7 @@ AskedT = TypeVar("AskedT", contravariant=True)
 
 
 class Processors(Protocol[AskedT]):
-    """What answers requests; `remoting.processor_table.ProcessorTable` is one."""
+    """What answers requests; `dledger.remoting.processor_table.ProcessorTable` is one."""
 
     def get(
         self, code: int, /

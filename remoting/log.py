@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TextIO
 
 import structlog
 
-from remoting.escaped_text import escaped
+from dledger.remoting.escaped_text import escaped
 
 ROOT: Final = "dledger"
 """Name of the logger above all of ours."""

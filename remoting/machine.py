@@ -1,4 +1,4 @@
-"""This machine behind `remoting.seams`: its clock, randomness and threads; its process.
+"""This machine behind `dledger.remoting.seams`: its clock, randomness and threads; its process.
 
 What a daemon sets for its own process: descriptors, freed memory, garbage collection. A flood of
 clients must not take the descriptors that segments and queues need: a broker that cannot open its
@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 import structlog
 import trio
 
-from remoting.seams import Clock
+from dledger.remoting.seams import Clock
 
 # ---------------------------------------------------------------------------------- clock
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from remoting.protocol.frame import MAX_FRAME_BYTES
+from dledger.remoting.protocol.frame import MAX_FRAME_BYTES
 
 # -------------------------------------------------------------------------------- unfinished frames
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import trio
 
-from commitlog.errors import MQError
-from remoting.log import get_logger
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.seams import Network, Stream
-from remoting.server import RemotingServer
+from dledger.commitlog.errors import MQError
+from dledger.remoting.log import get_logger
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.seams import Network, Stream
+from dledger.remoting.server import RemotingServer
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

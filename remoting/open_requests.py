@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from remoting.connection_limits import ConnectionLimits
-from remoting.processor import Limiter
-from remoting.protocol.command import RemotingCommand
+from dledger.remoting.connection_limits import ConnectionLimits
+from dledger.remoting.processor import Limiter
+from dledger.remoting.protocol.command import RemotingCommand
 
 
 class OpenRequest(NamedTuple):

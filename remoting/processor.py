@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
-from commitlog.errors import ConfigError
-from remoting.protocol.command import RemotingCommand
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.protocol.command import RemotingCommand
 
 
 class _Deferred(Enum):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, TypeAlias
 
-from commitlog.errors import ConfigError
-from remoting.connection import Connection
-from remoting.processor import Handled, Limiter
-from remoting.protocol.command import RemotingCommand
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.protocol.command import RemotingCommand
 
 REFUSALS_OPEN_MAX: Final = 1024
 """Refusals open at a time; they are answered before their handler returns, so one is the most."""

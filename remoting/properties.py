@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from commitlog.errors import ConfigError
+from dledger.commitlog.errors import ConfigError
 
 _WHITE = " \t\f"
 _COMMENT_BEHIND = re.compile(r"[ \t\f](#|//).*")

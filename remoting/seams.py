@@ -1,7 +1,7 @@
 """The world as product code sees it: clock, randomness, network, worker threads.
 
-Real implementations stand in `remoting.machine` and `remoting.tcp`; a simulation brings its own.
-The disk has its seam in `commitlog.seams`.
+Real implementations stand in `dledger.remoting.machine` and `dledger.remoting.tcp`; a simulation brings its own.
+The disk has its seam in `dledger.commitlog.seams`.
 """
 
 from __future__ import annotations

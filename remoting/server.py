@@ -8,15 +8,21 @@ from typing import Final
 
 import trio
 
-from remoting.connection import Connection
-from remoting.connection_limits import Admission, ConnectionEnds, ConnectionLimits, Places, Turn
-from remoting.log import get_logger
-from remoting.memory_budget import MemoryBudget
-from remoting.processor import OnAnswer
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer
-from remoting.seams import Listener, Network, ServerTls, Stream
+from dledger.remoting.connection import Connection
+from dledger.remoting.connection_limits import (
+    Admission,
+    ConnectionEnds,
+    ConnectionLimits,
+    Places,
+    Turn,
+)
+from dledger.remoting.log import get_logger
+from dledger.remoting.memory_budget import MemoryBudget
+from dledger.remoting.processor import OnAnswer
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer
+from dledger.remoting.seams import Listener, Network, ServerTls, Stream
 
 LOGGED_EVERY_S: Final = 1.0
 """One line for so long about connections that gave way: a flood does not write our logs."""

@@ -12,8 +12,8 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
-from remoting.log import get_logger
-from remoting.seams import Clock
+from dledger.remoting.log import get_logger
+from dledger.remoting.seams import Clock
 
 _SOCKET: Final = "NOTIFY_SOCKET"
 _WATCHDOG: Final = "WATCHDOG_USEC"

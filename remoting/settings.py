@@ -25,8 +25,8 @@ from typing import Any, ClassVar, Final, ParamSpec, Self, get_args, get_type_hin
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from commitlog.errors import ConfigError
-from remoting.properties import comment_hint, inline_comment, parse_properties
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.properties import comment_hint, inline_comment, parse_properties
 
 _SIZE: Final = re.compile(r"(\d+)\s*([KMG])i?B", re.IGNORECASE)
 _SHIFT: Final = {"K": 10, "M": 20, "G": 30}

@@ -13,9 +13,9 @@ from typing import Final
 import trio
 from typing_extensions import Buffer
 
-from commitlog.errors import ConfigError
-from remoting.log import get_logger
-from remoting.seams import Listener, ServerTls, Stream, TlsMode
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.log import get_logger
+from dledger.remoting.seams import Listener, ServerTls, Stream, TlsMode
 
 LISTEN_BACKLOG: Final = 1024
 """Connections that the kernel holds between two accepts (RocketMQ's number)."""

@@ -18,7 +18,7 @@ from typing import Final
 import trio
 from typing_extensions import Buffer
 
-from remoting.seams import Stream, send_at_once
+from dledger.remoting.seams import Stream, send_at_once
 
 # Parts up to this size are joined into one send; larger ones go out uncopied.
 JOIN_BYTES: Final = 64 * 1024

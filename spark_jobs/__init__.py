@@ -7,6 +7,6 @@ def register(spark: object) -> None:
     Args:
         spark: A `pyspark.sql.SparkSession`, classic or Connect.
     """
-    from spark_jobs.datasource.source import register as make_known
+    from dledger.spark_jobs.datasource.source import register as make_known
 
     make_known(spark)

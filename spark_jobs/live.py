@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from jepsen_like.checkers.kernel.facts import NOT_YET
-from jepsen_like.checkers.queue_watch import QueueWatch
-from jepsen_like.checkers.transactions import SYSTEM_TOPICS
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.columns import RowOutOfRangeError, check_operation
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.kernel.facts import NOT_YET
+from dledger.jepsen_like.checkers.queue_watch import QueueWatch
+from dledger.jepsen_like.checkers.transactions import SYSTEM_TOPICS
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.columns import RowOutOfRangeError, check_operation
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     CorruptHistoryError,
@@ -25,7 +25,7 @@ from jepsen_like.history.operation import (
     RunHeader,
     iter_rows,
 )
-from jepsen_like.history.parquet import NoHistoryError, check_header
+from dledger.jepsen_like.history.parquet import NoHistoryError, check_header
 
 INTERVAL_S: Final = 0.5
 """Between two readings of the files."""

@@ -14,13 +14,19 @@ from urllib.parse import unquote
 
 import msgspec
 
-from commitlog.errors import ConfigError
-from jepsen_like.checkers import push_group
-from jepsen_like.checkers.all_checks import Settings, check_source
-from jepsen_like.checkers.kernel.source import Source
-from jepsen_like.checkers.verdict import BadInputError, Verdict, Violation, checked, digest_of
-from jepsen_like.history.operation import PUSH_RECORD
-from jepsen_like.history.parquet import (
+from dledger.commitlog.errors import ConfigError
+from dledger.jepsen_like.checkers import push_group
+from dledger.jepsen_like.checkers.all_checks import Settings, check_source
+from dledger.jepsen_like.checkers.kernel.source import Source
+from dledger.jepsen_like.checkers.verdict import (
+    BadInputError,
+    Verdict,
+    Violation,
+    checked,
+    digest_of,
+)
+from dledger.jepsen_like.history.operation import PUSH_RECORD
+from dledger.jepsen_like.history.parquet import (
     FOLDER,
     SUMMARY,
     Ingested,
@@ -28,10 +34,10 @@ from jepsen_like.history.parquet import (
     ingest,
     read_summary,
 )
-from jepsen_like.plans.plan import Plan, decode_plan
-from jepsen_like.plans.promised import merge_for, promised
-from jepsen_like.report.run_folder import PLAN_FILE, RESULT_FILE, kept_verdicts, read_result
-from spark_jobs.tables import Readable, Tables, check_tables, is_address
+from dledger.jepsen_like.plans.plan import Plan, decode_plan
+from dledger.jepsen_like.plans.promised import merge_for, promised
+from dledger.jepsen_like.report.run_folder import PLAN_FILE, RESULT_FILE, kept_verdicts, read_result
+from dledger.spark_jobs.tables import Readable, Tables, check_tables, is_address
 
 # ---------------------------------------------------------------------------------- where it is
 
@@ -263,7 +269,7 @@ class _Local:
         self._on_rows = on_rows
 
     def open(self, place: str) -> _Opened:
-        from spark_jobs.engines.local import LocalSource
+        from dledger.spark_jobs.engines.local import LocalSource
 
         tables = Tables(place)
         return tables, lambda counts: LocalSource(tables, self._on_rows, counts.sums)
@@ -275,8 +281,8 @@ class _Spark:
         self._session: Any = None
 
     def open(self, place: str) -> _Opened:
-        from spark_jobs.engines.session import open_session
-        from spark_jobs.engines.spark import SparkSource, open_tables
+        from dledger.spark_jobs.engines.session import open_session
+        from dledger.spark_jobs.engines.spark import SparkSource, open_tables
 
         if self._session is None:
             self._session = open_session(self._master)

@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from spark_jobs.run import judge_run
+from dledger.spark_jobs.run import judge_run
 
 
 def main(arguments: list[str]) -> int:

@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
-from jepsen_like.checkers.verdict import BadInputError
-from jepsen_like.history.columns import SCHEMAS, NodeKind, mistake_in
-from jepsen_like.history.parquet import SUMMARY, Ingested, footer_of
-from jepsen_like.history.sums import as_text, sum_of_table
+from dledger.jepsen_like.checkers.verdict import BadInputError
+from dledger.jepsen_like.history.columns import SCHEMAS, NodeKind, mistake_in
+from dledger.jepsen_like.history.parquet import SUMMARY, Ingested, footer_of
+from dledger.jepsen_like.history.sums import as_text, sum_of_table
 
 AGAIN: Final = "make the tables again with dledger history ingest"
 CHECKED: Final = ("f", "outcome", "level", "decision", "cnt", "queue", "off", "call_ns", "ret_ns")

@@ -1,6 +1,6 @@
 """Administration of accounts that stand in the log of broker groups.
 
-`client.admin.admin.Admin` has these as its own methods. Each broker group has accounts of its own,
+`dledger.client.admin.admin.Admin` has these as its own methods. Each broker group has accounts of its own,
 so a change goes to each; no answer has a secret.
 """
 
@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-from client.admin.leader_asks import LeaderAsks
-from remoting.protocol.access_bodies import (
+from dledger.client.admin.leader_asks import LeaderAsks
+from dledger.remoting.protocol.access_bodies import (
     USER_PREFIX,
     AccessConfigHeader,
     AccessKeyHeader,
@@ -28,9 +28,9 @@ from remoting.protocol.access_bodies import (
     UserHeader,
     UserInfo,
 )
-from remoting.protocol.bodies import decode_body
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import ExtFields, RemotingCommand
+from dledger.remoting.protocol.bodies import decode_body
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import ExtFields, RemotingCommand
 
 ItemT = TypeVar("ItemT", bound=msgspec.Struct)
 

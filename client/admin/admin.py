@@ -9,28 +9,28 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from client.admin.access import AccessAdmin
-from client.admin.daemons import DaemonQueries
-from client.admin.groups import GroupAdmin, OffsetMove, OffsetsReset, checked
-from client.admin.leader_asks import ADMIN_TIMEOUT_S, LEADER_WAIT_S
-from client.admin.messages import (
+from dledger.client.admin.access import AccessAdmin
+from dledger.client.admin.daemons import DaemonQueries
+from dledger.client.admin.groups import GroupAdmin, OffsetMove, OffsetsReset, checked
+from dledger.client.admin.leader_asks import ADMIN_TIMEOUT_S, LEADER_WAIT_S
+from dledger.client.admin.messages import (
     DEAD_LETTER_PREFIX,
     DeadLetterGroup,
     DeadLetters,
     MessageQueries,
 )
-from client.admin.quotas import QuotaAdmin
-from client.admin.schedules import ScheduleAdmin
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.admin.quotas import QuotaAdmin
+from dledger.client.admin.schedules import ScheduleAdmin
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     ClientError,
     NoNameServerError,
     NoRouteError,
     RequestFailedError,
 )
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from remoting.protocol.bodies import (
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.remoting.protocol.bodies import (
     BrokerStatsData,
     ClientConnection,
     ConsumerConnection,
@@ -41,10 +41,10 @@ from remoting.protocol.bodies import (
     TopicConfigSerializeWrapper,
     TopicList,
 )
-from remoting.protocol.bodies import TopicConfig as TopicConfig
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import request
-from remoting.protocol.headers import (
+from dledger.remoting.protocol.bodies import TopicConfig as TopicConfig
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import request
+from dledger.remoting.protocol.headers import (
     CreateTopicHeader,
     DeleteTopicInNamesrvHeader,
     GetConsumeStatsHeader,
@@ -53,7 +53,7 @@ from remoting.protocol.headers import (
     QueueHeader,
     TopicHeader,
 )
-from remoting.protocol.own_fields import CONFIRMED_FIELD
+from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD
 
 ROUTE_POLL_S: Final = 0.02
 CHANGE_TIMEOUT_S: Final = 20.0
@@ -388,7 +388,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
     async def plan_offset_reset(
         self, group: str, topic: str, timestamp_ms: int, *, offset: int | None = None
     ) -> dict[MessageQueue, OffsetMove]:
-        """Return what `reset_offsets` would do; `client.admin.groups.GroupAdmin.plan_reset`."""
+        """Return what `reset_offsets` would do; `dledger.client.admin.groups.GroupAdmin.plan_reset`."""
         await self._learn_leaders()
         return await self._groups.plan_reset(group, topic, timestamp_ms, offset=offset)
 
@@ -401,7 +401,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
         *,
         offset: int | None = None,
     ) -> OffsetsReset:
-        """Let a group go on elsewhere, running or not; `client.admin.groups.GroupAdmin.reset`.
+        """Let a group go on elsewhere, running or not; `dledger.client.admin.groups.GroupAdmin.reset`.
 
         Args:
             timestamp_ms: At the first message stored at or after it, ms since the epoch; 0: the
@@ -414,7 +414,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
         return await self._groups.reset(group, topic, timestamp_ms, moves, offset=offset)
 
     async def clone_offsets(self, source: str, target: str, *, topic: str | None = None) -> None:
-        """Let group *target* begin where *source* is; `client.admin.groups.GroupAdmin.clone`."""
+        """Let group *target* begin where *source* is; `dledger.client.admin.groups.GroupAdmin.clone`."""
         await self._groups.clone(source, target, topic, await self._leading())
 
     async def broker_stats(self, name: str, key: str) -> dict[str, BrokerStatsData]:
@@ -491,7 +491,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
         limit: int | None = None,
         begin: tuple[MessageQueue, int] | None = None,
     ) -> AsyncIterator[tuple[MessageQueue, MessageExt]]:
-        """Yield what *group* gave up; `client.admin.messages.DeadLetters.read`."""
+        """Yield what *group* gave up; `dledger.client.admin.messages.DeadLetters.read`."""
         letters = DeadLetters(self._instance)
         return letters.read(group, first_offset=first_offset, limit=limit, begin=begin)
 
@@ -507,7 +507,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
         limit: int | None = None,
         queue: MessageQueue | None = None,
     ) -> int:
-        """Give dead letters back to *group*; `client.admin.messages.DeadLetters.resend`."""
+        """Give dead letters back to *group*; `dledger.client.admin.messages.DeadLetters.resend`."""
         letters = DeadLetters(self._instance)
         return await letters.resend(group, offset=offset, limit=limit, queue=queue)
 

@@ -1,20 +1,20 @@
 """Administration of daemons one by one: their figures and settings, and what each NameServer has.
 
-`client.admin.admin.Admin` has these as its own methods.
+`dledger.client.admin.admin.Admin` has these as its own methods.
 """
 
 from __future__ import annotations
 
 import trio
 
-from client.admin.groups import checked
-from client.admin.leader_asks import LeaderAsks
-from client.core.errors import ClientError
-from remoting.errors import BadRequestError
-from remoting.properties import read_properties
-from remoting.protocol.bodies import ClusterInfo, KVTable
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import request
+from dledger.client.admin.groups import checked
+from dledger.client.admin.leader_asks import LeaderAsks
+from dledger.client.core.errors import ClientError
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.properties import read_properties
+from dledger.remoting.protocol.bodies import ClusterInfo, KVTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import request
 
 
 class DaemonQueries(LeaderAsks):

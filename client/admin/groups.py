@@ -1,6 +1,6 @@
 """Administration of consumer and producer groups: their clients, their offsets, resets.
 
-`client.admin.admin.Admin` has these as its own methods.
+`dledger.client.admin.admin.Admin` has these as its own methods.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Final
 
 import trio
 
-from client.consumer.offsets import BrokerOffsets
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError, RequestFailedError
-from client.core.route import MessageQueue
-from remoting.protocol import bodies
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import ExtFields, RemotingCommand
-from remoting.protocol.headers import (
+from dledger.client.consumer.offsets import BrokerOffsets
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientError, RequestFailedError
+from dledger.client.core.route import MessageQueue
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import ExtFields, RemotingCommand
+from dledger.remoting.protocol.headers import (
     CloneGroupOffsetHeader,
     ConsumerClientHeader,
     ConsumerGroupHeader,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from client.admin.groups import checked
-from client.core.client_instance import ClientInstance
-from client.core.errors import NoRouteError
-from client.core.route import LEADER_ID, TopicRoute
-from remoting.protocol.bodies import ClusterInfo
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import ExtFields, RemotingCommand, request
+from dledger.client.admin.groups import checked
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import NoRouteError
+from dledger.client.core.route import LEADER_ID, TopicRoute
+from dledger.remoting.protocol.bodies import ClusterInfo
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import ExtFields, RemotingCommand, request
 
 ADMIN_TIMEOUT_S: Final = 10.0
 """Budget of one administrative request, a fail-over included."""

@@ -9,19 +9,19 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from client.admin.groups import checked
-from client.admin.leader_asks import ADMIN_TIMEOUT_S, LeaderAsks
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import DamagedAnswerError, MessageIllegalError, OffsetIllegalError
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from client.trace import TRACE_TOPIC, TraceContext, decode
-from commitlog.errors import CorruptRecordError, LocalProtocolError
-from commitlog.message_id import decode_offset_message_id
-from commitlog.properties import (
+from dledger.client.admin.groups import checked
+from dledger.client.admin.leader_asks import ADMIN_TIMEOUT_S, LeaderAsks
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import DamagedAnswerError, MessageIllegalError, OffsetIllegalError
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.client.trace import TRACE_TOPIC, TraceContext, decode
+from dledger.commitlog.errors import CorruptRecordError, LocalProtocolError
+from dledger.commitlog.message_id import decode_offset_message_id
+from dledger.commitlog.properties import (
     KEY_SEPARATOR,
     PROPERTY_CLUSTER,
     PROPERTY_DELAY,
@@ -41,9 +41,13 @@ from commitlog.properties import (
     PROPERTY_UNIQ_KEY,
     PROPERTY_WAIT,
 )
-from remoting.protocol.bodies import QueryConsumeQueueResponseBody
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.headers import QueryConsumeQueueHeader, QueryMessageHeader, ViewMessageHeader
+from dledger.remoting.protocol.bodies import QueryConsumeQueueResponseBody
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.headers import (
+    QueryConsumeQueueHeader,
+    QueryMessageHeader,
+    ViewMessageHeader,
+)
 
 MAX_QUERY_MESSAGES: Final = 64
 """More messages with one key no broker gives at once."""

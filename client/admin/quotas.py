@@ -1,14 +1,14 @@
 """Administration of quotas: what an account or a client may use of each broker.
 
-`client.admin.admin.Admin` has these as its own methods. Each broker group has quotas of its own, so
+`dledger.client.admin.admin.Admin` has these as its own methods. Each broker group has quotas of its own, so
 a change goes to each.
 """
 
 from __future__ import annotations
 
-from client.admin.leader_asks import LeaderAsks
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.quota_bodies import DELETE, PUT, QuotaHeader, QuotaInfo, QuotaList
+from dledger.client.admin.leader_asks import LeaderAsks
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.quota_bodies import DELETE, PUT, QuotaHeader, QuotaInfo, QuotaList
 
 
 class QuotaAdmin(LeaderAsks):

@@ -1,25 +1,25 @@
 """Administration of repeated schedules, each in the log of one broker group.
 
-`client.admin.admin.Admin` has these as its own methods.
+`dledger.client.admin.admin.Admin` has these as its own methods.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from client.admin.groups import checked
-from client.admin.leader_asks import LeaderAsks
-from client.core.errors import MessageIllegalError, NoRouteError, RequestFailedError
-from client.core.message import Message, check_body, check_topic
-from commitlog.properties import (
+from dledger.client.admin.groups import checked
+from dledger.client.admin.leader_asks import LeaderAsks
+from dledger.client.core.errors import MessageIllegalError, NoRouteError, RequestFailedError
+from dledger.client.core.message import Message, check_body, check_topic
+from dledger.commitlog.properties import (
     KEY_SEPARATOR,
     PROPERTY_KEYS,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import ExtFields, RemotingCommand
-from remoting.protocol.schedule_bodies import (
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import ExtFields, RemotingCommand
+from dledger.remoting.protocol.schedule_bodies import (
     DRY_RUN_FIELD,
     NAME_FIELD,
     PAUSED_FIELD,

@@ -17,20 +17,20 @@ from typing import Final
 
 import trio
 
-from client.consumer.ack_batches import ACK_MESSAGES_MAX, Received
-from client.consumer.pop_calls import PopCalls
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.consumer.ack_batches import ACK_MESSAGES_MAX, Received
+from dledger.client.consumer.pop_calls import PopCalls
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     BrokerUnreachableError,
     ClientClosedError,
     ReceiptStaleError,
     RequestTimedOutError,
     same_again,
 )
-from client.core.route import MessageQueue
-from commitlog.errors import MQError
-from remoting.protocol.codes import ResponseCode
-from remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import MQError
+from dledger.remoting.protocol.codes import ResponseCode
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 
 _SPENT: Final = "it was acknowledged at the same time with the same receipt, or was stale before"
 

@@ -16,19 +16,24 @@ from typing import Final
 
 import trio
 
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage, ListenerCall
-from client.consumer.offsets import OffsetReset
-from client.consumer.owned_queues import OwnedQueue, OwnedQueues
-from client.consumer.process_queue import ConsumeMeter
-from client.consumer.queue_locks import EXPIRES_S, QueueLocks
-from client.consumer.subscriptions import Subscriptions
-from client.core.broker_requests import wire_queue
-from client.core.client_instance import ClientInstance
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from remoting.log import get_logger
-from remoting.protocol import bodies
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import (
+    ConsumeContext,
+    ConsumeStatus,
+    DeliveredMessage,
+    ListenerCall,
+)
+from dledger.client.consumer.offsets import OffsetReset
+from dledger.client.consumer.owned_queues import OwnedQueue, OwnedQueues
+from dledger.client.consumer.process_queue import ConsumeMeter
+from dledger.client.consumer.queue_locks import EXPIRES_S, QueueLocks
+from dledger.client.consumer.subscriptions import Subscriptions
+from dledger.client.core.broker_requests import wire_queue
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.remoting.log import get_logger
+from dledger.remoting.protocol import bodies
 
 _log = get_logger(__name__)
 
@@ -50,7 +55,7 @@ class ConsumeResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerAnswers:
-    """A `client.core.broker_requests.CalledConsumer` made of a push consumer's parts.
+    """A `dledger.client.core.broker_requests.CalledConsumer` made of a push consumer's parts.
 
     Attributes:
         instance: Its client.
@@ -79,11 +84,11 @@ class ConsumerAnswers:
     resets: OffsetReset
 
     def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """See `client.core.broker_requests.CalledConsumer`."""
+        """See `dledger.client.core.broker_requests.CalledConsumer`."""
         self.resets.reset(offsets)
 
     def consumed_offsets(self, topic: str) -> dict[MessageQueue, int]:
-        """See `client.core.broker_requests.CalledConsumer`."""
+        """See `dledger.client.core.broker_requests.CalledConsumer`."""
         return {
             owned.queue: owned.messages.commit_offset
             for owned in self.owned
@@ -91,7 +96,7 @@ class ConsumerAnswers:
         }
 
     def running_info(self, *, with_stacks: bool) -> bodies.ConsumerRunningInfo:
-        """See `client.core.broker_requests.CalledConsumer`."""
+        """See `dledger.client.core.broker_requests.CalledConsumer`."""
         return bodies.ConsumerRunningInfo(
             properties=self._properties(),
             subscription_set=sorted(self.subscriptions.data(), key=lambda data: data.topic),
@@ -151,7 +156,7 @@ class ConsumerAnswers:
         return self.instance.clock.wall_ms() - int(age_s * 1000)
 
     async def consume_directly(self, message: MessageExt) -> bodies.ConsumeMessageDirectlyResult:
-        """See `client.core.broker_requests.CalledConsumer`; an error of the listener is an answer.
+        """See `dledger.client.core.broker_requests.CalledConsumer`; an error of the listener is an answer.
 
         Cancellation: An async listener is cancelled.
         """

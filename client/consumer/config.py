@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from client.consumer.offsets import FROM_LAST, ConsumeFrom
-from client.consumer.process_queue import FlowLimits
-from client.consumer.rebalance import AllocateMessageQueueStrategy, Averagely
-from client.core.hooks import ConsumeMessageHook
-from client.trace import TRACE_TOPIC
-from commitlog.errors import ConfigError
-from remoting.protocol.bodies import MessageModel
+from dledger.client.consumer.offsets import FROM_LAST, ConsumeFrom
+from dledger.client.consumer.process_queue import FlowLimits
+from dledger.client.consumer.rebalance import AllocateMessageQueueStrategy, Averagely
+from dledger.client.core.hooks import ConsumeMessageHook
+from dledger.client.trace import TRACE_TOPIC
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.protocol.bodies import MessageModel
 
 CONSUME_TASKS: Final = 20
 """RocketMQ's consumeThreadMin: listeners of one consumer that run at the same time."""
@@ -53,11 +53,11 @@ class PushConfig:
         suspend_current_queue_ms: See `SUSPEND_CURRENT_QUEUE_MS`.
         persist_period_s: See `PERSIST_PERIOD_S`.
         stop_timeout_s: See `STOP_TIMEOUT_S`.
-        follower_reads: See `client.consumer.pull_consumer.PullConsumer`.
+        follower_reads: See `dledger.client.consumer.pull_consumer.PullConsumer`.
         offset_folder: For the offset files of broadcasting consumers; empty: they keep none and
             begin at `consume_from` each time.
-        consume_message_hooks: Called around every call of the listener; see `client.core.hooks`.
-        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `client.trace`.
+        consume_message_hooks: Called around every call of the listener; see `dledger.client.core.hooks`.
+        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `dledger.client.trace`.
         trace_topic: Where to.
     """
 

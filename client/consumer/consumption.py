@@ -19,22 +19,22 @@ from typing import Final
 
 import trio
 
-from client.consumer.config import PushConfig
-from client.consumer.listener import (
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import (
     ConsumeContext,
     ConsumeStatus,
     DeliveredMessage,
     ListenerCall,
     retry_topic_of,
 )
-from client.consumer.owned_queues import Batch, Gate, OwnedQueue, ReadyQueues
-from client.consumer.process_queue import ProcessQueue
-from client.consumer.queue_locks import QueueLocks
-from client.core.client_instance import ClientInstance
-from client.core.errors import RequestFailedError
-from client.core.route import DEFAULT_TOPIC
-from commitlog.errors import MQError
-from commitlog.properties import (
+from dledger.client.consumer.owned_queues import Batch, Gate, OwnedQueue, ReadyQueues
+from dledger.client.consumer.process_queue import ProcessQueue
+from dledger.client.consumer.queue_locks import QueueLocks
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import RequestFailedError
+from dledger.client.core.route import DEFAULT_TOPIC
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.properties import (
     PROPERTY_CLUSTER,
     PROPERTY_DELAY,
     PROPERTY_MAX_RECONSUME_TIMES,
@@ -47,11 +47,11 @@ from commitlog.properties import (
     PROPERTY_WAIT,
     encode_properties,
 )
-from commitlog.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK
-from remoting.log import get_logger
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.headers import ConsumerSendMsgBackHeader, SendMessageHeader
-from remoting.seams import Clock
+from dledger.commitlog.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK
+from dledger.remoting.log import get_logger
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.headers import ConsumerSendMsgBackHeader, SendMessageHeader
+from dledger.remoting.seams import Clock
 
 _log = get_logger(__name__)
 
@@ -109,7 +109,7 @@ class SendBack:
         """Ask the broker to store *message* for another try; send it oneself when that fails.
 
         Args:
-            delay_level: See `client.consumer.listener.ConsumeContext`.
+            delay_level: See `dledger.client.consumer.listener.ConsumeContext`.
         Raises:
             ClientError: Neither worked; the message may be stored, and is still the consumer's.
         """

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias, cast
 
-from client.consumer.process_queue import ConsumeMeter
-from client.core.client_instance import ClientInstance
-from client.core.hooks import (
+from dledger.client.consumer.process_queue import ConsumeMeter
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.hooks import (
     CONSUME_CONTEXT_TYPE,
     ConsumeMessageContext,
     ConsumeMessageHook,
     ConsumeReturnType,
     call_each,
 )
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from client.producer.producer import trace_dispatcher, unique_ids
-from client.trace import ConsumeMessageTraceHook, TraceDispatcher
-from commitlog.errors import ConfigError
-from remoting.seams import Clock, Executor
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import trace_dispatcher, unique_ids
+from dledger.client.trace import ConsumeMessageTraceHook, TraceDispatcher
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.seams import Clock, Executor
 
 RETRY_PREFIX: Final = "%RETRY%"
 """Before a group's name it makes the topic of messages the group wants once more."""
@@ -227,7 +227,7 @@ class ListenerCall:
         if not self.is_async and executor is None:
             raise ConfigError(
                 "a plain function as listener needs an executor: use an async function, or a "
-                "client made by client.connect.connect"
+                "client made by dledger.client.connect.connect"
             )
         self._listener = listener
         self._executor = executor

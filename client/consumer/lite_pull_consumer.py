@@ -12,10 +12,10 @@ from typing import Final
 
 import trio
 
-from client.consumer.config import LAST_OFFSETS_S, PERSIST_PERIOD_S
-from client.consumer.listener import ConsumeHooks, DeliveredMessage, Handed, consume_trace
-from client.consumer.offsets import FROM_LAST, BrokerOffsets, ConsumeFrom, QueueOffsets
-from client.consumer.owned_queues import (
+from dledger.client.consumer.config import LAST_OFFSETS_S, PERSIST_PERIOD_S
+from dledger.client.consumer.listener import ConsumeHooks, DeliveredMessage, Handed, consume_trace
+from dledger.client.consumer.offsets import FROM_LAST, BrokerOffsets, ConsumeFrom, QueueOffsets
+from dledger.client.consumer.owned_queues import (
     Batch,
     Gate,
     LeaderWatch,
@@ -24,23 +24,23 @@ from client.consumer.owned_queues import (
     Reading,
     ReadyQueues,
 )
-from client.consumer.process_queue import FlowLimits
-from client.consumer.pull_consumer import ROCKETMQ_PULL_MESSAGES, PullConsumer
-from client.consumer.rebalance import (
+from dledger.client.consumer.process_queue import FlowLimits
+from dledger.client.consumer.pull_consumer import ROCKETMQ_PULL_MESSAGES, PullConsumer
+from dledger.client.consumer.rebalance import (
     SETTLE_S,
     AllocateMessageQueueStrategy,
     Averagely,
     Rebalance,
 )
-from client.consumer.subscriptions import SUB_ALL, SubscriptionExpression, Subscriptions
-from client.core.client_instance import ClientInstance
-from client.core.client_state import ManagedScope
-from client.core.errors import ClientClosedError
-from client.core.hooks import ConsumeMessageHook, ConsumeReturnType
-from client.core.route import MessageQueue
-from client.trace import TRACE_TOPIC, TraceDispatcher
-from commitlog.errors import ConfigError
-from remoting.protocol.bodies import ConsumerData, ConsumeType
+from dledger.client.consumer.subscriptions import SUB_ALL, SubscriptionExpression, Subscriptions
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.client_state import ManagedScope
+from dledger.client.core.errors import ClientClosedError
+from dledger.client.core.hooks import ConsumeMessageHook, ConsumeReturnType
+from dledger.client.core.route import MessageQueue
+from dledger.client.trace import TRACE_TOPIC, TraceDispatcher
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.protocol.bodies import ConsumerData, ConsumeType
 
 POLL_TIMEOUT_S: Final = 5.0
 """RocketMQ's pollTimeoutMillis."""
@@ -77,7 +77,7 @@ class LitePullConsumer(ManagedScope):
             consume_from: Where the group begins in a queue it knows nothing of.
             strategy: How queues are dealt out; None: averagely.
             auto_commit: Store offsets every *auto_commit_period_s* and at the end.
-            consume_message_hooks: Called for what polls return; see `client.core.hooks`.
+            consume_message_hooks: Called for what polls return; see `dledger.client.core.hooks`.
             enable_msg_trace: Send to *trace_topic* what becomes of messages.
         """
         self.group = group

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError
-from client.core.route import LEADER_ID, MessageQueue
-from commitlog.errors import MQError
-from remoting.errors import BadRequestError
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.headers import PullMessageHeader, PullMessageResponseHeader
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientError
+from dledger.client.core.route import LEADER_ID, MessageQueue
+from dledger.commitlog.errors import MQError
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.headers import PullMessageHeader, PullMessageResponseHeader
 
 MEMBER_TIMEOUT_S: Final = 3.0
 """For one member: one that hangs must not keep the caller from the next."""

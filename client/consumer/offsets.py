@@ -22,30 +22,30 @@ from typing import Final, Protocol
 
 import trio
 
-from client.consumer.listener import RETRY_PREFIX
-from client.consumer.owned_queues import OwnedQueue, OwnedQueues
-from client.consumer.pull_consumer import PullConsumer, offset_in
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.consumer.listener import RETRY_PREFIX
+from dledger.client.consumer.owned_queues import OwnedQueue, OwnedQueues
+from dledger.client.consumer.pull_consumer import PullConsumer, offset_in
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     BrokerUnreachableError,
     ClientError,
     RequestFailedError,
     RequestTimedOutError,
 )
-from client.core.route import MessageQueue
-from commitlog.errors import ConfigError, MQError
-from commitlog.seams import Disk
-from remoting.log import get_logger
-from remoting.protocol import bodies
-from remoting.protocol.bodies import ConsumeFromWhere
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.headers import (
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import ConfigError, MQError
+from dledger.commitlog.seams import Disk
+from dledger.remoting.log import get_logger
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.bodies import ConsumeFromWhere
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.headers import (
     QueryConsumerOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
-from remoting.protocol.outcome import outcome_of
-from remoting.protocol.own_fields import BY_OPERATOR_FIELD, TOKEN_FIELD
-from remoting.seams import Clock, Executor
+from dledger.remoting.protocol.outcome import outcome_of
+from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD, TOKEN_FIELD
+from dledger.remoting.seams import Clock, Executor
 
 _log = get_logger(__name__)
 
@@ -293,7 +293,7 @@ def offsets_path(folder: str, client_ip: str, instance_name: str, group: str) ->
 
 
 class UnkeptOffsets:
-    """An `client.consumer.offsets.OffsetStore` that knows nothing and forgets at once."""
+    """An `dledger.client.consumer.offsets.OffsetStore` that knows nothing and forgets at once."""
 
     async def load(self, queue: MessageQueue) -> int | None:
         """Return None: nothing is known of any queue."""

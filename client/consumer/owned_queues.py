@@ -14,17 +14,17 @@ from typing import Final
 
 import trio
 
-from client.consumer.listener import DeliveredMessage
-from client.consumer.process_queue import ConsumeMeter, FlowLimits, ProcessQueue
-from client.consumer.pull_consumer import ROCKETMQ_PULL_MESSAGES, PullConsumer
-from client.consumer.subscriptions import SubscriptionExpression
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError, LockLostError, OffsetIllegalError
-from client.core.message_ext import PullResult
-from client.core.route import MessageQueue
-from commitlog.errors import MQError
-from remoting.log import get_logger
-from remoting.seams import Clock
+from dledger.client.consumer.listener import DeliveredMessage
+from dledger.client.consumer.process_queue import ConsumeMeter, FlowLimits, ProcessQueue
+from dledger.client.consumer.pull_consumer import ROCKETMQ_PULL_MESSAGES, PullConsumer
+from dledger.client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientError, LockLostError, OffsetIllegalError
+from dledger.client.core.message_ext import PullResult
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import MQError
+from dledger.remoting.log import get_logger
+from dledger.remoting.seams import Clock
 
 _log = get_logger(__name__)
 

@@ -13,28 +13,28 @@ from typing import Final
 
 import trio
 
-from client.consumer.ack_batches import AckRequest, Received, ack_requests
-from client.consumer.pull_consumer import SUSPEND_MARGIN_S
-from client.consumer.subscriptions import SubscriptionExpression
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.consumer.ack_batches import AckRequest, Received, ack_requests
+from dledger.client.consumer.pull_consumer import SUSPEND_MARGIN_S
+from dledger.client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     ClientError,
     DamagedAnswerError,
     ReceiptStaleError,
     RequestFailedError,
     RequestTimedOutError,
 )
-from client.core.links import Link
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from commitlog.errors import CorruptRecordError, MQError
-from commitlog.record import decode_record
-from remoting.errors import BadRequestError
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.outcome import outcome_of
-from remoting.protocol.own_fields import FROM_NOW_FIELD, STALE_FIELD, decode_stale
-from remoting.protocol.pop_requests import (
+from dledger.client.core.links import Link
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import CorruptRecordError, MQError
+from dledger.commitlog.record import decode_record
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.outcome import outcome_of
+from dledger.remoting.protocol.own_fields import FROM_NOW_FIELD, STALE_FIELD, decode_stale
+from dledger.remoting.protocol.pop_requests import (
     INIT_MAX,
     INIT_MIN,
     AckMessageHeader,
@@ -46,7 +46,7 @@ from remoting.protocol.pop_requests import (
     PopMessageResponseHeader,
     decode_start_offsets,
 )
-from remoting.protocol.receipt_handle import NORMAL_TOPIC, ReceiptHandle
+from dledger.remoting.protocol.receipt_handle import NORMAL_TOPIC, ReceiptHandle
 
 ANY_QUEUE: Final = -1
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
-from client.core.route import MessageQueue
-from remoting.protocol.bodies import ConsumeStatus
-from remoting.seams import Clock
+from dledger.client.core.route import MessageQueue
+from dledger.remoting.protocol.bodies import ConsumeStatus
+from dledger.remoting.seams import Clock
 
 MAX_CACHED_MESSAGES: Final = 1000
 """RocketMQ's pullThresholdForQueue: a listener that is slow must not fill the memory."""

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
-from client.consumer.member_reads import FLAG_SUSPEND, MemberReads
-from client.consumer.steps import ConsumeStep, StepSender
-from client.consumer.subscriptions import SubscriptionExpression
-from client.core.client_instance import ClientInstance
-from client.core.client_state import ManagedScope
-from client.core.errors import (
+from dledger.client.consumer.member_reads import FLAG_SUSPEND, MemberReads
+from dledger.client.consumer.steps import ConsumeStep, StepSender
+from dledger.client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.client_state import ManagedScope
+from dledger.client.core.errors import (
     DamagedAnswerError,
     LockLostError,
     NoRouteError,
@@ -23,14 +23,14 @@ from client.core.errors import (
     RequestFailedError,
     RequestTimedOutError,
 )
-from client.core.links import Link
-from client.core.message_ext import MessageBlock, MessageExt, PullResult, PullStatus
-from client.core.route import MessageQueue
-from commitlog.errors import CorruptRecordError
-from remoting.errors import BadRequestError
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.headers import (
+from dledger.client.core.links import Link
+from dledger.client.core.message_ext import MessageBlock, MessageExt, PullResult, PullStatus
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import CorruptRecordError
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.headers import (
     GetMaxOffsetHeader,
     Header,
     OffsetResponseHeader,
@@ -41,8 +41,8 @@ from remoting.protocol.headers import (
     SearchOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
-from remoting.protocol.outcome import outcome_of
-from remoting.protocol.own_fields import NO_OFFSET, TOKEN_FIELD, WITH_EXPIRED_FIELD
+from dledger.remoting.protocol.outcome import outcome_of
+from dledger.remoting.protocol.own_fields import NO_OFFSET, TOKEN_FIELD, WITH_EXPIRED_FIELD
 
 SUSPEND_S: Final = 20.0
 """How long a broker holds a pull that finds nothing; RocketMQ's pull consumer's."""

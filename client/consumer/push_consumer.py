@@ -25,17 +25,17 @@ from typing import Final
 
 import trio
 
-from client.consumer.called_consumer import ConsumerAnswers
-from client.consumer.config import LAST_OFFSETS_S, PushConfig
-from client.consumer.consumption import ConcurrentConsumption, OrderlyConsumption, SendBack
-from client.consumer.listener import (
+from dledger.client.consumer.called_consumer import ConsumerAnswers
+from dledger.client.consumer.config import LAST_OFFSETS_S, PushConfig
+from dledger.client.consumer.consumption import ConcurrentConsumption, OrderlyConsumption, SendBack
+from dledger.client.consumer.listener import (
     ConsumeHooks,
     Listener,
     ListenerCall,
     consume_trace,
     retry_topic_of,
 )
-from client.consumer.offsets import (
+from dledger.client.consumer.offsets import (
     BrokerOffsets,
     LocalOffsets,
     OffsetReset,
@@ -44,7 +44,7 @@ from client.consumer.offsets import (
     UnkeptOffsets,
     offsets_path,
 )
-from client.consumer.owned_queues import (
+from dledger.client.consumer.owned_queues import (
     Gate,
     LeaderWatch,
     OwnedQueue,
@@ -52,20 +52,25 @@ from client.consumer.owned_queues import (
     Reading,
     ReadyQueues,
 )
-from client.consumer.process_queue import ConsumeMeter, FlowLimits
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.queue_locks import QueueLocks
-from client.consumer.rebalance import Rebalance
-from client.consumer.subscriptions import SUB_ALL, TAG, SubscriptionExpression, Subscriptions
-from client.core.client_instance import ClientInstance
-from client.core.client_state import ManagedScope
-from client.core.errors import RequestFailedError
-from client.core.route import MessageQueue
-from client.trace import TraceDispatcher
-from commitlog.errors import ConfigError, MQError
-from remoting.log import get_logger
-from remoting.protocol.bodies import CheckClientRequestBody, ConsumerData, ConsumeType
-from remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.client.consumer.process_queue import ConsumeMeter, FlowLimits
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.queue_locks import QueueLocks
+from dledger.client.consumer.rebalance import Rebalance
+from dledger.client.consumer.subscriptions import (
+    SUB_ALL,
+    TAG,
+    SubscriptionExpression,
+    Subscriptions,
+)
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.client_state import ManagedScope
+from dledger.client.core.errors import RequestFailedError
+from dledger.client.core.route import MessageQueue
+from dledger.client.trace import TraceDispatcher
+from dledger.commitlog.errors import ConfigError, MQError
+from dledger.remoting.log import get_logger
+from dledger.remoting.protocol.bodies import CheckClientRequestBody, ConsumerData, ConsumeType
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
 HAND_OVER_S: Final = 1.0
 """How long a queue that goes to another client waits for its listeners, so that they need not be
@@ -99,7 +104,7 @@ class PushConsumer(ManagedScope):
 
         Args:
             group: All consumers of a group must have the same subscriptions and settings.
-            listener: Called with messages; see `client.consumer.listener.Listener`.
+            listener: Called with messages; see `dledger.client.consumer.listener.Listener`.
             subscriptions: Topic → expression; more with `subscribe`.
             orderly: Consume each queue in its order, one batch at a time, under a lock.
         Raises:
@@ -193,7 +198,7 @@ class PushConsumer(ManagedScope):
         if instance.disk is None or instance.executor is None:
             raise ConfigError(
                 "a broadcasting consumer keeps its offsets in a file, and this client instance has "
-                "no disk: use one made by client.connect.connect, or no offset_folder"
+                "no disk: use one made by dledger.client.connect.connect, or no offset_folder"
             )
         settings = instance.config
         path = offsets_path(

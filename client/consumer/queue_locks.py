@@ -13,17 +13,17 @@ from typing import Final
 
 import trio
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import RequestFailedError, RequestTimedOutError
-from client.core.route import MessageQueue
-from commitlog.errors import MQError
-from remoting.errors import BadRequestError
-from remoting.log import get_logger
-from remoting.protocol import bodies
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.outcome import outcome_of
-from remoting.protocol.own_fields import TOKENS_FIELD, WANTED, decode_tokens, encode_tokens
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import RequestFailedError, RequestTimedOutError
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import MQError
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.log import get_logger
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.outcome import outcome_of
+from dledger.remoting.protocol.own_fields import TOKENS_FIELD, WANTED, decode_tokens, encode_tokens
 
 _log = get_logger(__name__)
 

@@ -27,14 +27,14 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 
 import trio
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError, NoRouteError
-from client.core.route import MessageQueue, TopicRoute
-from commitlog.errors import MQError
-from remoting.log import get_logger
-from remoting.protocol.bodies import ConsumerIdList
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.headers import ConsumerGroupHeader
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientError, NoRouteError
+from dledger.client.core.route import MessageQueue, TopicRoute
+from dledger.commitlog.errors import MQError
+from dledger.remoting.log import get_logger
+from dledger.remoting.protocol.bodies import ConsumerIdList
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.headers import ConsumerGroupHeader
 
 _log = get_logger(__name__)
 

@@ -23,10 +23,10 @@ from typing import Final
 
 import trio
 
-from client.consumer.pop_calls import ReceivedMessage
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientClosedError, RequestTimedOutError, same_again
-from commitlog.errors import MQError
+from dledger.client.consumer.pop_calls import ReceivedMessage
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientClosedError, RequestTimedOutError, same_again
+from dledger.commitlog.errors import MQError
 
 ROUND_MESSAGES_MAX: Final = 256
 """Messages that calls ask for together."""

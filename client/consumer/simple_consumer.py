@@ -15,14 +15,14 @@ from typing import Final
 
 import trio
 
-from client.consumer.ack_lines import AckLines
-from client.consumer.pop_calls import PopCalls, ReceivedMessage
-from client.consumer.receive_rounds import ReceiveRounds
-from client.consumer.subscriptions import SUB_ALL, SubscriptionExpression
-from client.core.client_instance import ClientInstance
-from client.core.client_state import ManagedScope
-from client.core.errors import ClientError, NoRouteError
-from commitlog.errors import ConfigError, MQError
+from dledger.client.consumer.ack_lines import AckLines
+from dledger.client.consumer.pop_calls import PopCalls, ReceivedMessage
+from dledger.client.consumer.receive_rounds import ReceiveRounds
+from dledger.client.consumer.subscriptions import SUB_ALL, SubscriptionExpression
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.client_state import ManagedScope
+from dledger.client.core.errors import ClientError, NoRouteError
+from dledger.commitlog.errors import ConfigError, MQError
 
 INVISIBLE_S: Final = 60.0
 """RocketMQ's popInvisibleTime."""

@@ -13,25 +13,25 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     MessageIllegalError,
     NoRouteError,
     RequestFailedError,
     StepOvertakenError,
     UnknownOutcomeError,
 )
-from client.core.links import Link
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.encoder import SlotEncoder, goes_alone
-from client.producer.producer import unique_ids
-from client.producer.state import SendSlot
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.outcome import outcome_of
-from remoting.protocol.own_fields import COMMITS_FIELD, COMMITTED_FIELD, NO_OFFSET
+from dledger.client.core.links import Link
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.encoder import SlotEncoder, goes_alone
+from dledger.client.producer.producer import unique_ids
+from dledger.client.producer.state import SendSlot
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.outcome import outcome_of
+from dledger.remoting.protocol.own_fields import COMMITS_FIELD, COMMITTED_FIELD, NO_OFFSET
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Self
 
-from client.core.errors import SubscriptionIllegalError
-from client.core.message_ext import MessageExt
-from commitlog.queue_unit import tags_code
-from remoting.protocol.bodies import SubscriptionData
-from remoting.seams import Clock
+from dledger.client.core.errors import SubscriptionIllegalError
+from dledger.client.core.message_ext import MessageExt
+from dledger.commitlog.queue_unit import tags_code
+from dledger.remoting.protocol.bodies import SubscriptionData
+from dledger.remoting.seams import Clock
 
 SUB_ALL: Final = "*"
 TAG: Final = "TAG"

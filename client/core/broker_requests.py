@@ -15,32 +15,32 @@ from typing import Final, Protocol
 
 import trio
 
-from client.core.errors import BackpressureError
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from commitlog.errors import ConfigError, LocalProtocolError, MQError
-from commitlog.properties import (
+from dledger.client.core.errors import BackpressureError
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import ConfigError, LocalProtocolError, MQError
+from dledger.commitlog.properties import (
     PROPERTY_ARRIVE_TIME,
     PROPERTY_CORRELATION_ID,
     PROPERTY_PRODUCER_GROUP,
     decode_properties,
     encode_properties,
 )
-from commitlog.record import (
+from dledger.commitlog.record import (
     NO_HOST,
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_COMPRESSION_TYPE_MASK,
     encode_record,
     pack_host,
 )
-from remoting.connection import Connection
-from remoting.log import get_logger
-from remoting.processor import Answered, Handled, Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol import bodies
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import (
+from dledger.remoting.connection import Connection
+from dledger.remoting.log import get_logger
+from dledger.remoting.processor import Answered, Handled, Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import (
     CheckTransactionStateHeader,
     ConsumeDirectlyHeader,
     ConsumerClientHeader,
@@ -48,7 +48,7 @@ from remoting.protocol.headers import (
     ReplyMessageHeader,
     ResetOffsetHeader,
 )
-from remoting.seams import Clock, Rng
+from dledger.remoting.seams import Clock, Rng
 
 _log = get_logger(__name__)
 

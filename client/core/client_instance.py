@@ -19,29 +19,29 @@ from typing import Final
 
 import trio
 
-from client.core.broker_requests import CheckBacks, ConsumerCalls, OpenRequests
-from client.core.client_state import Announcements, ClientCounters, ManagedScope
-from client.core.errors import (
+from dledger.client.core.broker_requests import CheckBacks, ConsumerCalls, OpenRequests
+from dledger.client.core.client_state import Announcements, ClientCounters, ManagedScope
+from dledger.client.core.errors import (
     ClientClosedError,
 )
-from client.core.heartbeats import UNREGISTER_TIMEOUT_S, Heartbeats
-from client.core.leaders import LeaderCalls, LeaderSearch
-from client.core.links import GroupIdentities, Link, Links
-from client.core.route import LeaderTable, TopicRoute
-from client.core.routes import NameServers, Routes, split_url
-from commitlog.errors import ConfigError
-from commitlog.seams import Disk
-from remoting.client import RemotingClient
-from remoting.connection import Connection
-from remoting.processor import Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import ExtFields, RemotingCommand
-from remoting.protocol.headers import (
+from dledger.client.core.heartbeats import UNREGISTER_TIMEOUT_S, Heartbeats
+from dledger.client.core.leaders import LeaderCalls, LeaderSearch
+from dledger.client.core.links import GroupIdentities, Link, Links
+from dledger.client.core.route import LeaderTable, TopicRoute
+from dledger.client.core.routes import NameServers, Routes, split_url
+from dledger.commitlog.errors import ConfigError
+from dledger.commitlog.seams import Disk
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import ExtFields, RemotingCommand
+from dledger.remoting.protocol.headers import (
     ConsumerGroupHeader,
 )
-from remoting.protocol.signature import Credentials
-from remoting.seams import Clock, Executor, Network, Rng
+from dledger.remoting.protocol.signature import Credentials
+from dledger.remoting.seams import Clock, Executor, Network, Rng
 
 HEARTBEAT_PERIOD_S: Final = 30.0
 """RocketMQ's; a broker drops a client after 120 s of silence."""

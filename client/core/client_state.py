@@ -10,8 +10,8 @@ from typing import Self
 
 import trio
 
-from client.core.broker_requests import CheckBacks, OpenRequests
-from client.core.errors import ClientClosedError
+from dledger.client.core.broker_requests import CheckBacks, OpenRequests
+from dledger.client.core.errors import ClientClosedError
 
 
 @dataclass(slots=True)

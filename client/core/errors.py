@@ -32,10 +32,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from commitlog.errors import LocalProtocolError, MQError
+from dledger.commitlog.errors import LocalProtocolError, MQError
 
 if TYPE_CHECKING:
-    from client.core.message_ext import SendResult
+    from dledger.client.core.message_ext import SendResult
 
 
 class ClientError(MQError):

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import trio
 
-from client.core.client_state import Announcements, ClientCounters
-from client.core.links import Link, Links
-from client.core.route import LEADER_ID, LeaderTable
-from client.core.routes import Routes
-from commitlog.errors import ConfigError, MQError
-from remoting.log import get_logger
-from remoting.protocol.bodies import (
+from dledger.client.core.client_state import Announcements, ClientCounters
+from dledger.client.core.links import Link, Links
+from dledger.client.core.route import LEADER_ID, LeaderTable
+from dledger.client.core.routes import Routes
+from dledger.commitlog.errors import ConfigError, MQError
+from dledger.remoting.log import get_logger
+from dledger.remoting.protocol.bodies import (
     ConsumerData,
     ConsumeType,
     HeartbeatData,
@@ -26,10 +26,10 @@ from remoting.protocol.bodies import (
     ProducerData,
     SubscriptionData,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import request
-from remoting.protocol.headers import UnregisterClientHeader
-from remoting.seams import Clock
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import request
+from dledger.remoting.protocol.headers import UnregisterClientHeader
+from dledger.remoting.seams import Clock
 
 AGAIN_S: Final = 3.0
 """After a heartbeat that was not answered, or refused, while consumers here share queues: a broker

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
-from client.core.message import Message
-from client.core.message_ext import MessageExt, SendResult
-from client.core.route import MessageQueue
-from commitlog.errors import MQError
-from remoting.log import get_logger
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt, SendResult
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import MQError
+from dledger.remoting.log import get_logger
 
 CONSUME_CONTEXT_TYPE: Final = "ConsumeContextType"
 """RocketMQ's name of the property of a `ConsumeMessageContext` that holds a `ConsumeReturnType`."""

@@ -13,16 +13,16 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import trio
 
-from client.core.client_state import Announcements, ClientCounters
-from client.core.errors import (
+from dledger.client.core.client_state import Announcements, ClientCounters
+from dledger.client.core.errors import (
     BrokerUnreachableError,
     ClientClosedError,
     ClientError,
     RequestFailedError,
     RequestTimedOutError,
 )
-from client.core.links import Link, Links, truth
-from client.core.retry import (
+from dledger.client.core.links import Link, Links, truth
+from dledger.client.core.retry import (
     FailureKind,
     RetryPolicy,
     RetrySchedule,
@@ -30,13 +30,13 @@ from client.core.retry import (
     failure_of_answer,
     retry_after_s,
 )
-from client.core.route import LeaderTable
-from client.core.routes import Routes
-from commitlog.errors import MQError
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import ExtFields, RemotingCommand
-from remoting.protocol.outcome import LEADER_FIELD, TERM_FIELD
-from remoting.seams import Clock
+from dledger.client.core.route import LeaderTable
+from dledger.client.core.routes import Routes
+from dledger.commitlog.errors import MQError
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import ExtFields, RemotingCommand
+from dledger.remoting.protocol.outcome import LEADER_FIELD, TERM_FIELD
+from dledger.remoting.seams import Clock
 
 LATE_READ_RETRIES: Final = 1_000_000
 """Reads change nothing: they are repeated until the deadline, however often."""

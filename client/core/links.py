@@ -17,30 +17,30 @@ import msgspec
 import structlog
 import trio
 
-from client.core.client_state import Announcements
-from client.core.errors import (
+from dledger.client.core.client_state import Announcements
+from dledger.client.core.errors import (
     BrokerUnreachableError,
     ClientClosedError,
     ClientError,
     RequestFailedError,
     RequestTimedOutError,
 )
-from client.core.retry import is_retriable
-from commitlog.errors import LocalProtocolError
-from remoting.client import RemotingClient
-from remoting.connection import Connection
-from remoting.errors import (
+from dledger.client.core.retry import is_retriable
+from dledger.commitlog.errors import LocalProtocolError
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import (
     ConnectFailedError,
     ConnectionLostError,
     RemotingError,
     TooManyInFlightError,
 )
-from remoting.errors import RequestTimedOutError as CallTimedOutError
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import ExtFields, RemotingCommand, SerializeType, request
-from remoting.protocol.outcome import outcome_of
-from remoting.protocol.own_fields import EXPECTS_FIELD, NAMES_STALE_FIELD
-from remoting.protocol.signature import SIGNED_TOO_LONG_AGO
+from dledger.remoting.errors import RequestTimedOutError as CallTimedOutError
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import ExtFields, RemotingCommand, SerializeType, request
+from dledger.remoting.protocol.outcome import outcome_of
+from dledger.remoting.protocol.own_fields import EXPECTS_FIELD, NAMES_STALE_FIELD
+from dledger.remoting.protocol.signature import SIGNED_TOO_LONG_AGO
 
 _log = structlog.get_logger()
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from client.core.errors import MessageIllegalError
-from commitlog.properties import PROPERTY_EXPIRE_AFTER_MS
+from dledger.client.core.errors import MessageIllegalError
+from dledger.commitlog.properties import PROPERTY_EXPIRE_AFTER_MS
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """RocketMQ's maxMessageSize, for one message and for a whole batch."""

@@ -19,11 +19,11 @@ import lz4.frame
 import zstandard
 from typing_extensions import Buffer
 
-from client.core.route import MessageQueue
-from commitlog.errors import ConfigError, CorruptRecordError
-from commitlog.message_id import encode_offset_message_id
-from commitlog.properties import get_property
-from commitlog.record import (
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import ConfigError, CorruptRecordError
+from dledger.commitlog.message_id import encode_offset_message_id
+from dledger.commitlog.properties import get_property
+from dledger.commitlog.record import (
     BODY_CRC_MASK,
     MIN_RECORD_BYTES,
     SYS_FLAG_BORN_HOST_V6,
@@ -323,7 +323,7 @@ class MessageExt:
 
         Raises:
             CorruptRecordError: The record or the compressed body is damaged, or decompresses to
-                more than `client.core.message_ext.MAX_DECOMPRESSED_BYTES`.
+                more than `dledger.client.core.message_ext.MAX_DECOMPRESSED_BYTES`.
         """
         view, start = self._view, self.start
         sys_flag, body_bytes = _FLAG_AND_BODY_BYTES.unpack_from(view, start + 36)

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from client.core.errors import BrokerUnreachableError, ClientClosedError, RequestFailedError
-from commitlog.errors import LocalProtocolError, MQError, RemoteProtocolError
-from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
-from remoting.protocol.codes import ResponseCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.outcome import (
+from dledger.client.core.errors import BrokerUnreachableError, ClientClosedError, RequestFailedError
+from dledger.commitlog.errors import LocalProtocolError, MQError, RemoteProtocolError
+from dledger.remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
+from dledger.remoting.protocol.codes import ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.outcome import (
     LEADER_FIELD,
     NEXT_OFFSET_FIELD,
     REASON_FIELD,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from remoting.protocol.bodies import TopicRouteData
+    from dledger.remoting.protocol.bodies import TopicRouteData
 
 LEADER_ID: Final = 0
 """Broker id of the one node of a group that takes writes."""

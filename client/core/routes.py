@@ -13,15 +13,15 @@ from urllib.parse import urlsplit
 
 import trio
 
-from client.core.client_state import Announcements, ClientCounters
-from client.core.errors import (
+from dledger.client.core.client_state import Announcements, ClientCounters
+from dledger.client.core.errors import (
     ClientClosedError,
     NoNameServerError,
     NoRouteError,
     RequestFailedError,
 )
-from client.core.links import GroupIdentities, stated_identities
-from client.core.route import (
+from dledger.client.core.links import GroupIdentities, stated_identities
+from dledger.client.core.route import (
     DEFAULT_TOPIC,
     LEADER_ID,
     LeaderTable,
@@ -29,15 +29,15 @@ from client.core.route import (
     TopicRoute,
     parse_address_list,
 )
-from commitlog.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from remoting.client import RemotingClient, split_address
-from remoting.errors import RemotingError
-from remoting.log import get_logger
-from remoting.protocol.bodies import TopicRouteData
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.headers import GROUP_IDENTITIES_FIELD, GetRouteInfoHeader
-from remoting.seams import Clock, Network, Rng
+from dledger.commitlog.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from dledger.remoting.client import RemotingClient, split_address
+from dledger.remoting.errors import RemotingError
+from dledger.remoting.log import get_logger
+from dledger.remoting.protocol.bodies import TopicRouteData
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.headers import GROUP_IDENTITIES_FIELD, GetRouteInfoHeader
+from dledger.remoting.seams import Clock, Network, Rng
 
 ADDRESS_SERVER_PERIOD_S: Final = 120.0
 """How often the HTTP address server is read again; RocketMQ's period."""

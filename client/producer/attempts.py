@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import MessageIllegalError
-from client.core.links import Link
-from client.core.retry import (
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import MessageIllegalError
+from dledger.client.core.links import Link
+from dledger.client.core.retry import (
     Failure,
     FailureKind,
     RetryPolicy,
@@ -24,19 +24,19 @@ from client.core.retry import (
     failure_from_error,
     time_left_s,
 )
-from client.producer.config import ProducerConfig
-from client.producer.encoder import SlotEncoder
-from client.producer.lane import Lane, RunRefusal, SendBatch, settle_batch, settle_one
-from client.producer.queue_selection import PublishTopics
-from client.producer.results import LiveSends
-from client.producer.sequences import HeldSend, OpenRefusedError, SessionLeftError
-from client.producer.state import SendSlot, SlotState, Standing
-from commitlog.errors import MQError
-from remoting.calls import Call
-from remoting.connection import Connection
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, SerializeType, request
-from remoting.protocol.own_fields import STAMP_FIELD
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.encoder import SlotEncoder
+from dledger.client.producer.lane import Lane, RunRefusal, SendBatch, settle_batch, settle_one
+from dledger.client.producer.queue_selection import PublishTopics
+from dledger.client.producer.results import LiveSends
+from dledger.client.producer.sequences import HeldSend, OpenRefusedError, SessionLeftError
+from dledger.client.producer.state import SendSlot, SlotState, Standing
+from dledger.commitlog.errors import MQError
+from dledger.remoting.calls import Call
+from dledger.remoting.connection import Connection
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
+from dledger.remoting.protocol.own_fields import STAMP_FIELD
 
 STORED_CODES: Final = frozenset({0, 10, 11, 12})
 """Response codes that mean the message is in the log."""

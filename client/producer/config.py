@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from client.core.hooks import SendMessageHook
-from client.core.message import MAX_BODY_BYTES
-from client.core.message_ext import CompressionType, check_level
-from client.producer.lane import MAX_REQUEST_BYTES, MAX_REQUEST_RECORDS, MAX_WAITING_BYTES
-from client.trace import TRACE_TOPIC
+from dledger.client.core.hooks import SendMessageHook
+from dledger.client.core.message import MAX_BODY_BYTES
+from dledger.client.core.message_ext import CompressionType, check_level
+from dledger.client.producer.lane import MAX_REQUEST_BYTES, MAX_REQUEST_RECORDS, MAX_WAITING_BYTES
+from dledger.client.trace import TRACE_TOPIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ProducerConfig:
         compress_over_bytes: Bodies over it are compressed, unless that makes them larger; None:
             never. Batches are sent as they are.
         compress_type: How; clients of RocketMQ before 4.9.4 read zlib only.
-        compress_level: Of zlib or Zstandard; see `client.core.message_ext.CompressionType`.
+        compress_level: Of zlib or Zstandard; see `dledger.client.core.message_ext.CompressionType`.
         max_message_bytes: Largest body, and largest batch.
         latency_fault_enable: Avoid brokers that were slow or failed (RocketMQ's table).
         requests_in_flight: Requests to one broker group at the same time, more than one only when
@@ -37,8 +37,8 @@ class ProducerConfig:
         max_request_bytes: Most record bytes in one coalesced request.
         max_request_records: Most records in one.
         max_waiting_bytes: Per broker group; beyond it sends wait.
-        send_message_hooks: Called for every send; see `client.core.hooks`.
-        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `client.trace`.
+        send_message_hooks: Called for every send; see `dledger.client.core.hooks`.
+        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `dledger.client.trace`.
         trace_topic: Where to.
     """
 

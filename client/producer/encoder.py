@@ -11,24 +11,24 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from client.core.errors import MessageIllegalError
-from client.core.hooks import MessagePropertiesHook, with_hook_properties
-from client.core.message import Message, check_body, encode_message_properties
-from client.core.message_ext import compress
-from client.core.route import DEFAULT_TOPIC, MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.request_reply import is_reply
-from client.producer.state import SendSlot
-from commitlog.errors import LocalProtocolError
-from commitlog.message_batch import BatchItem, encode_batch
-from commitlog.message_id import UniqKeyFactory
-from commitlog.properties import PROPERTY_EXPIRE_AFTER_MS, PROPERTY_TRANSACTION_PREPARED
-from commitlog.record import SYS_FLAG_PREPARED, RecordTemplate, encode_record
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.headers import SendMessageHeader
-from remoting.protocol.own_fields import EXPECTED_FIELD
-from remoting.seams import Clock
+from dledger.client.core.errors import MessageIllegalError
+from dledger.client.core.hooks import MessagePropertiesHook, with_hook_properties
+from dledger.client.core.message import Message, check_body, encode_message_properties
+from dledger.client.core.message_ext import compress
+from dledger.client.core.route import DEFAULT_TOPIC, MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.request_reply import is_reply
+from dledger.client.producer.state import SendSlot
+from dledger.commitlog.errors import LocalProtocolError
+from dledger.commitlog.message_batch import BatchItem, encode_batch
+from dledger.commitlog.message_id import UniqKeyFactory
+from dledger.commitlog.properties import PROPERTY_EXPIRE_AFTER_MS, PROPERTY_TRANSACTION_PREPARED
+from dledger.commitlog.record import SYS_FLAG_PREPARED, RecordTemplate, encode_record
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.headers import SendMessageHeader
+from dledger.remoting.protocol.own_fields import EXPECTED_FIELD
+from dledger.remoting.seams import Clock
 
 SINGLE_PROPERTIES: Final = frozenset(
     {

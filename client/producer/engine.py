@@ -17,27 +17,27 @@ from dataclasses import replace
 
 import trio
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import BackpressureError, ClientClosedError
-from client.core.hooks import CommunicationMode
-from client.core.message import Message
-from client.core.retry import (
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import BackpressureError, ClientClosedError
+from dledger.client.core.hooks import CommunicationMode
+from dledger.client.core.message import Message
+from dledger.client.core.retry import (
     Failure,
     FailureKind,
     Retry,
     Where,
     failure_of_code,
 )
-from client.core.route import MessageQueue
-from client.producer.attempts import Answered, Attempt, Attempts, Missed
-from client.producer.config import ProducerConfig
-from client.producer.encoder import SlotEncoder, goes_alone
-from client.producer.lane import Coalescer, Lane, SendBatch, batch_of_one, moved_records
-from client.producer.queue_selection import PublishTopics
-from client.producer.results import LiveSends, SendHooks
-from client.producer.sequences import HeldSend, ProducerId, Sequences
-from client.producer.state import Next, SendSlot, SlotState, error_of, next_of
-from remoting.protocol.codes import ResponseCode
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.attempts import Answered, Attempt, Attempts, Missed
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.encoder import SlotEncoder, goes_alone
+from dledger.client.producer.lane import Coalescer, Lane, SendBatch, batch_of_one, moved_records
+from dledger.client.producer.queue_selection import PublishTopics
+from dledger.client.producer.results import LiveSends, SendHooks
+from dledger.client.producer.sequences import HeldSend, ProducerId, Sequences
+from dledger.client.producer.state import Next, SendSlot, SlotState, error_of, next_of
+from dledger.remoting.protocol.codes import ResponseCode
 
 
 class SendEngine:

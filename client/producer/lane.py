@@ -18,13 +18,13 @@ from typing import Any, Final
 
 import trio
 
-from client.core.route import MessageQueue
-from client.producer.sequences import Sequences
-from client.producer.state import SendSlot, SlotState
-from commitlog.record import QUEUE_ID_OFFSET
-from remoting.errors import RemoteProtocolError
-from remoting.protocol.command import ExtFields
-from remoting.protocol.headers import SendMessageResponseHeader
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.sequences import Sequences
+from dledger.client.producer.state import SendSlot, SlotState
+from dledger.commitlog.record import QUEUE_ID_OFFSET
+from dledger.remoting.errors import RemoteProtocolError
+from dledger.remoting.protocol.command import ExtFields
+from dledger.remoting.protocol.headers import SendMessageResponseHeader
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
 """A request carries at most this many record bytes, unless one batch alone is larger: it bounds

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import trio
 
-from client.core.client_instance import ClientInstance
-from client.core.client_state import ManagedScope
-from client.core.errors import (
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.client_state import ManagedScope
+from dledger.client.core.errors import (
     AlreadyDeliveredError,
     BackpressureError,
     BrokerBusyError,
@@ -32,27 +32,33 @@ from client.core.errors import (
     RequestTimedOutError,
     UnknownOutcomeError,
 )
-from client.core.hooks import CommunicationMode
-from client.core.message import Message
-from client.core.message_ext import MessageExt, SendResult
-from client.core.retry import FailureKind, failure_of_code, time_left_s
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.encoder import SlotEncoder, budget_s
-from client.producer.engine import SendEngine
-from client.producer.lane import Lane
-from client.producer.queue_selection import PublishTopic, PublishTopics
-from client.producer.request_reply import request_reply
-from client.producer.results import BatchSendResult, SendFuture, SendHooks, result_of, result_of_one
-from client.trace import TRACE_PRODUCER_GROUP, SendMessageTraceHook, TraceDispatcher
-from commitlog.errors import LocalProtocolError, MQError
-from commitlog.message_id import UniqKeyFactory
-from commitlog.record import pack_host
-from remoting.errors import BadRequestError
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.headers import RecallHandle, RecallMessageHeader
-from remoting.protocol.outcome import outcome_of
+from dledger.client.core.hooks import CommunicationMode
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt, SendResult
+from dledger.client.core.retry import FailureKind, failure_of_code, time_left_s
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.encoder import SlotEncoder, budget_s
+from dledger.client.producer.engine import SendEngine
+from dledger.client.producer.lane import Lane
+from dledger.client.producer.queue_selection import PublishTopic, PublishTopics
+from dledger.client.producer.request_reply import request_reply
+from dledger.client.producer.results import (
+    BatchSendResult,
+    SendFuture,
+    SendHooks,
+    result_of,
+    result_of_one,
+)
+from dledger.client.trace import TRACE_PRODUCER_GROUP, SendMessageTraceHook, TraceDispatcher
+from dledger.commitlog.errors import LocalProtocolError, MQError
+from dledger.commitlog.message_id import UniqKeyFactory
+from dledger.commitlog.record import pack_host
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.headers import RecallHandle, RecallMessageHeader
+from dledger.remoting.protocol.outcome import outcome_of
 
 MIN_TIMEOUT_S: Final = 0.001
 """What is left of a budget at least: a send whose route came late fails by its own rules."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import NoRouteError
-from client.core.message import check_topic
-from client.core.route import MessageQueue, TopicRoute
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import NoRouteError
+from dledger.client.core.message import check_topic
+from dledger.client.core.route import MessageQueue, TopicRoute
 
 LATENCY_MAX_MS = (50, 100, 550, 1800, 3000, 5000, 15000)
 """Latency steps of RocketMQ ≥ 5.1.4."""

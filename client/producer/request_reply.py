@@ -18,9 +18,9 @@ from typing import Final, Protocol
 import trio
 from typing_extensions import Buffer
 
-from client.core.broker_requests import OpenRequest
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.core.broker_requests import OpenRequest
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     ClientError,
     MessageIllegalError,
     NoNameServerError,
@@ -28,10 +28,10 @@ from client.core.errors import (
     ReplyTimedOutError,
     UnknownOutcomeError,
 )
-from client.core.message import Message
-from client.core.message_ext import MessageExt, SendResult
-from client.core.retry import time_left_s
-from commitlog.properties import (
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt, SendResult
+from dledger.client.core.retry import time_left_s
+from dledger.commitlog.properties import (
     PROPERTY_CLUSTER,
     PROPERTY_CORRELATION_ID,
     PROPERTY_MSG_TYPE,

@@ -13,30 +13,30 @@ from typing import Final, Protocol, overload
 
 import trio
 
-from client.core.errors import (
+from dledger.client.core.errors import (
     BrokerUnreachableError,
     ClientClosedError,
     ClientError,
     UnknownOutcomeError,
 )
-from client.core.hooks import (
+from dledger.client.core.hooks import (
     CommunicationMode,
     MessageType,
     SendMessageContext,
     SendMessageHook,
     call_each,
 )
-from client.core.message import Message
-from client.core.message_ext import SendResult, SendStatus
-from client.producer.state import SendSlot, SlotState
-from commitlog.errors import MQError
-from commitlog.properties import (
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import SendResult, SendStatus
+from dledger.client.producer.state import SendSlot, SlotState
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.properties import (
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SEC,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRANSACTION_PREPARED,
 )
-from remoting.seams import Clock
+from dledger.remoting.seams import Clock
 
 # ---------------------------------------------------------------------------------- results
 
@@ -61,7 +61,7 @@ class SendFuture:
         """Wait for the end of the send. May be called again, by one task at a time.
 
         Raises:
-            ClientError: See `client.producer.producer.Producer.send`.
+            ClientError: See `dledger.client.producer.producer.Producer.send`.
             trio.BusyResourceError: Another task is waiting.
         Cancellation: The send goes on; call again to get its result.
         """

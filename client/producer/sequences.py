@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 import trio
 
-from client.core.errors import BrokerUnreachableError
-from client.core.links import Link
-from client.core.retry import RetryPolicy, RetrySchedule
-from remoting.errors import RemotingError
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.own_fields import (
+from dledger.client.core.errors import BrokerUnreachableError
+from dledger.client.core.links import Link
+from dledger.client.core.retry import RetryPolicy, RetrySchedule
+from dledger.remoting.errors import RemotingError
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.own_fields import (
     EPOCH_FIELD,
     ID_FIELD,
     OPEN_SEQUENCES_MAX,
     PRODUCER_ID_BYTES,
     ProducerStamp,
 )
-from remoting.seams import Rng
+from dledger.remoting.seams import Rng
 
 
 class OpenRefusedError(Exception):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import Enum, IntEnum, auto
 from typing import TYPE_CHECKING, Final
 
-from client.core.errors import (
+from dledger.client.core.errors import (
     BrokerBusyError,
     BrokerRefusedError,
     BrokerUnreachableError,
@@ -20,10 +20,10 @@ from client.core.errors import (
     RequesterAwayError,
     UnknownOutcomeError,
 )
-from client.core.message import Message
-from client.core.retry import Failure, FailureKind, RetryPolicy, RetrySchedule
-from client.core.route import MessageQueue
-from remoting.protocol.codes import ResponseCode
+from dledger.client.core.message import Message
+from dledger.client.core.retry import Failure, FailureKind, RetryPolicy, RetrySchedule
+from dledger.client.core.route import MessageQueue
+from dledger.remoting.protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
     import trio

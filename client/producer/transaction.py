@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     BrokerBusyError,
     BrokerRefusedError,
     BrokerUnreachableError,
@@ -18,23 +18,23 @@ from client.core.errors import (
     TransactionDecidedError,
     UnknownOutcomeError,
 )
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.message_ext import SendResult
-from client.core.retry import FailureKind, RetryPolicy, RetrySchedule, Where
-from commitlog.errors import MQError
-from commitlog.message_id import decode_offset_message_id
-from commitlog.properties import (
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import SendResult
+from dledger.client.core.retry import FailureKind, RetryPolicy, RetrySchedule, Where
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.message_id import decode_offset_message_id
+from dledger.commitlog.properties import (
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SEC,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRANSACTION_PREPARED,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.headers import EndTransactionHeader
-from remoting.protocol.outcome import DECISION_FIELD
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.headers import EndTransactionHeader
+from dledger.remoting.protocol.outcome import DECISION_FIELD
 
 _DELAYS: Final = frozenset(
     {PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS}

@@ -16,31 +16,31 @@ from typing import Final
 
 import trio
 
-from client.core.broker_requests import Question
-from client.core.client_instance import ClientInstance
-from client.core.client_state import ManagedScope
-from client.core.errors import ClientError, TransactionDecidedError
-from client.core.hooks import (
+from dledger.client.core.broker_requests import Question
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.client_state import ManagedScope
+from dledger.client.core.errors import ClientError, TransactionDecidedError
+from dledger.client.core.hooks import (
     EndTransactionContext,
     EndTransactionHook,
     LocalTransactionState,
     call_each,
 )
-from client.core.message import Message
-from client.core.message_ext import MessageExt, SendStatus
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.producer.transaction import (
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt, SendStatus
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.transaction import (
     HalfMessage,
     TransactionEnd,
     TransactionSendResult,
     half_of,
     send_end,
 )
-from client.trace import EndTransactionTraceHook
-from commitlog.errors import MQError
-from remoting.log import get_logger
+from dledger.client.trace import EndTransactionTraceHook
+from dledger.commitlog.errors import MQError
+from dledger.remoting.log import get_logger
 
 QUESTIONS_MAX: Final = 2000
 """Questions that wait for their turn; one more is dropped, and asked again by the broker."""
@@ -66,7 +66,7 @@ class TransactionProducerConfig:
             does not arrive is asked for.
         retry_end: Send it again when it is unknown whether it arrived.
         checks_at_once: Calls of `check_local_transaction` at a time.
-        end_transaction_hooks: Called with every decision a broker has; see `client.core.hooks`.
+        end_transaction_hooks: Called with every decision a broker has; see `dledger.client.core.hooks`.
             Those of `producer` are called for half messages.
         topics: Topics whose brokers are to know this producer from the beginning on. Those of
             others know it, and can ask it, once it has sent something there.
@@ -257,7 +257,7 @@ class TransactionProducer(ManagedScope):
         """Tell one decision; tell whether it is confirmed.
 
         Raises:
-            ClientError: As `client.producer.transaction.tell`.
+            ClientError: As `dledger.client.producer.transaction.tell`.
         """
         end = TransactionEnd(
             self.group,

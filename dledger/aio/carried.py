@@ -17,8 +17,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import trio
 
-from client.core.errors import ClientClosedError
 from dledger.aio.guest import Guest, Held
+from dledger.client.core.errors import ClientClosedError
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,44 +7,44 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
-from client import connect as connecting
-from client.admin import admin
-from client.consumer import (
+from dledger.aio.carried import Face, ScopedFace, carried, in_loop, is_async, iterated, passed
+from dledger.aio.guest import Guest
+from dledger.client import connect as connecting
+from dledger.client.admin import admin
+from dledger.client.consumer import (
     lite_pull_consumer,
     pull_consumer,
     push_consumer,
     queue_locks,
     simple_consumer,
 )
-from client.consumer.config import PERSIST_PERIOD_S, PushConfig
-from client.consumer.listener import Answer, ConsumeContext, DeliveredMessage, Listener
-from client.consumer.lite_pull_consumer import POLLED_LIMITS
-from client.consumer.offsets import FROM_LAST, ConsumeFrom
-from client.consumer.process_queue import FlowLimits
-from client.consumer.rebalance import AllocateMessageQueueStrategy
-from client.consumer.steps import ConsumeStep
-from client.consumer.subscriptions import SubscriptionExpression
-from client.core import client_instance
-from client.core.client_instance import ClientConfig
-from client.core.client_state import ClientCounters
-from client.core.errors import ClientClosedError
-from client.core.hooks import ConsumeMessageHook
-from client.core.message import Message
-from client.core.message_ext import SendResult
-from client.core.route import MessageQueue
-from client.producer import producer, results, transaction_producer
-from client.producer.config import ProducerConfig
-from client.producer.results import SendCounters
-from client.producer.transaction import TransactionSendResult
-from client.producer.transaction_producer import (
+from dledger.client.consumer.config import PERSIST_PERIOD_S, PushConfig
+from dledger.client.consumer.listener import Answer, ConsumeContext, DeliveredMessage, Listener
+from dledger.client.consumer.lite_pull_consumer import POLLED_LIMITS
+from dledger.client.consumer.offsets import FROM_LAST, ConsumeFrom
+from dledger.client.consumer.process_queue import FlowLimits
+from dledger.client.consumer.rebalance import AllocateMessageQueueStrategy
+from dledger.client.consumer.steps import ConsumeStep
+from dledger.client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.core import client_instance
+from dledger.client.core.client_instance import ClientConfig
+from dledger.client.core.client_state import ClientCounters
+from dledger.client.core.errors import ClientClosedError
+from dledger.client.core.hooks import ConsumeMessageHook
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import SendResult
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer import producer, results, transaction_producer
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.results import SendCounters
+from dledger.client.producer.transaction import TransactionSendResult
+from dledger.client.producer.transaction_producer import (
     CheckLocalTransaction,
     LocalTransaction,
     TransactionCounters,
     TransactionProducerConfig,
 )
-from client.trace import TRACE_TOPIC
-from dledger.aio.carried import Face, ScopedFace, carried, in_loop, is_async, iterated, passed
-from dledger.aio.guest import Guest
+from dledger.client.trace import TRACE_TOPIC
 
 AsyncListener: TypeAlias = Callable[[Sequence[DeliveredMessage], ConsumeContext], Awaitable[Answer]]
 

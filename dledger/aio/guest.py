@@ -24,7 +24,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import trio
 
-from client.core.errors import ClientClosedError, UnknownOutcomeError
+from dledger.client.core.errors import ClientClosedError, UnknownOutcomeError
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from typing import Any
 from fsspec.core import url_to_fs
 from typing_extensions import Buffer
 
-from commitlog.errors import ConfigError, InvariantBroken, StoreError
 from dledger.backup.target import BackupDisk, BackupFile, BackupLock
+from dledger.commitlog.errors import ConfigError, InvariantBroken, StoreError
 
 
 class UnknownAddressError(ConfigError):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from commitlog.errors import ConfigError, CorruptStoreError
-from commitlog.segment import encode_blank
 from dledger.backup.entries import EntryDamagedError, entries
 from dledger.backup.manifest import LogBegin, LogEnd, Manifest, Part, Tables
 from dledger.backup.source import Picture, Source
 from dledger.backup.target import BackupDisk, PartWriter, Target
+from dledger.commitlog.errors import ConfigError, CorruptStoreError
+from dledger.commitlog.segment import encode_blank
 
 
 class AnotherGroupError(ConfigError):

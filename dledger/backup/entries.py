@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from commitlog.entry import ENTRY_HEADER_BYTES, EntryHeader, parse_header, verify_frame
-from commitlog.errors import CorruptEntryError, CorruptStoreError
-from commitlog.mark import Mark
-from commitlog.segment import BLANK_BYTES, encode_blank
+from dledger.commitlog.entry import ENTRY_HEADER_BYTES, EntryHeader, parse_header, verify_frame
+from dledger.commitlog.errors import CorruptEntryError, CorruptStoreError
+from dledger.commitlog.mark import Mark
+from dledger.commitlog.segment import BLANK_BYTES, encode_blank
 
 READ_BYTES: Final = 1 << 20
 """Read at once: an entry is a few kilobytes, a call of the disk for each would cost more."""

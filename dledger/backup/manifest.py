@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from commitlog.errors import CorruptStoreError, ForeignStoreError
-from commitlog.mark import Anchor, Mark
+from dledger.commitlog.errors import CorruptStoreError, ForeignStoreError
+from dledger.commitlog.mark import Anchor, Mark
 
 MANIFEST_FORMAT: Final = 1
 
@@ -47,7 +47,7 @@ class Tables(msgspec.Struct, frozen=True):
 
 
 class LogBegin(msgspec.Struct, frozen=True):
-    """Where the log begins; the fields of `commitlog.mark.Anchor`."""
+    """Where the log begins; the fields of `dledger.commitlog.mark.Anchor`."""
 
     first_index: int
     position: int
@@ -79,7 +79,7 @@ class LogBegin(msgspec.Struct, frozen=True):
 
 
 class LogEnd(msgspec.Struct, frozen=True):
-    """The newest entry; the fields of `commitlog.mark.Mark`."""
+    """The newest entry; the fields of `dledger.commitlog.mark.Mark`."""
 
     index: int
     term: int

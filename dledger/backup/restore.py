@@ -15,20 +15,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from commitlog.entry import ENTRY_HEADER_BYTES, seal_config
-from commitlog.errors import ConfigError
-from commitlog.mark import SlotFile, store_anchor
-from commitlog.seams import Disk, DiskFile
-from commitlog.segment import LogFormat, encode_blank, place, segment_base
-from commitlog.store_paths import StorePaths
 from dledger.backup.manifest import BackupDamagedError, Manifest
 from dledger.backup.target import Target
 from dledger.backup.verify import check_parts_join, loaded_tables
+from dledger.commitlog.entry import ENTRY_HEADER_BYTES, seal_config
+from dledger.commitlog.errors import ConfigError
+from dledger.commitlog.mark import SlotFile, store_anchor
+from dledger.commitlog.seams import Disk, DiskFile
+from dledger.commitlog.segment import LogFormat, encode_blank, place, segment_base
+from dledger.commitlog.store_paths import StorePaths
 from dledger.raft.identity import Identity
 from dledger.raft.journal import TermVote
 from dledger.raft.membership import Member, Members
 from dledger.raft.wire import is_name
-from remoting.seams import Rng
+from dledger.remoting.seams import Rng
 
 MAKE_AGAIN: Final = b"queues\n"
 """What `raft/derived_lost` holds: the first start derives queues and key index from the log."""

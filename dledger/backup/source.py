@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from commitlog.errors import CorruptStoreError, StoreError
-from commitlog.mark import Anchor, Mark, load_anchor, newest_payload
-from commitlog.seams import Disk, DiskFile
-from commitlog.segment import LogFormat, read_format, segment_base
-from commitlog.store_paths import StorePaths
+from dledger.commitlog.errors import CorruptStoreError, StoreError
+from dledger.commitlog.mark import Anchor, Mark, load_anchor, newest_payload
+from dledger.commitlog.seams import Disk, DiskFile
+from dledger.commitlog.segment import LogFormat, read_format, segment_base
+from dledger.commitlog.store_paths import StorePaths
 from dledger.raft.identity import Identity
 from dledger.state.snapshot import load
 

@@ -13,8 +13,6 @@ from typing import Final, Protocol
 
 from typing_extensions import Buffer
 
-from commitlog.errors import ConfigError
-from commitlog.store_paths import file_name
 from dledger.backup.manifest import (
     BackupDamagedError,
     Manifest,
@@ -24,6 +22,8 @@ from dledger.backup.manifest import (
     encode_manifest,
     sha256_of,
 )
+from dledger.commitlog.errors import ConfigError
+from dledger.commitlog.store_paths import file_name
 
 MANIFEST: Final = "manifest.json"
 LOCK: Final = "lock"
@@ -36,14 +36,14 @@ _OWN: Final = frozenset((MANIFEST, LOCK, LOG, TABLES, MANIFEST + ".tmp"))
 
 
 class BackupLock(Protocol):
-    """See `commitlog.seams.Lock`."""
+    """See `dledger.commitlog.seams.Lock`."""
 
     def release(self) -> None:
         """Give the claim back."""
 
 
 class BackupFile(Protocol):
-    """What a backup asks of `commitlog.seams.DiskFile`; it writes from begin to end."""
+    """What a backup asks of `dledger.commitlog.seams.DiskFile`; it writes from begin to end."""
 
     @property
     def path(self) -> str:
@@ -67,7 +67,7 @@ class BackupFile(Protocol):
 
 
 class BackupDisk(Protocol):
-    """What a backup asks of `commitlog.seams.Disk`, which is one; so is an address."""
+    """What a backup asks of `dledger.commitlog.seams.Disk`, which is one; so is an address."""
 
     def create(self, path: str, size: int, *, reserve: bool) -> BackupFile:
         """Make a file of *size* bytes."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from commitlog.derive import Derived, derive
-from commitlog.errors import CorruptEntryError, CorruptRecordError, MQError
 from dledger.backup.entries import EntryDamagedError, entries
 from dledger.backup.manifest import BackupDamagedError, Manifest
 from dledger.backup.target import BackupDisk, Target
+from dledger.commitlog.derive import Derived, derive
+from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError, MQError
 from dledger.state.snapshot import load
 from dledger.state.tables import StateTables
 from dledger.state.topics import STATE_TOPIC

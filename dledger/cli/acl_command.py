@@ -27,7 +27,13 @@ from dledger.output import (
 )
 
 if TYPE_CHECKING:
-    from remoting.access.accounts import Account, AccountTable, Permission, Right, WhiteAddresses
+    from dledger.remoting.access.accounts import (
+        Account,
+        AccountTable,
+        Permission,
+        Right,
+        WhiteAddresses,
+    )
 
 app = App(name="acl", help="Show and change accounts, of a file or of a cluster.", backend="trio")
 
@@ -95,7 +101,7 @@ async def check(
     ] = "SUB",
 ) -> int:
     """Check the file, and what an account may do; exit 1 if it may not."""
-    from remoting.access.accounts import group_right, topic_right
+    from dledger.remoting.access.accounts import group_right, topic_right
 
     if name is None:
         if cluster:
@@ -142,7 +148,7 @@ async def add(
     ] = "",
 ) -> int:
     """Add an account. Creates a missing file; prints a drawn secret once."""
-    from remoting.access.accounts import KEY_LENGTH_MIN, Account, AccountTable
+    from dledger.remoting.access.accounts import KEY_LENGTH_MIN, Account, AccountTable
 
     if cluster:
         from dledger.cli import acl_in_log
@@ -339,7 +345,7 @@ def _file(path: Path | None) -> Path:
 
 
 def _read(path: Path) -> AccountTable:
-    from remoting.access.account_file import parse_accounts
+    from dledger.remoting.access.account_file import parse_accounts
 
     try:
         return parse_accounts(str(path), path.read_bytes())
@@ -355,7 +361,7 @@ def _account(table: AccountTable, name: str) -> Account:
 
 
 def _permission(text: str) -> Permission:
-    from remoting.access.accounts import parse_permission
+    from dledger.remoting.access.accounts import parse_permission
 
     try:
         return parse_permission(text)
@@ -364,7 +370,7 @@ def _permission(text: str) -> Permission:
 
 
 def _white(text: str) -> WhiteAddresses:
-    from remoting.access.accounts import WhiteAddresses
+    from dledger.remoting.access.accounts import WhiteAddresses
 
     try:
         return WhiteAddresses(text)
@@ -412,7 +418,7 @@ def _write(path: Path, table: AccountTable, changes: Mapping[str, Account | None
     Raises:
         CliError: It is not ours to write, or cannot be written; the old one stays.
     """
-    from remoting.access.account_file import accounts_document, is_toml, parse_accounts
+    from dledger.remoting.access.account_file import accounts_document, is_toml, parse_accounts
 
     if not is_toml(str(path)):
         raise CliError(

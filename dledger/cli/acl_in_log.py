@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from client.admin.admin import Admin
 from dledger.cli.ask_cluster import open_client
+from dledger.client.admin.admin import Admin
 from dledger.output import CliError, ExitCode, Output, addresses, note, show
 from dledger.services.account_changes import account_of
 from dledger.state.accounts import AccountConfig, PolicyConfig
 
 if TYPE_CHECKING:
-    from remoting.access.accounts import Right
-    from remoting.protocol.access_bodies import AclInfo, PlainAccessConfig
+    from dledger.remoting.access.accounts import Right
+    from dledger.remoting.protocol.access_bodies import AclInfo, PlainAccessConfig
 
 COLUMNS: Final = (
     "broker",

@@ -19,20 +19,25 @@ import msgspec
 import structlog
 import trio
 
-from client.connect import connect, credentials_from, tls_from
-from client.core.client_instance import ClientInstance
+from dledger.client.connect import connect, credentials_from, tls_from
+from dledger.client.core.client_instance import ClientInstance
 from dledger.output import CliError, ExitCode, Output, note, print_json, show
-from remoting.log import configure_logs
-from remoting.protocol.bodies import BrokerData, ClusterInfo, TopicRouteData
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.frame import FrameDecoder, encode_command
-from remoting.protocol.headers import REFUSED_BROKERS_FIELD
-from remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, GivenUp, decode_given_up
-from remoting.protocol.signature import RequestSigner
+from dledger.remoting.log import configure_logs
+from dledger.remoting.protocol.bodies import BrokerData, ClusterInfo, TopicRouteData
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
+from dledger.remoting.protocol.headers import REFUSED_BROKERS_FIELD
+from dledger.remoting.protocol.own_fields import (
+    CONFIRMED_FIELD,
+    GIVES_UP_FIELD,
+    GivenUp,
+    decode_given_up,
+)
+from dledger.remoting.protocol.signature import RequestSigner
 
 if TYPE_CHECKING:
-    from remoting.protocol.signature import Credentials
+    from dledger.remoting.protocol.signature import Credentials
 
 
 RECEIVE_BYTES = 64 * 1024

@@ -62,10 +62,10 @@ async def create(
 
     import msgspec
 
-    from commitlog.disk import OsDisk
     from dledger.backup.create import create as make
     from dledger.backup.source import Source
     from dledger.cli.progress import progress
+    from dledger.commitlog.disk import OsDisk
 
     disk, root = _open(target)
     source = Source(OsDisk(), str(data.resolve()))
@@ -145,13 +145,13 @@ def restore(
     Start its broker: it leads alone, with all that the backup holds. Then start the others with
     empty folders, and add each with dledger raft add. Members of the old group are refused.
     """
-    from commitlog.disk import OsDisk
     from dledger.backup.manifest import BackupDamagedError
     from dledger.backup.restore import Owner
     from dledger.backup.restore import restore as make
     from dledger.backup.target import Target
     from dledger.cli.progress import progress
-    from remoting.machine import SystemRng
+    from dledger.commitlog.disk import OsDisk
+    from dledger.remoting.machine import SystemRng
 
     backup = Target(*_open(target))
     try:
@@ -177,7 +177,7 @@ def restore(
 
 def _open(target: str) -> tuple[BackupDisk, str]:
     """Return the disk of a backup, and its path there; an address needs the extra."""
-    from commitlog.disk import OsDisk
+    from dledger.commitlog.disk import OsDisk
 
     if "://" not in target:
         return OsDisk(), str(Path(target).resolve())
@@ -249,8 +249,8 @@ async def _asked(address: str, source: Source) -> int | None:
     acknowledged before is committed there.
     """
     from dledger.cli.ask_cluster import NoAnswerError, ask, raft_status
+    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
     from dledger.state.topics import STATE_TOPIC
-    from remoting.protocol.codes import RequestCode, ResponseCode
 
     status = await raft_status(address)
     if status is None or status.get("role") != "leader" or not status.get("serving"):

@@ -11,9 +11,6 @@ from typing import Annotated, Final
 import trio
 from cyclopts import Parameter
 
-from client.consumer.pull_consumer import PullConsumer
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
 from dledger import aio
 from dledger.cli.ask_cluster import open_client
 from dledger.cli.bench_load import (
@@ -34,6 +31,9 @@ from dledger.cli.bench_load import (
     send,
 )
 from dledger.cli.topic_command import create_topic
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
 from dledger.output import CliError
 
 CONSUME_PASSES: Final = 3

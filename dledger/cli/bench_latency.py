@@ -14,10 +14,6 @@ from typing import Annotated, Final
 import trio
 from cyclopts import Parameter
 
-from client.core.message import Message
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from commitlog.errors import MQError
 from dledger.cli.ask_cluster import open_client
 from dledger.cli.bench_load import (
     POSITIVE,
@@ -31,6 +27,10 @@ from dledger.cli.bench_load import (
     percentiles_ms,
 )
 from dledger.cli.topic_command import create_topic
+from dledger.client.core.message import Message
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import MQError
 from dledger.output import CliError
 
 MAX_OUTSTANDING: Final = 10_000

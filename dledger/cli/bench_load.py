@@ -18,15 +18,15 @@ import numpy as np
 import trio
 from cyclopts import Parameter
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from commitlog.errors import MQError
 from dledger import aio
 from dledger.cli.broker_command import parse_options
 from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import MQError
 from dledger.output import CliError, addresses
 
 WARM_UP_S: Final = 1.0

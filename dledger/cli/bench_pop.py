@@ -10,16 +10,16 @@ from typing import Annotated, Final
 import trio
 from cyclopts import Parameter
 
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, DeliveredMessage
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.pop_calls import ReceivedMessage
-from client.consumer.push_consumer import PushConsumer
-from client.consumer.simple_consumer import SimpleConsumer
-from client.core.client_instance import ClientInstance
 from dledger.cli.ask_cluster import open_client
 from dledger.cli.bench_load import POSITIVE, Figures, Queues, Size, Target, Topic, fill
 from dledger.cli.topic_command import create_topic
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeContext, DeliveredMessage
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.pop_calls import ReceivedMessage
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.consumer.simple_consumer import SimpleConsumer
+from dledger.client.core.client_instance import ClientInstance
 from dledger.output import CliError
 
 END_TIMEOUT_S: Final = 300.0

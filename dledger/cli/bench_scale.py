@@ -15,8 +15,6 @@ from typing import Annotated, Any, Final
 import trio
 from cyclopts import Parameter
 
-from client.core.client_instance import ClientInstance
-from commitlog.errors import MQError
 from dledger.cli.ask_cluster import ask, open_client
 from dledger.cli.bench_load import (
     POSITIVE,
@@ -28,18 +26,25 @@ from dledger.cli.bench_load import (
     rss_mib,
 )
 from dledger.cli.local_cluster import DEFAULT_GROUP, LocalCluster
+from dledger.client.core.client_instance import ClientInstance
+from dledger.commitlog.errors import MQError
 from dledger.loop_stall import NOW_S
 from dledger.output import CliError
-from remoting.client import RemotingClient
-from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData, TopicList
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import ExtFields, RemotingCommand, request
-from remoting.protocol.headers import (
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.protocol.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    SubscriptionData,
+    TopicList,
+)
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import ExtFields, RemotingCommand, request
+from dledger.remoting.protocol.headers import (
     CreateTopicHeader,
     SendMessageHeader,
     UpdateConsumerOffsetHeader,
 )
-from remoting.tcp import TcpNetwork
+from dledger.remoting.tcp import TcpNetwork
 
 CREATORS: Final = 8
 FILLERS: Final = 64

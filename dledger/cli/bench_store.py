@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from commitlog.consume_queue_store import ConsumeQueueStore
-from commitlog.derive import derive
-from commitlog.disk import OsDisk
-from commitlog.entry import ENTRY_HEADER_BYTES, RecordBatch, Run, seal_entry
-from commitlog.entry_log import EntryLog
-from commitlog.record import encode_record, pack_host
-from commitlog.store_paths import StorePaths
 from dledger.cli.bench_load import Figures
+from dledger.commitlog.consume_queue_store import ConsumeQueueStore
+from dledger.commitlog.derive import derive
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry import ENTRY_HEADER_BYTES, RecordBatch, Run, seal_entry
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.record import encode_record, pack_host
+from dledger.commitlog.store_paths import StorePaths
 
 SIZE_TABLE_BYTES = 4
 ROUNDS = 4

@@ -15,8 +15,8 @@ import structlog
 import trio
 from cyclopts import App, Parameter
 
-from commitlog.errors import ConfigError
 from dledger.cli.ask_cluster import ask_namesrvs, cluster_info, refused
+from dledger.commitlog.errors import ConfigError
 from dledger.config import BrokerConfig, load_config
 from dledger.output import (
     DEFAULT_NAMESRV,
@@ -28,12 +28,15 @@ from dledger.output import (
     note,
     print_json,
 )
-from remoting.machine import DescriptorShares, raise_open_files, share_descriptors
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.headers import AddWritePermResponseHeader, WipeWritePermResponseHeader
-from remoting.seams import Clock, Network
-from remoting.service_manager import ServiceManager
-from remoting.settings import ConfigFile, settings_text
+from dledger.remoting.machine import DescriptorShares, raise_open_files, share_descriptors
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.headers import (
+    AddWritePermResponseHeader,
+    WipeWritePermResponseHeader,
+)
+from dledger.remoting.seams import Clock, Network
+from dledger.remoting.service_manager import ServiceManager
+from dledger.remoting.settings import ConfigFile, settings_text
 
 app = App(name="broker", help="Run one broker, a member of its group.", backend="trio")
 
@@ -124,10 +127,10 @@ async def serve_process(
     Args:
         clock: The machine's own unless a test brings another.
     """
-    from commitlog.disk import OsDisk
     from dledger.broker import serve_broker
-    from remoting.log import configure_logs
-    from remoting.machine import (
+    from dledger.commitlog.disk import OsDisk
+    from dledger.remoting.log import configure_logs
+    from dledger.remoting.machine import (
         AdaptiveExecutor,
         GarbageCollection,
         SystemRng,
@@ -135,7 +138,7 @@ async def serve_process(
         local_offset_ms,
         memory_bytes,
     )
-    from remoting.tcp import TcpNetwork
+    from dledger.remoting.tcp import TcpNetwork
 
     configure_logs(
         form=log_form or ("text" if sys.stderr.isatty() else "json"),
@@ -207,7 +210,7 @@ def _share_descriptors(config: BrokerConfig) -> tuple[BrokerConfig, DescriptorSh
 
     Both listeners' connections count: the VIP channel takes a part of those of the other.
     """
-    from commitlog.consume_queue_store import MAX_OPEN_FILES
+    from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
 
     server, open_files = config.server, raise_open_files()
     wanted = server.max_connections + _fast_connections(config, server.max_connections)

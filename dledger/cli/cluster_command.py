@@ -26,7 +26,7 @@ from dledger.output import (
 )
 
 if TYPE_CHECKING:
-    from remoting.protocol.bodies import ClusterInfo
+    from dledger.remoting.protocol.bodies import ClusterInfo
 
 app = App(name="cluster", help="Show brokers, their roles and health.", backend="trio")
 

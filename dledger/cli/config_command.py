@@ -22,10 +22,10 @@ from dledger.output import (
     show,
 )
 from dledger.own_keys import OWN_KEYS
-from remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.codes import RequestCode
 
 if TYPE_CHECKING:
-    from remoting.protocol.own_fields import GivenUp
+    from dledger.remoting.protocol.own_fields import GivenUp
 
 app = App(name="config", help="Show and change settings of running daemons.", backend="trio")
 
@@ -80,7 +80,7 @@ async def set_(
     less is kept afterwards the messages that would go are shown first; --yes does it.
     """
     from dledger.cli.ask_cluster import show_given_up
-    from remoting.properties import format_properties
+    from dledger.remoting.properties import format_properties
 
     changes: dict[str, str] = {}
     for assignment in assignments:
@@ -129,7 +129,7 @@ async def _change(
         CliError: It does not answer, or refuses.
     """
     from dledger.cli.ask_cluster import ask, confirmed, given_up_in, refused
-    from remoting.protocol.codes import ResponseCode
+    from dledger.remoting.protocol.codes import ResponseCode
 
     answer = await ask(address, code, confirmed() if is_confirmed else None, body)
     if answer.code == ResponseCode.SUCCESS:
@@ -198,7 +198,7 @@ async def _targets(namesrv: str, brokers: tuple[str, ...] | None, name_servers: 
 
 
 def _address(broker: str) -> str:
-    from remoting.settings import parse_addresses
+    from dledger.remoting.settings import parse_addresses
 
     try:
         (address,) = parse_addresses(broker)
@@ -228,8 +228,8 @@ async def settings_of(
 
 async def _ask_one(address: str, code: int) -> dict[str, str] | CliError:
     from dledger.cli.ask_cluster import NoAnswerError, ask, refused
-    from remoting.properties import read_properties
-    from remoting.protocol.codes import ResponseCode
+    from dledger.remoting.properties import read_properties
+    from dledger.remoting.protocol.codes import ResponseCode
 
     try:
         answer = await ask(address, code)

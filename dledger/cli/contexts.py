@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from commitlog.errors import ConfigError
+from dledger.commitlog.errors import ConfigError
 
 OWNER_ONLY: Final = 0o600
 

@@ -25,8 +25,8 @@ from dledger.output import (
 )
 
 if TYPE_CHECKING:
-    from remoting.protocol.bodies import ClusterInfo
-    from remoting.protocol.codes import RequestCode
+    from dledger.remoting.protocol.bodies import ClusterInfo
+    from dledger.remoting.protocol.codes import RequestCode
 
 app = App(name="debug", help="Collect logs and states for a bug report.", backend="trio")
 
@@ -144,8 +144,8 @@ async def _of_cluster(namesrvs: list[str]) -> dict[str, bytes]:
     from importlib.metadata import version
 
     from dledger.cli.ask_cluster import all_of, any_cluster_info
-    from remoting.properties import format_properties, read_properties
-    from remoting.protocol.codes import RequestCode
+    from dledger.remoting.properties import format_properties, read_properties
+    from dledger.remoting.protocol.codes import RequestCode
 
     source, info = await any_cluster_info(namesrvs)
     parts = {"versions.txt": f"dledger {version('dledger-mq')}\n".encode()}
@@ -188,7 +188,7 @@ def _brokers(info: ClusterInfo) -> list[str]:
 
 async def _ask(address: str, code: RequestCode) -> bytes | CliError:
     from dledger.cli.ask_cluster import ask
-    from remoting.protocol.codes import ResponseCode
+    from dledger.remoting.protocol.codes import ResponseCode
 
     try:
         answer = await ask(address, code)

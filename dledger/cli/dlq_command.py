@@ -25,8 +25,8 @@ from dledger.output import (
 )
 
 if TYPE_CHECKING:
-    from client.core.message_ext import MessageExt
-    from client.core.route import MessageQueue
+    from dledger.client.core.message_ext import MessageExt
+    from dledger.client.core.route import MessageQueue
 
 app = App(name="dlq", help="Show dead letters and give them back.", backend="trio")
 
@@ -39,8 +39,8 @@ BODY_SHOWN_CHARS = 80
 @app.command
 async def ls(*, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table") -> int:
     """List the consumer groups that have dead letters."""
-    from client.admin.admin import Admin
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.admin import Admin
 
     async with open_client(addresses(namesrv)) as client:
         groups = await Admin(client).dead_letter_groups()
@@ -93,11 +93,11 @@ async def resend(
     output: Output = "table",
 ) -> int:
     """Send dead letters to their group again: all that were not sent again yet."""
-    from client.admin.admin import Admin
-    from client.admin.messages import DEAD_LETTER_PREFIX
-    from client.consumer.pull_consumer import PullConsumer
-    from client.core.errors import NoRouteError
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.admin import Admin
+    from dledger.client.admin.messages import DEAD_LETTER_PREFIX
+    from dledger.client.consumer.pull_consumer import PullConsumer
+    from dledger.client.core.errors import NoRouteError
 
     async with open_client(addresses(namesrv)) as client:
         try:
@@ -169,9 +169,9 @@ async def export(
 async def _letters(
     group: str, namesrv: Namesrv, offset: int, limit: int | None
 ) -> list[dict[str, Any]]:
-    from client.admin.admin import Admin
-    from client.core.errors import NoRouteError
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.admin import Admin
+    from dledger.client.core.errors import NoRouteError
 
     async with open_client(addresses(namesrv)) as client:
         try:

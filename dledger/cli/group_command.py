@@ -29,10 +29,10 @@ from dledger.output import (
 )
 
 if TYPE_CHECKING:
-    from client.admin.admin import Admin
-    from client.admin.groups import OffsetMove
-    from client.core.route import MessageQueue
-    from remoting.protocol.bodies import (
+    from dledger.client.admin.admin import Admin
+    from dledger.client.admin.groups import OffsetMove
+    from dledger.client.core.route import MessageQueue
+    from dledger.remoting.protocol.bodies import (
         BrokerData,
         ConsumerConnection,
         OffsetWrapper,
@@ -65,8 +65,8 @@ async def ls(
     """List consumer groups with members and lag."""
 
     async def look() -> int:
-        from client.admin.admin import Admin
         from dledger.cli.ask_cluster import open_client
+        from dledger.client.admin.admin import Admin
         from dledger.state.topics import SYSTEM_GROUPS
 
         async with open_client(addresses(namesrv)) as client:
@@ -126,8 +126,8 @@ async def info(
     output: Output = "table",
 ) -> int:
     """Show members, subscriptions, and offset and lag of each queue."""
-    from client.admin.admin import Admin
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.admin import Admin
 
     async with open_client(addresses(namesrv)) as client:
         admin = Admin(client)
@@ -319,8 +319,8 @@ def reset_goal(
 async def _reset(
     group: str, topic: str, goal: ResetGoal, yes: bool, namesrv: str, output: Output
 ) -> int:
-    from client.admin.admin import Admin
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.admin import Admin
 
     async with open_client(addresses(namesrv)) as client:
         admin = Admin(client)
@@ -363,7 +363,7 @@ async def _planned(
     Raises:
         CliError: There is no such topic; nothing was changed.
     """
-    from client.core.errors import NoRouteError
+    from dledger.client.core.errors import NoRouteError
 
     try:
         return await admin.plan_offset_reset(group, topic, goal.timestamp_ms, offset=goal.offset)
@@ -465,8 +465,8 @@ async def _enable(group: str, enable: bool, namesrv: str, output: Output) -> int
         CliError: No broker knows the group, a broker refuses, or none leads; broker groups before
             it, in order of their names, are changed.
     """
-    from client.admin.admin import Admin
     from dledger.cli.ask_cluster import groups_of, open_client
+    from dledger.client.admin.admin import Admin
 
     namesrvs = addresses(namesrv)
     async with open_client(namesrvs) as client:
@@ -487,8 +487,8 @@ async def _enable(group: str, enable: bool, namesrv: str, output: Output) -> int
 async def _enable_in(broker: BrokerData, group: str, enable: bool) -> bool:
     """Let a group consume or not in one broker group; return whether that is a change."""
     from dledger.cli.ask_cluster import ask_leader, refused
-    from remoting.protocol.bodies import SubscriptionGroupConfig
-    from remoting.protocol.codes import RequestCode, ResponseCode
+    from dledger.remoting.protocol.bodies import SubscriptionGroupConfig
+    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
     what = f"{group} in {broker.broker_name}"
     code = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
@@ -523,8 +523,8 @@ async def clone(
     output: Output = "table",
 ) -> int:
     """Copy the offsets of group SOURCE to group TARGET, which has no running consumers."""
-    from client.admin.admin import Admin
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.admin import Admin
 
     async with open_client(addresses(namesrv)) as client:
         admin = Admin(client)

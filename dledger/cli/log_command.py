@@ -142,8 +142,8 @@ def _seen(entries: Iterable[LogEntry], to: Any) -> Iterable[LogEntry]:
 
 
 def _segments(folder: Path) -> list[Segment]:
-    from commitlog.store_paths import StorePaths
     from dledger.cli.log_verify import open_segments, refuse_running
+    from dledger.commitlog.store_paths import StorePaths
 
     refuse_running(folder)
     commitlog = Path(StorePaths(str(folder)).commitlog)
@@ -158,8 +158,8 @@ def _segments(folder: Path) -> list[Segment]:
 
 def entry_row(entry: LogEntry) -> dict[str, Any]:
     """Return what is shown of an entry. Pure."""
-    from commitlog.entry import record_sizes
-    from commitlog.record import decode_record
+    from dledger.commitlog.entry import record_sizes
+    from dledger.commitlog.record import decode_record
 
     header = entry.header
     topics: dict[str, int] = {}
@@ -187,7 +187,7 @@ def entry_row(entry: LogEntry) -> dict[str, Any]:
 
 def terms_of(entries: Iterable[LogEntry]) -> list[dict[str, Any]]:
     """Return one row for each term, in order. Pure."""
-    from commitlog.record import decode_record
+    from dledger.commitlog.record import decode_record
 
     rows: list[dict[str, Any]] = []
     for entry in entries:

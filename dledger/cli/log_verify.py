@@ -11,20 +11,25 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from commitlog.derive import SCHEDULE_TOPIC, derive
-from commitlog.entry import (
+from dledger.commitlog.derive import SCHEDULE_TOPIC, derive
+from dledger.commitlog.entry import (
     ENTRY_HEADER_BYTES,
     EntryHeader,
     parse_header,
     record_sizes,
     verify_frame,
 )
-from commitlog.errors import CorruptEntryError, CorruptRecordError, CorruptStoreError, StoreError
-from commitlog.mark import Mark, newest_payload
-from commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
-from commitlog.record import BLANK_MAGIC, decode_record
-from commitlog.shared_units import Tails, read_tails
-from commitlog.store_paths import StorePaths, parse_file_name
+from dledger.commitlog.errors import (
+    CorruptEntryError,
+    CorruptRecordError,
+    CorruptStoreError,
+    StoreError,
+)
+from dledger.commitlog.mark import Mark, newest_payload
+from dledger.commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
+from dledger.commitlog.record import BLANK_MAGIC, decode_record
+from dledger.commitlog.shared_units import Tails, read_tails
+from dledger.commitlog.store_paths import StorePaths, parse_file_name
 from dledger.output import CliError, ExitCode
 from dledger.raft.journal import parse_term_vote
 from dledger.raft.wire import TERM_MAX

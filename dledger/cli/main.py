@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter
 
-from commitlog.errors import ConfigError, InvariantBroken, MQError
+from dledger.commitlog.errors import ConfigError, InvariantBroken, MQError
 from dledger.output import CliError, ExitCode, note, read_option
 
 RUN = Group.create_ordered("Run")
@@ -104,11 +104,11 @@ COMMANDS = (
     ("bench", "dledger.cli.bench_command:app", CHECK, "Measure sending, consuming and storing."),
     (
         "demo",
-        "jepsen_like.chaos.demo:demo",
+        "dledger.jepsen_like.chaos.demo:demo",
         CHECK,
         "Kill a leader under load and check that nothing is lost.",
     ),
-    ("namesrv", "namesrv.command:app", RUN, "Run one NameServer."),
+    ("namesrv", "dledger.namesrv.command:app", RUN, "Run one NameServer."),
     (
         "proxy",
         "dledger.proxy.command:app",
@@ -117,31 +117,31 @@ COMMANDS = (
     ),
     (
         "sim",
-        "jepsen_like.command:app",
+        "dledger.jepsen_like.command:app",
         CHECK,
         "Run simulated clusters under faults in virtual time.",
     ),
     (
         "chaos",
-        "jepsen_like.chaos.command:app",
+        "dledger.jepsen_like.chaos.command:app",
         CHECK,
         "Run real clusters under faults, record what clients see, check it.",
     ),
     (
         "history",
-        "spark_jobs.commands.history:app",
+        "dledger.spark_jobs.commands.history:app",
         CHECK,
         "Convert, generate and export histories.",
     ),
     (
         "check",
-        "spark_jobs.commands.check:check",
+        "dledger.spark_jobs.commands.check:check",
         CHECK,
         "Check the recorded history of a run, of any length.",
     ),
     (
         "audit",
-        "spark_jobs.commands.audit:audit",
+        "dledger.spark_jobs.commands.audit:audit",
         CHECK,
         "Compare the data folders of replicas, up to the commit point.",
     ),
@@ -389,7 +389,7 @@ BEFORE_THE_COMMAND = {
     "--credentials": "DLEDGER_CREDENTIALS",
     "--tls-ca-file": "DLEDGER_TLS_CA_FILE",
 }
-"""Options of ``dledger`` itself → the variable of `client.connect` that they set."""
+"""Options of ``dledger`` itself → the variable of `dledger.client.connect` that they set."""
 
 
 def take_access_options(tokens: Sequence[str], environment: MutableMapping[str, str]) -> list[str]:

@@ -33,11 +33,11 @@ from dledger.output import (
 if TYPE_CHECKING:
     import trio
 
-    from client.consumer.pull_consumer import PullConsumer
-    from client.consumer.subscriptions import SubscriptionExpression
-    from client.core.message_ext import MessageExt
-    from client.core.route import MessageQueue
-    from client.producer.results import SendFuture
+    from dledger.client.consumer.pull_consumer import PullConsumer
+    from dledger.client.consumer.subscriptions import SubscriptionExpression
+    from dledger.client.core.message_ext import MessageExt
+    from dledger.client.core.route import MessageQueue
+    from dledger.client.producer.results import SendFuture
 
 DEFAULT_LEVELS = 18
 MAX_LEVELS = 64
@@ -109,12 +109,12 @@ async def send(
     Without a body each line of standard input is one, and is printed when it is stored. A body
     that begins with - comes after --.
     """
-    from client.core.message import Message
-    from client.producer.producer import Producer
     from dledger.cli.ask_cluster import open_client
     from dledger.cli.config_command import settings_of
     from dledger.cli.progress import progress
     from dledger.cli.send_lines import counted, given, lines, numbered, paced, printer_of, send_all
+    from dledger.client.core.message import Message
+    from dledger.client.producer.producer import Producer
 
     check_sendable(topic)
     if bodies and file is not None:
@@ -240,10 +240,10 @@ async def consume(
     """Print messages of a topic; no offsets are committed. JSON: one object per line."""
     import trio
 
-    from client.consumer.pull_consumer import PullConsumer
-    from client.consumer.subscriptions import SubscriptionExpression
-    from client.core.errors import NoRouteError
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.consumer.pull_consumer import PullConsumer
+    from dledger.client.consumer.subscriptions import SubscriptionExpression
+    from dledger.client.core.errors import NoRouteError
 
     if sql and tag != "*":
         raise CliError(
@@ -312,7 +312,7 @@ class _Printer:
     def print(self, message: MessageExt) -> None:
         import msgspec
 
-        from remoting.escaped_text import escaped
+        from dledger.remoting.escaped_text import escaped
 
         if self._left is not None:
             if self._left <= 0:
@@ -391,8 +391,8 @@ async def by_offset(
     output: RowsOutput = "table",
 ) -> int:
     """Show the message at an offset of a queue."""
-    from client.consumer.pull_consumer import PullConsumer
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.consumer.pull_consumer import PullConsumer
 
     async with (
         open_client(addresses(namesrv)) as client,
@@ -434,11 +434,11 @@ async def by_id(
     output: RowsOutput = "table",
 ) -> int:
     """Show a message by its offset message id, which holds broker address and position."""
-    from client.core.message_ext import MessageExt
-    from commitlog.errors import MQError
-    from commitlog.message_id import decode_offset_message_id
     from dledger.cli.ask_cluster import ask, refused
-    from remoting.protocol.codes import RequestCode, ResponseCode
+    from dledger.client.core.message_ext import MessageExt
+    from dledger.commitlog.errors import MQError
+    from dledger.commitlog.message_id import decode_offset_message_id
+    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
     try:
         host, port, position = decode_offset_message_id(offset_message_id)
@@ -476,9 +476,9 @@ async def by_key(
     output: RowsOutput = "table",
 ) -> int:
     """List the messages of a topic that carry an index key, oldest first."""
-    from client.admin.admin import Admin
-    from client.admin.messages import ALWAYS_MS
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.admin import Admin
+    from dledger.client.admin.messages import ALWAYS_MS
 
     begin_ms = time_ms(since, "--from", 0)
     end_ms = time_ms(until, "--until", ALWAYS_MS)
@@ -499,8 +499,8 @@ async def by_unique_key(
     output: RowsOutput = "table",
 ) -> int:
     """List the messages with an id made by the producer; repeated sends share it."""
-    from client.admin.admin import Admin
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.admin import Admin
 
     async with open_client(addresses(namesrv)) as client:
         found = await Admin(client).query_unique_key(topic, message_id)
@@ -520,9 +520,9 @@ async def by_time(
     output: RowsOutput = "table",
 ) -> int:
     """List the messages of a topic stored between two times, oldest first."""
-    from client.admin.messages import ALWAYS_MS
-    from client.consumer.pull_consumer import PullConsumer
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.messages import ALWAYS_MS
+    from dledger.client.consumer.pull_consumer import PullConsumer
 
     begin_ms = time_ms(since, "--from", 0)
     end_ms = time_ms(until, "--until", ALWAYS_MS)

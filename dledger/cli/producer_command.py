@@ -38,8 +38,8 @@ async def list_producers(
     """List connected producers."""
 
     async def look() -> int:
-        from client.admin.admin import Admin
         from dledger.cli.ask_cluster import open_client
+        from dledger.client.admin.admin import Admin
 
         async with open_client(addresses(namesrv)) as client:
             found = await Admin(client).producers()

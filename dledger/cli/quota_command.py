@@ -21,8 +21,8 @@ from dledger.output import (
 )
 
 if TYPE_CHECKING:
-    from client.admin.admin import Admin
-    from remoting.protocol.quota_bodies import QuotaInfo
+    from dledger.client.admin.admin import Admin
+    from dledger.remoting.protocol.quota_bodies import QuotaInfo
 
 app = App(name="quota", help="Show and change quotas of accounts and clients.", backend="trio")
 
@@ -43,8 +43,8 @@ Limit = Annotated[str | None, Parameter(help="A number, or none.")]
 
 @asynccontextmanager
 async def _admin(namesrv: str) -> AsyncIterator[Admin]:
-    from client.admin.admin import Admin
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.admin import Admin
 
     async with open_client(addresses(namesrv)) as client:
         yield Admin(client)

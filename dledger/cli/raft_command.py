@@ -27,7 +27,7 @@ from dledger.output import (
 
 if TYPE_CHECKING:
     from dledger.raft.recover import Survivor
-    from remoting.protocol.bodies import BrokerData
+    from dledger.remoting.protocol.bodies import BrokerData
 
 app = App(name="raft", help="Show and change the members of a Raft group.", backend="trio")
 app.command(history)
@@ -206,9 +206,9 @@ def recover(
 
     The broker must be stopped. Without --force the command only prints what would be lost.
     """
-    from commitlog.disk import OsDisk
+    from dledger.commitlog.disk import OsDisk
     from dledger.raft.recover import Recovery
-    from remoting.machine import SystemRng
+    from dledger.remoting.machine import SystemRng
 
     recovery = Recovery(OsDisk(), str(folder.resolve()))
     try:
@@ -241,7 +241,7 @@ def repair_term(folder: Folder, /) -> int:
 
     Log and members stay as they are. A term that is in range is not changed.
     """
-    from commitlog.disk import OsDisk
+    from dledger.commitlog.disk import OsDisk
     from dledger.raft.recover import Recovery
 
     recovery = Recovery(OsDisk(), str(folder.resolve()))
@@ -297,7 +297,7 @@ async def _the_group(namesrvs: list[str], group: str | None) -> BrokerData:
 
 async def _change(group: BrokerData, op: str, name: str, address: str) -> None:
     from dledger.cli.ask_cluster import ask_leader, refused
-    from remoting.protocol.codes import RequestCode, ResponseCode
+    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
     ext = {"op": op, "name": name, "address": address}
     answer = await ask_leader(group, RequestCode.RAFT_CHANGE, ext, timeout_s=CHANGE_TIMEOUT_S)

@@ -24,9 +24,9 @@ from dledger.output import (
 )
 
 if TYPE_CHECKING:
-    from client.admin.admin import Admin
-    from client.admin.schedules import SchedulePut
-    from remoting.protocol.schedule_bodies import ScheduleInfo
+    from dledger.client.admin.admin import Admin
+    from dledger.client.admin.schedules import SchedulePut
+    from dledger.remoting.protocol.schedule_bodies import ScheduleInfo
 
 app = App(
     name="schedule",
@@ -85,8 +85,8 @@ async def add(
 
     A schedule of that name is replaced. Times are ISO 8601, UTC where they name no zone.
     """
-    from client.core.errors import NoRouteError
-    from client.core.message import Message
+    from dledger.client.core.errors import NoRouteError
+    from dledger.client.core.message import Message
 
     if (body is None) == (file is None):
         raise CliError("give a body or --file", exit_code=ExitCode.USAGE)
@@ -261,8 +261,8 @@ async def _each(names: Sequence[str], change: Callable[[str], Awaitable[str]], o
 
 @asynccontextmanager
 async def _admin(namesrv: str) -> AsyncIterator[Admin]:
-    from client.admin.admin import Admin
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.admin import Admin
 
     async with open_client(addresses(namesrv)) as client:
         yield Admin(client)

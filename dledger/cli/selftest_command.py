@@ -22,8 +22,8 @@ from dledger.output import (
 )
 
 if TYPE_CHECKING:
-    from client.core.client_instance import ClientInstance
-    from client.core.route import MessageQueue
+    from dledger.client.core.client_instance import ClientInstance
+    from dledger.client.core.route import MessageQueue
 
 TOPIC: Final = "dledger_selftest"
 """It stays: deleting a topic is for administrators."""
@@ -73,9 +73,9 @@ async def run_steps(namesrvs: list[str], messages: int) -> list[dict[str, Any]]:
 async def _group_steps(
     client: ClientInstance, name: str, run: str, messages: int, rows: list[dict[str, Any]]
 ) -> None:
-    from client.consumer.pull_consumer import PullConsumer
-    from client.core.message import Message
-    from client.producer.producer import Producer
+    from dledger.client.consumer.pull_consumer import PullConsumer
+    from dledger.client.core.message import Message
+    from dledger.client.producer.producer import Producer
 
     async with (
         Producer(client, "dledger-cli") as producer,
@@ -107,7 +107,7 @@ async def _group_steps(
 async def _step(
     rows: list[dict[str, Any]], group: str, step: str, do: Callable[[], Awaitable[object]]
 ) -> bool:
-    from commitlog.errors import MQError
+    from dledger.commitlog.errors import MQError
 
     began = time.monotonic()
     result = "good"
@@ -132,7 +132,7 @@ async def _read(reader: Any, queue: MessageQueue, places: list[int]) -> list[byt
 async def _find(client: ClientInstance, key: str, messages: int) -> None:
     import trio
 
-    from client.admin.admin import Admin
+    from dledger.client.admin.admin import Admin
 
     found = 0
     with trio.move_on_after(FOUND_WITHIN_S):

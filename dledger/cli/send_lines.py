@@ -9,10 +9,10 @@ from typing import Any, Final, Protocol
 import msgspec
 import trio
 
-from client.core.errors import MessageIllegalError
-from client.core.message import MAX_BODY_BYTES
-from client.core.message_ext import SendResult
-from commitlog.errors import MQError
+from dledger.client.core.errors import MessageIllegalError
+from dledger.client.core.message import MAX_BODY_BYTES
+from dledger.client.core.message_ext import SendResult
+from dledger.commitlog.errors import MQError
 from dledger.output import print_table
 
 WINDOW_MESSAGES: Final = 256
@@ -27,7 +27,7 @@ without line ends would be gathered in memory."""
 
 
 class Future(Protocol):
-    """A send under way, as `client.producer.producer.Producer.send_async` returns it."""
+    """A send under way, as `dledger.client.producer.producer.Producer.send_async` returns it."""
 
     async def result(self) -> SendResult:
         """Wait for the end of the send."""

@@ -20,8 +20,8 @@ from dledger.output import (
 )
 
 if TYPE_CHECKING:
-    from client.admin.admin import Admin
-    from remoting.protocol.bodies import BrokerStatsData
+    from dledger.client.admin.admin import Admin
+    from dledger.remoting.protocol.bodies import BrokerStatsData
 
 COLUMNS = ("topic", "group", "in_per_s", "out_per_s", "lag")
 WIDE_COLUMNS = ("topic", "group", "in_per_s", "out_per_s", "in_24h", "out_24h", "lag")
@@ -49,8 +49,8 @@ async def stats(
     """
     import trio
 
-    from client.admin.admin import Admin
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.admin import Admin
 
     if not every_s > 0:
         raise CliError("--every-s: above 0", exit_code=ExitCode.USAGE)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from commitlog.errors import MQError
+from dledger.commitlog.errors import MQError
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from client.admin.admin import Admin
+    from dledger.client.admin.admin import Admin
 
 Sort = Literal["in", "out", "lag"]
 
@@ -75,9 +75,9 @@ async def top(
     import trio
     from rich.live import Live
 
-    from client.admin.admin import Admin
     from dledger.cli.ask_cluster import open_client
     from dledger.cli.watch import known_error
+    from dledger.client.admin.admin import Admin
 
     if not every_s > 0:
         raise CliError("--every-s: above 0", exit_code=ExitCode.USAGE)

@@ -26,8 +26,8 @@ from dledger.output import (
 )
 
 if TYPE_CHECKING:
-    from remoting.protocol.bodies import BrokerData
-    from remoting.protocol.own_fields import GivenUp
+    from dledger.remoting.protocol.bodies import BrokerData
+    from dledger.remoting.protocol.own_fields import GivenUp
 
 app = App(name="topic", help="List, create, show and delete topics.", backend="trio")
 
@@ -62,8 +62,8 @@ async def ls(
 
     async def look() -> int:
         from dledger.cli.ask_cluster import any_cluster_info, ask_namesrvs, refused
-        from remoting.protocol.bodies import TopicList
-        from remoting.protocol.codes import RequestCode, ResponseCode
+        from dledger.remoting.protocol.bodies import TopicList
+        from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
         answer = await ask_namesrvs(
             addresses(namesrv), RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
@@ -135,7 +135,7 @@ async def create_topic(
         CliError: A broker refuses, none leads, or a group is not there.
     """
     from dledger.cli.ask_cluster import ask_leader, groups_of, refused
-    from remoting.protocol.codes import RequestCode, ResponseCode
+    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
     ext = {
         "topic": topic,
@@ -226,7 +226,7 @@ def route_line(row: Mapping[str, Any]) -> dict[str, Any]:
 async def queue_bounds(namesrvs: list[str], topic: str) -> list[dict[str, Any]]:
     """Return min and max offset of every queue of a topic, asked of the leaders."""
     from dledger.cli.ask_cluster import all_of, ask_leader, refused, topic_route
-    from remoting.protocol.codes import RequestCode, ResponseCode
+    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
     data = await topic_route(namesrvs, topic)
     brokers = {broker.broker_name: broker for broker in data.broker_datas}
@@ -282,9 +282,9 @@ async def perm(
     output: Output = "table",
 ) -> int:
     """Change the permissions of a topic."""
-    from client.admin.admin import Admin
-    from client.core.errors import NoRouteError
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.admin import Admin
+    from dledger.client.core.errors import NoRouteError
 
     if permission not in PERMISSIONS:
         raise CliError("the permission is r, w, rw or none", exit_code=ExitCode.USAGE)
@@ -412,8 +412,8 @@ async def _change(
         CliError: The group refuses, or has no leader.
     """
     from dledger.cli.ask_cluster import ask_leader, confirmed, given_up_in, refused
-    from remoting.protocol.bodies import TopicConfig
-    from remoting.protocol.codes import RequestCode, ResponseCode
+    from dledger.remoting.protocol.bodies import TopicConfig
+    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
     answer = await ask_leader(group, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
     if answer.code != ResponseCode.SUCCESS:
@@ -463,7 +463,7 @@ async def delete(
         refused,
         topic_route,
     )
-    from remoting.protocol.codes import RequestCode, ResponseCode
+    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
     namesrvs = addresses(namesrv)
     await topic_route(namesrvs, topic, next_step="see dledger topic ls")
@@ -499,8 +499,8 @@ async def delete(
 async def _messages_in(groups: Sequence[BrokerData], topic: str) -> int:
     """Return how many messages of a topic are kept in these broker groups."""
     from dledger.cli.ask_cluster import ask_leader, refused
-    from remoting.protocol.bodies import TopicStatsTable
-    from remoting.protocol.codes import RequestCode, ResponseCode
+    from dledger.remoting.protocol.bodies import TopicStatsTable
+    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
     messages = 0
     for group in groups:

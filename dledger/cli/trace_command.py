@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, RowsOutput, addresses, show
 
 if TYPE_CHECKING:
-    from client.trace import TraceBean, TraceContext
+    from dledger.client.trace import TraceBean, TraceContext
 
 COLUMNS = ("time", "step", "group", "topic", "where", "took_ms", "try", "result")
 
@@ -30,10 +30,10 @@ async def trace(
 
     Shows what clients with message trace reported: each broker's newest 64 trace messages.
     """
-    from client.admin.admin import Admin
-    from client.core.errors import NoRouteError
-    from client.trace import decode
     from dledger.cli.ask_cluster import open_client
+    from dledger.client.admin.admin import Admin
+    from dledger.client.core.errors import NoRouteError
+    from dledger.client.trace import decode
 
     steps: list[TraceContext] = []
     async with open_client(addresses(namesrv)) as client:
@@ -58,8 +58,8 @@ async def trace(
 
 def path_rows(steps: Iterable[TraceContext], wanted: str) -> list[dict[str, Any]]:
     """Return a row for each step of the messages with id or key *wanted*, in order of time."""
-    from client.core.hooks import ConsumeReturnType
-    from client.trace import TraceType
+    from dledger.client.core.hooks import ConsumeReturnType
+    from dledger.client.trace import TraceType
 
     rows: list[dict[str, Any]] = []
     begun: dict[tuple[str, str], dict[str, Any]] = {}

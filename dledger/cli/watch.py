@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from commitlog.errors import InvariantBroken, MQError
+from dledger.commitlog.errors import InvariantBroken, MQError
 from dledger.output import CliError, ExitCode
 
 Watch = Annotated[

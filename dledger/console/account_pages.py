@@ -7,14 +7,14 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from client.admin.admin import Admin
-from client.core.client_instance import ClientInstance
-from commitlog.errors import MQError
+from dledger.client.admin.admin import Admin
+from dledger.client.core.client_instance import ClientInstance
+from dledger.commitlog.errors import MQError
 from dledger.console.console import Console, RefusedError
 from dledger.console.guard import SESSION_MS
 from dledger.console.known import is_access_refusal, is_admin_refusal, sentence
 from dledger.console.paging import paged
-from remoting.protocol.signature import Credentials
+from dledger.remoting.protocol.signature import Credentials
 
 REFUSED_PAUSE_S: Final = 1.0
 """Before a refusal of a sign-in is answered: secrets are not tried out quickly."""

@@ -31,7 +31,7 @@ from dledger.console import (
 )
 from dledger.console.console import Console, RefusedError
 from dledger.console.guard import HEADERS, LOOPBACK_HOSTS
-from remoting.metrics import ALIVE_PATH, READY_PATH
+from dledger.remoting.metrics import ALIVE_PATH, READY_PATH
 
 STATIC: Final = Path(__file__).parent / "static"
 

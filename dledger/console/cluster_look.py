@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import trio
 
-from client.admin.admin import Admin, judge_group
-from commitlog.errors import MQError
+from dledger.client.admin.admin import Admin, judge_group
+from dledger.commitlog.errors import MQError
 from dledger.console.known import is_access_refusal
 
 Status = Mapping[str, Any]

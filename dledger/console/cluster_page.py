@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from client.admin.admin import Admin
+from dledger.client.admin.admin import Admin
 from dledger.console.cluster_look import group_views
 from dledger.console.cluster_watch import LANE_HEIGHT, LANE_WIDTH, LOOK_EVERY_S
 from dledger.console.console import Console, Form, RefusedError

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from client.admin.admin import judge_group
+from dledger.client.admin.admin import judge_group
 from dledger.console.cluster_look import ClusterLook, Status, group_views, names_in
 
 EVENTS_KEPT: Final = 200

@@ -13,12 +13,12 @@ import trio
 from cyclopts import Parameter, validators
 from hypercorn.config import Config
 
-from client.connect import connect
-from client.trace import TRACE_TOPIC
-from commitlog.errors import ConfigError
+from dledger.client.connect import connect
+from dledger.client.trace import TRACE_TOPIC
+from dledger.commitlog.errors import ConfigError
 from dledger.console.app import make_app
 from dledger.console.console import Console, ConsoleSettings
-from remoting.log import configure_logs
+from dledger.remoting.log import configure_logs
 
 DEFAULT_PORT = 8180
 GRACE_S = 1.0

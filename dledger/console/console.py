@@ -16,10 +16,10 @@ import trio
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from client.admin.admin import Admin
-from client.core.client_instance import ClientConfig, ClientInstance
-from client.trace import TRACE_TOPIC
-from commitlog.errors import MQError
+from dledger.client.admin.admin import Admin
+from dledger.client.core.client_instance import ClientConfig, ClientInstance
+from dledger.client.trace import TRACE_TOPIC
+from dledger.commitlog.errors import MQError
 from dledger.console import texts
 from dledger.console.cluster_look import ClusterLook, look_at
 from dledger.console.cluster_watch import LOOK_EVERY_S, ClusterWatch
@@ -32,7 +32,7 @@ from dledger.console.guard import (
     foreign_origin,
 )
 from dledger.console.known import is_access_refusal, sentence
-from remoting.protocol.signature import Credentials
+from dledger.remoting.protocol.signature import Credentials
 
 CHANGE_S: Final = 30.0
 """A change may wait for a new leader and for its commit."""

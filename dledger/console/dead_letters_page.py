@@ -10,11 +10,11 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.admin.admin import Admin
-from client.admin.messages import DEAD_LETTER_PREFIX, DeadLetterGroup
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from commitlog.properties import (
+from dledger.client.admin.admin import Admin
+from dledger.client.admin.messages import DEAD_LETTER_PREFIX, DeadLetterGroup
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.properties import (
     PROPERTY_DLQ_ORIGIN_TOPIC,
     PROPERTY_RETRY_TOPIC,
 )

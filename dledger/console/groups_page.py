@@ -12,16 +12,20 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.admin.admin import Admin
-from client.admin.groups import FIRST_MS, LAST_MS, OffsetMove
-from client.admin.messages import RESEND_GROUP_PREFIX
-from client.core.route import MessageQueue
-from commitlog.errors import MQError
+from dledger.client.admin.admin import Admin
+from dledger.client.admin.groups import FIRST_MS, LAST_MS, OffsetMove
+from dledger.client.admin.messages import RESEND_GROUP_PREFIX
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import MQError
 from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError
 from dledger.console.known import asking
 from dledger.console.paging import matching, paged
-from remoting.protocol.bodies import ConsumerConnection, OffsetWrapper, SubscriptionGroupConfig
+from dledger.remoting.protocol.bodies import (
+    ConsumerConnection,
+    OffsetWrapper,
+    SubscriptionGroupConfig,
+)
 
 RETRY_PREFIX: Final = "%RETRY%"
 SYSTEM_GROUPS: Final = frozenset(

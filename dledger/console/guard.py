@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from remoting.protocol.signature import Credentials
-from remoting.seams import Clock, Rng
+from dledger.remoting.protocol.signature import Credentials
+from dledger.remoting.seams import Clock, Rng
 
 SESSION_COOKIE: Final = "dledger_console"
 SESSION_MS: Final = 8 * 3_600_000

@@ -13,9 +13,9 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
-from client.core.errors import NoNameServerError, NoRouteError, RequestFailedError
-from commitlog.errors import MQError
-from remoting.protocol.codes import ResponseCode
+from dledger.client.core.errors import NoNameServerError, NoRouteError, RequestFailedError
+from dledger.commitlog.errors import MQError
+from dledger.remoting.protocol.codes import ResponseCode
 
 ANSWER_S: Final = 4.0
 """What has not come by then is shown as not known: a person waits no longer for a page."""

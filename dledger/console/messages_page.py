@@ -11,11 +11,11 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.admin.admin import Admin
-from client.core.errors import MessageIllegalError, NoRouteError
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from client.trace import TraceContext, TraceType
+from dledger.client.admin.admin import Admin
+from dledger.client.core.errors import MessageIllegalError, NoRouteError
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.client.trace import TraceContext, TraceType
 from dledger.console import texts
 from dledger.console.console import Console, RefusedError
 from dledger.console.known import asking

@@ -10,12 +10,12 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.admin.admin import Admin
+from dledger.client.admin.admin import Admin
 from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError
 from dledger.console.known import asking
 from dledger.console.paging import matching, paged
-from remoting.protocol.quota_bodies import QuotaInfo
+from dledger.remoting.protocol.quota_bodies import QuotaInfo
 
 KINDS: Final = {"account": "account", "client": "client without an account"}
 

@@ -10,14 +10,14 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.admin.admin import Admin
-from client.core.message import Message
+from dledger.client.admin.admin import Admin
+from dledger.client.core.message import Message
 from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError
 from dledger.console.known import asking
 from dledger.console.paging import matching, paged
+from dledger.remoting.protocol.schedule_bodies import ScheduleInfo
 from dledger.schedule_texts import instant_text, state_text
-from remoting.protocol.schedule_bodies import ScheduleInfo
 
 
 @dataclass(frozen=True, slots=True)

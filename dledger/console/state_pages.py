@@ -10,13 +10,17 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.core.route import MessageQueue
+from dledger.client.core.route import MessageQueue
 from dledger.console.cluster_look import ClusterLook
 from dledger.console.console import Console
 from dledger.console.known import asking
 from dledger.console.paging import matching, paged
 from dledger.own_keys import OWN_KEYS
-from remoting.protocol.bodies import ConsumerConnection, ProducerInfo, SubscriptionGroupConfig
+from dledger.remoting.protocol.bodies import (
+    ConsumerConnection,
+    ProducerInfo,
+    SubscriptionGroupConfig,
+)
 
 DELAY_LEVELS: Final = "messageDelayLevel"
 DELAY_FIGURE: Final = "scheduleMessageOffset_"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from remoting.escaped_text import escaped
+from dledger.remoting.escaped_text import escaped
 
 BODY_SHOWN_BYTES: Final = 16 << 10
 """Of a message's body; a page is for reading, `dledger consume` is for the rest."""

@@ -11,13 +11,13 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.admin.admin import Admin, TopicConfig
-from client.core.route import MessageQueue
+from dledger.client.admin.admin import Admin, TopicConfig
+from dledger.client.core.route import MessageQueue
 from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError
 from dledger.console.known import Asks, Known, asking
 from dledger.console.paging import matching, paged
-from remoting.protocol.bodies import BrokerStatsData
+from dledger.remoting.protocol.bodies import BrokerStatsData
 
 RETENTION: Final = "retention.ms"
 TOPIC_PUT_NUMS: Final = "TOPIC_PUT_NUMS"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from commitlog.errors import CorruptRecordError, LocalProtocolError
-from remoting.protocol.outcome import Condition
+from dledger.commitlog.errors import CorruptRecordError, LocalProtocolError
+from dledger.remoting.protocol.outcome import Condition
 
 
 class ExpressionIllegalError(LocalProtocolError):

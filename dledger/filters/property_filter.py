@@ -14,10 +14,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from commitlog.errors import CorruptRecordError
-from commitlog.properties import PROPERTY_RETRY_TOPIC, decode_properties, get_property
-from commitlog.queue_unit import Units
-from commitlog.record import record_properties
+from dledger.commitlog.errors import CorruptRecordError
+from dledger.commitlog.properties import PROPERTY_RETRY_TOPIC, decode_properties, get_property
+from dledger.commitlog.queue_unit import Units
+from dledger.commitlog.record import record_properties
 from dledger.filters.errors import DamagedMessageError, ExpressionIllegalError
 from dledger.filters.sql_grammar import MAX_EXPRESSION_CHARS, parse_sql
 from dledger.filters.sql_tree import (

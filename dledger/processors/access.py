@@ -26,6 +26,34 @@ from dledger.processors.answers import (
     propose_change,
 )
 from dledger.processors.handles import Limit, handles
+from dledger.remoting.access.account_file import ACCOUNTS_MAX
+from dledger.remoting.access.accounts import ADMIN
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import RemotingError
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.access_bodies import (
+    USER_PREFIX,
+    AccessConfigHeader,
+    AccessKeyHeader,
+    AclConfig,
+    AclInfo,
+    AclVersionHeader,
+    DeleteAclHeader,
+    GlobalWhiteAddrsHeader,
+    ListAclsHeader,
+    ListUsersHeader,
+    PlainAccessConfig,
+    PolicyEntryInfo,
+    PolicyInfo,
+    SubjectHeader,
+    UserHeader,
+    UserInfo,
+)
+from dledger.remoting.protocol.bodies import DataVersion
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.outcome import Condition, answer
+from dledger.remoting.protocol.signature import is_fresh_form
 from dledger.services.account_changes import (
     DISABLE,
     ENABLE,
@@ -44,34 +72,6 @@ from dledger.services.account_changes import (
 from dledger.services.pending_configs import PendingConfigs
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.topics import STATE_TOPIC
-from remoting.access.account_file import ACCOUNTS_MAX
-from remoting.access.accounts import ADMIN
-from remoting.connection import Connection
-from remoting.errors import RemotingError
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.access_bodies import (
-    USER_PREFIX,
-    AccessConfigHeader,
-    AccessKeyHeader,
-    AclConfig,
-    AclInfo,
-    AclVersionHeader,
-    DeleteAclHeader,
-    GlobalWhiteAddrsHeader,
-    ListAclsHeader,
-    ListUsersHeader,
-    PlainAccessConfig,
-    PolicyEntryInfo,
-    PolicyInfo,
-    SubjectHeader,
-    UserHeader,
-    UserInfo,
-)
-from remoting.protocol.bodies import DataVersion
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.outcome import Condition, answer
-from remoting.protocol.signature import is_fresh_form
 
 PASSED_ON: Final = "passed on by a follower"
 """Remark of a request that a follower passes on: it is not passed on again. No signature covers

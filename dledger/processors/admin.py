@@ -19,23 +19,20 @@ from typing import Final
 
 import structlog
 
-from commitlog.entry import parse_header
-from commitlog.errors import ConfigError, OffsetOutOfRangeError
 from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.entry import parse_header
+from dledger.commitlog.errors import ConfigError, OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup
 from dledger.live_settings import LiveSettings
 from dledger.processors.answers import RefusedError, asked_by, is_confirmed
 from dledger.processors.handles import Limit, handles
-from dledger.services.delayed_message import queue_of_level
-from dledger.services.throughput import BrokerStats, Span, Throughput
-from dledger.state.topics import SCHEDULE_TOPIC
-from remoting.access.accounts import ADMIN, SIGNED
-from remoting.connection import Connection
-from remoting.errors import BadRequestError
-from remoting.processor import Handled, Limiter
-from remoting.properties import read_properties
-from remoting.protocol.bodies import (
+from dledger.remoting.access.accounts import ADMIN, SIGNED
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.properties import read_properties
+from dledger.remoting.protocol.bodies import (
     BrokerStatsData,
     BrokerStatsItem,
     ConsumerOffsetSerializeWrapper,
@@ -43,12 +40,15 @@ from remoting.protocol.bodies import (
     DelayOffsetSerializeWrapper,
     KVTable,
 )
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import OUR_VERSION, RemotingCommand, response_to
-from remoting.protocol.headers import ViewBrokerStatsDataHeader
-from remoting.protocol.outcome import Condition
-from remoting.protocol.signature import ACCESS_KEY
-from remoting.seams import Clock
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import OUR_VERSION, RemotingCommand, response_to
+from dledger.remoting.protocol.headers import ViewBrokerStatsDataHeader
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.signature import ACCESS_KEY
+from dledger.remoting.seams import Clock
+from dledger.services.delayed_message import queue_of_level
+from dledger.services.throughput import BrokerStats, Span, Throughput
+from dledger.state.topics import SCHEDULE_TOPIC
 
 CHANGE_BYTES_MAX: Final = 64 * 1024
 """Largest body of a change: all settings there are fit well."""

@@ -10,10 +10,16 @@ from collections.abc import Callable, Iterable, Mapping
 import trio
 from typing_extensions import Buffer
 
-from commitlog.errors import InvariantBroken, LocalProtocolError, MQError
-from commitlog.record import NO_HOST, QUEUE_ID_OFFSET, decode_record, pack_host
 from dledger.broker_errors import NotLeaderError
+from dledger.commitlog.errors import InvariantBroken, LocalProtocolError, MQError
+from dledger.commitlog.record import NO_HOST, QUEUE_ID_OFFSET, decode_record, pack_host
 from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.remoting.access.gate import admitted_account
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.outcome import Condition, answer, answer_error
+from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD
 from dledger.state.state_record import StateChange, state_batch
 from dledger.state.topics import (
     ACCESS_QUEUE,
@@ -24,12 +30,6 @@ from dledger.state.topics import (
     name_problem,
     topic_problem,
 )
-from remoting.access.gate import admitted_account
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.outcome import Condition, answer, answer_error
-from remoting.protocol.own_fields import CONFIRMED_FIELD
 
 # --------------------------------------------------------------------------------- what is answered
 

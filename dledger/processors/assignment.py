@@ -11,31 +11,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from commitlog.errors import MQError
 from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError, check_group_name, refusal, require_leader
 from dledger.processors.client_table import ClientTable
 from dledger.processors.handles import Limit, handles
-from dledger.services.pending_configs import TopicView
-from dledger.services.pop_grants import PopGrants
-from dledger.services.pop_lines import PopAsk
-from dledger.state.pop import MAX_REQUEST_MODES, POP_MODE, PULL_MODE, RequestMode
-from dledger.state.topics import RETRY_PREFIX
-from remoting.access.accounts import ADMIN, Permission, Right, Rule, group_right, topic_right
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.bodies import MessageModel, MessageQueue
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.outcome import Condition
-from remoting.protocol.pop_requests import (
+from dledger.remoting.access.accounts import (
+    ADMIN,
+    Permission,
+    Right,
+    Rule,
+    group_right,
+    topic_right,
+)
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.bodies import MessageModel, MessageQueue
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.pop_requests import (
     MessageQueueAssignment,
     MessageRequestModes,
     QueryAssignmentRequestBody,
     QueryAssignmentResponseBody,
     SetMessageRequestModeRequestBody,
 )
+from dledger.services.pending_configs import TopicView
+from dledger.services.pop_grants import PopGrants
+from dledger.services.pop_lines import PopAsk
+from dledger.state.pop import MAX_REQUEST_MODES, POP_MODE, PULL_MODE, RequestMode
+from dledger.state.topics import RETRY_PREFIX
 
 AVERAGELY: Final = "AVG"
 """RocketMQ's default strategy; the one that is known here."""

@@ -14,22 +14,27 @@ from typing import Final
 import structlog
 import trio
 
-from commitlog.errors import CorruptRecordError, LocalProtocolError, MQError, OffsetOutOfRangeError
-from commitlog.message_id import decode_offset_message_id
 from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.errors import (
+    CorruptRecordError,
+    LocalProtocolError,
+    MQError,
+    OffsetOutOfRangeError,
+)
+from dledger.commitlog.message_id import decode_offset_message_id
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError, check_readable
 from dledger.processors.client_table import Client, ClientTable, connection_of
 from dledger.processors.handles import SUB, Limit, handles, needs
-from remoting.access.accounts import ADMIN, SIGNED
-from remoting.connection import Connection
-from remoting.errors import RequestTimedOutError
-from remoting.processor import Answered, Handled
-from remoting.protocol import bodies
-from remoting.protocol.bodies import ProducerInfo, ProducerTableInfo
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.headers import (
+from dledger.remoting.access.accounts import ADMIN, SIGNED
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import RequestTimedOutError
+from dledger.remoting.processor import Answered, Handled
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.bodies import ProducerInfo, ProducerTableInfo
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.headers import (
     ConsumeDirectlyHeader,
     ConsumerClientHeader,
     ConsumerGroupHeader,
@@ -39,8 +44,8 @@ from remoting.protocol.headers import (
     ProducerGroupHeader,
     TopicHeader,
 )
-from remoting.protocol.outcome import Condition, answer
-from remoting.seams import Clock
+from dledger.remoting.protocol.outcome import Condition, answer
+from dledger.remoting.seams import Clock
 
 CLIENT_ANSWERS_WITHIN_S: Final = 10.0
 """RocketMQ's, for a request that a broker passes on to a client."""

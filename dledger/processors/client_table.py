@@ -14,9 +14,8 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.queue_unit import tags_code
-from dledger.services.limits import TableLimits
-from remoting.protocol.bodies import (
+from dledger.commitlog.queue_unit import tags_code
+from dledger.remoting.protocol.bodies import (
     ClientConnection,
     ConsumeFromWhere,
     ConsumerConnection,
@@ -25,6 +24,7 @@ from remoting.protocol.bodies import (
     MessageModel,
     SubscriptionData,
 )
+from dledger.services.limits import TableLimits
 
 SUB_ALL = "*"
 TAG_EXPRESSION = "TAG"

@@ -30,6 +30,17 @@ from dledger.processors.client_table import (
 from dledger.processors.get_message import PropertyFilters
 from dledger.processors.handles import HEARTBEAT, SUB, UNREGISTERS, Limit, handles, needs
 from dledger.processors.metering import METERED_CONNECTION, note_client
+from dledger.remoting.access.accounts import SIGNED
+from dledger.remoting.access.gate import limited_account
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import RemotingError
+from dledger.remoting.processor import Handled
+from dledger.remoting.protocol.bodies import CheckClientRequestBody, ConsumerIdList, HeartbeatData
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.seams import Clock
 from dledger.services.limits import (
     CLIENT_ID_CHARACTERS,
     GROUPS_PER_HEARTBEAT,
@@ -37,17 +48,6 @@ from dledger.services.limits import (
 )
 from dledger.services.pending_configs import KnownGroups, TopicView
 from dledger.waiting import wait_for
-from remoting.access.accounts import SIGNED
-from remoting.access.gate import limited_account
-from remoting.connection import Connection
-from remoting.errors import RemotingError
-from remoting.processor import Handled
-from remoting.protocol.bodies import CheckClientRequestBody, ConsumerIdList, HeartbeatData
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
-from remoting.protocol.outcome import Condition
-from remoting.seams import Clock
 
 SETTLE_S: Final = 30.0
 """RocketMQ's clients and ours send a heartbeat this often."""

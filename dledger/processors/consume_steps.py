@@ -20,17 +20,17 @@ from dledger.processors.handles import CONSUMES_AND_SENDS, Limit, handles
 from dledger.processors.idempotent_sends import behind
 from dledger.processors.metering import METERED_RECORDS
 from dledger.processors.send_records import SendRecordsProcessor
+from dledger.remoting.access.gate import limited_account
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.own_fields import step_commits_of
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.state.state_record import ConsumerOffsetsChange, state_record
-from remoting.access.gate import limited_account
-from remoting.connection import Connection
-from remoting.errors import BadRequestError
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.outcome import Condition
-from remoting.protocol.own_fields import step_commits_of
 
 
 class ConsumeStepProcessor:

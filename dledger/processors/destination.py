@@ -11,12 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from commitlog.entry import RecordBatch, Run
-from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, leaves_space
 from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, leaves_space
 from dledger.filters.expiry import marked
 from dledger.group_api import BrokerGroup, ExpectedOffset, OnDone, Proposed
 from dledger.processors.answers import RefusedError, check_sendable
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.seams import Rng
 from dledger.services.limits import DiskSpace
 from dledger.services.pending_configs import TopicView
 from dledger.state.state_record import StateRecord, TopicsChange, state_record
@@ -28,8 +30,6 @@ from dledger.state.topics import (
     dlq_topic,
     retry_topic,
 )
-from remoting.protocol.outcome import Condition
-from remoting.seams import Rng
 
 MAX_RECONSUME_TIMES_VERSION = 121
 """3.4.9: from here on a client's own maxReconsumeTimes is honoured."""

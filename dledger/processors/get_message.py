@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from commitlog.queue_unit import Units
 from dledger.broker_settings import BrokerSettings, ReadLimits
+from dledger.commitlog.queue_unit import Units
 from dledger.filters.errors import ExpressionIllegalError
 from dledger.filters.expiry import LivingFilter, expires
 from dledger.filters.property_filter import (
@@ -46,6 +46,14 @@ from dledger.processors.client_table import (
     parse_tags,
 )
 from dledger.processors.locks import check_lock_token
+from dledger.remoting.access.gate import limited_account
+from dledger.remoting.connection import Connection
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.headers import PullMessageHeader
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.own_fields import WITH_EXPIRED_FIELD
+from dledger.remoting.seams import Clock
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import KnownGroups, TopicView
 from dledger.services.queue_locks import QueueLocks
@@ -56,14 +64,6 @@ from dledger.state.topics import (
     is_of_copies,
     is_secret,
 )
-from remoting.access.gate import limited_account
-from remoting.connection import Connection
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.headers import PullMessageHeader
-from remoting.protocol.outcome import Condition
-from remoting.protocol.own_fields import WITH_EXPIRED_FIELD
-from remoting.seams import Clock
 
 # ---------------------------------------------------------------------------------- the expression
 

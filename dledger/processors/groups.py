@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import trio
 
-from commitlog.errors import OffsetOutOfRangeError
 from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.errors import OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
     RefusedError,
@@ -23,6 +23,30 @@ from dledger.processors.answers import (
 from dledger.processors.client_table import ClientTable
 from dledger.processors.handles import Limit, handles
 from dledger.processors.store_times import store_time_at
+from dledger.remoting.access.accounts import ADMIN, SIGNED
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.bodies import (
+    ConsumeStats,
+    ConsumeStatsList,
+    MessageQueue,
+    OffsetWrapper,
+    QueryConsumeTimeSpanBody,
+    QueueTimeSpan,
+)
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import (
+    DeleteSubscriptionGroupHeader,
+    GetBrokerConsumeStatsHeader,
+    GetConsumeStatsHeader,
+    GroupHeader,
+    TopicGroupHeader,
+)
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
+from dledger.remoting.seams import Clock
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.state.state_record import SubscriptionGroupsChange
@@ -33,30 +57,6 @@ from dledger.state.topics import (
     SubscriptionGroupConfig,
     TopicConfig,
 )
-from remoting.access.accounts import ADMIN, SIGNED
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol import bodies
-from remoting.protocol.bodies import (
-    ConsumeStats,
-    ConsumeStatsList,
-    MessageQueue,
-    OffsetWrapper,
-    QueryConsumeTimeSpanBody,
-    QueueTimeSpan,
-)
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import (
-    DeleteSubscriptionGroupHeader,
-    GetBrokerConsumeStatsHeader,
-    GetConsumeStatsHeader,
-    GroupHeader,
-    TopicGroupHeader,
-)
-from remoting.protocol.outcome import Condition
-from remoting.protocol.own_fields import NOT_MADE_FIELD
-from remoting.seams import Clock
 
 MAX_GROUPS_PER_REQUEST: Final = 10_000
 """Groups of one request: they become one record of about 4 MB."""

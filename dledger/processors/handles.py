@@ -23,27 +23,34 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias, TypeVar
 
-from commitlog.errors import ConfigError, CorruptRecordError, OffsetOutOfRangeError
-from commitlog.properties import decode_properties
-from commitlog.record import decode_record
+from dledger.commitlog.errors import ConfigError, CorruptRecordError, OffsetOutOfRangeError
+from dledger.commitlog.properties import decode_properties
+from dledger.commitlog.record import decode_record
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import not_leader
 from dledger.processors.metering import Meter
+from dledger.remoting.access.accounts import (
+    ADMIN,
+    Permission,
+    Right,
+    Rule,
+    group_right,
+    topic_right,
+)
+from dledger.remoting.access.audit import IsAct, SubjectOf, audited, fields_of
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.processor_table import Handler, ProcessorTable
+from dledger.remoting.protocol.bodies import HeartbeatData, LockBatchRequestBody
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.own_fields import step_commits_of
 from dledger.state.topics import (
     HALF_TOPIC,
     SCHEDULE_TOPIC,
     TRACE_TOPIC,
 )
-from remoting.access.accounts import ADMIN, Permission, Right, Rule, group_right, topic_right
-from remoting.access.audit import IsAct, SubjectOf, audited, fields_of
-from remoting.connection import Connection
-from remoting.errors import BadRequestError
-from remoting.processor import Handled, Limiter
-from remoting.processor_table import Handler, ProcessorTable
-from remoting.protocol.bodies import HeartbeatData, LockBatchRequestBody
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.own_fields import step_commits_of
 
 # ----------------------------------------------------------------------------- what must be allowed
 

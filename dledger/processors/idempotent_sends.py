@@ -34,9 +34,6 @@ from dataclasses import dataclass, field
 
 from typing_extensions import Buffer
 
-from commitlog.errors import CorruptRecordError, OffsetOutOfRangeError
-from commitlog.properties import PROPERTY_UNIQ_KEY, get_property
-from commitlog.record import Record, decode_record, iter_records
 from dledger.broker_errors import (
     ProducerUnknownError,
     SequenceGapError,
@@ -44,24 +41,27 @@ from dledger.broker_errors import (
     SequenceTooOldError,
     SequenceUndecidedError,
 )
+from dledger.commitlog.errors import CorruptRecordError, OffsetOutOfRangeError
+from dledger.commitlog.properties import PROPERTY_UNIQ_KEY, get_property
+from dledger.commitlog.record import Record, decode_record, iter_records
 from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
 from dledger.processors.answers import answer_when_done, require_leader
 from dledger.processors.handles import Limit, handles
-from dledger.state.producer_sessions import ProducerSession, StoredSend
-from dledger.state.state_record import ProducerOpenedChange, state_batch
-from remoting.access.accounts import SIGNED
-from remoting.connection import Connection
-from remoting.errors import BadRequestError
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.own_fields import (
+from dledger.remoting.access.accounts import SIGNED
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.own_fields import (
     EPOCH_FIELD,
     ID_FIELD,
     OPEN_SEQUENCES_MAX,
     ProducerStamp,
     producer_id_of,
 )
+from dledger.state.producer_sessions import ProducerSession, StoredSend
+from dledger.state.state_record import ProducerOpenedChange, state_batch
 
 # ---------------------------------------------------------------------------------- new or repeated
 

@@ -9,19 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from commitlog.errors import MQError
+from dledger.commitlog.errors import MQError
 from dledger.processors.answers import RefusedError, check_group_name, refusal
 from dledger.processors.handles import LOCKS, Limit, handles
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.own_fields import (
+    TOKENS_FIELD,
+    decode_tokens,
+    encode_tokens,
+    shown_token,
+)
 from dledger.services.pending_configs import TopicView
 from dledger.services.queue_locks import MAX_QUEUES_PER_CHANGE, OnLocked, QueueLocks
 from dledger.state.queue_lock import LockKey
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.outcome import Condition
-from remoting.protocol.own_fields import TOKENS_FIELD, decode_tokens, encode_tokens, shown_token
 
 
 def check_lock_token(locks: QueueLocks, command: RemotingCommand, key: LockKey) -> bool:

@@ -18,19 +18,19 @@ from typing import Final, NamedTuple, TypeAlias
 
 from typing_extensions import Buffer
 
-from commitlog.message_batch import MIN_ITEM_BYTES
-from commitlog.record import MIN_RECORD_BYTES
 from dledger.broker_errors import QuotaExceededError
+from dledger.commitlog.message_batch import MIN_ITEM_BYTES
+from dledger.commitlog.record import MIN_RECORD_BYTES
 from dledger.group_api import BrokerGroup
+from dledger.remoting.access.gate import admit_as, admitted_account, limited_account
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import Answered, Handled
+from dledger.remoting.processor_table import Handler
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.seams import Clock
 from dledger.services.quota_buckets import Cost, QuotaBuckets, Verdict
 from dledger.state.quotas import ACCOUNT, CLIENT, QuotaConfig, quota_key
-from remoting.access.gate import admit_as, admitted_account, limited_account
-from remoting.connection import Connection
-from remoting.processor import Answered, Handled
-from remoting.processor_table import Handler
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand
-from remoting.seams import Clock
 
 CONNECT_AGAIN_MS: Final = 1_000
 """A client whose connection was closed is asked to wait so long before it opens another one."""

@@ -19,22 +19,22 @@ from dledger.processors.handles import ANY, CONSUMES, Limit, handles, needs
 from dledger.processors.locks import check_lock_token
 from dledger.processors.operator_offsets import is_of_operator, subject_of_commit
 from dledger.processors.store_times import search_offset, starts_in_memory, store_time_at
-from dledger.services.offset_commits import OffsetCommits
-from dledger.services.pending_configs import TopicView
-from dledger.services.queue_locks import QueueLocks
-from remoting.access.gate import limited_account
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import (
+from dledger.remoting.access.gate import limited_account
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import (
     GetMaxOffsetHeader,
     QueryConsumerOffsetHeader,
     QueueHeader,
     SearchOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
-from remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.outcome import Condition
+from dledger.services.offset_commits import OffsetCommits
+from dledger.services.pending_configs import TopicView
+from dledger.services.queue_locks import QueueLocks
 
 NO_TIME = -1
 """Store time of the first message of an empty queue."""

@@ -18,8 +18,8 @@ from typing import Final
 
 import structlog
 
-from commitlog.errors import MQError
 from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import (
     RefusedError,
@@ -33,23 +33,28 @@ from dledger.processors.answers import (
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.handles import SUB, Limit, handles, needs
 from dledger.processors.store_times import search_offset
-from dledger.services.offset_commits import MAX_OFFSETS_PER_RECORD, OffsetCommits, OffsetSlot
-from dledger.services.pop_grants import PopGrants
-from remoting.access.accounts import ADMIN
-from remoting.access.audit import Subject
-from remoting.connection import Connection
-from remoting.errors import RemotingError
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.bodies import MessageQueue, QueueOffset, ResetOffsetBody, ResetOffsetBodyForC
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.headers import (
+from dledger.remoting.access.accounts import ADMIN
+from dledger.remoting.access.audit import Subject
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import RemotingError
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.bodies import (
+    MessageQueue,
+    QueueOffset,
+    ResetOffsetBody,
+    ResetOffsetBodyForC,
+)
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.headers import (
     CloneGroupOffsetHeader,
     ResetOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
-from remoting.protocol.outcome import Condition
-from remoting.protocol.own_fields import BY_OPERATOR_FIELD
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD
+from dledger.services.offset_commits import MAX_OFFSETS_PER_RECORD, OffsetCommits, OffsetSlot
+from dledger.services.pop_grants import PopGrants
 
 LATEST = -1
 """As a time: the end of each queue."""

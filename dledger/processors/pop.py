@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from commitlog.errors import MQError
 from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError, refusal, require_leader
 from dledger.processors.get_message import FLAG_SUBSCRIPTION, PullChecks
@@ -18,22 +18,23 @@ from dledger.processors.handles import CONSUMES, Limit, handles
 from dledger.processors.metering import METERED_RECEIVE
 from dledger.processors.pop_messages import PopMessages
 from dledger.processors.pull import MAX_SUSPEND_MS
-from dledger.services.offset_commits import OffsetCommits
-from dledger.services.pending_configs import TopicView
-from dledger.services.pop_decision import MAX_MESSAGES_PER_ENTRY, Receipt, Receive
-from dledger.services.pop_grants import PopGrants
-from dledger.services.pop_lines import PopAsk
-from dledger.services.throughput import Throughput
-from remoting.access.accounts import INNER_TOPICS, Permission, Right, Rule, group_right, topic_right
-from remoting.access.gate import limited_account
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import PullMessageHeader
-from remoting.protocol.outcome import Condition, answer
-from remoting.protocol.own_fields import FROM_NOW_FIELD, STALE_FIELD, encode_stale
-from remoting.protocol.pop_requests import (
+from dledger.remoting.access.accounts import (
+    INNER_TOPICS,
+    Permission,
+    Right,
+    Rule,
+    group_right,
+    topic_right,
+)
+from dledger.remoting.access.gate import limited_account
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import PullMessageHeader
+from dledger.remoting.protocol.outcome import Condition, answer
+from dledger.remoting.protocol.own_fields import FROM_NOW_FIELD, STALE_FIELD, encode_stale
+from dledger.remoting.protocol.pop_requests import (
     INIT_MAX,
     MAX_REQUEST_BITS,
     AckMessageHeader,
@@ -47,7 +48,13 @@ from remoting.protocol.pop_requests import (
     PopMessageResponseHeader,
     encode_offsets,
 )
-from remoting.protocol.receipt_handle import ReceiptHandle, revive_queue_of
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle, revive_queue_of
+from dledger.services.offset_commits import OffsetCommits
+from dledger.services.pending_configs import TopicView
+from dledger.services.pop_decision import MAX_MESSAGES_PER_ENTRY, Receipt, Receive
+from dledger.services.pop_grants import PopGrants
+from dledger.services.pop_lines import PopAsk
+from dledger.services.throughput import Throughput
 
 MAX_MESSAGES_PER_POP: Final = 1_024
 """A request for more gets this number; RocketMQ's clients ask for 32."""

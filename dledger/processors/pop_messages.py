@@ -13,13 +13,15 @@ from typing import Final
 
 import numpy as np
 
-from commitlog.errors import (
+from dledger.broker_errors import TableFullError
+from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
     MQError,
     OffsetOutOfRangeError,
 )
-from commitlog.record import (
+from dledger.commitlog.record import (
     IPV6_EXTRA_BYTES,
     STORE_TIMESTAMP_OFFSET,
     SYS_FLAG_BORN_HOST_V6,
@@ -27,8 +29,6 @@ from commitlog.record import (
     SYS_FLAG_STORE_HOST_V6,
     check_bodies,
 )
-from dledger.broker_errors import TableFullError
-from dledger.broker_settings import BrokerSettings
 from dledger.filters.errors import DamagedMessageError
 from dledger.filters.expiry import LivingFilter
 from dledger.filters.property_filter import MAX_SCANNED_UNITS, PropertyFilter, scan

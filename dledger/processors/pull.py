@@ -18,9 +18,9 @@ from typing import Generic, TypeVar
 import trio
 from typing_extensions import Buffer
 
-from commitlog.errors import CorruptRecordError, MQError
-from commitlog.record import check_bodies
 from dledger.broker_settings import LEADER_ID, BrokerSettings, ReadLimits
+from dledger.commitlog.errors import CorruptRecordError, MQError
+from dledger.commitlog.record import check_bodies
 from dledger.filters.errors import DamagedMessageError
 from dledger.filters.expiry import LivingFilter
 from dledger.filters.property_filter import MAX_SCANNED_UNITS, PropertyFilter
@@ -39,17 +39,17 @@ from dledger.processors.get_message import (
 )
 from dledger.processors.handles import CONSUMES, Limit, handles
 from dledger.processors.metering import METERED_RECEIVE
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, SerializeType, response_to
+from dledger.remoting.protocol.headers import PullMessageHeader
+from dledger.remoting.protocol.outcome import Condition, answer
+from dledger.remoting.seams import Clock, Executor
 from dledger.services.read_suggestion import ReadSuggestion
 from dledger.services.throughput import Throughput
 from dledger.state.tables import QueueKey
 from dledger.waiting import wait_for
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, SerializeType, response_to
-from remoting.protocol.headers import PullMessageHeader
-from remoting.protocol.outcome import Condition, answer
-from remoting.seams import Clock, Executor
 
 PullT = TypeVar("PullT")
 KeyT = TypeVar("KeyT")

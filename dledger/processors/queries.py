@@ -15,10 +15,15 @@ from typing import Final
 
 import trio
 
-from commitlog.errors import CorruptRecordError, MQError, OffsetOutOfRangeError
-from commitlog.key_index import MAX_QUERY_RESULTS, MS_PER_ENTRY_TIME
-from commitlog.properties import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_UNIQ_KEY, get_property
-from commitlog.record import MIN_RECORD_BYTES, Record, decode_record, record_properties
+from dledger.commitlog.errors import CorruptRecordError, MQError, OffsetOutOfRangeError
+from dledger.commitlog.key_index import MAX_QUERY_RESULTS, MS_PER_ENTRY_TIME
+from dledger.commitlog.properties import (
+    KEY_SEPARATOR,
+    PROPERTY_KEYS,
+    PROPERTY_UNIQ_KEY,
+    get_property,
+)
+from dledger.commitlog.record import MIN_RECORD_BYTES, Record, decode_record, record_properties
 from dledger.derived_files import KEYS_ARE_MISSING
 from dledger.filters.errors import DamagedMessageError
 from dledger.group_api import BrokerGroup
@@ -32,15 +37,19 @@ from dledger.processors.answers import (
 from dledger.processors.client_table import ClientTable, Subscription
 from dledger.processors.get_message import MessageRange, PropertyFilters, read_units
 from dledger.processors.handles import SUB, Limit, handles, message_at, needs
-from remoting.access.accounts import SIGNED
-from remoting.connection import Connection
-from remoting.processor import Handled
-from remoting.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import QueryConsumeQueueHeader, QueryMessageHeader, ViewMessageHeader
-from remoting.protocol.outcome import Condition, answer
-from remoting.seams import Executor
+from dledger.remoting.access.accounts import SIGNED
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import Handled
+from dledger.remoting.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import (
+    QueryConsumeQueueHeader,
+    QueryMessageHeader,
+    ViewMessageHeader,
+)
+from dledger.remoting.protocol.outcome import Condition, answer
+from dledger.remoting.seams import Executor
 
 MAX_UNIQUE_MESSAGES: Final = 32
 """RocketMQ's limit where the key is a message's own id."""

@@ -21,17 +21,17 @@ from dledger.processors.answers import (
     require_leader,
 )
 from dledger.processors.handles import Limit, handles
+from dledger.remoting.access.accounts import ADMIN
+from dledger.remoting.access.audit import Subject
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.quota_bodies import DELETE, PUT, QuotaHeader, QuotaInfo, QuotaList
 from dledger.services.pending_configs import PendingConfigs
 from dledger.services.quota_buckets import QuotaBuckets
 from dledger.state.quotas import KINDS, QuotaConfig, QuotasChange
-from remoting.access.accounts import ADMIN
-from remoting.access.audit import Subject
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.outcome import Condition
-from remoting.protocol.quota_bodies import DELETE, PUT, QuotaHeader, QuotaInfo, QuotaList
 
 QUOTAS_MAX: Final = 10_000
 """Quotas in one broker group, as many as accounts; each is in memory and in every snapshot."""

@@ -31,15 +31,15 @@ from dledger.processors.answers import RefusedError
 from dledger.processors.handles import Limit, handles
 from dledger.raft.identity import Hello
 from dledger.raft.membership import Member, Members, Standing
-from remoting.access.accounts import ADMIN, SIGNED
-from remoting.access.gate import is_loopback
-from remoting.connection import Connection
-from remoting.processor import Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.outcome import Condition
-from remoting.protocol.own_fields import EXPECTS_FIELD, NAMES_STALE_FIELD
-from remoting.seams import Clock
+from dledger.remoting.access.accounts import ADMIN, SIGNED
+from dledger.remoting.access.gate import is_loopback
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.own_fields import EXPECTS_FIELD, NAMES_STALE_FIELD
+from dledger.remoting.seams import Clock
 
 # ------------------------------------------------------------------------------- changes of members
 

@@ -14,31 +14,35 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
-from commitlog.entry import Run
-from commitlog.errors import MQError
-from commitlog.message_id import encode_offset_message_id
-from commitlog.properties import (
+from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.entry import Run
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.message_id import encode_offset_message_id
+from dledger.commitlog.properties import (
     OWNED_NAMES,
     PROPERTY_PUSH_REPLY_TIME,
     PROPERTY_REPLY_TO_CLIENT,
     decode_properties,
     encode_properties,
 )
-from commitlog.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE_MASK, encode_record
-from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.record import (
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_COMPRESSION_TYPE_MASK,
+    encode_record,
+)
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import RefusedError, born_host_of, refusal, require_leader
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.destination import Destinations, body_refused, check_room
 from dledger.processors.handles import Limit, handles, replies
 from dledger.processors.metering import METERED_MESSAGES
-from remoting.connection import Connection
-from remoting.processor import Answered, Handled
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.headers import ReplyMessageHeader, SendMessageHeader
-from remoting.protocol.outcome import REASON_FIELD, Condition, answer
-from remoting.seams import Clock
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import Answered, Handled
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.headers import ReplyMessageHeader, SendMessageHeader
+from dledger.remoting.protocol.outcome import REASON_FIELD, Condition, answer
+from dledger.remoting.seams import Clock
 
 PUSH_WITHIN_S: Final = 2.5
 """How long a requester may take: less than the 3 s that repliers wait for their answer."""

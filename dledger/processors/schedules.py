@@ -13,8 +13,10 @@ from typing import Final
 
 import cbor2
 
-from commitlog.errors import LocalProtocolError
-from commitlog.properties import (
+from dledger.broker_errors import TableFullError
+from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.errors import LocalProtocolError
+from dledger.commitlog.properties import (
     PROPERTY_DELAY,
     PROPERTY_EXPIRE_AFTER_MS,
     PROPERTY_TIMER_DELAY_MS,
@@ -29,8 +31,6 @@ from commitlog.properties import (
     encode_properties,
     has_owned,
 )
-from dledger.broker_errors import TableFullError
-from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
     RefusedError,
@@ -43,20 +43,15 @@ from dledger.processors.answers import (
 )
 from dledger.processors.destination import body_refused, check_accepts, check_room
 from dledger.processors.handles import Limit, changes_schedule, handles, puts_schedule
-from dledger.services.pending_configs import TopicView
-from dledger.services.repeated_messages import SCHEDULE_BYTES_MAX, SCHEDULES_MAX, ScheduleView
-from dledger.services.schedule_times import LAST_MS, coming_instants
-from dledger.state.schedules import ANY_QUEUE, Schedule, ScheduleConfig, SchedulesChange
-from dledger.state.topics import name_problem
-from remoting.access.accounts import ADMIN
-from remoting.access.audit import Subject, fields_of
-from remoting.connection import Connection
-from remoting.errors import BadRequestError
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.outcome import Condition
-from remoting.protocol.schedule_bodies import (
+from dledger.remoting.access.accounts import ADMIN
+from dledger.remoting.access.audit import Subject, fields_of
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.schedule_bodies import (
     COMING_SHOWN,
     DRY_RUN_FIELD,
     NAME_FIELD,
@@ -66,7 +61,12 @@ from remoting.protocol.schedule_bodies import (
     ScheduleInfo,
     ScheduleList,
 )
-from remoting.seams import Clock
+from dledger.remoting.seams import Clock
+from dledger.services.pending_configs import TopicView
+from dledger.services.repeated_messages import SCHEDULE_BYTES_MAX, SCHEDULES_MAX, ScheduleView
+from dledger.services.schedule_times import LAST_MS, coming_instants
+from dledger.state.schedules import ANY_QUEUE, Schedule, ScheduleConfig, SchedulesChange
+from dledger.state.topics import name_problem
 
 NAME_CHARS_MAX: Final = 127
 """Of a name: it stands in each message."""

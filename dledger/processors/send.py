@@ -14,11 +14,12 @@ from functools import partial
 
 from typing_extensions import Buffer
 
-from commitlog.entry import Run
-from commitlog.errors import CorruptRecordError, MQError
-from commitlog.message_batch import decode_batch
-from commitlog.message_id import UniqKeyFactory, encode_offset_message_id
-from commitlog.properties import (
+from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.entry import Run
+from dledger.commitlog.errors import CorruptRecordError, MQError
+from dledger.commitlog.message_batch import decode_batch
+from dledger.commitlog.message_id import UniqKeyFactory, encode_offset_message_id
+from dledger.commitlog.properties import (
     MAX_CLIENT_PROPERTIES_BYTES,
     MAX_PROPERTIES_BYTES,
     PROPERTY_CLUSTER,
@@ -31,14 +32,13 @@ from commitlog.properties import (
     without_owned,
     without_properties,
 )
-from commitlog.record import (
+from dledger.commitlog.record import (
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_NEED_UNWRAP,
     SYS_FLAG_TRANSACTION_MASK,
     Record,
     encode_record,
 )
-from dledger.broker_settings import BrokerSettings
 from dledger.filters.expiry import EXPIRE_MARK, expire_after_ms
 from dledger.group_api import BrokerGroup, ExpectedOffset, Proposed
 from dledger.processors.answers import (
@@ -65,6 +65,16 @@ from dledger.processors.idempotent_sends import (
 )
 from dledger.processors.metering import METERED_MESSAGES
 from dledger.processors.timer_sends import TimedSend, TimerSends, handle_of
+from dledger.remoting.access.gate import limited_account
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import SendMessageHeader
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.own_fields import ProducerStamp, expected_offset_of, stamp_of_texts
+from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import (
     TIMER_MARK,
     TIMER_RUN,
@@ -85,16 +95,6 @@ from dledger.state.topics import (
     is_of_copies,
     name_problem,
 )
-from remoting.access.gate import limited_account
-from remoting.connection import Connection
-from remoting.errors import BadRequestError
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import SendMessageHeader
-from remoting.protocol.outcome import Condition
-from remoting.protocol.own_fields import ProducerStamp, expected_offset_of, stamp_of_texts
-from remoting.seams import Clock
 
 MAX_OPEN_HALVES = 100_000
 """Half messages without a decision, and those in flight: they are in memory and in every snapshot

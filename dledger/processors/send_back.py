@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import structlog
 
-from commitlog.entry import Run
-from commitlog.errors import (
+from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.entry import Run
+from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
     LocalProtocolError,
     OffsetOutOfRangeError,
 )
-from commitlog.message_id import encode_offset_message_id
-from commitlog.properties import (
+from dledger.commitlog.message_id import encode_offset_message_id
+from dledger.commitlog.properties import (
     PROPERTY_DELAY,
     PROPERTY_DLQ_ORIGIN_MESSAGE_ID,
     PROPERTY_DLQ_ORIGIN_TOPIC,
@@ -35,8 +36,7 @@ from commitlog.properties import (
     with_properties,
     without_properties,
 )
-from commitlog.record import SYS_FLAG_TRANSACTION_MASK
-from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.record import SYS_FLAG_TRANSACTION_MASK
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
     RefusedError,
@@ -47,17 +47,17 @@ from dledger.processors.answers import (
 )
 from dledger.processors.destination import Destinations, check_accepts, retries_allowed
 from dledger.processors.handles import Limit, handles, sends_back
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import ConsumerSendMsgBackHeader
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.seams import Rng
 from dledger.services.delayed_message import queue_of_level
 from dledger.services.leader_loop import fitting_properties, set_aside_properties
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
 from dledger.state.topics import SCHEDULE_TOPIC, TopicConfig
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import ConsumerSendMsgBackHeader
-from remoting.protocol.outcome import Condition
-from remoting.seams import Rng
 
 # ---------------------------------------------------------------------------------- the copy
 

@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.entry import RecordBatch, Run
-from commitlog.errors import CorruptRecordError
-from commitlog.message_batch import verify_record_layout
-from commitlog.properties import (
+from dledger.broker_errors import SequenceReusedError
+from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.errors import CorruptRecordError
+from dledger.commitlog.message_batch import verify_record_layout
+from dledger.commitlog.properties import (
     MAX_CLIENT_PROPERTIES_BYTES,
     OWNED_NAMES,
     PROPERTY_DELAY,
@@ -35,15 +37,13 @@ from commitlog.properties import (
     get_property,
     without_owned,
 )
-from commitlog.record import (
+from dledger.commitlog.record import (
     IPV4_HOST_BYTES,
     encode_record,
     iter_records,
     pack_host,
     record_properties,
 )
-from dledger.broker_errors import SequenceReusedError
-from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.answers import RefusedError, answer_when_done, born_host_of, not_leader
 from dledger.processors.destination import Destinations, check_accepts, check_room
@@ -56,18 +56,18 @@ from dledger.processors.idempotent_sends import (
     identities,
 )
 from dledger.processors.metering import METERED_RECORDS
+from dledger.remoting.access.gate import limited_account
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.outcome import ANSWERS, Condition
+from dledger.remoting.protocol.own_fields import ProducerStamp, stamp_of_field
 from dledger.services.pending_configs import TopicView
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, TopicsChange, state_record
 from dledger.state.topics import AUTO_CREATE_TOPIC_KEY_TOPIC, TopicConfig
-from remoting.access.gate import limited_account
-from remoting.connection import Connection
-from remoting.errors import BadRequestError
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.outcome import ANSWERS, Condition
-from remoting.protocol.own_fields import ProducerStamp, stamp_of_field
 
 MAX_RUNS = 4096
 """Runs of one request: a queue each is what a producer has open."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commitlog.record import (
+from dledger.commitlog.record import (
     BORN_HOST_OFFSET,
     IPV6_EXTRA_BYTES,
     STORE_TIMESTAMP_OFFSET,

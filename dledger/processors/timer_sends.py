@@ -14,21 +14,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from commitlog.errors import CorruptEntryError, CorruptRecordError, MQError, OffsetOutOfRangeError
-from commitlog.properties import (
+from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.errors import (
+    CorruptEntryError,
+    CorruptRecordError,
+    MQError,
+    OffsetOutOfRangeError,
+)
+from dledger.commitlog.properties import (
     PROPERTY_REAL_TOPIC,
     PROPERTY_TIMER_DELETE_UNIQ_KEY,
     PROPERTY_TIMER_OUT_MS,
     PROPERTY_UNIQ_KEY,
     get_property,
 )
-from commitlog.record import Record
-from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.record import Record
 from dledger.derived_files import KEYS_ARE_MISSING
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.answers import RefusedError, answer_when_done, require_leader
 from dledger.processors.destination import check_accepts
 from dledger.processors.handles import PUB, Limit, handles, needs
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import RecallHandle, RecallMessageHeader
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import (
     TimerClaims,
     TimerIllegalError,
@@ -40,13 +52,6 @@ from dledger.services.delayed_message import (
 from dledger.services.stored_record import StoredRecord, StoredRecords
 from dledger.state.state_record import StateRecord, TimersChange, state_batch, state_record
 from dledger.state.topics import TIMER_TOPIC
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import RecallHandle, RecallMessageHeader
-from remoting.protocol.outcome import Condition
-from remoting.seams import Clock
 
 MAX_CANDIDATES = 64
 """Records with one key hash that are read; keys of clients are unique."""

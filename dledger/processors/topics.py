@@ -29,21 +29,21 @@ from dledger.processors.answers import (
 from dledger.processors.handles import Limit, handles
 from dledger.processors.store_times import store_time_at
 from dledger.registration import data_version, wire_topic
+from dledger.remoting.access.accounts import ADMIN, SIGNED
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.bodies import MAX_QUEUE_NUMS, out_of_bounds
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import CreateTopicHeader, TopicHeader
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.own_fields import GivenUp
+from dledger.remoting.seams import Clock
 from dledger.services.pending_configs import TopicView
 from dledger.services.retention import RETENTION_ATTRIBUTE, retention_ms
 from dledger.state.state_record import TopicsChange
 from dledger.state.topics import TopicConfig
-from remoting.access.accounts import ADMIN, SIGNED
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol import bodies
-from remoting.protocol.bodies import MAX_QUEUE_NUMS, out_of_bounds
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import CreateTopicHeader, TopicHeader
-from remoting.protocol.outcome import Condition
-from remoting.protocol.own_fields import GivenUp
-from remoting.seams import Clock
 
 _log = structlog.get_logger(__name__)
 

@@ -9,10 +9,15 @@ Spec: docs/internals/protocol/remoting.md, sections 7.3 and 9; docs/internals/pr
 
 from __future__ import annotations
 
-from commitlog.errors import CorruptEntryError, CorruptRecordError, MQError, OffsetOutOfRangeError
-from commitlog.message_id import encode_offset_message_id
 from dledger.broker_errors import UnprocessableMessageError
 from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.errors import (
+    CorruptEntryError,
+    CorruptRecordError,
+    MQError,
+    OffsetOutOfRangeError,
+)
+from dledger.commitlog.message_id import encode_offset_message_id
 from dledger.filters.expiry import marked, may_expire
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import (
@@ -23,18 +28,18 @@ from dledger.processors.answers import (
 )
 from dledger.processors.client_table import ClientTable
 from dledger.processors.handles import PUB, Limit, handles, message_at
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.headers import CheckTransactionStateHeader, EndTransactionHeader
+from dledger.remoting.protocol.outcome import DECISION_FIELD, Condition
+from dledger.remoting.seams import Clock
 from dledger.services.half_message import HalfMessage, TransactionDecisions, half_message_at
 from dledger.services.pending_configs import TopicView
 from dledger.services.stored_record import StoredRecords
 from dledger.state.topics import TopicConfig, is_of_copies
 from dledger.state.transactions import TransactionDecision
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.headers import CheckTransactionStateHeader, EndTransactionHeader
-from remoting.protocol.outcome import DECISION_FIELD, Condition
-from remoting.seams import Clock
 
 UNDECIDED = 0
 """What a client sends that has no decision yet."""

@@ -8,9 +8,9 @@ from typing import Final
 
 import trio
 
-from commitlog.message_id import UniqKeyFactory
-from commitlog.properties import reply_topic
 from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.message_id import UniqKeyFactory
+from dledger.commitlog.properties import reply_topic
 from dledger.group_api import BrokerGroup
 from dledger.processors.access import AccessProcessor
 from dledger.processors.admin import (
@@ -61,6 +61,12 @@ from dledger.processors.send_records import SendRecordsProcessor
 from dledger.processors.timer_sends import RecallProcessor, TimerRecalls, TimerSends
 from dledger.processors.topics import TopicsProcessor
 from dledger.processors.transactions import EndTransactionProcessor
+from dledger.remoting.access.accounts import Rule
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import Limiter
+from dledger.remoting.processor_table import Handler, ProcessorTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.seams import Clock, Executor, Rng
 from dledger.services.delayed_message import TimerClaims
 from dledger.services.half_message import TransactionDecisions
 from dledger.services.limits import DiskSpace, TableLimits
@@ -72,12 +78,6 @@ from dledger.services.repeated_messages import ScheduleView
 from dledger.services.throughput import Throughput
 from dledger.settings_tables import BrokerTable
 from dledger.waiting import every_second
-from remoting.access.accounts import Rule
-from remoting.connection import Connection
-from remoting.processor import Limiter
-from remoting.processor_table import Handler, ProcessorTable
-from remoting.protocol.codes import RequestCode
-from remoting.seams import Clock, Executor, Rng
 
 PROCESSORS: Final[tuple[type, ...]] = (
     SendProcessor,

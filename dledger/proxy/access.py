@@ -17,8 +17,8 @@ from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import full_name
 from dledger.proxy.status import RefusedError
-from remoting.access.account_file import AccountStore
-from remoting.access.accounts import Account, Permission, Right, group_right, topic_right
+from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.access.accounts import Account, Permission, Right, group_right, topic_right
 
 _SIGNED_HEADER: Final = "x-mq-date-time"
 _NO_SECRET: Final = "\0" * 16

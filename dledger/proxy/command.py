@@ -14,14 +14,14 @@ import grpc
 import structlog
 from cyclopts import App, Parameter
 
-from client.connect import connect
-from commitlog.disk import OsDisk
-from commitlog.errors import ConfigError, MQError
+from dledger.client.connect import connect
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import ConfigError, MQError
 from dledger.proxy.config import ProxyConfig, address_of, load_config
 from dledger.proxy.server import serving
-from remoting.access.account_file import AccountStore
-from remoting.log import configure_logs
-from remoting.settings import ConfigFile, settings_text
+from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.log import configure_logs
+from dledger.remoting.settings import ConfigFile, settings_text
 
 EXIT_OK: Final = 0
 EXIT_CONFIG: Final = 2

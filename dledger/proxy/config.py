@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Final
 
 from msgspec import Struct
 
-from commitlog.errors import ConfigError
-from remoting.settings import Config, ConfigFile, Schema, SettingsReader, refuse, setting
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.settings import Config, ConfigFile, Schema, SettingsReader, refuse, setting
 
 PORT_MAX: Final = 65_535
 

@@ -16,8 +16,8 @@ from typing import Final
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from client.core.errors import MessageIllegalError
-from client.core.message import (
+from dledger.client.core.errors import MessageIllegalError
+from dledger.client.core.message import (
     CLOSED_TOPICS,
     MAX_BODY_BYTES,
     MAX_RETRY_TOPIC_CHARS,
@@ -25,10 +25,10 @@ from client.core.message import (
     Message,
     check_topic,
 )
-from client.core.message_ext import MessageExt
-from commitlog import properties as names
-from commitlog.errors import CorruptRecordError
-from commitlog.properties import PROPERTY_SHARDING_KEY
+from dledger.client.core.message_ext import MessageExt
+from dledger.commitlog import properties as names
+from dledger.commitlog.errors import CorruptRecordError
+from dledger.commitlog.properties import PROPERTY_SHARDING_KEY
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.status import RefusedError
 

@@ -11,9 +11,16 @@ import trio
 
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.service import MessagingService
-from remoting.log import get_logger
-from remoting.metrics import Family, MetricsServer, RpcLatency, Sample, family_text, load_library
-from remoting.seams import Clock, Network
+from dledger.remoting.log import get_logger
+from dledger.remoting.metrics import (
+    Family,
+    MetricsServer,
+    RpcLatency,
+    Sample,
+    family_text,
+    load_library,
+)
+from dledger.remoting.seams import Clock, Network
 
 METHODS: Final = [
     method.name for method in pb.DESCRIPTOR.services_by_name["MessagingService"].methods

@@ -6,10 +6,10 @@ from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.route import MessageQueue
-from commitlog.errors import CorruptRecordError
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import CorruptRecordError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import (

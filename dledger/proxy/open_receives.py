@@ -15,13 +15,13 @@ from typing import Final
 
 import trio
 
-from client.consumer.pop_calls import ReceivedMessage
-from client.core.errors import RequestTimedOutError
+from dledger.client.consumer.pop_calls import ReceivedMessage
+from dledger.client.core.errors import RequestTimedOutError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import full_name
 from dledger.proxy.receives import Receives, hold_s_of
-from remoting.seams import Clock
+from dledger.remoting.seams import Clock
 
 LAST_MARGIN: Final = 0.5
 """Of the margin of a call is left when it is ended; its steps end earlier, with an error that

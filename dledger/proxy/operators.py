@@ -11,15 +11,15 @@ from typing import Final
 
 import trio
 
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from commitlog.errors import MQError
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import MQError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.clients import ClientTable, Stream
 from dledger.proxy.messages import received_message
 from dledger.proxy.status import OK
-from remoting.protocol import bodies
-from remoting.seams import Clock, Rng
+from dledger.remoting.protocol import bodies
+from dledger.remoting.seams import Clock, Rng
 
 ANSWER_S: Final = 5.0
 """How long a client may take; a broker waits for the proxy a little longer."""

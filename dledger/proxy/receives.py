@@ -13,27 +13,27 @@ from typing import Final
 import trio
 from google.protobuf.duration_pb2 import Duration
 
-from client.consumer.ack_lines import AckLines
-from client.consumer.pop_calls import PopCalls, ReceivedMessage
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.subscriptions import SubscriptionExpression
-from client.core.client_instance import ClientInstance
-from client.core.errors import ReceiptStaleError, RequestFailedError, RequestTimedOutError
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from commitlog.errors import CorruptRecordError, MQError
+from dledger.client.consumer.ack_lines import AckLines
+from dledger.client.consumer.pop_calls import PopCalls, ReceivedMessage
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ReceiptStaleError, RequestFailedError, RequestTimedOutError
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import CorruptRecordError, MQError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import group_of, milliseconds, received_message, timestamp, topic_of
 from dledger.proxy.renewals import RenewalTable
 from dledger.proxy.routes import BrokerConfigs
 from dledger.proxy.status import OK, RefusedError, overall, status_of
-from remoting.errors import BadRequestError
-from remoting.log import get_logger
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.headers import ConsumerSendMsgBackHeader
-from remoting.protocol.outcome import outcome_of
-from remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.log import get_logger
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.headers import ConsumerSendMsgBackHeader
+from dledger.remoting.protocol.outcome import outcome_of
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 
 INVISIBLE_MS: Final = 60_000
 """For how long a message is a client's that names no time; RocketMQ's."""

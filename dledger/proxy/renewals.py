@@ -15,13 +15,13 @@ from typing import Final
 
 import trio
 
-from client.consumer.pop_calls import PopCalls
-from client.core.client_instance import ClientInstance
-from client.core.errors import ReceiptStaleError
-from client.core.route import MessageQueue
-from commitlog.errors import MQError
-from remoting.log import get_logger
-from remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.client.consumer.pop_calls import PopCalls
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ReceiptStaleError
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import MQError
+from dledger.remoting.log import get_logger
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 
 INVISIBLE_S: Final = 60.0
 """Of each renewal, and of the grant before the first."""

@@ -12,15 +12,15 @@ from typing import Final
 
 import trio
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import NoRouteError, RequestFailedError
-from client.core.route import LEADER_ID, MessageQueue, TopicRoute
-from commitlog.errors import MQError
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import NoRouteError, RequestFailedError
+from dledger.client.core.route import LEADER_ID, MessageQueue, TopicRoute
+from dledger.commitlog.errors import MQError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.status import RefusedError
-from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.own_fields import NOT_MADE_FIELD
+from dledger.remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
 
 CONFIG_LIFETIME_S: Final = 30.0
 """How long the configuration of a topic or a group counts; as long as a route at the clients."""

@@ -14,30 +14,30 @@ from typing import Final
 
 import trio
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     BrokerRefusedError,
     MessageIllegalError,
     TransactionDecidedError,
     UnknownOutcomeError,
 )
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.message_ext import SendResult
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.producer.producer import recall as recall_from
-from client.producer.transaction import HalfMessage, TransactionEnd, half_of, send_end
-from commitlog.errors import LocalProtocolError, MQError
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import SendResult
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.producer import recall as recall_from
+from dledger.client.producer.transaction import HalfMessage, TransactionEnd, half_of, send_end
+from dledger.commitlog.errors import LocalProtocolError, MQError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import kind_sent, sent_message, topic_of
 from dledger.proxy.routes import BrokerConfigs
 from dledger.proxy.status import OK, RefusedError, overall, status_of, status_of_send
-from remoting.errors import BadRequestError
-from remoting.protocol.codes import ResponseCode
-from remoting.protocol.headers import RecallHandle
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol.codes import ResponseCode
+from dledger.remoting.protocol.headers import RecallHandle
 
 PRODUCER_GROUP: Final = "DLEDGER_PROXY"
 """Of all producers behind proxies, but for transactions: their group is named as their topic."""
@@ -244,7 +244,7 @@ class Sends:
         Raises:
             RefusedError: The id names no transaction, or there is no such resolution.
             TransactionDecidedError: It is decided otherwise.
-            ClientError: As `client.producer.transaction.send_end`.
+            ClientError: As `dledger.client.producer.transaction.send_end`.
         """
         place = TransactionId.decode(request.transaction_id)
         topic = topic_of(request.topic)

@@ -17,10 +17,10 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientClosedError
-from commitlog.errors import ConfigError, MQError
 from dledger.aio.guest import Guest, Held
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientClosedError
+from dledger.commitlog.errors import ConfigError, MQError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.access import host_of
 from dledger.proxy.caller import Caller
@@ -30,9 +30,9 @@ from dledger.proxy.metrics import CallMetrics, OpenCall, ProxyMetrics, served_pa
 from dledger.proxy.open_receives import Received
 from dledger.proxy.service import MessagingService
 from dledger.proxy.status import RefusedError, status_of
-from remoting.access.account_file import AccountStore
-from remoting.log import get_logger
-from remoting.tcp import TcpNetwork
+from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.log import get_logger
+from dledger.remoting.tcp import TcpNetwork
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import trio
 
-from client.core.broker_requests import Question
-from client.core.client_instance import ClientInstance
-from client.core.errors import RequestTimedOutError
-from commitlog.errors import CorruptRecordError, MQError
+from dledger.client.core.broker_requests import Question
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import RequestTimedOutError
+from dledger.commitlog.errors import CorruptRecordError, MQError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy import settings
 from dledger.proxy.access import Access
@@ -40,9 +40,9 @@ from dledger.proxy.renewals import Renewals
 from dledger.proxy.routes import BrokerConfigs, endpoints, wire_assignments, wire_queues
 from dledger.proxy.sends import Sends, TransactionId
 from dledger.proxy.status import OK, RefusedError, status_of
-from remoting.access.account_file import AccountStore
-from remoting.log import get_logger
-from remoting.seams import Clock
+from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.log import get_logger
+from dledger.remoting.seams import Clock
 
 EXPIRE_PERIOD_S: Final = 10.0
 """How often silent clients are looked for."""

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from typing_extensions import TypeIs
 
-from client.core.message import MAX_BODY_BYTES
+from dledger.client.core.message import MAX_BODY_BYTES
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.messages import duration, full_name
-from remoting.protocol.bodies import SubscriptionGroupConfig
+from dledger.remoting.protocol.bodies import SubscriptionGroupConfig
 
 SEND_ATTEMPTS: Final = 3
 SEND_PAUSE_MS: Final = 10

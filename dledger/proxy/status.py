@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from client.core.errors import (
+from dledger.client.core.errors import (
     AlreadyDeliveredError,
     BackpressureError,
     MessageIllegalError,
@@ -20,10 +20,10 @@ from client.core.errors import (
     SubscriptionIllegalError,
     TransactionDecidedError,
 )
-from client.core.message_ext import SendStatus
-from commitlog.errors import CorruptRecordError, MQError
+from dledger.client.core.message_ext import SendStatus
+from dledger.commitlog.errors import CorruptRecordError, MQError
 from dledger.proxy import messaging_pb2 as pb
-from remoting.protocol.codes import ResponseCode
+from dledger.remoting.protocol.codes import ResponseCode
 
 UNKNOWN: Final = pb.PROXY_TIMEOUT
 

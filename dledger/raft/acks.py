@@ -20,8 +20,8 @@ from dledger.raft.journal import CommitLogJournal
 from dledger.raft.peers import Outgoing, RaftState
 from dledger.raft.settings import RaftSettings
 from dledger.raft.wire import Kind
+from dledger.remoting.seams import Clock, Executor
 from dledger.waiting import Wakeup
-from remoting.seams import Clock, Executor
 
 FLUSH: Final = "flush"
 """Name under which the executor measures flushes of the log."""

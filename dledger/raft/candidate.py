@@ -32,14 +32,14 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from commitlog.errors import DiskFullError, LogBusyError
+from dledger.commitlog.errors import DiskFullError, LogBusyError
 from dledger.raft.acks import PendingAcks
 from dledger.raft.clocks import Clocks
 from dledger.raft.library import Message
 from dledger.raft.peers import RaftState
 from dledger.raft.snapshot import Installation
 from dledger.raft.wire import CERTAIN, TERM_MAX, Kind
-from remoting.seams import Rng
+from dledger.remoting.seams import Rng
 
 log = structlog.get_logger(__name__)
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from commitlog.errors import RemoteProtocolError
+from dledger.commitlog.errors import RemoteProtocolError
 from dledger.raft.identity import (
     NONCE,
     NONCE_BYTES,
@@ -57,7 +57,7 @@ from dledger.raft.wire import (
     encode_head,
     is_incarnation,
 )
-from remoting.seams import Clock, Rng, Stream, send_at_once
+from dledger.remoting.seams import Clock, Rng, Stream, send_at_once
 
 CHANNELS: Final = ("control", "data")
 

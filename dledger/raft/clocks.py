@@ -30,7 +30,7 @@ from typing import Final
 import structlog
 
 from dledger.raft.peers import Roster
-from remoting.seams import Clock
+from dledger.remoting.seams import Clock
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from commitlog.errors import RemoteProtocolError
+from dledger.commitlog.errors import RemoteProtocolError
 from dledger.raft.candidate import ElectionTimer, VoteEligibility
 from dledger.raft.identity import Hello
 from dledger.raft.peers import NAMES_MAX, PeerState, RaftState

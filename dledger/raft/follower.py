@@ -16,14 +16,20 @@ from typing import Any, Final
 
 import structlog
 
-from commitlog.entry import KIND_CONFIG, EntryHeader, config_body, parse_header, verify_frame
-from commitlog.errors import (
+from dledger.broker_errors import ChangeRefusedError
+from dledger.commitlog.entry import (
+    KIND_CONFIG,
+    EntryHeader,
+    config_body,
+    parse_header,
+    verify_frame,
+)
+from dledger.commitlog.errors import (
     CorruptEntryError,
     DiskFullError,
     LogBusyError,
     RemoteProtocolError,
 )
-from dledger.broker_errors import ChangeRefusedError
 from dledger.raft.acks import PendingAcks
 from dledger.raft.candidate import ElectionTimer, VoteEligibility
 from dledger.raft.contacts import Contacts

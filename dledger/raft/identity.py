@@ -28,8 +28,13 @@ from typing import Any, Final
 
 import cbor2
 
-from commitlog.errors import ConfigError, CorruptStoreError, ForeignStoreError, RemoteProtocolError
-from commitlog.seams import Disk
+from dledger.commitlog.errors import (
+    ConfigError,
+    CorruptStoreError,
+    ForeignStoreError,
+    RemoteProtocolError,
+)
+from dledger.commitlog.seams import Disk
 from dledger.raft.membership import MEMBERS_MAX
 from dledger.raft.wire import (
     INDEX_MAX,
@@ -41,7 +46,7 @@ from dledger.raft.wire import (
     is_name,
     parse_address,
 )
-from remoting.seams import Rng
+from dledger.remoting.seams import Rng
 
 FORMAT_VERSION = 1
 

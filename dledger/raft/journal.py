@@ -17,7 +17,7 @@ import cbor2
 from pysyncobj.journal import Journal
 from typing_extensions import Buffer
 
-from commitlog.entry import (
+from dledger.commitlog.entry import (
     ENTRY_HEADER_BYTES,
     KIND_CONFIG,
     SIZE_FIELD_BYTES,
@@ -29,9 +29,9 @@ from commitlog.entry import (
     seal_entry,
     seal_no_op,
 )
-from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptStoreError, InvariantBroken
-from commitlog.mark import SlotFile
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import CorruptStoreError, InvariantBroken
+from dledger.commitlog.mark import SlotFile
 from dledger.raft.membership import Members, MembersLog
 from dledger.raft.settings import Guards
 from dledger.raft.wire import NUMBER_MAX, TERM_MAX, is_name

@@ -13,8 +13,8 @@ from typing import Final
 
 import structlog
 
-from commitlog.errors import DiskFullError, LogBusyError, RemoteProtocolError
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, ReplicationError
+from dledger.commitlog.errors import DiskFullError, LogBusyError, RemoteProtocolError
 from dledger.raft.candidate import ElectionTimer, majority
 from dledger.raft.clocks import Clocks
 from dledger.raft.contacts import Contacts

@@ -40,10 +40,10 @@ from pysyncobj.journal import Journal
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from commitlog.errors import InvariantBroken, RemoteProtocolError
+from dledger.commitlog.errors import InvariantBroken, RemoteProtocolError
 from dledger.raft.journal import CommitLogJournal, ConfigProposal, Proposal
 from dledger.raft.settings import Guards
-from remoting.seams import Clock, Rng
+from dledger.remoting.seams import Clock, Rng
 
 LIBRARY_SHA256: Final = "e8bdf06797085d734df86e24ab4802fe87893dff77268565ec036f7ad4a1cfe4"
 """SHA-256 of the ``syncobj.py`` these overrides were written against (pysyncobj 0.3.17)."""

@@ -23,7 +23,7 @@ from typing import Final
 import structlog
 import trio
 
-from commitlog.errors import InvariantBroken, RemoteProtocolError, StoreError
+from dledger.commitlog.errors import InvariantBroken, RemoteProtocolError, StoreError
 from dledger.raft.channel import CHANNELS, RECEIVE_BYTES, Caller, DataLink, Introduction, frame_of
 from dledger.raft.identity import Hello
 from dledger.raft.member import RaftNode
@@ -35,8 +35,8 @@ from dledger.raft.wire import (
     PeerFrame,
     PeerFrameDecoder,
 )
-from remoting.memory_budget import FREE_FRAME_BYTES, FrameSpace, FrameTicket
-from remoting.seams import Clock, Executor, Listener, Network, Rng, Stream
+from dledger.remoting.memory_budget import FREE_FRAME_BYTES, FrameSpace, FrameTicket
+from dledger.remoting.seams import Clock, Executor, Listener, Network, Rng, Stream
 
 log = structlog.get_logger(__name__)
 

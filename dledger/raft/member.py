@@ -23,8 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from commitlog.entry_log import EntryLog
-from commitlog.errors import LocalProtocolError, RemoteProtocolError
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import LocalProtocolError, RemoteProtocolError
 from dledger.raft.acks import Flusher, PendingAcks
 from dledger.raft.candidate import Candidate, ElectionTimer, VoteEligibility
 from dledger.raft.clocks import Clocks
@@ -41,7 +41,7 @@ from dledger.raft.settings import ALL_ON, Guards, RaftSettings
 from dledger.raft.snapshot import Installation
 from dledger.raft.transfer import Transfers
 from dledger.raft.wire import CERTAIN, HEARTBEATS, TERM_JUMP_MAX, Kind, PeerFrame
-from remoting.seams import Clock, Rng
+from dledger.remoting.seams import Clock, Rng
 
 OF_MEMBERS: Final = frozenset(
     {

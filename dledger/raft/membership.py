@@ -28,8 +28,8 @@ from typing import Any, Final
 import cbor2
 from typing_extensions import Buffer
 
-from commitlog.errors import CorruptEntryError
 from dledger.broker_errors import ChangeRefusedError
+from dledger.commitlog.errors import CorruptEntryError
 from dledger.raft.wire import is_host, is_incarnation, is_name, is_port, parse_address
 
 LIST_VERSION: Final = 1

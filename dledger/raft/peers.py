@@ -27,15 +27,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from commitlog.errors import FlushFailedError, InvariantBroken, RemoteProtocolError
+from dledger.commitlog.errors import FlushFailedError, InvariantBroken, RemoteProtocolError
 from dledger.raft.identity import Hello, Identity, Vouched
 from dledger.raft.journal import CommitLogJournal
 from dledger.raft.library import RaftCore
 from dledger.raft.membership import Member, Members, MembersLog
 from dledger.raft.settings import Guards, RaftSettings
 from dledger.raft.wire import Kind
+from dledger.remoting.seams import Clock
 from dledger.waiting import Wakeup
-from remoting.seams import Clock
 
 CONTROL_QUEUE_FRAMES: Final = 64
 """Heartbeats and votes waiting for a link, frames; older ones are dropped, Raft repeats them."""

@@ -15,20 +15,20 @@ from typing import Any, Final
 
 import cbor2
 
-from commitlog.entry import ENTRY_HEADER_BYTES, seal_config
-from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptStoreError
-from commitlog.mark import Mark, SlotFile
-from commitlog.seams import Disk
-from commitlog.segment import read_format
-from commitlog.store_paths import StorePaths
 from dledger.broker_errors import ChangeRefusedError
+from dledger.commitlog.entry import ENTRY_HEADER_BYTES, seal_config
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import CorruptStoreError
+from dledger.commitlog.mark import Mark, SlotFile
+from dledger.commitlog.seams import Disk
+from dledger.commitlog.segment import read_format
+from dledger.commitlog.store_paths import StorePaths
 from dledger.raft.identity import Identity, owner_of
 from dledger.raft.journal import COPIES, TermVote, members_in, parse_term_vote
 from dledger.raft.membership import Member, Members, MembersLog
 from dledger.raft.wire import TERM_MAX
+from dledger.remoting.seams import Rng
 from dledger.state.snapshot import load
-from remoting.seams import Rng
 
 REPAIRED_TERM_STEP: Final = 1 << 20
 """How far above the log's newest term a repaired one is: a million elections without an entry."""

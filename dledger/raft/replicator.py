@@ -19,8 +19,8 @@ from typing import Final, Protocol
 
 import structlog
 
-from commitlog.damage import check_entries
-from commitlog.errors import CorruptEntryError, CorruptStoreError
+from dledger.commitlog.damage import check_entries
+from dledger.commitlog.errors import CorruptEntryError, CorruptStoreError
 from dledger.raft.peers import Outgoing, PeerState, RaftState
 from dledger.raft.settings import Guards
 from dledger.raft.snapshot import Sending

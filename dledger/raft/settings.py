@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from dledger.raft.identity import GroupSecret
-from remoting.seams import ServerTls
+from dledger.remoting.seams import ServerTls
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Final
 
 import structlog
 
-from commitlog.entry_log import EntryLog
-from commitlog.errors import RemoteProtocolError
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import RemoteProtocolError
 from dledger.raft.acks import PendingAcks
 from dledger.raft.peers import RaftState
 from dledger.raft.wire import Kind, PeerFrame

@@ -32,7 +32,7 @@ from typing import Any, Final
 import cbor2
 from typing_extensions import TypeIs
 
-from commitlog.errors import RemoteProtocolError
+from dledger.commitlog.errors import RemoteProtocolError
 
 TERM_MAX: Final = (1 << 40) - 1
 """Largest term. One election a second for 34,000 years; an entry has 63 bits for it."""

@@ -12,8 +12,7 @@ from typing import Final
 
 import cbor2
 
-from dledger.state.accounts import AccountConfig, PolicyConfig
-from remoting.access.accounts import (
+from dledger.remoting.access.accounts import (
     KEY_LENGTH_MIN,
     RETRY_PREFIX,
     Account,
@@ -21,7 +20,7 @@ from remoting.access.accounts import (
     WhiteAddresses,
     parse_permission,
 )
-from remoting.access.policies import (
+from dledger.remoting.access.policies import (
     Policies,
     action_text,
     decision_text,
@@ -29,7 +28,8 @@ from remoting.access.policies import (
     policy_type_text,
     resource_text,
 )
-from remoting.protocol.access_bodies import AccessConfigHeader, AclInfo, UserInfo
+from dledger.remoting.protocol.access_bodies import AccessConfigHeader, AclInfo, UserInfo
+from dledger.state.accounts import AccountConfig, PolicyConfig
 
 ACCOUNT_BYTES_MAX: Final = 16 * 1024
 """Of an encoded account: some 300 lines or policies. Each is in memory and in every snapshot."""

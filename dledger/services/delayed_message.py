@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from commitlog.entry import RecordBatch, Run
-from commitlog.properties import (
+from dledger.broker_errors import UnprocessableMessageError
+from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.properties import (
     MAX_PROPERTIES_BYTES,
     PROPERTY_DELAY,
     PROPERTY_REAL_QUEUE_ID,
@@ -37,8 +38,8 @@ from commitlog.properties import (
     with_properties,
     without_properties,
 )
-from commitlog.properties import get_property as _get_property
-from commitlog.record import (
+from dledger.commitlog.properties import get_property as _get_property
+from dledger.commitlog.record import (
     BODY_LENGTH_OFFSET,
     BODY_OFFSET,
     MAGIC_OFFSET,
@@ -52,7 +53,6 @@ from commitlog.record import (
     SYS_FLAG_STORE_HOST_V6,
     TOTAL_SIZE_OFFSET,
 )
-from dledger.broker_errors import UnprocessableMessageError
 from dledger.group_api import BrokerGroup
 from dledger.services.stored_record import StoredBytes, StoredRecord, copy_of, decode_stored
 from dledger.state.state_record import (

@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from commitlog.entry import RecordBatch, Run
-from commitlog.errors import CorruptRecordError
-from commitlog.properties import (
+from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.errors import CorruptRecordError
+from dledger.commitlog.properties import (
     MAX_PROPERTIES_BYTES,
     PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
     PROPERTY_DELAY,
@@ -36,7 +36,7 @@ from commitlog.properties import (
     get_property,
     with_properties,
 )
-from commitlog.record import SYS_FLAG_COMMIT, SYS_FLAG_TRANSACTION_MASK
+from dledger.commitlog.record import SYS_FLAG_COMMIT, SYS_FLAG_TRANSACTION_MASK
 from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
 from dledger.services.delayed_message import real_destination, with_real_destination
 from dledger.services.pending_configs import TopicView

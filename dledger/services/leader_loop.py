@@ -26,8 +26,14 @@ import numpy as np
 import structlog
 import trio
 
-from commitlog.entry import RecordBatch, Run
-from commitlog.errors import (
+from dledger.broker_errors import (
+    NotLeaderError,
+    PendingFullError,
+    ShuttingDownError,
+    UnknownOutcomeError,
+)
+from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
     CorruptStoreError,
@@ -35,7 +41,7 @@ from commitlog.errors import (
     LocalProtocolError,
     OffsetOutOfRangeError,
 )
-from commitlog.properties import (
+from dledger.commitlog.properties import (
     MAX_PROPERTIES_BYTES,
     PROPERTY_SET_ASIDE_BY,
     PROPERTY_SET_ASIDE_POSITION,
@@ -45,19 +51,13 @@ from commitlog.properties import (
     get_property,
     with_properties,
 )
-from commitlog.record import SYS_FLAG_TRANSACTION_MASK, encode_record
-from dledger.broker_errors import (
-    NotLeaderError,
-    PendingFullError,
-    ShuttingDownError,
-    UnknownOutcomeError,
-)
+from dledger.commitlog.record import SYS_FLAG_TRANSACTION_MASK, encode_record
 from dledger.group_api import STOPS_NODE, BrokerGroup, QueueTouched
+from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import Delivery
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
 from dledger.state.state_record import TimersChange, TopicsChange, state_batch, state_record
 from dledger.state.topics import PERM_READ, PERM_WRITE, SET_ASIDE_TOPIC, TopicConfig
-from remoting.seams import Clock
 
 SET_ASIDE_RUN: Final = Run(SET_ASIDE_TOPIC, 0, 1)
 

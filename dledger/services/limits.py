@@ -23,8 +23,8 @@ from typing import Final
 
 import structlog
 
-from commitlog.errors import DiskFullError
 from dledger.broker_errors import TableFullError
+from dledger.commitlog.errors import DiskFullError
 from dledger.group_api import BrokerGroup
 from dledger.settings_tables import BrokerTable
 

@@ -13,13 +13,13 @@ from itertools import islice
 import structlog
 import trio
 
-from commitlog.entry import RecordBatch
-from commitlog.errors import DiskFullError, MQError
 from dledger.broker_errors import NotLeaderError, PendingFullError
+from dledger.commitlog.entry import RecordBatch
+from dledger.commitlog.errors import DiskFullError, MQError
 from dledger.group_api import BrokerGroup, OffsetCommit, OnDone, Proposed
+from dledger.remoting.seams import Clock
 from dledger.services.limits import AccountShares, Made, TableLimits
 from dledger.state.state_record import ConsumerOffset, ConsumerOffsetsChange, state_batch
-from remoting.seams import Clock
 
 OffsetSlot = tuple[str, str, int]
 """Consumer group, topic, queue id."""

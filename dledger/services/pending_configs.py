@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from commitlog.errors import MQError
 from dledger.broker_errors import ReplicationError
+from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.services.limits import AccountShares, Made, TableLimits
 from dledger.state.accounts import AccountConfig

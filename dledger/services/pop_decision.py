@@ -15,14 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from commitlog.entry import Run
-from commitlog.errors import (
+from dledger.commitlog.entry import Run
+from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
     MQError,
     OffsetOutOfRangeError,
 )
 from dledger.filters.property_filter import MAX_SCAN_COST
+from dledger.remoting.protocol.receipt_handle import revive_queue_of
 from dledger.state.pop import (
     HAS_ROW,
     MAX_OUT,
@@ -35,7 +36,6 @@ from dledger.state.pop import (
     RequestMode,
 )
 from dledger.state.topics import TopicConfig
-from remoting.protocol.receipt_handle import revive_queue_of
 
 MAX_MESSAGES_PER_ENTRY: Final = 4_096
 """Messages that one entry hands out or marks: some 5 ms of apply on each replica. A grant that only

@@ -17,15 +17,17 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
-from commitlog.entry import RecordBatch
-from commitlog.errors import MQError
 from dledger.broker_errors import (
     NotLeaderError,
     PendingFullError,
     ReplicationError,
     UnknownOutcomeError,
 )
+from dledger.commitlog.entry import RecordBatch
+from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.seams import Clock
 from dledger.services.entry_under_way import EntryUnderWay, Fate
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_decision import PopDecision, PopReader, Receive, SpentKey
@@ -33,8 +35,6 @@ from dledger.services.pop_lines import DueTimes, HandedOut, LineKey, PopAsk, Pop
 from dledger.state.pop import PopKey
 from dledger.state.state_record import StateRecord, TopicsChange, state_record
 from dledger.waiting import wait_for
-from remoting.protocol.outcome import Condition
-from remoting.seams import Clock
 
 MAX_WAITING: Final = 10_000
 """Requests that wait for the entry before theirs; more are refused as busy."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
-from commitlog.errors import MQError
+from dledger.commitlog.errors import MQError
 from dledger.services.pop_decision import Receipt, Receive
 from dledger.state.pop import Out, PopGrant, PopKey, RequestMode
 

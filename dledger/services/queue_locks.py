@@ -18,9 +18,10 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from commitlog.errors import MQError
 from dledger.broker_errors import NotLeaderError, PendingFullError, UnknownOutcomeError
+from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, Proposed, QueueTouched
+from dledger.remoting.seams import Clock
 from dledger.services.entry_under_way import EntryUnderWay, Fate
 from dledger.services.pending_configs import TopicView
 from dledger.state.queue_lock import (
@@ -32,7 +33,6 @@ from dledger.state.queue_lock import (
     QueueLocksChange,
 )
 from dledger.state.state_record import state_batch
-from remoting.seams import Clock
 
 # ---------------------------------------------------------------------------------- decided
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from commitlog.entry import parse_header
-from commitlog.errors import MQError
 from dledger.broker_settings import LEADER_ID, number_in
+from dledger.commitlog.entry import parse_header
+from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup
+from dledger.remoting.seams import Clock
 from dledger.state.topics import SubscriptionGroupConfig
-from remoting.seams import Clock
 
 ALIVE_MS: Final = 2_000
 """A follower that has confirmed nothing for so long is not recommended: longer than an election."""

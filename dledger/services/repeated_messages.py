@@ -20,10 +20,11 @@ from typing import Final
 import structlog
 import trio
 
-from commitlog.entry import RecordBatch, Run
-from commitlog.errors import LocalProtocolError
-from commitlog.message_id import UniqKeyFactory
-from commitlog.properties import (
+from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.errors import LocalProtocolError
+from dledger.commitlog.message_id import UniqKeyFactory
+from dledger.commitlog.properties import (
     PROPERTY_CLUSTER,
     PROPERTY_SHARDING_KEY,
     PROPERTY_UNIQ_KEY,
@@ -32,10 +33,10 @@ from commitlog.properties import (
     SCHEDULE_NAME,
     encode_properties,
 )
-from commitlog.queue_unit import java_hash
-from commitlog.record import encode_record
-from dledger.broker_settings import BrokerSettings
+from dledger.commitlog.queue_unit import java_hash
+from dledger.commitlog.record import encode_record
 from dledger.group_api import BrokerGroup, QueueTouched
+from dledger.remoting.seams import Clock
 from dledger.services.leader_loop import Fate, LeaderLoop
 from dledger.services.pending_configs import PendingConfigs, TopicView
 from dledger.services.schedule_times import (
@@ -50,7 +51,6 @@ from dledger.state.schedules import ANY_QUEUE, Fired, Schedule, ScheduleConfig, 
 from dledger.state.state_record import batch_with_messages
 from dledger.state.topics import SCHEDULES_QUEUE, STATE_TOPIC, TOPICS_QUEUE, TopicConfig
 from dledger.waiting import wait_for
-from remoting.seams import Clock
 
 NAME: Final = "schedules"
 """In logs and metrics."""

@@ -26,12 +26,13 @@ from typing import Final, Protocol
 
 import structlog
 
-from commitlog.entry import RecordBatch
-from commitlog.errors import CorruptEntryError, OffsetOutOfRangeError
-from commitlog.mark import Anchor
-from commitlog.record import STORE_TIMESTAMP_OFFSET, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_OFFSET
-from commitlog.seams import UtcOffset, utc
+from dledger.commitlog.entry import RecordBatch
+from dledger.commitlog.errors import CorruptEntryError, OffsetOutOfRangeError
+from dledger.commitlog.mark import Anchor
+from dledger.commitlog.record import STORE_TIMESTAMP_OFFSET, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_OFFSET
+from dledger.commitlog.seams import UtcOffset, utc
 from dledger.group_api import BrokerGroup
+from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import queue_of_level
 from dledger.services.leader_loop import Fate, LeaderLoop
 from dledger.settings_tables import StoreTable
@@ -48,7 +49,6 @@ from dledger.state.state_record import (
 )
 from dledger.state.tables import StateTables
 from dledger.state.topics import SCHEDULE_TOPIC, TIMER_TOPIC
-from remoting.seams import Clock
 
 HOUR_MS: Final = 3_600_000
 DAY_HOURS: Final = 24

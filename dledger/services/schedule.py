@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from commitlog.errors import CorruptRecordError, InvariantBroken, StoreError
+from dledger.commitlog.errors import CorruptRecordError, InvariantBroken, StoreError
 from dledger.group_api import BrokerGroup, QueueTouched
+from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import (
     Delivery,
     RealQueue,
@@ -29,7 +30,6 @@ from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredRecords
 from dledger.state.topics import SCHEDULE_TOPIC
 from dledger.waiting import wait_for
-from remoting.seams import Clock
 
 MAX_DELIVERIES_PER_ENTRY = 512
 """Messages of one delivery entry: bounds the time between two heartbeats' worth of work."""

@@ -13,10 +13,10 @@ from typing import Final, NewType
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.damage import check_entries
-from commitlog.entry import Run, parse_header, record_starts
-from commitlog.errors import CorruptEntryError, CorruptRecordError
-from commitlog.record import (
+from dledger.commitlog.damage import check_entries
+from dledger.commitlog.entry import Run, parse_header, record_starts
+from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError
+from dledger.commitlog.record import (
     BODY_CRC_OFFSET,
     NO_HOST,
     QUEUE_ID_OFFSET,

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from dledger.group_api import QueueTouched
+from dledger.remoting.metrics import Histogram
+from dledger.remoting.seams import Clock
 from dledger.state.apply import QueueUnits
 from dledger.state.tables import QueueKey, StateTables
 from dledger.state.topics import STATE_TOPIC
-from remoting.metrics import Histogram
-from remoting.seams import Clock
 
 # ---------------------------------------------------------------------------------- counters
 

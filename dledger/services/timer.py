@@ -28,9 +28,10 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from commitlog.errors import CorruptRecordError
-from commitlog.record import PHY_OFFSET_OFFSET, QUEUE_OFFSET_OFFSET
+from dledger.commitlog.errors import CorruptRecordError
+from dledger.commitlog.record import PHY_OFFSET_OFFSET, QUEUE_OFFSET_OFFSET
 from dledger.group_api import BrokerGroup, QueueTouched
+from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import (
     Delivery,
     RealQueue,
@@ -45,7 +46,6 @@ from dledger.services.stored_record import StoredBytes, StoredRecords, decode_st
 from dledger.state.state_record import TimersChange
 from dledger.state.topics import TIMER_TOPIC
 from dledger.waiting import wait_for
-from remoting.seams import Clock
 
 HOUR_MS: Final = 3_600_000
 SECOND_MS: Final = 1000

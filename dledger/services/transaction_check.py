@@ -16,10 +16,11 @@ from typing import NamedTuple, Protocol
 import structlog
 import trio
 
-from commitlog.entry import Run
-from commitlog.errors import LocalProtocolError
 from dledger.broker_errors import NotLeaderError, PendingFullError, ShuttingDownError
+from dledger.commitlog.entry import Run
+from dledger.commitlog.errors import LocalProtocolError
 from dledger.group_api import BrokerGroup, Proposed, QueueTouched
+from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import Delivery
 from dledger.services.half_message import (
     HALF_RUN,
@@ -36,7 +37,6 @@ from dledger.state.state_record import TransactionsChange, state_batch
 from dledger.state.topics import HALF_TOPIC, PERM_READ, PERM_WRITE, TopicConfig
 from dledger.state.transactions import OpenHalf, TransactionDecision
 from dledger.waiting import wait_for
-from remoting.seams import Clock
 
 CHECKS_PER_ENTRY = 512
 """Half messages looked at together: bounds the time between two heartbeats' worth of work."""

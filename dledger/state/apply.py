@@ -17,12 +17,18 @@ from typing import Final
 import numpy as np
 from typing_extensions import Buffer
 
-from commitlog.derive import Derived, derive_together
-from commitlog.entry import KIND_CONFIG, KIND_RECORDS, EntryHeader, config_body, parse_header
-from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptEntryError, CorruptRecordError, InvariantBroken
-from commitlog.queue_unit import Units
-from commitlog.record import checked_body
+from dledger.commitlog.derive import Derived, derive_together
+from dledger.commitlog.entry import (
+    KIND_CONFIG,
+    KIND_RECORDS,
+    EntryHeader,
+    config_body,
+    parse_header,
+)
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError, InvariantBroken
+from dledger.commitlog.queue_unit import Units
+from dledger.commitlog.record import checked_body
 from dledger.state.accounts import AccessChange, apply_accounts
 from dledger.state.pending_timers import piece_of
 from dledger.state.pop import PopChange, apply_pop, drop_rows
@@ -88,7 +94,7 @@ def apply_entry(
 
     Args:
         frame: The whole entry, verified.
-        derived: `commitlog.derive.derive` of it.
+        derived: `dledger.commitlog.derive.derive` of it.
     Raises:
         InvariantBroken: The entry does not follow the applied one, a queue offset is not the
             next of its queue, or a state record contradicts the tables. The tables may be half
@@ -138,7 +144,7 @@ def entries_together(
 
     Args:
         frames: The entries, whole and back to back, all of kind `KIND_RECORDS`.
-        derived: `commitlog.derive.derive_together` of them.
+        derived: `dledger.commitlog.derive.derive_together` of them.
     Raises:
         CorruptRecordError: A state record does not fit its checksum.
     """

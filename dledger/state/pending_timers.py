@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.errors import InvariantBroken
+from dledger.commitlog.errors import InvariantBroken
 
 PIECE_OFFSETS: Final = 4096
 """Offsets in one piece: small enough that one late message keeps little alive."""

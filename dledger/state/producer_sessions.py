@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from commitlog.errors import InvariantBroken
+from dledger.commitlog.errors import InvariantBroken
 
 SESSIONS_MAX: Final = 4096
 """Sessions of a group. About 1 KiB each at most, in memory and in each snapshot; beyond it the one

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from commitlog.errors import InvariantBroken
+from dledger.commitlog.errors import InvariantBroken
 
 LockKey = tuple[str, str, int]
 """Consumer group, topic, queue id."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from commitlog.errors import InvariantBroken
+from dledger.commitlog.errors import InvariantBroken
 
 ANY_QUEUE = -1
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import cbor2
 from typing_extensions import Buffer
 
-from commitlog.errors import CorruptStoreError, ForeignStoreError
+from dledger.commitlog.errors import CorruptStoreError, ForeignStoreError
 from dledger.state.accounts import AccountConfig
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.pop import rows_from_state, rows_to_state

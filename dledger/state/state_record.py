@@ -20,10 +20,10 @@ from typing import Any, Final
 import cbor2
 from typing_extensions import Buffer
 
-from commitlog.entry import RecordBatch, Run
-from commitlog.errors import InvariantBroken
-from commitlog.mark import Anchor
-from commitlog.record import encode_record
+from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.errors import InvariantBroken
+from dledger.commitlog.mark import Anchor
+from dledger.commitlog.record import encode_record
 from dledger.state.accounts import AccessChange
 from dledger.state.pop import PopChange
 from dledger.state.queue_lock import QueueLocksChange

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from typing import Final
 
-from commitlog.mark import Anchor
+from dledger.commitlog.mark import Anchor
 from dledger.state.accounts import AccountConfig
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.pop import PopKey, PopRows

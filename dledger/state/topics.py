@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from commitlog.properties import reply_topic
+from dledger.commitlog.properties import reply_topic
 
 # ---------------------------------------------------------------------------------- configurations
 

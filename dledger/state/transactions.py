@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commitlog.errors import InvariantBroken
+from dledger.commitlog.errors import InvariantBroken
 
 DECISIONS_KEPT: Final = 65_536
 """Newest decisions that are remembered, so that a decision sent twice is answered as the first

@@ -26,21 +26,21 @@ from typing import Final
 import trio
 import trio.testing
 
-from client.admin.admin import Admin
-from client.connect import connect
-from client.core.client_instance import ClientConfig, ClientInstance
-from commitlog.disk import OsDisk
 from dledger.broker import Broker, serve_broker
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.ports import free_ports
+from dledger.client.admin.admin import Admin
+from dledger.client.connect import connect
+from dledger.client.core.client_instance import ClientConfig, ClientInstance
+from dledger.commitlog.disk import OsDisk
 from dledger.config import BrokerConfig, load_config
+from dledger.namesrv.config import load_config as load_namesrv_config
+from dledger.namesrv.server import serve_namesrv
+from dledger.remoting.log import brokers_log_here
+from dledger.remoting.machine import AdaptiveExecutor, SystemRng
+from dledger.remoting.seams import Rng
+from dledger.remoting.tcp import TcpNetwork
 from dledger.testing.doubles import PartedNetwork, Partition, VirtualClock
-from namesrv.config import load_config as load_namesrv_config
-from namesrv.server import serve_namesrv
-from remoting.log import brokers_log_here
-from remoting.machine import AdaptiveExecutor, SystemRng
-from remoting.seams import Rng
-from remoting.tcp import TcpNetwork
 
 # ---------------------------------------------------------------------------------- in this process
 

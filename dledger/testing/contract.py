@@ -14,9 +14,9 @@ from typing import Final, ParamSpec
 import trio
 import trio.from_thread
 
-from commitlog.errors import InvariantBroken, OffsetOutOfRangeError, StoreLockedError
-from commitlog.seams import Disk
-from remoting.seams import Executor, Listener, Network, Stream, send_at_once
+from dledger.commitlog.errors import InvariantBroken, OffsetOutOfRangeError, StoreLockedError
+from dledger.commitlog.seams import Disk
+from dledger.remoting.seams import Executor, Listener, Network, Stream, send_at_once
 
 # ---------------------------------------------------------------------------------- executors
 

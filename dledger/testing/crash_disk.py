@@ -18,14 +18,14 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from commitlog.errors import (
+from dledger.commitlog.errors import (
     DiskFullError,
     FlushFailedError,
     InvariantBroken,
     OffsetOutOfRangeError,
     StoreLockedError,
 )
-from commitlog.seams import DiskFile, Lock
+from dledger.commitlog.seams import DiskFile, Lock
 
 SECTOR_BYTES: Final = 512
 """What a disk writes whole or not at all."""
@@ -224,7 +224,7 @@ class Folders:
 
 
 class SectorFile:
-    """The reading half of an open file (`commitlog.seams.DiskFile`) over an `Inode`."""
+    """The reading half of an open file (`dledger.commitlog.seams.DiskFile`) over an `Inode`."""
 
     __slots__ = ("inode", "is_closed", "path", "size")
 
@@ -335,7 +335,7 @@ class _Claim:
 
 
 class CrashDisk:
-    """A `commitlog.seams.Disk` in memory; `power_cut` gives the disk that the next process finds.
+    """A `dledger.commitlog.seams.Disk` in memory; `power_cut` gives the disk that the next process finds.
 
     Attributes:
         files: Every file by its path, as processes see them; a test may change their bytes.

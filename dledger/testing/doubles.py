@@ -24,7 +24,7 @@ import trio
 import trio.testing
 from typing_extensions import Buffer
 
-from remoting.seams import Listener, Network, ServerTls, Stream
+from dledger.remoting.seams import Listener, Network, ServerTls, Stream
 
 # ---------------------------------------------------------------------------------- clocks
 
@@ -35,7 +35,7 @@ EPOCH_MS: Final = 1_700_000_000_000
 
 @dataclass
 class VirtualClock:
-    """A `remoting.seams.Clock` on trio's time, its date included.
+    """A `dledger.remoting.seams.Clock` on trio's time, its date included.
 
     Under `trio.testing.MockClock` a test moves durations and date together.
 
@@ -71,7 +71,7 @@ class VirtualClock:
 
 @dataclass
 class ManualClock:
-    """A `remoting.seams.Clock` that stands still until a test, or a wait, moves it.
+    """A `dledger.remoting.seams.Clock` that stands still until a test, or a wait, moves it.
 
     For code without an event loop, and for tests in which a wait takes no time at all.
 
@@ -112,7 +112,7 @@ T = TypeVar("T")
 
 
 class InlineExecutor:
-    """A `remoting.seams.Executor` that runs everything on the event loop.
+    """A `dledger.remoting.seams.Executor` that runs everything on the event loop.
 
     It is one that has not measured yet: `runs_inline` is false, so that callers go the way of a
     disk worth waiting for.
@@ -145,7 +145,7 @@ class InlineExecutor:
 Address = tuple[str, int]
 
 BACKLOG_CONNECTIONS: Final = 1024
-"""Connections that wait to be accepted; `connect` waits behind them. As `remoting.tcp`."""
+"""Connections that wait to be accepted; `connect` waits behind them. As `dledger.remoting.tcp`."""
 
 FIRST_PORT: Final = 50_000
 """Ports of the connecting side, and of listeners that do not care, are counted from here."""
@@ -155,7 +155,7 @@ ANY_HOSTS: Final = ("0.0.0.0", "", "::")
 
 
 class MemoryStream:
-    """One end of a connection in memory (`remoting.seams.Stream`).
+    """One end of a connection in memory (`dledger.remoting.seams.Stream`).
 
     What is sent and not read is kept without a limit: a sender never waits for its reader.
     """
@@ -189,7 +189,7 @@ class MemoryStream:
 
 
 class MemoryListener:
-    """A bound port in memory (`remoting.seams.Listener`)."""
+    """A bound port in memory (`dledger.remoting.seams.Listener`)."""
 
     def __init__(self, network: MemoryNetwork, address: Address) -> None:
         self.address = address
@@ -212,7 +212,7 @@ class MemoryListener:
 
 
 class MemoryNetwork:
-    """A `remoting.seams.Network` of one process; refused where nothing listens. TLS is ignored.
+    """A `dledger.remoting.seams.Network` of one process; refused where nothing listens. TLS is ignored.
 
     Attributes:
         listeners: What listens, by its address.

@@ -23,11 +23,11 @@ from typing import Final, Self, TypeVar
 import trio
 import trio.from_thread
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import NoRouteError
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import NoRouteError
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
 from dledger.testing.clusters import EmbeddedCluster, embedded_cluster
 
 GROUP = "dledger-testing"

@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import trio
 
-from commitlog.entry import RecordBatch, Run
-from commitlog.errors import LocalProtocolError
-from commitlog.record import decode_record, encode_record
 from dledger.broker_errors import NotLeaderError
+from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.errors import LocalProtocolError
+from dledger.commitlog.record import decode_record, encode_record
 from dledger.group_api import BrokerGroup, Proposed, QueueTouched
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topics import TopicConfig

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 if TYPE_CHECKING:
-    from client.blocking import BlockingClient
+    from dledger.client.blocking import BlockingClient
     from dledger.testing.embedded_broker import EmbeddedBroker
 
 
@@ -100,7 +100,7 @@ class RunningCluster:
 
     def create_topic(self, topic: str, *, queue_nums: int = 4) -> None:
         """Create a topic on it."""
-        from client.blocking import BlockingClient
+        from dledger.client.blocking import BlockingClient
 
         with BlockingClient(self.name_server_addr) as client:
             client.admin().create_topic(topic, queue_nums=queue_nums)
@@ -153,7 +153,7 @@ def dledger_client(
     dledger_cluster: EmbeddedBroker | RunningCluster,
 ) -> Iterator[BlockingClient]:
     """A blocking client of `dledger_cluster`."""
-    from client.blocking import BlockingClient
+    from dledger.client.blocking import BlockingClient
 
     with BlockingClient(dledger_cluster.name_server_addr) as client:
         yield client

@@ -1,4 +1,4 @@
-"""``python -m jepsen_like.chaos.broker_child PARENT CONFIG CLOCK AHEAD``: a broker under test.
+"""``python -m dledger.jepsen_like.chaos.broker_child PARENT CONFIG CLOCK AHEAD``: a broker under test.
 
 The product's own broker process with a clock that the runner steers. AHEAD is how many versions
 its peer protocol is newer than the others'. It dies with its parent. The runner writes how far the
@@ -21,9 +21,9 @@ import trio
 from dledger.cli.broker_command import serve_process
 from dledger.cli.child import die_with
 from dledger.config import load_config
-from remoting.machine import TrioClock
-from remoting.seams import Clock
-from remoting.settings import ConfigFile
+from dledger.remoting.machine import TrioClock
+from dledger.remoting.seams import Clock
+from dledger.remoting.settings import ConfigFile
 
 # ---------------------------------------------------------------------------------- its clock
 
@@ -62,7 +62,7 @@ class ClockFile:
 
 
 class SteeredClock:
-    """A `remoting.seams.Clock` over another one, steered by a `ClockFile`."""
+    """A `dledger.remoting.seams.Clock` over another one, steered by a `ClockFile`."""
 
     def __init__(self, clock: Clock, path: Path) -> None:
         with path.open("rb") as file:

@@ -19,11 +19,11 @@ import trio
 from dledger.cli.local_cluster import SECRET_FILE, LocalCluster, Node, settings_document
 from dledger.cli.ports import free_ports
 from dledger.cli.secret_file import make_secret
-from jepsen_like.chaos.broker_child import ClockFile
-from jepsen_like.chaos.namespaces import LOOPBACK, Host
-from jepsen_like.chaos.proxy import Target
-from jepsen_like.plans.plan import Plan, Settings
-from jepsen_like.workloads.transactions import broker_settings
+from dledger.jepsen_like.chaos.broker_child import ClockFile
+from dledger.jepsen_like.chaos.namespaces import LOOPBACK, Host
+from dledger.jepsen_like.chaos.proxy import Target
+from dledger.jepsen_like.plans.plan import Plan, Settings
+from dledger.jepsen_like.workloads.transactions import broker_settings
 
 GROUP: Final = "chaos"
 CLIENTS: Final = "clients"
@@ -191,7 +191,7 @@ def lay_out(
             config_path=config,
             group=GROUP,
             tree=tree,
-            **_program(host, "jepsen_like.chaos.broker_child", arguments),
+            **_program(host, "dledger.jepsen_like.chaos.broker_child", arguments),
         )
     for name, port in zip(proxy_names(plan), free_ports(plan.workload.proxies), strict=True):
         cluster.proxies[name] = _proxy(cluster, name, port)
@@ -229,7 +229,7 @@ def _program(host: Host, module: str, arguments: tuple[str, ...]) -> dict[str, A
     """Return what a node on *host* is started with."""
     if host.namespace is None:
         return {"module": module, "arguments": arguments}
-    inside = "jepsen_like.chaos.namespaces"
+    inside = "dledger.jepsen_like.chaos.namespaces"
     return {"module": inside, "arguments": (str(host.namespace), module, *arguments)}
 
 

@@ -15,11 +15,10 @@ import msgspec
 from cyclopts import App, Parameter, validators
 
 from dledger.cli.broker_command import parse_options
-from dledger.output import CliError, ExitCode, Output, addresses, note, print_json, print_table
-from jepsen_like.chaos import limits, loop_disk, namespaces, strace_inject
-from jepsen_like.chaos.plan_draw import Candidates, drawn_plan
-from jepsen_like.chaos.recorder import read_run
-from jepsen_like.chaos.run_command import (
+from dledger.jepsen_like.chaos import limits, loop_disk, namespaces, strace_inject
+from dledger.jepsen_like.chaos.plan_draw import Candidates, drawn_plan
+from dledger.jepsen_like.chaos.recorder import read_run
+from dledger.jepsen_like.chaos.run_command import (
     Extras,
     extras_of,
     faults_of,
@@ -31,18 +30,19 @@ from jepsen_like.chaos.run_command import (
     verdict_of,
     write_result,
 )
-from jepsen_like.chaos.run_result import result_of
-from jepsen_like.chaos.runner import LinksBy, Ran
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.plans.draw import SHAPES
-from jepsen_like.plans.packages import NETWORK, PACKAGES, kinds_named
-from jepsen_like.plans.plan import PROXY_KINDS, Kind, Plan, decode_plan, encode_plan
-from jepsen_like.plans.promised import promised
-from jepsen_like.plans.shrink import shrink
-from jepsen_like.report.run_folder import kept_verdicts
-from jepsen_like.report.wording import many
-from jepsen_like.workloads.presets import PRESETS
+from dledger.jepsen_like.chaos.run_result import result_of
+from dledger.jepsen_like.chaos.runner import LinksBy, Ran
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.plans.draw import SHAPES
+from dledger.jepsen_like.plans.packages import NETWORK, PACKAGES, kinds_named
+from dledger.jepsen_like.plans.plan import PROXY_KINDS, Kind, Plan, decode_plan, encode_plan
+from dledger.jepsen_like.plans.promised import promised
+from dledger.jepsen_like.plans.shrink import shrink
+from dledger.jepsen_like.report.run_folder import kept_verdicts
+from dledger.jepsen_like.report.wording import many
+from dledger.jepsen_like.workloads.presets import PRESETS
+from dledger.output import CliError, ExitCode, Output, addresses, note, print_json, print_table
 
 app = App(
     name="chaos",
@@ -259,7 +259,7 @@ def _check_proxies(plan: Plan, faults: str, namesrv: str) -> None:
             next_step="give another --workload, or leave --namesrv away",
             exit_code=ExitCode.USAGE,
         )
-    importlib.import_module("jepsen_like.chaos.grpc_calls")
+    importlib.import_module("dledger.jepsen_like.chaos.grpc_calls")
 
 
 def _words_of(argv: Sequence[str]) -> Sequence[str]:
@@ -327,7 +327,7 @@ def check(name: RunName, /, *, store: Store = DEFAULT_STORE, output: Output = "t
 @app.command
 def report(name: RunName, /, *, store: Store = DEFAULT_STORE) -> int:
     """Write the report of a run again."""
-    from jepsen_like.report.run_report import report as write_report
+    from dledger.jepsen_like.report.run_report import report as write_report
 
     print(write_report(folder_of(name, store)))
     return ExitCode.OK
@@ -340,7 +340,7 @@ def serve(
     port: Annotated[int, Parameter(help="Port on loopback; 0: any free port.")] = 8090,
 ) -> int:
     """Show all runs and their reports in a browser, until Ctrl-C."""
-    from jepsen_like.report.serve import serve as serve_runs
+    from dledger.jepsen_like.report.serve import serve as serve_runs
 
     if not store.is_dir():
         raise CliError(

@@ -19,20 +19,26 @@ import structlog
 import trio
 from cyclopts import Parameter, validators
 
+from dledger.jepsen_like.chaos.plan_draw import SETTINGS
+from dledger.jepsen_like.chaos.recorder import read_run
+from dledger.jepsen_like.chaos.run_command import (
+    Extras,
+    faults_of,
+    no_verdict,
+    verdict_of,
+    write_result,
+)
+from dledger.jepsen_like.chaos.run_result import DOUBLED, LOST, result_of
+from dledger.jepsen_like.chaos.runner import FINAL_READ, Options, Ran, read_replicas, run_plan
+from dledger.jepsen_like.checkers import replicas
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.history.operation import Event, History
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, decode_plan, encode_plan
+from dledger.jepsen_like.plans.promised import promised
+from dledger.jepsen_like.report.run_folder import PLAN_FILE, kept_verdicts
+from dledger.jepsen_like.report.wording import many
+from dledger.jepsen_like.workloads.presets import workload_for
 from dledger.output import CliError, ExitCode, Output, note, print_json
-from jepsen_like.chaos.plan_draw import SETTINGS
-from jepsen_like.chaos.recorder import read_run
-from jepsen_like.chaos.run_command import Extras, faults_of, no_verdict, verdict_of, write_result
-from jepsen_like.chaos.run_result import DOUBLED, LOST, result_of
-from jepsen_like.chaos.runner import FINAL_READ, Options, Ran, read_replicas, run_plan
-from jepsen_like.checkers import replicas
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.history.operation import Event, History
-from jepsen_like.plans.plan import Kind, Plan, Step, decode_plan, encode_plan
-from jepsen_like.plans.promised import promised
-from jepsen_like.report.run_folder import PLAN_FILE, kept_verdicts
-from jepsen_like.report.wording import many
-from jepsen_like.workloads.presets import workload_for
 
 WORKLOAD: Final = "demo"
 SEED: Final = 1

@@ -20,12 +20,12 @@ from enum import StrEnum, unique
 from pathlib import Path
 from typing import Final
 
-from commitlog.disk import OsDisk
-from commitlog.errors import StoreLockedError
-from commitlog.store_paths import StorePaths, parse_file_name
-from jepsen_like.chaos.loop_disk import data_extents
-from jepsen_like.nemesis.ground import FaultError, marked_end
-from remoting.seams import Rng
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import StoreLockedError
+from dledger.commitlog.store_paths import StorePaths, parse_file_name
+from dledger.jepsen_like.chaos.loop_disk import data_extents
+from dledger.jepsen_like.nemesis.ground import FaultError, marked_end
+from dledger.remoting.seams import Rng
 
 SECTOR_BYTES: Final = 512
 """What a disk loses at once; also how wide the head and the tail of a file are."""
@@ -225,7 +225,7 @@ def _sectors_in_use(path: Path) -> Iterator[tuple[int, bytes]]:
 def flip_bits(root: Path, rng: Rng, place: Place, part: Part, *, bits: int = 1) -> list[Damage]:
     """Flip *bits* bits of a stopped broker's files and return what was done, durably.
 
-    Of the log only what is at rest is hit: see `jepsen_like.nemesis.ground`.
+    Of the log only what is at rest is hit: see `dledger.jepsen_like.nemesis.ground`.
 
     Bits are drawn one by one, so two of them may be the same one and cancel each other.
 
@@ -264,7 +264,7 @@ def tear_tail(
     never flushed this is a power cut, with any other it is rot.
 
     Args:
-        keep_marked: Leave alone what the commit mark covers: see `jepsen_like.nemesis.ground`.
+        keep_marked: Leave alone what the commit mark covers: see `dledger.jepsen_like.nemesis.ground`.
     Returns:
         What was done, durably; None when there is nothing to be written over.
     Raises:

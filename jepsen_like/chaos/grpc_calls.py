@@ -20,7 +20,7 @@ from typing import Any, Final
 import grpc
 import trio
 
-from client.core.errors import (
+from dledger.client.core.errors import (
     BrokerBusyError,
     BrokerUnreachableError,
     ClientError,
@@ -30,12 +30,12 @@ from client.core.errors import (
     RequestFailedError,
     UnknownOutcomeError,
 )
-from client.core.message import Message
-from client.core.message_ext import SendResult, SendStatus
-from client.core.route import MessageQueue
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import SendResult, SendStatus
+from dledger.client.core.route import MessageQueue
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.messages import duration, milliseconds
-from remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 
 CALL_TIMEOUT_S: Final = 8.0
 """Longer than a broker waits for a majority; the time that a receive waits comes on top."""
@@ -112,7 +112,7 @@ def message_group_of(queue_id: int, queues: int) -> str:
 
 @dataclass(slots=True)
 class HandedOut:
-    """A message that a proxy handed out; see `jepsen_like.workloads.through.Received`."""
+    """A message that a proxy handed out; see `dledger.jepsen_like.workloads.through.Received`."""
 
     message: Any
     message_queue: MessageQueue
@@ -202,7 +202,7 @@ def _ignore(_: grpc.ChannelConnectivity) -> None:
 
 
 class GrpcCalls:
-    """Calls of all clients of a run; see `jepsen_like.workloads.through.Through`.
+    """Calls of all clients of a run; see `dledger.jepsen_like.workloads.through.Through`.
 
     Args:
         links: To the proxies.
@@ -310,7 +310,7 @@ class _Caller:
 
 
 class GrpcProducer:
-    """Sends through a proxy; see `jepsen_like.workloads.through.Sender`."""
+    """Sends through a proxy; see `dledger.jepsen_like.workloads.through.Sender`."""
 
     def __init__(self, caller: _Caller, message_groups: Sequence[str]) -> None:
         self._caller = caller
@@ -377,7 +377,7 @@ class GrpcProducer:
 
 
 class GrpcConsumer:
-    """Receives through a proxy; see `jepsen_like.workloads.through.ReceivingConsumer`.
+    """Receives through a proxy; see `dledger.jepsen_like.workloads.through.ReceivingConsumer`.
 
     Attributes:
         group: Its consumer group.

@@ -5,7 +5,7 @@ one. They are held by processes of their own, each with its own descriptors and 
 loopback, so neither the runner's descriptors nor the ports of one address run out. A holder ends
 with the pipe that its parent keeps open, so it never outlives it.
 
-``python -m jepsen_like.chaos.limits HOST PORT NUMBER SOURCE``: one holder. It writes to
+``python -m dledger.jepsen_like.chaos.limits HOST PORT NUMBER SOURCE``: one holder. It writes to
 stdout, as JSON, how many it opened, and at the end how many of them were never closed on it.
 """
 
@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from jepsen_like.nemesis.ground import FaultError
+from dledger.jepsen_like.nemesis.ground import FaultError
 
 
 def why_not() -> str | None:
@@ -202,7 +202,7 @@ def idle_connections(host: str, port: int, number: int) -> Iterator[Flood]:
 
 
 def _start_holder(host: str, port: int, number: int, source: str) -> subprocess.Popen[str]:
-    module = "jepsen_like.chaos.limits"
+    module = "dledger.jepsen_like.chaos.limits"
     try:
         return subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", module, host, str(port), str(number), source],

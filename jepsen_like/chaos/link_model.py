@@ -13,8 +13,8 @@ import struct
 from collections import Counter, deque
 from typing import Final, NamedTuple
 
-from jepsen_like.nemesis.ground import HEALTHY, LinkFault
-from remoting.seams import Rng
+from dledger.jepsen_like.nemesis.ground import HEALTHY, LinkFault
+from dledger.remoting.seams import Rng
 
 OLD_FRAME_CHANCE: Final = 0.5
 """How often a frame is followed by one that was kept from an old connection."""

@@ -39,8 +39,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from jepsen_like.nemesis.ground import FaultError
-from remoting.seams import Rng
+from dledger.jepsen_like.nemesis.ground import FaultError
+from dledger.remoting.seams import Rng
 
 PAGE_BYTES: Final = 4096
 """What the page cache writes whole; also the block size of the file system."""

@@ -12,16 +12,16 @@ from typing import Any, Final
 
 import trio
 
-from client.connect import connect
-from client.core.client_instance import ClientConfig, ClientInstance
 from dledger.cli.ask_cluster import raft_status
 from dledger.cli.local_cluster import Node
-from jepsen_like.chaos import file_damage, limits, strace_inject
-from jepsen_like.chaos.cluster import ChaosCluster
-from jepsen_like.chaos.limits import Flood, idle_connections
-from jepsen_like.chaos.loop_disk import LoopDisk
-from jepsen_like.nemesis.ground import CannotBeDone, FaultError
-from remoting.seams import Rng
+from dledger.client.connect import connect
+from dledger.client.core.client_instance import ClientConfig, ClientInstance
+from dledger.jepsen_like.chaos import file_damage, limits, strace_inject
+from dledger.jepsen_like.chaos.cluster import ChaosCluster
+from dledger.jepsen_like.chaos.limits import Flood, idle_connections
+from dledger.jepsen_like.chaos.loop_disk import LoopDisk
+from dledger.jepsen_like.nemesis.ground import CannotBeDone, FaultError
+from dledger.remoting.seams import Rng
 
 STATUS_TIMEOUT_S: Final = 1.0
 STOP_WITHIN_S: Final = 5.0
@@ -52,7 +52,7 @@ FILLINGS: Final = tuple(file_damage.Filling)
 
 
 class RealMachine:
-    """One process; see `jepsen_like.nemesis.ground.Machine`."""
+    """One process; see `dledger.jepsen_like.nemesis.ground.Machine`."""
 
     def __init__(self, cluster: ChaosCluster, node: Node) -> None:
         self._cluster = cluster
@@ -106,7 +106,7 @@ class RealMachine:
 
 
 class RealMember(RealMachine):
-    """A broker process; see `jepsen_like.nemesis.ground.Member`.
+    """A broker process; see `dledger.jepsen_like.nemesis.ground.Member`.
 
     Attributes:
         status: Its last answer; empty while it does not answer.
@@ -409,7 +409,7 @@ class RealMember(RealMachine):
 
 
 class RealClient:
-    """A machine of clients; see `jepsen_like.nemesis.ground.Machine`.
+    """A machine of clients; see `dledger.jepsen_like.nemesis.ground.Machine`.
 
     Args:
         nursery: Where its program runs.

@@ -15,7 +15,7 @@ next one; the processes in it have died with their runner.
 
 Everything here blocks, for tens of milliseconds as a rule.
 
-``python -m jepsen_like.chaos.namespaces PARENT NAMESPACE MODULE …`` runs MODULE in the network
+``python -m dledger.jepsen_like.chaos.namespaces PARENT NAMESPACE MODULE …`` runs MODULE in the network
 namespace of that file, with PARENT and the rest as its arguments.
 """
 
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from jepsen_like.nemesis.ground import FaultError
+from dledger.jepsen_like.nemesis.ground import FaultError
 
 PREFIX: Final = "chaos"
 """First part of the name of every namespace made here."""

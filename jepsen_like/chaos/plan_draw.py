@@ -13,13 +13,13 @@ from typing import Final
 
 import msgspec
 
+from dledger.jepsen_like.chaos.runner import Ran
+from dledger.jepsen_like.plans.draw import draw_plan
+from dledger.jepsen_like.plans.packages import kinds_named
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, encode_plan
+from dledger.jepsen_like.report.wording import many
+from dledger.jepsen_like.workloads.presets import workload_for
 from dledger.output import CliError
-from jepsen_like.chaos.runner import Ran
-from jepsen_like.plans.draw import draw_plan
-from jepsen_like.plans.packages import kinds_named
-from jepsen_like.plans.plan import Kind, Plan, Settings, Step, encode_plan
-from jepsen_like.report.wording import many
-from jepsen_like.workloads.presets import workload_for
 
 # ---------------------------------------------------------------------------------- drawn
 

@@ -29,10 +29,9 @@ from typing import Final
 import structlog
 import trio
 
-from commitlog.errors import ConfigError, RemoteProtocolError
-from dledger.raft.wire import Kind, PeerFrameDecoder
-from jepsen_like.chaos.link_model import Link, Passage
-from jepsen_like.chaos.proxy_pump import (
+from dledger.commitlog.errors import ConfigError, RemoteProtocolError
+from dledger.jepsen_like.chaos.link_model import Link, Passage
+from dledger.jepsen_like.chaos.proxy_pump import (
     RECEIVE_BYTES,
     WINDOW_BYTES,
     Carrier,
@@ -40,8 +39,9 @@ from jepsen_like.chaos.proxy_pump import (
     reset_socket,
     until_readable,
 )
-from jepsen_like.nemesis.ground import HEALTHY, LinkFault
-from remoting.seams import Rng
+from dledger.jepsen_like.nemesis.ground import HEALTHY, LinkFault
+from dledger.raft.wire import Kind, PeerFrameDecoder
+from dledger.remoting.seams import Rng
 
 log = structlog.get_logger(__name__)
 

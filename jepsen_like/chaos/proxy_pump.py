@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from jepsen_like.chaos.link_model import Passage
+from dledger.jepsen_like.chaos.link_model import Passage
 
 RECEIVE_BYTES: Final = 256 << 10
 """How much is read from a socket at once."""

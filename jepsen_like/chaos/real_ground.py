@@ -1,6 +1,6 @@
 """The ground of a run with real processes: machines, links, roles, and orders to the group.
 
-Links do what a proxy (`jepsen_like.chaos.proxy`) cannot do: over a link that the kernel cuts,
+Links do what a proxy (`dledger.jepsen_like.chaos.proxy`) cannot do: over a link that the kernel cuts,
 packets vanish and a connection stays as it is on both sides; what was sent waits for its
 acknowledgement and is sent again ever more rarely, and a new connection gets no answer to its
 first packet. So programs find out by their own time limits alone.
@@ -17,12 +17,11 @@ from typing import Any, Final, Protocol
 import trio
 
 from dledger.cli.ask_cluster import ask
-from dledger.output import CliError
-from jepsen_like.chaos.cluster import ChaosCluster
-from jepsen_like.chaos.machines import RealMachine, RealMember
-from jepsen_like.chaos.namespaces import RunNetwork, rule_lines
-from jepsen_like.history.operation import Event
-from jepsen_like.nemesis.ground import (
+from dledger.jepsen_like.chaos.cluster import ChaosCluster
+from dledger.jepsen_like.chaos.machines import RealMachine, RealMember
+from dledger.jepsen_like.chaos.namespaces import RunNetwork, rule_lines
+from dledger.jepsen_like.history.operation import Event
+from dledger.jepsen_like.nemesis.ground import (
     HEALTHY,
     CannotBeDone,
     FaultError,
@@ -31,9 +30,10 @@ from jepsen_like.nemesis.ground import (
     Machine,
     Workload,
 )
-from jepsen_like.plans.budget import LogEnd, Soundness
-from jepsen_like.plans.plan import Kind
-from remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.jepsen_like.plans.budget import LogEnd, Soundness
+from dledger.jepsen_like.plans.plan import Kind
+from dledger.output import CliError
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
 # ---------------------------------------------------------------------------------- links
 
@@ -96,7 +96,7 @@ class RealLinks:
 
 
 class KernelLinks:
-    """The links between the hosts of a network; see `jepsen_like.nemesis.ground.Links`.
+    """The links between the hosts of a network; see `dledger.jepsen_like.nemesis.ground.Links`.
 
     What is asked for happens some milliseconds later, in `serve`. Hosts that the network has not
     are left alone.
@@ -185,7 +185,7 @@ ORDER_TIMEOUT_S: Final = 20.0
 
 
 class RealGround:
-    """A `jepsen_like.nemesis.ground.Ground` over processes, and the watcher of their roles.
+    """A `dledger.jepsen_like.nemesis.ground.Ground` over processes, and the watcher of their roles.
 
     Args:
         begin_ns: `time.monotonic_ns` at the begin of the run: the zero of its clock.

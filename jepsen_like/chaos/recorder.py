@@ -14,8 +14,8 @@ import cbor2
 import msgspec
 import trio
 
-from jepsen_like.checkers.push_group import PushRecord, encode_record
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.push_group import PushRecord, encode_record
+from dledger.jepsen_like.history.operation import (
     PUSH_RECORD,
     Event,
     History,
@@ -101,7 +101,7 @@ def write_push_record(folder: Path, record: PushRecord) -> None:
 
 def write_tables(folder: Path) -> None:
     """Write `parquet/`, the same history as tables; what cannot be read is in `bad.parquet`."""
-    from jepsen_like.history.parquet import ingest
+    from dledger.jepsen_like.history.parquet import ingest
 
     ingest(folder)
 

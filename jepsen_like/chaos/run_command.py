@@ -21,16 +21,14 @@ import msgspec
 import structlog
 import trio
 
-from client.core.errors import ClientError
-from commitlog.errors import InvariantBroken, MQError
 from dledger.cli.broker_command import parse_options
-from dledger.output import CliError, ExitCode, addresses, note, print_table
-from dledger.settings_text import parse_delay_levels
-from jepsen_like.chaos.machines import RealClient
-from jepsen_like.chaos.plan_draw import Candidates, step_text
-from jepsen_like.chaos.recorder import Recorder, encode_json, write_rest, write_tables
-from jepsen_like.chaos.run_result import too_little
-from jepsen_like.chaos.runner import (
+from dledger.client.core.errors import ClientError
+from dledger.commitlog.errors import InvariantBroken, MQError
+from dledger.jepsen_like.chaos.machines import RealClient
+from dledger.jepsen_like.chaos.plan_draw import Candidates, step_text
+from dledger.jepsen_like.chaos.recorder import Recorder, encode_json, write_rest, write_tables
+from dledger.jepsen_like.chaos.run_result import too_little
+from dledger.jepsen_like.chaos.runner import (
     LIVENESS,
     READERS,
     RPC_TIMEOUT_S,
@@ -40,14 +38,16 @@ from jepsen_like.chaos.runner import (
     run_plan,
     versions,
 )
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.verdict import Verdict, Violation
-from jepsen_like.history.operation import History, ReplicaRead, RunHeader
-from jepsen_like.plans.plan import Plan, encode_plan
-from jepsen_like.plans.promised import merge_for, promised
-from jepsen_like.report.run_folder import RESULT_FILE, read_result
-from jepsen_like.report.wording import many
-from jepsen_like.workloads.clients import WorkloadClients
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation
+from dledger.jepsen_like.history.operation import History, ReplicaRead, RunHeader
+from dledger.jepsen_like.plans.plan import Plan, encode_plan
+from dledger.jepsen_like.plans.promised import merge_for, promised
+from dledger.jepsen_like.report.run_folder import RESULT_FILE, read_result
+from dledger.jepsen_like.report.wording import many
+from dledger.jepsen_like.workloads.clients import WorkloadClients
+from dledger.output import CliError, ExitCode, addresses, note, print_table
+from dledger.settings_text import parse_delay_levels
 
 # ---------------------------------------------------------------------------------- options
 
@@ -114,7 +114,7 @@ def faults_of(folder: Path) -> dict[str, int]:
 
 def write_result(folder: Path, result: dict[str, Any]) -> Path:
     """Write `result.json` and the report of a run; return the page, also put into *result*."""
-    from jepsen_like.report.run_report import report
+    from dledger.jepsen_like.report.run_report import report
 
     path = folder / RESULT_FILE
     path.write_bytes(encode_json(result))
@@ -341,7 +341,7 @@ NODE: Final = "drain"
 
 
 class RealTime:
-    """A `jepsen_like.workloads.recorder.Stage` that began when it was made."""
+    """A `dledger.jepsen_like.workloads.recorder.Stage` that began when it was made."""
 
     def __init__(self) -> None:
         self._begin_ns = time.monotonic_ns()

@@ -16,11 +16,19 @@ from typing import Any, Final
 
 import msgspec
 
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation
+from dledger.jepsen_like.history.operation import (
+    NOTHING,
+    Event,
+    F,
+    History,
+    Level,
+    Operation,
+    Outcome,
+)
+from dledger.jepsen_like.plans.plan import Kind, decode_plan
+from dledger.jepsen_like.report.wording import many
 from dledger.settings_text import parse_delay_levels
-from jepsen_like.checkers.verdict import Verdict, Violation
-from jepsen_like.history.operation import NOTHING, Event, F, History, Level, Operation, Outcome
-from jepsen_like.plans.plan import Kind, decode_plan
-from jepsen_like.report.wording import many
 
 # ---------------------------------------------------------------------------------- logs of brokers
 

@@ -1,6 +1,6 @@
 """One run against real processes: set up, load and faults, heal, demand progress, read, judge.
 
-The same phases, plans, clients and checkers as the simulator's; see `jepsen_like.simulation.play`.
+The same phases, plans, clients and checkers as the simulator's; see `dledger.jepsen_like.simulation.play`.
 Everything the run made is in its folder; every process it started has ended when it returns.
 """
 
@@ -19,13 +19,13 @@ from typing import Any, Final, Literal
 
 import trio
 
-from client.core.errors import ClientError
-from commitlog.disk import OsDisk
-from commitlog.errors import MQError
 from dledger.broker import open_replica
+from dledger.client.core.errors import ClientError
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import MQError
 from dledger.config import load_config
-from jepsen_like.chaos import loop_disk, namespaces
-from jepsen_like.chaos.cluster import (
+from dledger.jepsen_like.chaos import loop_disk, namespaces
+from dledger.jepsen_like.chaos.cluster import (
     CLIENTS,
     GROUP,
     ChaosCluster,
@@ -33,26 +33,26 @@ from jepsen_like.chaos.cluster import (
     lay_out,
     name_server_names,
 )
-from jepsen_like.chaos.machines import RealClient, RealMember
-from jepsen_like.chaos.namespaces import RunNetwork, entered, run_network
-from jepsen_like.chaos.proxy import LinkProxy
-from jepsen_like.chaos.real_ground import KernelLinks, RealGround, RunLinks
-from jepsen_like.chaos.recorder import Recorder, write_push_record, write_rest, write_tables
-from jepsen_like.chaos.run_result import read_logs
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.fault_record import HEALED, SERVED
-from jepsen_like.checkers.verdict import Verdict, Violation
-from jepsen_like.history.operation import Event, History, RunHeader
-from jepsen_like.nemesis.nemesis import Nemesis
-from jepsen_like.plans.plan import Kind, Plan, encode_plan
-from jepsen_like.plans.promised import clock_ahead_ns, promised
-from jepsen_like.workloads.clients import WorkloadClients
-from jepsen_like.workloads.final_read import read_replica
-from jepsen_like.workloads.producers import due_within_s
-from jepsen_like.workloads.push_groups import PushGroup
-from jepsen_like.workloads.through import Through
-from jepsen_like.workloads.transactions import PATIENCE_S
-from remoting.settings import ConfigFile
+from dledger.jepsen_like.chaos.machines import RealClient, RealMember
+from dledger.jepsen_like.chaos.namespaces import RunNetwork, entered, run_network
+from dledger.jepsen_like.chaos.proxy import LinkProxy
+from dledger.jepsen_like.chaos.real_ground import KernelLinks, RealGround, RunLinks
+from dledger.jepsen_like.chaos.recorder import Recorder, write_push_record, write_rest, write_tables
+from dledger.jepsen_like.chaos.run_result import read_logs
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.fault_record import HEALED, SERVED
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation
+from dledger.jepsen_like.history.operation import Event, History, RunHeader
+from dledger.jepsen_like.nemesis.nemesis import Nemesis
+from dledger.jepsen_like.plans.plan import Kind, Plan, encode_plan
+from dledger.jepsen_like.plans.promised import clock_ahead_ns, promised
+from dledger.jepsen_like.workloads.clients import WorkloadClients
+from dledger.jepsen_like.workloads.final_read import read_replica
+from dledger.jepsen_like.workloads.producers import due_within_s
+from dledger.jepsen_like.workloads.push_groups import PushGroup
+from dledger.jepsen_like.workloads.through import Through
+from dledger.jepsen_like.workloads.transactions import PATIENCE_S
+from dledger.remoting.settings import ConfigFile
 
 READERS: Final = "readers"
 LAST_READER: Final = "last-reader"
@@ -199,7 +199,7 @@ class _Run:
         """Return what clients go through; None: their plan has no proxies."""
         if not cluster.proxies:
             return None
-        from jepsen_like.chaos.grpc_calls import grpc_calls  # needs an extra of its own
+        from dledger.jepsen_like.chaos.grpc_calls import grpc_calls  # needs an extra of its own
 
         addresses = [node.address for node in cluster.proxies.values()]
         return stack.enter_context(grpc_calls(addresses, self.plan.workload.queues))

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from jepsen_like.nemesis.ground import FaultError
+from dledger.jepsen_like.nemesis.ground import FaultError
 
 FLUSH_CALLS: Final = ("fdatasync", "fsync", "msync")
 """System calls that make bytes or names durable."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jepsen_like.checkers import (
+from dledger.jepsen_like.checkers import (
     availability,
     batches,
     consumer_offsets,
@@ -36,20 +36,20 @@ from jepsen_like.checkers import (
     total_queue,
     transactions,
 )
-from jepsen_like.checkers.fault_record import ELECTION_NS, with_late_effect
-from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
-from jepsen_like.checkers.kernel.home import Home
-from jepsen_like.checkers.kernel.source import Queue, QueueReport, Source, Want
-from jepsen_like.checkers.kernel.tables import MemorySource, table_to_numpy
-from jepsen_like.checkers.run_rows import GIVEN_BACK, REST, RunRows
-from jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
-from jepsen_like.checkers.verdict import Verdict, Violation, checked, judge
-from jepsen_like.history.columns import (
+from dledger.jepsen_like.checkers.fault_record import ELECTION_NS, with_late_effect
+from dledger.jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
+from dledger.jepsen_like.checkers.kernel.home import Home
+from dledger.jepsen_like.checkers.kernel.source import Queue, QueueReport, Source, Want
+from dledger.jepsen_like.checkers.kernel.tables import MemorySource, table_to_numpy
+from dledger.jepsen_like.checkers.run_rows import GIVEN_BACK, REST, RunRows
+from dledger.jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, checked, judge
+from dledger.jepsen_like.history.columns import (
     EVENTS,
     floors_of,
     history_of,
 )
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.history.operation import (
     NOTHING,
     F,
     History,

@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.checkers.fault_record import FaultRecord, Span
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.columns import has_word
-from jepsen_like.history.operation import NEVER, F, Outcome
+from dledger.jepsen_like.checkers.fault_record import FaultRecord, Span
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.columns import has_word
+from dledger.jepsen_like.history.operation import NEVER, F, Outcome
 
 NAME: Final = "availability"
 

@@ -18,8 +18,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
 
 NAME: Final = "batches"
 

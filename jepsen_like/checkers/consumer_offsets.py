@@ -25,10 +25,10 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from jepsen_like.checkers.kernel.facts import I64, Columns, Flags
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.columns import OBS, chosen, operations_of, slots_of
-from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
+from dledger.jepsen_like.checkers.kernel.facts import I64, Columns, Flags
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.columns import OBS, chosen, operations_of, slots_of
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
 
 NAME: Final = "consumer_offsets"
 

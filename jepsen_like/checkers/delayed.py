@@ -22,11 +22,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from jepsen_like.checkers.fault_record import FaultRecord
-from jepsen_like.checkers.retention import HolesOf, Missing, Queue, lost_of
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.columns import OBS, chosen, operations_of
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.fault_record import FaultRecord
+from dledger.jepsen_like.checkers.retention import HolesOf, Missing, Queue, lost_of
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.columns import OBS, chosen, operations_of
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     F,

@@ -25,7 +25,15 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from jepsen_like.history.operation import NEVER, NOTHING, Event, F, History, Operation, Outcome
+from dledger.jepsen_like.history.operation import (
+    NEVER,
+    NOTHING,
+    Event,
+    F,
+    History,
+    Operation,
+    Outcome,
+)
 
 HEALED: Final = "healed"
 """Kind of the event with which all faults end."""

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from jepsen_like.checkers.kernel.source import Queue, Source, Want
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.columns import hash_range, operations_of, replica_reads_of
-from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
+from dledger.jepsen_like.checkers.kernel.source import Queue, Source, Want
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.columns import hash_range, operations_of, replica_reads_of
+from dledger.jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
 
 NAME: Final = "filters"
 

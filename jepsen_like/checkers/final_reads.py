@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.columns import chosen, slots_of
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.columns import chosen, slots_of
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 NAME: Final = "final_reads"
 

@@ -28,8 +28,8 @@ from collections.abc import Iterable
 from enum import IntEnum, unique
 from typing import Final
 
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 NAME: Final = "lifetimes"
 

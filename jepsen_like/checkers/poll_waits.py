@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from jepsen_like.checkers.fault_record import FaultRecord
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import NOTHING, Operation, Outcome
+from dledger.jepsen_like.checkers.fault_record import FaultRecord
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import NOTHING, Operation, Outcome
 
 IN_VAIN: Final = "poll waited in vain"
 

@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 NAME: Final = "polls"
 
@@ -47,7 +47,7 @@ def check_history(operations: Iterable[Operation], waits: Iterable[Violation] = 
     """Return the verdict over the polls of every (process, group, queue).
 
     Args:
-        waits: Polls that waited in vain, see `jepsen_like.checkers.poll_waits`.
+        waits: Polls that waited in vain, see `dledger.jepsen_like.checkers.poll_waits`.
     """
     rows = [
         op

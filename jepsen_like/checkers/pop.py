@@ -30,10 +30,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.checkers import pop_ends, pop_waits
-from jepsen_like.checkers.fault_record import FaultRecord
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers import pop_ends, pop_waits
+from dledger.jepsen_like.checkers.fault_record import FaultRecord
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 NAME: Final = "pop"
 

@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 OLD_RECEIPT: Final = "old receipt accepted"
 GOOD_RECEIPT: Final = "good receipt refused"

@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
-from jepsen_like.checkers.fault_record import FaultRecord
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers.fault_record import FaultRecord
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 IN_VAIN: Final = "receive waited in vain"
 IN_ORDER_SUFFIX: Final = "-in-order"

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
 
 NAME: Final = "push_group"
 

@@ -28,16 +28,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.checkers.kernel.facts import (
+from dledger.jepsen_like.checkers.kernel.facts import (
     I64,
     QUEUE_OPERATIONS,
     REPORTED_MAX,
     Columns,
     Flags,
 )
-from jepsen_like.checkers.kernel.judge import Judged, TimePair
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, Level, Operation, Outcome
+from dledger.jepsen_like.checkers.kernel.judge import Judged, TimePair
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import NOTHING, F, Level, Operation, Outcome
 
 NAME: Final = "queue_log"
 

@@ -17,9 +17,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from jepsen_like.checkers.kernel.chunks import Ask, clashes_of
-from jepsen_like.checkers.kernel.facts import NOT_YET, REPORTED_MAX
-from jepsen_like.checkers.queue_log import (
+from dledger.jepsen_like.checkers.kernel.chunks import Ask, clashes_of
+from dledger.jepsen_like.checkers.kernel.facts import NOT_YET, REPORTED_MAX
+from dledger.jepsen_like.checkers.queue_log import (
     Bound,
     aborted_read,
     contradiction,
@@ -27,8 +27,8 @@ from jepsen_like.checkers.queue_log import (
     two_places,
     two_values,
 )
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
 
 VALUES_KEPT: Final = 4096
 """Settled offsets whose values are still known; a consumer further behind is judged later."""

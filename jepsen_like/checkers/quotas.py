@@ -33,8 +33,15 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum, unique
 from typing import Final, NamedTuple
 
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NEVER, NOTHING, QUOTA_EXCEEDED, F, Operation, Outcome
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import (
+    NEVER,
+    NOTHING,
+    QUOTA_EXCEEDED,
+    F,
+    Operation,
+    Outcome,
+)
 
 NAME: Final = "quotas"
 

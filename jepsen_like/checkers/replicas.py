@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from jepsen_like.checkers.kernel.home import Home
-from jepsen_like.checkers.kernel.source import Queue
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, Operation, ReplicaRead, ReplicaState
+from dledger.jepsen_like.checkers.kernel.home import Home
+from dledger.jepsen_like.checkers.kernel.source import Queue
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import NOTHING, Operation, ReplicaRead, ReplicaState
 
 NAME: Final = "replicas"
 

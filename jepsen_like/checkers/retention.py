@@ -29,8 +29,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     F,

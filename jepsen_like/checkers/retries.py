@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from jepsen_like.checkers.kernel.facts import I64, Flags
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.columns import OBS, chosen, operations_of
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers.kernel.facts import I64, Flags
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.columns import OBS, chosen, operations_of
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 NAME: Final = "retries"
 

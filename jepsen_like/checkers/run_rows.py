@@ -11,15 +11,15 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from jepsen_like.checkers import retention, retries
-from jepsen_like.checkers.fault_record import record_of
-from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, Source, Want
-from jepsen_like.checkers.replicas import ends_of
-from jepsen_like.checkers.retention import Hole
-from jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.columns import OPS, NodeKind, chosen, events_of, operations_of
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers import retention, retries
+from dledger.jepsen_like.checkers.fault_record import record_of
+from dledger.jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, Source, Want
+from dledger.jepsen_like.checkers.replicas import ends_of
+from dledger.jepsen_like.checkers.retention import Hole
+from dledger.jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.history.columns import OPS, NodeKind, chosen, events_of, operations_of
+from dledger.jepsen_like.history.operation import (
     NOTHING,
     F,
     History,

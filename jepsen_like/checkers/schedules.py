@@ -26,9 +26,9 @@ from enum import IntEnum, unique
 from itertools import pairwise
 from typing import Final
 
-from jepsen_like.checkers.fault_record import FaultRecord
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, SCHEDULE_ABSENT, F, Operation, Outcome
+from dledger.jepsen_like.checkers.fault_record import FaultRecord
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import NOTHING, SCHEDULE_ABSENT, F, Operation, Outcome
 
 NAME: Final = "schedules"
 

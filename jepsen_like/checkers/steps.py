@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, pairwise
 from typing import Final
 
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 NAME: Final = "steps"
 

@@ -15,12 +15,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from jepsen_like.checkers.kernel.facts import I64, Flags
-from jepsen_like.checkers.kernel.home import MUST_BE_THERE, Home
-from jepsen_like.checkers.kernel.source import Queue
-from jepsen_like.checkers.transactions import SYSTEM_TOPICS
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import Operation, Outcome
+from dledger.jepsen_like.checkers.kernel.facts import I64, Flags
+from dledger.jepsen_like.checkers.kernel.home import MUST_BE_THERE, Home
+from dledger.jepsen_like.checkers.kernel.source import Queue
+from dledger.jepsen_like.checkers.transactions import SYSTEM_TOPICS
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import Operation, Outcome
 
 NAME: Final = "total_queue"
 

@@ -34,9 +34,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from jepsen_like.checkers.retention import HolesOf, Missing, Queue, lost_of
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.retention import HolesOf, Missing, Queue, lost_of
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     Decision,

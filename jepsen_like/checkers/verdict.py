@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from commitlog.errors import MQError
+from dledger.commitlog.errors import MQError
 
 Validity = Literal["valid", "invalid", "unknown"]
 

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from commitlog.errors import MQError
-from jepsen_like.history.operation import (
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     Decision,
@@ -35,7 +35,7 @@ from jepsen_like.history.operation import (
     ReplicaState,
     RunHeader,
 )
-from jepsen_like.history.small_tables import RowList, SmallTable
+from dledger.jepsen_like.history.small_tables import RowList, SmallTable
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 

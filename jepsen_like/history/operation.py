@@ -22,7 +22,7 @@ import cbor2
 import msgspec
 from typing_extensions import Buffer
 
-from commitlog.errors import MQError
+from dledger.commitlog.errors import MQError
 
 # ---------------------------------------------------------------------------------- rows
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from commitlog.errors import MQError
-from jepsen_like.history.columns import (
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.history.columns import (
     SCHEMAS,
     RowOutOfRangeError,
     check_numbers,
@@ -32,7 +32,7 @@ from jepsen_like.history.columns import (
     obs_table,
     ops_table,
 )
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.history.operation import (
     PUSH_RECORD,
     Event,
     FloorMove,
@@ -43,7 +43,7 @@ from jepsen_like.history.operation import (
     Row,
     RunHeader,
 )
-from jepsen_like.history.sums import as_text, sum_of_file
+from dledger.jepsen_like.history.sums import as_text, sum_of_file
 
 FOLDER: Final = "parquet"
 SUMMARY: Final = "ingest.json"

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.history.operation import NOTHING, Operation, Outcome, ReplicaRead
+from dledger.jepsen_like.history.operation import NOTHING, Operation, Outcome, ReplicaRead
 
 I64 = npt.NDArray[np.int64]
 

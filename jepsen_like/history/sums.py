@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jepsen_like.history.columns import SCHEMAS
+from dledger.jepsen_like.history.columns import SCHEMAS
 
 KEYS: Final = {"ops": ("op_id",), "obs": ("op_id", "off", "value")}
 """Columns that name a row; of other tables, which are small, all."""

@@ -16,10 +16,10 @@ from typing import Final, Protocol
 
 from typing_extensions import Buffer
 
-from commitlog.errors import MQError
-from commitlog.mark import SLOT_STRIDE_BYTES, Mark, decode_slot
-from jepsen_like.plans.budget import LogEnd, Soundness
-from jepsen_like.plans.plan import Kind
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.mark import SLOT_STRIDE_BYTES, Mark, decode_slot
+from dledger.jepsen_like.plans.budget import LogEnd, Soundness
+from dledger.jepsen_like.plans.plan import Kind
 
 
 @dataclass(slots=True)

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from jepsen_like.history.operation import Event
-from jepsen_like.nemesis.ground import HEALTHY, CannotBeDone, Ground, LinkFault
-from jepsen_like.nemesis.nodes import Nodes
-from jepsen_like.plans.plan import Kind, Step
+from dledger.jepsen_like.history.operation import Event
+from dledger.jepsen_like.nemesis.ground import HEALTHY, CannotBeDone, Ground, LinkFault
+from dledger.jepsen_like.nemesis.nodes import Nodes
+from dledger.jepsen_like.plans.plan import Kind, Step
 
 RESET_ON_MEND: Final = 0.3
 """How often a connection with bytes waiting breaks when its link is mended."""

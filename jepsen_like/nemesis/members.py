@@ -16,12 +16,12 @@ from typing import Final
 
 import trio
 
-from commitlog.errors import MQError
-from jepsen_like.history.operation import Event
-from jepsen_like.nemesis.ground import CannotBeDone, Ground
-from jepsen_like.nemesis.links import Links
-from jepsen_like.nemesis.nodes import Nodes
-from jepsen_like.plans.plan import Kind, Step
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.history.operation import Event
+from dledger.jepsen_like.nemesis.ground import CannotBeDone, Ground
+from dledger.jepsen_like.nemesis.links import Links
+from dledger.jepsen_like.nemesis.nodes import Nodes
+from dledger.jepsen_like.plans.plan import Kind, Step
 
 LEAST_VOTERS: Final = 3
 """Of fewer none is removed while another one is away."""

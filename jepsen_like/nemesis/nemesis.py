@@ -16,14 +16,14 @@ from typing import Final
 
 import trio
 
-from commitlog.errors import MQError
-from jepsen_like.history.operation import Event
-from jepsen_like.nemesis.ground import CannotBeDone, Ground, Moment
-from jepsen_like.nemesis.links import Links
-from jepsen_like.nemesis.members import MemberChanges
-from jepsen_like.nemesis.nodes import Disks, Nodes
-from jepsen_like.plans.plan import Kind, Plan, Step
-from jepsen_like.seeded_rng import rng_stream
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.history.operation import Event
+from dledger.jepsen_like.nemesis.ground import CannotBeDone, Ground, Moment
+from dledger.jepsen_like.nemesis.links import Links
+from dledger.jepsen_like.nemesis.members import MemberChanges
+from dledger.jepsen_like.nemesis.nodes import Disks, Nodes
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step
+from dledger.jepsen_like.seeded_rng import rng_stream
 
 ORDERS: Final = (Kind.MEMBER_REMOVE, Kind.TRANSFER, Kind.MEMBER_ADD, Kind.MEMBER_REMOVE)
 """What is asked at a change of role, by `Step.arg` % 4."""

@@ -14,11 +14,11 @@ from typing import Final
 
 import trio
 
-from jepsen_like.history.operation import Event
-from jepsen_like.nemesis.ground import CannotBeDone, Ground, Machine, Member
-from jepsen_like.plans.budget import Budget, newest_of, others_of, tail_is_spare
-from jepsen_like.plans.plan import Kind, Step
-from jepsen_like.seeded_rng import SimRng
+from dledger.jepsen_like.history.operation import Event
+from dledger.jepsen_like.nemesis.ground import CannotBeDone, Ground, Machine, Member
+from dledger.jepsen_like.plans.budget import Budget, newest_of, others_of, tail_is_spare
+from dledger.jepsen_like.plans.plan import Kind, Step
+from dledger.jepsen_like.seeded_rng import SimRng
 
 SUPERVISOR_S: Final = 2.0
 """Seconds between two searches of a supervisor for processes that ended by themselves."""

@@ -23,8 +23,8 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from commitlog.entry import seal_no_op
-from commitlog.errors import LocalProtocolError, RemoteProtocolError
+from dledger.commitlog.entry import seal_no_op
+from dledger.commitlog.errors import LocalProtocolError, RemoteProtocolError
 from dledger.raft.identity import Hello
 from dledger.raft.wire import (
     HELLO_BYTES_MAX,
@@ -34,12 +34,12 @@ from dledger.raft.wire import (
     encode_cbor_head,
     encode_frame,
 )
-from remoting.client import RemotingClient
-from remoting.connection import Connection
-from remoting.errors import BadRequestError, RemotingError
-from remoting.processor import Handled, Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.bodies import (
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import BadRequestError, RemotingError
+from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.bodies import (
     ClusterInfo,
     DataVersion,
     QueueData,
@@ -48,16 +48,16 @@ from remoting.protocol.bodies import (
     TopicConfigSerializeWrapper,
     TopicRouteData,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.headers import (
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.headers import (
     BrokerHeader,
     RegisterBrokerHeader,
     RegisterTopicHeader,
     SendMessageResponseHeader,
 )
-from remoting.seams import Clock, Network, Rng, Stream
-from remoting.server import RemotingServer
+from dledger.remoting.seams import Clock, Network, Rng, Stream
+from dledger.remoting.server import RemotingServer
 
 PAUSE_S: Final = 1.0
 """Between two attempts at all NameServers."""

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from jepsen_like.plans.plan import Kind
+from dledger.jepsen_like.plans.plan import Kind
 
 HURTING: Final = frozenset(
     {

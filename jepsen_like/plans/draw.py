@@ -19,8 +19,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from jepsen_like.plans.modes import with_mode, with_modes
-from jepsen_like.plans.plan import (
+from dledger.jepsen_like.plans.modes import with_mode, with_modes
+from dledger.jepsen_like.plans.plan import (
     ASKED_FOR,
     REAL_ONLY,
     Kind,
@@ -319,7 +319,7 @@ def draw_plan(
         workload: What clients do; None: drawn.
         settings: Of the brokers; None: drawn.
         even: Draw from all *kinds* in every plan, and never concentrate on a few.
-        modes: Draw modes, too; see `jepsen_like.plans.modes`.
+        modes: Draw modes, too; see `dledger.jepsen_like.plans.modes`.
     """
     rng = Random(f"plan {seed}")
     if members is None:

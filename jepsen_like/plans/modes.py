@@ -14,8 +14,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from jepsen_like.plans.budget import HURTING
-from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from dledger.jepsen_like.plans.budget import HURTING
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 
 SIDE_MODES: Final[dict[str, str]] = {
     "compression": "bodies are compressed by the producer, and read back",

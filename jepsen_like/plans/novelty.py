@@ -17,7 +17,7 @@ from itertools import combinations, product
 from math import sqrt
 from typing import Final, Protocol
 
-from jepsen_like.plans.plan import Kind, Plan, Workload
+from dledger.jepsen_like.plans.plan import Kind, Plan, Workload
 
 TOGETHER_MS: Final = 10_000
 """Faults that begin within it of each other meet."""

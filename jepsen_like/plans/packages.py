@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from commitlog.errors import ConfigError
-from jepsen_like.plans.plan import ASKED_FOR, PROXY_KINDS, Kind
+from dledger.commitlog.errors import ConfigError
+from dledger.jepsen_like.plans.plan import ASKED_FOR, PROXY_KINDS, Kind
 
 NETWORK: Final = "network"
 """The package whose kinds `proxy` has, too; it names what carries them out."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from commitlog.errors import ConfigError
+from dledger.commitlog.errors import ConfigError
 
 PLAN_VERSION: Final = 1
 
@@ -121,7 +121,7 @@ class Kind(StrEnum):
     MEMBER_REPLACE = "member_replace"
     CHANGE_WITHOUT_MINORITY = "change_without_minority"
     """The members are changed while a minority of them is away for `for_ms`: killed, with an odd
-    `arg` cut off. `arg` // 2 % 4 is the change, see `jepsen_like.nemesis.members`. Those away
+    `arg` cut off. `arg` // 2 % 4 is the change, see `dledger.jepsen_like.nemesis.members`. Those away
     when the plan ends stay away until the others have elected and changed the members again."""
     # NameServers and clients.
     NAMESRV_KILL = "namesrv_kill"
@@ -141,7 +141,7 @@ class Kind(StrEnum):
     ROLE_ORDER = "role_order"
     """The next member that begins to lead, within `for_ms`, is asked to change the members, by
     `arg` // 4 up to 50 ms later and mostly within a few; `arg` % 4 is the change, see
-    `jepsen_like.nemesis.nemesis`. The simulator only."""
+    `dledger.jepsen_like.nemesis.nemesis`. The simulator only."""
     READ_BURST = "read_burst"
     """A leader is cut off from the other brokers for up to `for_ms`, with an odd `arg` it stands
     still as well; with every second even one it has handed over its leadership and does not hear
@@ -339,7 +339,7 @@ class Settings(msgspec.Struct, frozen=True):
         keep_segments: Older ones go, once a checkpoint covers them; 0: all are kept.
         append_bytes: Of one append to a follower; small, so that catching up takes several.
         async_master: A leader acknowledges what it alone has flushed; the law is weaker then, see
-            `jepsen_like.checkers.fault_record`.
+            `dledger.jepsen_like.checkers.fault_record`.
         lock_lease_ms: How long a queue stays locked for a client that does not renew it.
         sessions_max: Sessions of idempotent producers that are kept; 0: as many as brokers keep.
         timer_load_units: Units of the timer queue that are read in one go; 0: as brokers do.
@@ -379,7 +379,7 @@ class Plan(msgspec.Struct, frozen=True):
         name_servers: NameServers.
         workload: What clients do.
         settings: How brokers are configured.
-        modes: Names of `jepsen_like.plans.modes`.
+        modes: Names of `dledger.jepsen_like.plans.modes`.
         note: For people: what it once showed.
         version: Of this format.
     """

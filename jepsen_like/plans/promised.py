@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final, TypedDict
 
-from jepsen_like.checkers import consumer_offsets, delayed, locks, transactions
-from jepsen_like.checkers.retention import Keeps
-from jepsen_like.checkers.verdict import Verdict, merge
-from jepsen_like.plans.plan import Kind, Plan, Workload
+from dledger.jepsen_like.checkers import consumer_offsets, delayed, locks, transactions
+from dledger.jepsen_like.checkers.retention import Keeps
+from dledger.jepsen_like.checkers.verdict import Verdict, merge
+from dledger.jepsen_like.plans.plan import Kind, Plan, Workload
 
 CHECKS_MAX: Final = 6
 """Of the runner's own brokers where there are transactions: short, so that check-back has work
@@ -20,7 +20,7 @@ and deliveries of one level follow each other."""
 
 
 class Promised(TypedDict):
-    """Arguments of `jepsen_like.checkers.all_checks.check_everything`."""
+    """Arguments of `dledger.jepsen_like.checkers.all_checks.check_everything`."""
 
     clock_error_ns: int
     lease_ns: int

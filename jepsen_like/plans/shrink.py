@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
-from jepsen_like.plans.modes import SIDE_MODES
-from jepsen_like.plans.plan import Plan, Step, encode_plan
+from dledger.jepsen_like.plans.modes import SIDE_MODES
+from dledger.jepsen_like.plans.plan import Plan, Step, encode_plan
 
 PLAYS_MAX: Final = 200
 """Candidates played before the best so far is taken."""

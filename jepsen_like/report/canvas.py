@@ -28,9 +28,9 @@ from matplotlib.legend import Legend
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from jepsen_like.plans.plan import Kind
-from jepsen_like.report.series import Span
-from jepsen_like.report.wording import clock_text, kind_lines
+from dledger.jepsen_like.plans.plan import Kind
+from dledger.jepsen_like.report.series import Span
+from dledger.jepsen_like.report.wording import clock_text, kind_lines
 
 INDIGO, CYAN, TEAL, GREEN = "#332288", "#66b8e0", "#44aa99", "#117733"
 OLIVE, SAND, ROSE, WINE = "#999933", "#d9b93b", "#cc6677", "#882255"

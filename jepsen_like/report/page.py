@@ -8,7 +8,7 @@ from typing import Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from jepsen_like.report.run_folder import Skipped
+from dledger.jepsen_like.report.run_folder import Skipped
 
 PAGE_TEMPLATE: Final = "page.html.j2"
 
@@ -135,7 +135,7 @@ class Page:
 def environment() -> Environment:
     """Return what renders this package's templates; everything that is not markup is escaped."""
     return Environment(
-        loader=PackageLoader("jepsen_like.report", "."),
+        loader=PackageLoader("dledger.jepsen_like.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

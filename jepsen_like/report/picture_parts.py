@@ -12,13 +12,13 @@ from typing import Final
 import numpy as np
 from markupsafe import Markup
 
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import History, Operation
-from jepsen_like.report.canvas import NARROW, WIDE, Layout
-from jepsen_like.report.page import PageFigure, Part
-from jepsen_like.report.pictures import Pictures
-from jepsen_like.report.run_folder import Run
-from jepsen_like.report.series import (
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import History, Operation
+from dledger.jepsen_like.report.canvas import NARROW, WIDE, Layout
+from dledger.jepsen_like.report.page import PageFigure, Part
+from dledger.jepsen_like.report.pictures import Pictures
+from dledger.jepsen_like.report.run_folder import Run
+from dledger.jepsen_like.report.series import (
     F64,
     Availability,
     Columns,
@@ -35,8 +35,13 @@ from jepsen_like.report.series import (
     percentile,
     rates_of,
 )
-from jepsen_like.report.witness_picture import QueueOrder, draw_witnesses, mark_text, orders_of
-from jepsen_like.report.wording import kind_text, many
+from dledger.jepsen_like.report.witness_picture import (
+    QueueOrder,
+    draw_witnesses,
+    mark_text,
+    orders_of,
+)
+from dledger.jepsen_like.report.wording import kind_text, many
 
 HEALED: Final = "healed"
 """Kind of the event after which nothing is broken any more."""

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from jepsen_like.report.canvas import (
+from dledger.jepsen_like.report.canvas import (
     BAD,
     DOUBT,
     FAINT,
@@ -30,7 +30,7 @@ from jepsen_like.report.canvas import (
     save,
     time_axis,
 )
-from jepsen_like.report.series import (
+from dledger.jepsen_like.report.series import (
     F64,
     Availability,
     Fault,
@@ -43,7 +43,7 @@ from jepsen_like.report.series import (
     kinds_of,
     percentile,
 )
-from jepsen_like.report.wording import kind_lines
+from dledger.jepsen_like.report.wording import kind_lines
 
 LANE_IN: Final = 0.3
 """Height of a node or a fault kind in the pictures that have one row for each."""

@@ -17,8 +17,8 @@ from typing import Any, Final
 import cbor2
 import msgspec
 
-from jepsen_like.checkers.verdict import Validity, Verdict
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.verdict import Validity, Verdict
+from dledger.jepsen_like.history.operation import (
     NEVER,
     CorruptHistoryError,
     F,

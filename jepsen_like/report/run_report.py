@@ -9,12 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from jepsen_like.checkers.verdict import Verdict, Violation
-from jepsen_like.history.operation import Operation
-from jepsen_like.report.page import Anomaly, FaultRow, OperationRow, Page, render
-from jepsen_like.report.picture_parts import Facts, parts_of
-from jepsen_like.report.run_folder import Run, read_run
-from jepsen_like.report.series import (
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation
+from dledger.jepsen_like.history.operation import Operation
+from dledger.jepsen_like.report.page import Anomaly, FaultRow, OperationRow, Page, render
+from dledger.jepsen_like.report.picture_parts import Facts, parts_of
+from dledger.jepsen_like.report.run_folder import Run, read_run
+from dledger.jepsen_like.report.series import (
     Columns,
     Fault,
     availability_of,
@@ -25,7 +25,7 @@ from jepsen_like.report.series import (
     skipped_of,
     span_of,
 )
-from jepsen_like.report.wording import (
+from dledger.jepsen_like.report.wording import (
     describe,
     duration_text,
     kind_text,

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
-from jepsen_like.report.page import environment
-from jepsen_like.report.run_folder import PLAN_FILE, RESULT_FILE, Result, decode_result
-from jepsen_like.report.run_report import REPORT_FILE
+from dledger.jepsen_like.report.page import environment
+from dledger.jepsen_like.report.run_folder import PLAN_FILE, RESULT_FILE, Result, decode_result
+from dledger.jepsen_like.report.run_report import REPORT_FILE
 
 RUNS_TEMPLATE: Final = "runs.html.j2"
 

@@ -17,9 +17,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
-from jepsen_like.report.canvas import (
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.report.canvas import (
     BAD,
     FAINT,
     GOOD,
@@ -31,8 +31,8 @@ from jepsen_like.report.canvas import (
     look_of,
     save,
 )
-from jepsen_like.report.pictures import TERM_CHAR_IN, Pictures
-from jepsen_like.report.series import NS, Fault, Leadership, bands_of
+from dledger.jepsen_like.report.pictures import TERM_CHAR_IN, Pictures
+from dledger.jepsen_like.report.series import NS, Fault, Leadership, bands_of
 
 # ---------------------------------------------------------------------------- the part of a history
 

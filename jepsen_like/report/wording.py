@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Mapping
 from typing import Final
 
-from jepsen_like.checkers.verdict import Verdict, Violation
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
-from jepsen_like.report.run_folder import Result
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.report.run_folder import Result
 
 PROOF_OF_ALL: Final = frozenset({"total_queue", "replicas"})
 """Checkers whose pass means that nothing is lost: they compare acknowledgements with the end."""

@@ -29,31 +29,31 @@ from typing import Any, Final
 
 import trio
 
-from commitlog.entry import KIND_CONFIG, parse_header
-from commitlog.errors import MQError
+from dledger.commitlog.entry import KIND_CONFIG, parse_header
+from dledger.commitlog.errors import MQError
 from dledger.group import Group
-from dledger.raft.clocks import SKEW_MAX_MS
-from dledger.services.retention import retention_ms
-from dledger.state.apply import Applied
-from dledger.state.state_record import FloorChange, QueueFloorsChange, TimersChange
-from dledger.state.tables import StateTables
-from dledger.state.topics import TIMER_TOPIC
-from jepsen_like.checkers.retention import Keeps, mistake_in
-from jepsen_like.history.operation import FloorMove
-from jepsen_like.simulation.event_trace import Event
-from jepsen_like.simulation.member_lists import MemberLists
-from jepsen_like.simulation.node import BrokerNode, CheckedWorld
-from jepsen_like.simulation.promises import (
+from dledger.jepsen_like.checkers.retention import Keeps, mistake_in
+from dledger.jepsen_like.history.operation import FloorMove
+from dledger.jepsen_like.simulation.event_trace import Event
+from dledger.jepsen_like.simulation.member_lists import MemberLists
+from dledger.jepsen_like.simulation.node import BrokerNode, CheckedWorld
+from dledger.jepsen_like.simulation.promises import (
     DiskCopies,
     Promises,
     check_commit,
     check_recovered,
     check_stable,
 )
-from jepsen_like.simulation.reference_replica import ReferenceReplica, digests_by_field
-from jepsen_like.simulation.virtual_time import EPOCH_MS
-from jepsen_like.simulation.world_settings import WorldSettings
-from jepsen_like.workloads.final_read import HOUR_MS, Queue, kept_offsets, move_of, rows_of
+from dledger.jepsen_like.simulation.reference_replica import ReferenceReplica, digests_by_field
+from dledger.jepsen_like.simulation.virtual_time import EPOCH_MS
+from dledger.jepsen_like.simulation.world_settings import WorldSettings
+from dledger.jepsen_like.workloads.final_read import HOUR_MS, Queue, kept_offsets, move_of, rows_of
+from dledger.raft.clocks import SKEW_MAX_MS
+from dledger.services.retention import retention_ms
+from dledger.state.apply import Applied
+from dledger.state.state_record import FloorChange, QueueFloorsChange, TimersChange
+from dledger.state.tables import StateTables
+from dledger.state.topics import TIMER_TOPIC
 
 GIVE_UP_ELECTIONS: Final = 3
 """An old leader that runs must have noticed within this number of election timeouts."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
-from jepsen_like.simulation.play import Played
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.simulation.play import Played
 
 WINDOW_S: Final = 10.0
 """This much before the first and after the last witness is shown."""

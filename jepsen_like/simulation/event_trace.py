@@ -12,7 +12,7 @@ from enum import IntEnum
 from hashlib import blake2b
 from typing import Final
 
-from jepsen_like.simulation.virtual_time import VirtualTime
+from dledger.jepsen_like.simulation.virtual_time import VirtualTime
 
 _EVENT: Final = struct.Struct("<dBHqq")
 _CHUNK_BYTES: Final = 1 << 14

@@ -22,14 +22,14 @@ from functools import partial
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Final
 
-from jepsen_like.history.operation import F, Operation, Outcome
-from jepsen_like.nemesis.members import can_do_without, majority
+from dledger.jepsen_like.history.operation import F, Operation, Outcome
+from dledger.jepsen_like.nemesis.members import can_do_without, majority
 
 if TYPE_CHECKING:
     from dledger.group import Group
-    from jepsen_like.nemesis.nemesis import Nemesis
-    from jepsen_like.simulation.node import BrokerNode
-    from jepsen_like.simulation.world import World
+    from dledger.jepsen_like.nemesis.nemesis import Nemesis
+    from dledger.jepsen_like.simulation.node import BrokerNode
+    from dledger.jepsen_like.simulation.world import World
 
 ELECTIONS_MAX: Final = 8
 """Of the longest election timeouts: more than for a whole group, for one vote less may be missed,

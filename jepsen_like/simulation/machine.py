@@ -16,22 +16,22 @@ from typing import ClassVar, Final, Protocol
 
 import trio
 
-from commitlog.errors import (
+from dledger.commitlog.errors import (
     CorruptStoreError,
     DiskFullError,
     FlushFailedError,
     ForeignStoreError,
     StoreLockedError,
 )
-from commitlog.mark import SLOT_STRIDE_BYTES
-from jepsen_like.nemesis.ground import marked_end
-from jepsen_like.plans.modes import ROT_COUNTERS
-from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.event_trace import Event, Trace
-from jepsen_like.simulation.platter import ROTTEN
-from jepsen_like.simulation.sim_disk import Mount, SimDisk, SimExecutor
-from jepsen_like.simulation.sim_network import NodeNetwork, SimNetwork
-from jepsen_like.simulation.virtual_time import SimClock, VirtualTime
+from dledger.commitlog.mark import SLOT_STRIDE_BYTES
+from dledger.jepsen_like.nemesis.ground import marked_end
+from dledger.jepsen_like.plans.modes import ROT_COUNTERS
+from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.jepsen_like.simulation.event_trace import Event, Trace
+from dledger.jepsen_like.simulation.platter import ROTTEN
+from dledger.jepsen_like.simulation.sim_disk import Mount, SimDisk, SimExecutor
+from dledger.jepsen_like.simulation.sim_network import NodeNetwork, SimNetwork
+from dledger.jepsen_like.simulation.virtual_time import SimClock, VirtualTime
 
 EXPECTED_ENDS: Final = (
     FlushFailedError,

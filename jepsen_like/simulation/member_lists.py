@@ -18,8 +18,8 @@ The first list of a group is none of these: it was agreed at bootstrap.
 from __future__ import annotations
 
 from dledger.group import Group
+from dledger.jepsen_like.simulation.node import BrokerNode, CheckedWorld
 from dledger.raft.membership import Members
-from jepsen_like.simulation.node import BrokerNode, CheckedWorld
 
 
 class MemberLists:

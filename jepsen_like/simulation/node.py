@@ -10,20 +10,20 @@ from typing import Protocol
 
 import trio
 
-from client.core.client_instance import ClientConfig, ClientInstance
-from commitlog.entry_log import EntryLog
 from dledger.broker import Broker, serve_broker
+from dledger.client.core.client_instance import ClientConfig, ClientInstance
+from dledger.commitlog.entry_log import EntryLog
 from dledger.config import BrokerConfig
 from dledger.group import Group
-from jepsen_like.simulation.machine import MachineWorld, Node, Process
-from jepsen_like.simulation.platter import KEY_INDEX, QUEUES
-from jepsen_like.simulation.virtual_time import SimClock
-from jepsen_like.simulation.world_settings import ACCOUNTS_PATH, WorldSettings
-from namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
-from namesrv.name_server import NameServer, RouteCache
-from namesrv.route_table import RouteInfoManager
-from namesrv.server import serve_namesrv
-from remoting.protocol.signature import Credentials
+from dledger.jepsen_like.simulation.machine import MachineWorld, Node, Process
+from dledger.jepsen_like.simulation.platter import KEY_INDEX, QUEUES
+from dledger.jepsen_like.simulation.virtual_time import SimClock
+from dledger.jepsen_like.simulation.world_settings import ACCOUNTS_PATH, WorldSettings
+from dledger.namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
+from dledger.namesrv.name_server import NameServer, RouteCache
+from dledger.namesrv.route_table import RouteInfoManager
+from dledger.namesrv.server import serve_namesrv
+from dledger.remoting.protocol.signature import Credentials
 
 
 class NodeWorld(MachineWorld, Protocol):

@@ -15,39 +15,44 @@ from unittest.mock import patch
 
 import trio
 
-from client.core.errors import ClientError
-from dledger.services import timer
-from dledger.settings_text import parse_delay_levels
-from dledger.state import producer_sessions
-from jepsen_like.checkers import consumer_offsets, producer_order
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.fault_record import HEALED, SERVED
-from jepsen_like.checkers.verdict import Verdict, Violation
-from jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
-from jepsen_like.nemesis.nemesis import Nemesis
-from jepsen_like.plans.modes import SETTING_MODES
-from jepsen_like.plans.plan import Kind, Plan, Settings, encode_plan
-from jepsen_like.plans.promised import SIMULATED_SLACK_NS, clock_error_ns, merge_for, promised
-from jepsen_like.simulation.liveness import StallWatch, go_on_without
-from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.side_services import Strangers
-from jepsen_like.simulation.side_work import NAME as SIDE_MACHINE
-from jepsen_like.simulation.side_work import SideWork
-from jepsen_like.simulation.sim_ground import SimGround, SimMachine
-from jepsen_like.simulation.world import Violation as Broken
-from jepsen_like.simulation.world import World, run_world
-from jepsen_like.simulation.world_settings import WorldSettings
-from jepsen_like.workloads.clients import WorkloadClients
-from jepsen_like.workloads.final_read import read_replica
-from jepsen_like.workloads.producers import LEVEL_SLACK_S, due_within_s
-from jepsen_like.workloads.push_groups import PushGroup
-from jepsen_like.workloads.recorder import BROKER, TOPIC
-from jepsen_like.workloads.transactions import (
+from dledger.client.core.errors import ClientError
+from dledger.jepsen_like.checkers import consumer_offsets, producer_order
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.fault_record import HEALED, SERVED
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation
+from dledger.jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
+from dledger.jepsen_like.nemesis.nemesis import Nemesis
+from dledger.jepsen_like.plans.modes import SETTING_MODES
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, encode_plan
+from dledger.jepsen_like.plans.promised import (
+    SIMULATED_SLACK_NS,
+    clock_error_ns,
+    merge_for,
+    promised,
+)
+from dledger.jepsen_like.simulation.liveness import StallWatch, go_on_without
+from dledger.jepsen_like.simulation.node import ClientNode
+from dledger.jepsen_like.simulation.side_services import Strangers
+from dledger.jepsen_like.simulation.side_work import NAME as SIDE_MACHINE
+from dledger.jepsen_like.simulation.side_work import SideWork
+from dledger.jepsen_like.simulation.sim_ground import SimGround, SimMachine
+from dledger.jepsen_like.simulation.world import Violation as Broken
+from dledger.jepsen_like.simulation.world import World, run_world
+from dledger.jepsen_like.simulation.world_settings import WorldSettings
+from dledger.jepsen_like.workloads.clients import WorkloadClients
+from dledger.jepsen_like.workloads.final_read import read_replica
+from dledger.jepsen_like.workloads.producers import LEVEL_SLACK_S, due_within_s
+from dledger.jepsen_like.workloads.push_groups import PushGroup
+from dledger.jepsen_like.workloads.recorder import BROKER, TOPIC
+from dledger.jepsen_like.workloads.transactions import (
     INTERVAL_MS,
     PATIENCE_S,
     TIMEOUT_MS,
     broker_settings,
 )
+from dledger.services import timer
+from dledger.settings_text import parse_delay_levels
+from dledger.state import producer_sessions
 
 LEADER_WITHIN_ELECTIONS: Final = 3
 """After the faults a leader must lead within this number of the longest election timeouts."""

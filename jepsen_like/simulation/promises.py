@@ -37,16 +37,16 @@ from typing import Any, Final
 
 import cbor2
 
-from commitlog.entry import parse_header, verify_frame
-from commitlog.entry_log import Drop, EntryLog
-from commitlog.errors import CorruptEntryError, MQError
-from commitlog.mark import SLOT_STRIDE_BYTES, decode_slot
-from commitlog.segment import segment_base
-from commitlog.store_paths import StorePaths
+from dledger.commitlog.entry import parse_header, verify_frame
+from dledger.commitlog.entry_log import Drop, EntryLog
+from dledger.commitlog.errors import CorruptEntryError, MQError
+from dledger.commitlog.mark import SLOT_STRIDE_BYTES, decode_slot
+from dledger.commitlog.segment import segment_base
+from dledger.commitlog.store_paths import StorePaths
 from dledger.group import Group
+from dledger.jepsen_like.simulation.node import BrokerNode, CheckedWorld
+from dledger.jepsen_like.simulation.sim_disk import SimDisk
 from dledger.raft.wire import Kind
-from jepsen_like.simulation.node import BrokerNode, CheckedWorld
-from jepsen_like.simulation.sim_disk import SimDisk
 
 RECOVERED_ENTRIES: Final = 64
 """Of a log that was kept at a start; what a crash tears is at its end."""

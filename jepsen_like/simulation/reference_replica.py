@@ -31,18 +31,23 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from commitlog.derive import derive_plain
-from commitlog.entry import EntryHeader, parse_header, verify_frame
-from commitlog.errors import CorruptEntryError, MQError
-from commitlog.properties import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_UNIQ_KEY, get_property
-from commitlog.queue_unit import UNIT_DTYPE, index_key_hash
-from commitlog.record import SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION_MASK, decode_record
 from dledger.broker_settings import delays_of_levels
+from dledger.commitlog.derive import derive_plain
+from dledger.commitlog.entry import EntryHeader, parse_header, verify_frame
+from dledger.commitlog.errors import CorruptEntryError, MQError
+from dledger.commitlog.properties import (
+    KEY_SEPARATOR,
+    PROPERTY_KEYS,
+    PROPERTY_UNIQ_KEY,
+    get_property,
+)
+from dledger.commitlog.queue_unit import UNIT_DTYPE, index_key_hash
+from dledger.commitlog.record import SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION_MASK, decode_record
 from dledger.group import Group
+from dledger.jepsen_like.simulation.node import BrokerNode, CheckedWorld
 from dledger.processors.store_times import search_offset
 from dledger.state.apply import apply_entry, raise_min_offsets
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
-from jepsen_like.simulation.node import BrokerNode, CheckedWorld
 
 UNIT_BYTES: Final = UNIT_DTYPE.itemsize
 

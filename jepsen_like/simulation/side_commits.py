@@ -11,18 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.route import MessageQueue
-from jepsen_like.seeded_rng import SimRng
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.headers import UpdateConsumerOffsetHeader
-from remoting.protocol.outcome import outcome_of
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.route import MessageQueue
+from dledger.jepsen_like.seeded_rng import SimRng
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.headers import UpdateConsumerOffsetHeader
+from dledger.remoting.protocol.outcome import outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jepsen_like.simulation.world import World
+    from dledger.jepsen_like.simulation.world import World
 
 ASK_S: Final = 10.0
 

@@ -15,33 +15,36 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from client.admin.admin import Admin
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError, MessageIllegalError
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
-from commitlog.errors import MQError
-from jepsen_like.seeded_rng import SimRng, rng_stream
-from jepsen_like.simulation.world_settings import OWNER, READABLE, READER
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.headers import (
+from dledger.client.admin.admin import Admin
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientError, MessageIllegalError
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.transaction_producer import (
+    TransactionProducer,
+    TransactionProducerConfig,
+)
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
+from dledger.jepsen_like.simulation.world_settings import OWNER, READABLE, READER
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.headers import (
     GetMaxOffsetHeader,
     SendMessageHeader,
     SendMessageResponseHeader,
     TopicHeader,
     UpdateConsumerOffsetHeader,
 )
-from remoting.protocol.signature import Credentials
+from dledger.remoting.protocol.signature import Credentials
 
 if TYPE_CHECKING:
-    from jepsen_like.simulation.node import ClientNode
-    from jepsen_like.simulation.world import World
+    from dledger.jepsen_like.simulation.node import ClientNode
+    from dledger.jepsen_like.simulation.world import World
 
 Contradicts = Callable[[str], None]
 """Ends the run: an answer contradicts what is stored."""

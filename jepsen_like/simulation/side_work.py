@@ -10,27 +10,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from client.admin.admin import Admin
-from client.admin.messages import MessageQueries
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError, OffsetIllegalError
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from commitlog.errors import MQError
-from jepsen_like.plans.modes import SIDE_MODES
-from jepsen_like.plans.plan import Plan
-from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.side_commits import SideCommits
-from jepsen_like.simulation.side_services import HalfMessages, ManyQueues, OddMessages
-from remoting.protocol.codes import RequestCode
+from dledger.client.admin.admin import Admin
+from dledger.client.admin.messages import MessageQueries
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientError, OffsetIllegalError
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.plans.modes import SIDE_MODES
+from dledger.jepsen_like.plans.plan import Plan
+from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.jepsen_like.simulation.side_commits import SideCommits
+from dledger.jepsen_like.simulation.side_services import HalfMessages, ManyQueues, OddMessages
+from dledger.remoting.protocol.codes import RequestCode
 
 if TYPE_CHECKING:
-    from jepsen_like.simulation.node import ClientNode
-    from jepsen_like.simulation.world import World
+    from dledger.jepsen_like.simulation.node import ClientNode
+    from dledger.jepsen_like.simulation.world import World
 
 NAME: Final = "side"
 """Of the machine, its producers and its consumer group."""

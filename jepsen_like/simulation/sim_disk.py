@@ -22,8 +22,11 @@ from typing import Final, TypeVar
 
 from typing_extensions import Buffer
 
-from commitlog.errors import DiskFullError, FlushFailedError, StoreLockedError
-from commitlog.seams import DiskFile, Lock
+from dledger.commitlog.errors import DiskFullError, FlushFailedError, StoreLockedError
+from dledger.commitlog.seams import DiskFile, Lock
+from dledger.jepsen_like.seeded_rng import SimRng
+from dledger.jepsen_like.simulation.platter import Flight, FlushedFile, FlushedNames, Platter
+from dledger.jepsen_like.simulation.virtual_time import SimClock
 from dledger.testing.crash_disk import (
     SECTOR_BYTES,
     SEGMENTS,
@@ -34,9 +37,6 @@ from dledger.testing.crash_disk import (
     flush_names,
     names_after_power_cut,
 )
-from jepsen_like.seeded_rng import SimRng
-from jepsen_like.simulation.platter import Flight, FlushedFile, FlushedNames, Platter
-from jepsen_like.simulation.virtual_time import SimClock
 
 PAGE_BYTES: Final = 4096
 """What a sparse file takes space by."""
@@ -288,7 +288,7 @@ class _Claim:
 
 
 class Mount:
-    """`commitlog.seams.Disk` of one incarnation of a node.
+    """`dledger.commitlog.seams.Disk` of one incarnation of a node.
 
     Attributes:
         is_gone: The incarnation has ended: nothing it does reaches the disk any more.
@@ -514,7 +514,7 @@ INLINE_CHANCE: Final = 0.5
 
 
 class SimExecutor:
-    """`remoting.seams.Executor` of one incarnation of a node.
+    """`dledger.remoting.seams.Executor` of one incarnation of a node.
 
     The work is done at once and its result held back for as long as the disk takes. Meanwhile
     what it flushed is on its way: a power cut still decides sector by sector.

@@ -9,19 +9,19 @@ from typing import Final, TypeVar
 
 import trio
 
+from dledger.jepsen_like.nemesis.ground import CannotBeDone
+from dledger.jepsen_like.nemesis.strangers import NameThief, PeerGroup, PeerStranger, Wanted
+from dledger.jepsen_like.plans.budget import LogEnd, Soundness
+from dledger.jepsen_like.plans.plan import Kind
+from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.jepsen_like.simulation.machine import Node, State
+from dledger.jepsen_like.simulation.node import BrokerNode, ClientNode
+from dledger.jepsen_like.simulation.platter import IDENTITY
+from dledger.jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
+from dledger.jepsen_like.simulation.world import World
+from dledger.jepsen_like.workloads.clients import WorkloadClients
+from dledger.jepsen_like.workloads.recorder import BROKER, TOPIC
 from dledger.processors.raft import MembershipChanges
-from jepsen_like.nemesis.ground import CannotBeDone
-from jepsen_like.nemesis.strangers import NameThief, PeerGroup, PeerStranger, Wanted
-from jepsen_like.plans.budget import LogEnd, Soundness
-from jepsen_like.plans.plan import Kind
-from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.machine import Node, State
-from jepsen_like.simulation.node import BrokerNode, ClientNode
-from jepsen_like.simulation.platter import IDENTITY
-from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
-from jepsen_like.simulation.world import World
-from jepsen_like.workloads.clients import WorkloadClients
-from jepsen_like.workloads.recorder import BROKER, TOPIC
 
 POINT_WAIT_S: Final = 10.0
 """How long a kill waits for the disk to do something."""
@@ -48,7 +48,7 @@ N = TypeVar("N", bound=Node)
 
 
 class SimMachine:
-    """A simulated machine; see `jepsen_like.nemesis.ground.Machine`."""
+    """A simulated machine; see `dledger.jepsen_like.nemesis.ground.Machine`."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -90,7 +90,7 @@ class SimMachine:
 
 
 class SimMember(SimMachine):
-    """A simulated broker; see `jepsen_like.nemesis.ground.Member`."""
+    """A simulated broker; see `dledger.jepsen_like.nemesis.ground.Member`."""
 
     def __init__(self, node: BrokerNode) -> None:
         super().__init__(node)
@@ -206,7 +206,7 @@ class SimMember(SimMachine):
 
 
 class SimGround:
-    """A `jepsen_like.nemesis.ground.Ground` over a `World`.
+    """A `dledger.jepsen_like.nemesis.ground.Ground` over a `World`.
 
     Attributes:
         workload: What the clients do.

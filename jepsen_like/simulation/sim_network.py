@@ -26,10 +26,10 @@ from typing import Final
 
 import trio
 
-from jepsen_like.nemesis.ground import HEALTHY, LinkFault
-from jepsen_like.seeded_rng import SimRng
-from jepsen_like.simulation.event_trace import Event, Trace
-from jepsen_like.simulation.sim_stream import (
+from dledger.jepsen_like.nemesis.ground import HEALTHY, LinkFault
+from dledger.jepsen_like.seeded_rng import SimRng
+from dledger.jepsen_like.simulation.event_trace import Event, Trace
+from dledger.jepsen_like.simulation.sim_stream import (
     JITTER_S,
     LATENCY_S,
     Host,
@@ -37,8 +37,8 @@ from jepsen_like.simulation.sim_stream import (
     SimListener,
     SimStream,
 )
-from jepsen_like.simulation.virtual_time import Gate, VirtualTime
-from remoting.seams import ServerTls
+from dledger.jepsen_like.simulation.virtual_time import Gate, VirtualTime
+from dledger.remoting.seams import ServerTls
 
 PEER_PORT: Final = 40911
 """Connections to this port carry the members' frames."""
@@ -329,7 +329,7 @@ class SimNetwork:
 
 
 class NodeNetwork:
-    """`remoting.seams.Network` of one process."""
+    """`dledger.remoting.seams.Network` of one process."""
 
     __slots__ = ("_host", "_network", "is_gone")
 

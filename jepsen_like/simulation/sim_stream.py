@@ -14,9 +14,9 @@ from typing import Final, Protocol
 import trio
 from typing_extensions import Buffer
 
-from jepsen_like.nemesis.ground import HEALTHY, LinkFault
-from jepsen_like.simulation.event_trace import Event, Trace
-from jepsen_like.simulation.virtual_time import Gate, Timer
+from dledger.jepsen_like.nemesis.ground import HEALTHY, LinkFault
+from dledger.jepsen_like.simulation.event_trace import Event, Trace
+from dledger.jepsen_like.simulation.virtual_time import Gate, Timer
 
 LATENCY_S: Final = 0.0005
 """One way between two healthy hosts."""
@@ -135,7 +135,7 @@ class Host:
 
 
 class SimStream:
-    """One end of a connection (`remoting.seams.Stream`)."""
+    """One end of a connection (`dledger.remoting.seams.Stream`)."""
 
     __slots__ = (
         "_blocked",
@@ -374,7 +374,7 @@ class SimStream:
 
 
 class SimListener:
-    """A bound port (`remoting.seams.Listener`)."""
+    """A bound port (`dledger.remoting.seams.Listener`)."""
 
     __slots__ = ("_gate", "_host", "_is_closed", "_streams", "_waiting", "address")
 

@@ -30,17 +30,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from client.core.client_instance import ClientInstance
-from client.core.retry import FailureKind
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.retry import FailureKind
+from dledger.jepsen_like.plans.promised import CHECKS_MAX
+from dledger.jepsen_like.simulation.machine import Node
+from dledger.jepsen_like.simulation.node import BrokerNode, CheckedWorld, NameServerNode
+from dledger.jepsen_like.simulation.reference_replica import ReferenceReplica
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.fastjson import Dialect
 from dledger.state.tables import StateTables
 from dledger.state.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.state.transactions import OpenHalf, TransactionDecision
-from jepsen_like.plans.promised import CHECKS_MAX
-from jepsen_like.simulation.machine import Node
-from jepsen_like.simulation.node import BrokerNode, CheckedWorld, NameServerNode
-from jepsen_like.simulation.reference_replica import ReferenceReplica
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.fastjson import Dialect
 
 LOOK_S: Final = 1.0
 """Between two checks."""

@@ -321,7 +321,7 @@ class Gate:
 
 
 class SimClock:
-    """`remoting.seams.Clock` of one node.
+    """`dledger.remoting.seams.Clock` of one node.
 
     Args:
         number: Number of the node; makes the ends of its waits its own.

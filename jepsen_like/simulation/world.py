@@ -28,21 +28,21 @@ import trio
 
 from dledger.config import BrokerConfig, load_config
 from dledger.group import Group
-from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.checks import Checks
-from jepsen_like.simulation.event_trace import Trace
-from jepsen_like.simulation.machine import Node, State, current_node
-from jepsen_like.simulation.node import BrokerNode, ClientNode, NameServerNode
-from jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
-from jepsen_like.simulation.steadiness import (
+from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.jepsen_like.simulation.checks import Checks
+from dledger.jepsen_like.simulation.event_trace import Trace
+from dledger.jepsen_like.simulation.machine import Node, State, current_node
+from dledger.jepsen_like.simulation.node import BrokerNode, ClientNode, NameServerNode
+from dledger.jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
+from dledger.jepsen_like.simulation.steadiness import (
     LOOK_S,
     DueHeads,
     RedirectWatch,
     RouteWatch,
     Steadiness,
 )
-from jepsen_like.simulation.virtual_time import START_S, VirtualTime, run_virtual
-from jepsen_like.simulation.world_settings import (
+from dledger.jepsen_like.simulation.virtual_time import START_S, VirtualTime, run_virtual
+from dledger.jepsen_like.simulation.world_settings import (
     ACCOUNTS_PATH,
     CREDENTIALS_PATH,
     OWNER,

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from remoting.access.account_file import accounts_document
-from remoting.access.accounts import Account, AccountTable, Permission
-from remoting.protocol.signature import Credentials
+from dledger.remoting.access.account_file import accounts_document
+from dledger.remoting.access.accounts import Account, AccountTable, Permission
+from dledger.remoting.protocol.signature import Credentials
 
 
 @dataclass(frozen=True, slots=True)

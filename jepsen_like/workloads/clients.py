@@ -14,32 +14,32 @@ from typing import Final, Protocol
 
 import trio
 
-from client.admin.admin import Admin
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from commitlog.errors import MQError
-from dledger.settings_text import parse_delay_levels
-from jepsen_like.checkers.final_reads import READER
-from jepsen_like.history.operation import (
+from dledger.client.admin.admin import Admin
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientError
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.checkers.final_reads import READER
+from dledger.jepsen_like.history.operation import (
     F,
     History,
     Operation,
     Outcome,
 )
-from jepsen_like.plans.plan import Plan
-from jepsen_like.workloads.consumers import Consumers, Filterers, Lockers, Retriers
-from jepsen_like.workloads.lifetimes import Lifetimes
-from jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIMEOUT_S, Producers
-from jepsen_like.workloads.quotas import Quotas
-from jepsen_like.workloads.receivers import Receivers
-from jepsen_like.workloads.recorder import BROKER, TOPIC, Recorder, Stage, unrecorded
-from jepsen_like.workloads.schedules import Schedules
-from jepsen_like.workloads.steps import Steps
-from jepsen_like.workloads.through import Through
-from jepsen_like.workloads.transactions import Transactions
+from dledger.jepsen_like.plans.plan import Plan
+from dledger.jepsen_like.workloads.consumers import Consumers, Filterers, Lockers, Retriers
+from dledger.jepsen_like.workloads.lifetimes import Lifetimes
+from dledger.jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIMEOUT_S, Producers
+from dledger.jepsen_like.workloads.quotas import Quotas
+from dledger.jepsen_like.workloads.receivers import Receivers
+from dledger.jepsen_like.workloads.recorder import BROKER, TOPIC, Recorder, Stage, unrecorded
+from dledger.jepsen_like.workloads.schedules import Schedules
+from dledger.jepsen_like.workloads.steps import Steps
+from dledger.jepsen_like.workloads.through import Through
+from dledger.jepsen_like.workloads.transactions import Transactions
+from dledger.settings_text import parse_delay_levels
 
 SET_UP_S: Final = 120.0
 """A healthy cluster has a leader and the topic within this."""

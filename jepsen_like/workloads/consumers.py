@@ -26,11 +26,11 @@ from typing import Final
 
 import trio
 
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.queue_locks import LockClient
-from client.consumer.subscriptions import SubscriptionExpression
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.queue_locks import LockClient
+from dledger.client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     BrokerUnreachableError,
     ClientError,
     LockLostError,
@@ -39,21 +39,21 @@ from client.core.errors import (
     RequestFailedError,
     UnknownOutcomeError,
 )
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from commitlog.properties import PROPERTY_RETRY_TOPIC
-from jepsen_like.checkers.contents import PROPERTIES
-from jepsen_like.checkers.filters import FILTERS, Filter
-from jepsen_like.checkers.retries import DEAD_PREFIX, MAX_TRIES, RETRY_PREFIX
-from jepsen_like.history.columns import hash_range
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
-from jepsen_like.nemesis.ground import Moment
-from jepsen_like.seeded_rng import SimRng, rng_stream
-from jepsen_like.workloads.recorder import Recorder, value_of
-from jepsen_like.workloads.whole_queue import read_queue
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.headers import ConsumerSendMsgBackHeader
-from remoting.protocol.outcome import outcome_of
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.properties import PROPERTY_RETRY_TOPIC
+from dledger.jepsen_like.checkers.contents import PROPERTIES
+from dledger.jepsen_like.checkers.filters import FILTERS, Filter
+from dledger.jepsen_like.checkers.retries import DEAD_PREFIX, MAX_TRIES, RETRY_PREFIX
+from dledger.jepsen_like.history.columns import hash_range
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.nemesis.ground import Moment
+from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
+from dledger.jepsen_like.workloads.recorder import Recorder, value_of
+from dledger.jepsen_like.workloads.whole_queue import read_queue
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.headers import ConsumerSendMsgBackHeader
+from dledger.remoting.protocol.outcome import outcome_of
 
 ASK_AGAIN_S: Final = 0.5
 """Pause before a consumer asks again where it may begin."""

@@ -10,19 +10,25 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Final, Protocol
 
-from commitlog.consume_queue_store import ConsumeQueueStore
-from commitlog.entry import KIND_RECORDS, parse_header, record_starts
-from commitlog.entry_log import EntryLog
-from commitlog.errors import MQError
-from commitlog.record import decode_record
+from dledger.commitlog.consume_queue_store import ConsumeQueueStore
+from dledger.commitlog.entry import KIND_RECORDS, parse_header, record_starts
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.record import decode_record
+from dledger.jepsen_like.checkers.transactions import DISCARD_TOPIC
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import (
+    NOTHING,
+    FloorMove,
+    History,
+    ReplicaRead,
+    ReplicaState,
+)
+from dledger.jepsen_like.workloads.recorder import TOPIC, value_of
 from dledger.state.snapshot import snapshot
 from dledger.state.state_record import FloorChange, decode_change
 from dledger.state.tables import StateTables
 from dledger.state.topics import FLOOR_QUEUE, STATE_TOPIC
-from jepsen_like.checkers.transactions import DISCARD_TOPIC
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import NOTHING, FloorMove, History, ReplicaRead, ReplicaState
-from jepsen_like.workloads.recorder import TOPIC, value_of
 
 Queue = tuple[str, int]
 

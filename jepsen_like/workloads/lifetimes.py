@@ -14,27 +14,30 @@ from typing import Final
 
 import trio
 
-from client.consumer.pop_calls import PopCalls, ReceivedMessage
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.subscriptions import SubscriptionExpression
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError, NoRouteError, OffsetIllegalError
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.message_ext import MessageExt, PullResult
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.producer.transaction import HalfMessage
-from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
-from commitlog.errors import MQError
-from jepsen_like.checkers.lifetimes import Read, Sent
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
-from jepsen_like.workloads.output_topic import make_topic
-from jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIMEOUT_S
-from jepsen_like.workloads.recorder import VALUE_BYTES, Recorder, value_of
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.headers import ConsumerSendMsgBackHeader
+from dledger.client.consumer.pop_calls import PopCalls, ReceivedMessage
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientError, NoRouteError, OffsetIllegalError
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt, PullResult
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.transaction import HalfMessage
+from dledger.client.producer.transaction_producer import (
+    TransactionProducer,
+    TransactionProducerConfig,
+)
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.checkers.lifetimes import Read, Sent
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.workloads.output_topic import make_topic
+from dledger.jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIMEOUT_S
+from dledger.jepsen_like.workloads.recorder import VALUE_BYTES, Recorder, value_of
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.headers import ConsumerSendMsgBackHeader
 
 OUTPUT_SUFFIX: Final = "-perishable"
 """Ends the name of the topic that these clients use."""

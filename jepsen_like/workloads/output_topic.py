@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from client.admin.admin import Admin
-from client.core.client_instance import ClientInstance
-from commitlog.errors import MQError
-from jepsen_like.workloads.recorder import Recorder
+from dledger.client.admin.admin import Admin
+from dledger.client.core.client_instance import ClientInstance
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.workloads.recorder import Recorder
 
 ASK_AGAIN_S: Final = 0.5
 """After so long a client asks again where there was no leader, or not yet the topic."""

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from jepsen_like.plans.plan import Kind, Workload
+from dledger.jepsen_like.plans.plan import Kind, Workload
 
 BODY_BYTES: Final = 1024
 

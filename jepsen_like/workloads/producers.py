@@ -16,35 +16,35 @@ from typing import Final
 
 import trio
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.producer.results import SendFuture
-from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, OWNED_NAMES
-from dledger.settings_text import parse_delay_levels
-from jepsen_like.checkers.filters import (
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.results import SendFuture
+from dledger.commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, OWNED_NAMES
+from dledger.jepsen_like.checkers.filters import (
     CUSTOMER_PROPERTY,
     PROPERTY,
     customer_of,
     number_of,
     tag_of,
 )
-from jepsen_like.history.operation import F, Operation, Outcome
-from jepsen_like.nemesis.ground import Moment
-from jepsen_like.plans.plan import ROLLS_MAX, Plan, Workload
-from jepsen_like.seeded_rng import SimRng, rng_stream
-from jepsen_like.workloads.recorder import (
+from dledger.jepsen_like.history.operation import F, Operation, Outcome
+from dledger.jepsen_like.nemesis.ground import Moment
+from dledger.jepsen_like.plans.plan import ROLLS_MAX, Plan, Workload
+from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
+from dledger.jepsen_like.workloads.recorder import (
     CONTENT_BODY_BYTES_MIN,
     CONTENT_PROPERTY,
     VALUE_BYTES,
     Recorder,
     Stage,
 )
-from jepsen_like.workloads.through import Sender, Through
-from jepsen_like.workloads.transactions import Transactions
+from dledger.jepsen_like.workloads.through import Sender, Through
+from dledger.jepsen_like.workloads.transactions import Transactions
+from dledger.settings_text import parse_delay_levels
 
 SEND_TIMEOUT_S: Final = 10.0
 ATTEMPT_TIMEOUT_S: Final = 8.0

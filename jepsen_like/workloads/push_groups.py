@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.push_consumer import PushConsumer
-from client.core.client_instance import ClientInstance
-from commitlog.errors import MQError
-from jepsen_like.checkers.push_group import (
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.checkers.push_group import (
     NOT_COMMITTED,
     Consumed,
     PushRecord,
@@ -27,14 +27,14 @@ from jepsen_like.checkers.push_group import (
     never_consumed,
     ownership,
 )
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.operation import NOTHING, F, Level
-from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.workloads.recorder import value_of
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.history.operation import NOTHING, F, Level
+from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.jepsen_like.workloads.recorder import value_of
 
 if TYPE_CHECKING:
-    from jepsen_like.plans.plan import Plan
-    from jepsen_like.workloads.clients import WorkloadClients
+    from dledger.jepsen_like.plans.plan import Plan
+    from dledger.jepsen_like.workloads.clients import WorkloadClients
 
 GROUP: Final = "push-group"
 REFUSED_AT_FIRST: Final = 16
@@ -43,7 +43,7 @@ SLOW_OF: Final = 16
 """Two messages of this many take their listener long, so that faults meet it there; the first is
 refused afterwards, at its first try."""
 SLOWER_OF: Final = 8
-"""With `slow_listeners`, see `jepsen_like.plans.modes`."""
+"""With `slow_listeners`, see `dledger.jepsen_like.plans.modes`."""
 SLOW_S: Final = 2.0
 SLOWER_S: Final = 6.0
 """Likewise: longer than the pause between two commits of offsets."""
@@ -59,7 +59,7 @@ HAND_OVERS: Final = 2
 
 
 class MemberMachine(Protocol):
-    """Where a member runs; see `jepsen_like.nemesis.ground.Machine`."""
+    """Where a member runs; see `dledger.jepsen_like.nemesis.ground.Machine`."""
 
     @property
     def is_down(self) -> bool:

@@ -14,29 +14,29 @@ from typing import Final
 
 import trio
 
-from client.admin.admin import Admin
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.message_ext import MessageExt
-from client.core.retry import FailureKind, failure_from_error
-from client.core.route import MessageQueue
-from commitlog.errors import MQError
-from commitlog.message_batch import BatchItem, encode_batch
-from jepsen_like.checkers.quotas import Act, Row
-from jepsen_like.history.operation import NOTHING, QUOTA_EXCEEDED, F, Operation, Outcome
-from jepsen_like.seeded_rng import SimRng
-from jepsen_like.workloads.output_topic import ASK_AGAIN_S, make_topic
-from jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S
-from jepsen_like.workloads.recorder import VALUE_BYTES, Recorder, value_of
-from jepsen_like.workloads.whole_queue import read_queue
-from remoting.client import RemotingClient, open_client
-from remoting.connection import Connection
-from remoting.protocol.bodies import HeartbeatData, KVTable, ProducerData
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.headers import SendMessageHeader
-from remoting.protocol.outcome import REASON_FIELD, Condition, outcome_of
-from remoting.protocol.quota_bodies import DELETE, PUT, QuotaHeader
+from dledger.client.admin.admin import Admin
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.retry import FailureKind, failure_from_error
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.message_batch import BatchItem, encode_batch
+from dledger.jepsen_like.checkers.quotas import Act, Row
+from dledger.jepsen_like.history.operation import NOTHING, QUOTA_EXCEEDED, F, Operation, Outcome
+from dledger.jepsen_like.seeded_rng import SimRng
+from dledger.jepsen_like.workloads.output_topic import ASK_AGAIN_S, make_topic
+from dledger.jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S
+from dledger.jepsen_like.workloads.recorder import VALUE_BYTES, Recorder, value_of
+from dledger.jepsen_like.workloads.whole_queue import read_queue
+from dledger.remoting.client import RemotingClient, open_client
+from dledger.remoting.connection import Connection
+from dledger.remoting.protocol.bodies import HeartbeatData, KVTable, ProducerData
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.headers import SendMessageHeader
+from dledger.remoting.protocol.outcome import REASON_FIELD, Condition, outcome_of
+from dledger.remoting.protocol.quota_bodies import DELETE, PUT, QuotaHeader
 
 OUTPUT_SUFFIX: Final = "-limited"
 """Ends the name of the topic that these clients use."""

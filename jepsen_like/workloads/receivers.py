@@ -22,23 +22,28 @@ from typing import Any, Final
 
 import trio
 
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.simple_consumer import SimpleConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError, NoRouteError, ReceiptStaleError, UnknownOutcomeError
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from commitlog.errors import MQError
-from jepsen_like.checkers.pop import IN_ORDER_SUFFIX
-from jepsen_like.checkers.retries import DEAD_PREFIX
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
-from jepsen_like.seeded_rng import SimRng, rng_stream
-from jepsen_like.workloads.recorder import Recorder, value_of
-from jepsen_like.workloads.through import Received, ReceivingConsumer, Through
-from jepsen_like.workloads.whole_queue import read_queue
-from remoting.protocol.bodies import SubscriptionGroupConfig
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.simple_consumer import SimpleConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
+    ClientError,
+    NoRouteError,
+    ReceiptStaleError,
+    UnknownOutcomeError,
+)
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.checkers.pop import IN_ORDER_SUFFIX
+from dledger.jepsen_like.checkers.retries import DEAD_PREFIX
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
+from dledger.jepsen_like.workloads.recorder import Recorder, value_of
+from dledger.jepsen_like.workloads.through import Received, ReceivingConsumer, Through
+from dledger.jepsen_like.workloads.whole_queue import read_queue
+from dledger.remoting.protocol.bodies import SubscriptionGroupConfig
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 
 GROUP: Final = "receivers"
 INVISIBLE_S: Final = (2.0, 12.0)

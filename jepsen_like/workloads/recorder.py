@@ -25,15 +25,15 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import trio
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core import errors as client_errors
-from client.core.errors import ClientError, OffsetIllegalError
-from client.core.message import Message
-from client.core.message_ext import MessageExt, PullStatus
-from client.core.route import MessageQueue
-from commitlog import errors as log_errors
-from jepsen_like.checkers.contents import BODY, BORN, PROPERTIES, STORED
-from jepsen_like.history.operation import (
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core import errors as client_errors
+from dledger.client.core.errors import ClientError, OffsetIllegalError
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt, PullStatus
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog import errors as log_errors
+from dledger.jepsen_like.checkers.contents import BODY, BORN, PROPERTIES, STORED
+from dledger.jepsen_like.history.operation import (
     CLIENT_BITS,
     NEVER,
     NOTHING,
@@ -43,9 +43,9 @@ from jepsen_like.history.operation import (
     Operation,
     Outcome,
 )
-from jepsen_like.nemesis.ground import Moment
-from jepsen_like.plans.plan import REST_FACTOR, Plan
-from jepsen_like.seeded_rng import SimRng, rng_stream
+from dledger.jepsen_like.nemesis.ground import Moment
+from dledger.jepsen_like.plans.plan import REST_FACTOR, Plan
+from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
 
 CONTENT_PROPERTY: Final = "own"
 """Property of messages that have none of their own: a lost one is seen."""

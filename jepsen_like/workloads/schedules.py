@@ -16,26 +16,26 @@ from typing import Final
 
 import trio
 
-from client.admin.admin import Admin
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.admin.admin import Admin
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     ClientError,
     NoNameServerError,
     NoRouteError,
     RequestFailedError,
 )
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from commitlog.properties import SCHEDULE_DUE_MS, SCHEDULE_MISSED, SCHEDULE_NAME
-from jepsen_like.checkers.schedules import MINUTE_MS, Act
-from jepsen_like.history.operation import NOTHING, SCHEDULE_ABSENT, F, Operation, Outcome
-from jepsen_like.seeded_rng import SimRng
-from jepsen_like.workloads.output_topic import ASK_AGAIN_S, make_topic
-from jepsen_like.workloads.recorder import Recorder
-from jepsen_like.workloads.whole_queue import read_queue
-from remoting.protocol.codes import ResponseCode
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.properties import SCHEDULE_DUE_MS, SCHEDULE_MISSED, SCHEDULE_NAME
+from dledger.jepsen_like.checkers.schedules import MINUTE_MS, Act
+from dledger.jepsen_like.history.operation import NOTHING, SCHEDULE_ABSENT, F, Operation, Outcome
+from dledger.jepsen_like.seeded_rng import SimRng
+from dledger.jepsen_like.workloads.output_topic import ASK_AGAIN_S, make_topic
+from dledger.jepsen_like.workloads.recorder import Recorder
+from dledger.jepsen_like.workloads.whole_queue import read_queue
+from dledger.remoting.protocol.codes import ResponseCode
 
 OUTPUT_SUFFIX: Final = "-schedules"
 """Ends the name of the topic that schedules send to."""

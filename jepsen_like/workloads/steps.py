@@ -12,17 +12,17 @@ from typing import Final
 
 import trio
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from jepsen_like.history.operation import NOTHING, F, Operation
-from jepsen_like.seeded_rng import SimRng
-from jepsen_like.workloads.output_topic import make_topic
-from jepsen_like.workloads.recorder import Recorder
-from jepsen_like.workloads.whole_queue import read_queue
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation
+from dledger.jepsen_like.seeded_rng import SimRng
+from dledger.jepsen_like.workloads.output_topic import make_topic
+from dledger.jepsen_like.workloads.recorder import Recorder
+from dledger.jepsen_like.workloads.whole_queue import read_queue
 
 GROUP: Final = "steppers"
 OUTPUT_SUFFIX: Final = "-steps"

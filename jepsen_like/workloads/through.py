@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
-from client.core.message import Message
-from client.core.message_ext import SendResult
-from client.core.route import MessageQueue
-from jepsen_like.workloads.recorder import Seen
-from remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import SendResult
+from dledger.client.core.route import MessageQueue
+from dledger.jepsen_like.workloads.recorder import Seen
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 
 
 class Sender(Protocol):
-    """Sends messages to queues; see `client.producer.producer.Producer`."""
+    """Sends messages to queues; see `dledger.client.producer.producer.Producer`."""
 
     async def send_to(self, queue: MessageQueue, message: Message) -> SendResult:
         """Send to a queue.
@@ -67,7 +67,7 @@ ReceivedT = TypeVar("ReceivedT", bound=Received)
 
 
 class ReceivingConsumer(Protocol[ReceivedT]):
-    """Receives messages one by one; see `client.consumer.simple_consumer.SimpleConsumer`."""
+    """Receives messages one by one; see `dledger.client.consumer.simple_consumer.SimpleConsumer`."""
 
     @property
     def group(self) -> str:

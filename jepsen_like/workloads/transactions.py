@@ -18,22 +18,25 @@ from typing import Final
 
 import trio
 
-from client.core.broker_requests import Question
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.transaction import HalfMessage, TransactionEnd
-from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
-from commitlog.properties import PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS
-from jepsen_like.history.operation import Decision, F, Outcome
-from jepsen_like.plans.plan import Workload
-from jepsen_like.plans.promised import CHECKS_MAX
-from jepsen_like.seeded_rng import SimRng
-from jepsen_like.workloads.recorder import Recorder, value_of
+from dledger.client.core.broker_requests import Question
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientError
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.transaction import HalfMessage, TransactionEnd
+from dledger.client.producer.transaction_producer import (
+    TransactionProducer,
+    TransactionProducerConfig,
+)
+from dledger.commitlog.properties import PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS
+from dledger.jepsen_like.history.operation import Decision, F, Outcome
+from dledger.jepsen_like.plans.plan import Workload
+from dledger.jepsen_like.plans.promised import CHECKS_MAX
+from dledger.jepsen_like.seeded_rng import SimRng
+from dledger.jepsen_like.workloads.recorder import Recorder, value_of
 
 GROUP: Final = "transactions"
 

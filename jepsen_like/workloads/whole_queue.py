@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.errors import ClientError
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
 
 MESSAGES: Final = 32
 """Of one pull: as many as a broker gives at most unless it is set otherwise."""

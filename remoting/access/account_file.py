@@ -34,9 +34,9 @@ from typing import Final, NoReturn, TypeAlias
 
 import yaml
 
-from commitlog.errors import ConfigError
-from commitlog.seams import Disk
-from remoting.access.accounts import (
+from dledger.commitlog.errors import ConfigError
+from dledger.commitlog.seams import Disk
+from dledger.remoting.access.accounts import (
     KEY_LENGTH_MIN,
     RETRY_PREFIX,
     Account,
@@ -46,9 +46,9 @@ from remoting.access.accounts import (
     parse_permission,
     table_changes,
 )
-from remoting.log import get_logger
-from remoting.protocol.signature import Credentials
-from remoting.seams import Clock, Executor
+from dledger.remoting.log import get_logger
+from dledger.remoting.protocol.signature import Credentials
+from dledger.remoting.seams import Clock, Executor
 
 Node: TypeAlias = "str | list[Node] | dict[str, Node] | None"
 

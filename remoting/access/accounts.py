@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import Flag
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.command import RemotingCommand
 
 INNER_TOPICS: Final = frozenset(
     {

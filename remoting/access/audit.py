@@ -14,15 +14,15 @@ from typing import Final, TypeAlias
 
 import trio
 
-from commitlog.errors import MQError
-from remoting.access.gate import admitted_account
-from remoting.connection import Connection
-from remoting.log import get_logger
-from remoting.processor import Answered, Handled
-from remoting.processor_table import Handler
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.outcome import outcome_of
+from dledger.commitlog.errors import MQError
+from dledger.remoting.access.gate import admitted_account
+from dledger.remoting.connection import Connection
+from dledger.remoting.log import get_logger
+from dledger.remoting.processor import Answered, Handled
+from dledger.remoting.processor_table import Handler
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.outcome import outcome_of
 
 ANONYMOUS: Final = "anonymous"
 """Stands for the account where there is no access control, or the request named none."""

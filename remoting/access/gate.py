@@ -15,15 +15,15 @@ import ipaddress
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from remoting.access.accounts import ADMIN, Account, AccountSource, Permission, Right, Rule
-from remoting.connection import Connection
-from remoting.errors import AccessRefusedError
-from remoting.log import get_logger
-from remoting.processor import Handled, Limiter
-from remoting.processor_table import Handler, ProcessorTable
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.signature import (
+from dledger.remoting.access.accounts import ADMIN, Account, AccountSource, Permission, Right, Rule
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import AccessRefusedError
+from dledger.remoting.log import get_logger
+from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.processor_table import Handler, ProcessorTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.signature import (
     ACCESS_KEY,
     CHALLENGE,
     CHALLENGE_BYTES,
@@ -32,7 +32,7 @@ from remoting.protocol.signature import (
     is_fresh_form,
     is_signed_by,
 )
-from remoting.seams import Clock, Rng
+from dledger.remoting.seams import Clock, Rng
 
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
 """One line in this time: a client that guesses keys does not fill the log."""

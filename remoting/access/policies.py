@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from remoting.access.accounts import Permission, Right
+from dledger.remoting.access.accounts import Permission, Right
 
 CUSTOM: Final = "Custom"
 DEFAULT: Final = "Default"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from remoting.protocol.bodies import Body
-from remoting.protocol.headers import Header
+from dledger.remoting.protocol.bodies import Body
+from dledger.remoting.protocol.headers import Header
 
 USER_PREFIX = "User:"
 """Begins the subject of a policy: the only kind there is."""

@@ -18,9 +18,9 @@ from typing import Any, Final, Protocol, Self, TypeVar
 import msgspec
 from typing_extensions import Buffer
 
-from remoting.errors import BadRequestError
-from remoting.protocol import fastjson
-from remoting.protocol.fastjson import Dialect
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol import fastjson
+from dledger.remoting.protocol.fastjson import Dialect
 
 T = TypeVar("T")
 

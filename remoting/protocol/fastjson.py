@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import Buffer
 
-from remoting.errors import BadRequestError
+from dledger.remoting.errors import BadRequestError
 
 # Nothing of RocketMQ nests deeper than ten; the limit keeps hostile bodies off the stack.
 MAX_DEPTH: Final = 64

@@ -20,8 +20,8 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from commitlog.errors import LocalProtocolError, RemoteProtocolError
-from remoting.protocol.command import (
+from dledger.commitlog.errors import LocalProtocolError, RemoteProtocolError
+from dledger.remoting.protocol.command import (
     LANGUAGE_CODES,
     LANGUAGES,
     OTHER_LANGUAGE,
@@ -29,7 +29,7 @@ from remoting.protocol.command import (
     RemotingCommand,
     SerializeType,
 )
-from remoting.protocol.header_codec import (
+from dledger.remoting.protocol.header_codec import (
     decode_cbor_header,
     decode_json_header,
     encode_cbor_header,

@@ -33,8 +33,8 @@ import cbor2
 import msgspec
 from typing_extensions import Buffer
 
-from commitlog.errors import LocalProtocolError, RemoteProtocolError
-from remoting.protocol.command import (
+from dledger.commitlog.errors import LocalProtocolError, RemoteProtocolError
+from dledger.remoting.protocol.command import (
     FLAG_RESPONSE,
     OUR_LANGUAGE,
     OUR_VERSION,

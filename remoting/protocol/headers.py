@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
-from remoting.errors import BadRequestError
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import ExtFields, RemotingCommand
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import ExtFields, RemotingCommand
 
 # How wide a number may be; Java parses the same widths.
 I32: TypeAlias = int

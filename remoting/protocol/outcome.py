@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import StrEnum, unique
 from typing import Final, NamedTuple
 
-from commitlog.errors import (
+from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
     DiskFullError,
@@ -22,9 +22,9 @@ from commitlog.errors import (
     OffsetOutOfRangeError,
     Outcome,
 )
-from remoting.errors import AccessRefusedError, BadRequestError, BusyError
-from remoting.protocol.codes import ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.errors import AccessRefusedError, BadRequestError, BusyError
+from dledger.remoting.protocol.codes import ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 
 # Names of the ext fields that answers carry.
 OUTCOME_FIELD: Final = "outcome"

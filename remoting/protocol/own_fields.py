@@ -34,8 +34,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from remoting.errors import BadRequestError
-from remoting.protocol.command import ExtFields
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol.command import ExtFields
 
 # -------------------------------------------------------------------------------- offset commits
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from remoting.errors import BadRequestError
-from remoting.protocol.bodies import Body, MessageModel, MessageQueue
-from remoting.protocol.headers import I32, I64, Header
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol.bodies import Body, MessageModel, MessageQueue
+from dledger.remoting.protocol.headers import I32, I64, Header
 
 INIT_MIN: Final = 0
 """`initMode`: a group without an offset begins where the queue begins."""

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from remoting.protocol.bodies import Body
-from remoting.protocol.headers import I64, Header
+from dledger.remoting.protocol.bodies import Body
+from dledger.remoting.protocol.headers import I64, Header
 
 PUT: Final = "put"
 DELETE: Final = "delete"

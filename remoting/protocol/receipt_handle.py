@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from remoting.errors import BadRequestError
+from dledger.remoting.errors import BadRequestError
 
 PROPERTY_POP_CK: Final = "POP_CK"
 """Property under which a client keeps the handle of a message."""

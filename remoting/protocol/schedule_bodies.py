@@ -12,7 +12,7 @@ from typing import Final, Self
 import msgspec
 from typing_extensions import Buffer
 
-from remoting.errors import BadRequestError
+from dledger.remoting.errors import BadRequestError
 
 DRY_RUN_FIELD: Final = "dryRun"
 """Of PUT_SCHEDULE: `true`, everything is checked and nothing stored."""

@@ -31,8 +31,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from remoting.protocol.command import ExtFields, RemotingCommand
-from remoting.protocol.header_codec import text_of
+from dledger.remoting.protocol.command import ExtFields, RemotingCommand
+from dledger.remoting.protocol.header_codec import text_of
 
 # ---------------------------------------------------------------------------------- RocketMQ's form
 

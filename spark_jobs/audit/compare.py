@@ -10,12 +10,12 @@ from typing import Final
 
 import numpy as np
 
-from commitlog.entry import parse_header, verify_frame
-from commitlog.errors import CorruptEntryError, NewerEntryError
-from commitlog.segment import ZERO_CHUNK_BYTES, encode_blank, segment_base
-from spark_jobs.audit.folder import Before, ReplicaFolder, Side, open_folder, whole_at
-from spark_jobs.audit.key_entries import key_files, shape_of
-from spark_jobs.audit.segment_report import (
+from dledger.commitlog.entry import parse_header, verify_frame
+from dledger.commitlog.errors import CorruptEntryError, NewerEntryError
+from dledger.commitlog.segment import ZERO_CHUNK_BYTES, encode_blank, segment_base
+from dledger.spark_jobs.audit.folder import Before, ReplicaFolder, Side, open_folder, whole_at
+from dledger.spark_jobs.audit.key_entries import key_files, shape_of
+from dledger.spark_jobs.audit.segment_report import (
     ANCHOR,
     BLANK,
     DERIVED,
@@ -36,7 +36,7 @@ from spark_jobs.audit.segment_report import (
     Suspect,
     Verdict,
 )
-from spark_jobs.audit.work import Done, Work, do, plan, why_not
+from dledger.spark_jobs.audit.work import Done, Work, do, plan, why_not
 
 _KINDS: Final = {"damaged": ENTRY, "fork": FORK, "blank": BLANK, "zeros": LOST}
 _WHAT: Final = {

@@ -21,8 +21,8 @@ from typing import Final
 
 import numpy as np
 
-from commitlog.disk import OsDisk
-from commitlog.entry import (
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry import (
     ENTRY_HEADER_BYTES,
     ENTRY_MAGIC,
     KIND_RECORDS,
@@ -31,8 +31,13 @@ from commitlog.entry import (
     record_sizes,
     verify_frame,
 )
-from commitlog.errors import ConfigError, CorruptEntryError, CorruptStoreError, NewerEntryError
-from commitlog.mark import (
+from dledger.commitlog.errors import (
+    ConfigError,
+    CorruptEntryError,
+    CorruptStoreError,
+    NewerEntryError,
+)
+from dledger.commitlog.mark import (
     SLOT_STRIDE_BYTES,
     Anchor,
     Extent,
@@ -41,9 +46,9 @@ from commitlog.mark import (
     decode_slot,
     load_anchor,
 )
-from commitlog.segment import BLANK_BYTES, LogFormat, read_format
-from commitlog.shared_units import Tails, read_tails
-from commitlog.store_paths import StorePaths, parse_file_name
+from dledger.commitlog.segment import BLANK_BYTES, LogFormat, read_format
+from dledger.commitlog.shared_units import Tails, read_tails
+from dledger.commitlog.store_paths import StorePaths, parse_file_name
 
 # ---------------------------------------------------------------------------------- the folder
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.key_index import (
+from dledger.commitlog.key_index import (
     ENTRIES_PER_FILE,
     ENTRY_BYTES,
     ENTRY_DTYPE,
@@ -25,8 +25,8 @@ from commitlog.key_index import (
     SLOT_BYTES,
     SLOTS_PER_FILE,
 )
-from spark_jobs.audit.folder import ReplicaFolder, Side
-from spark_jobs.audit.segment_report import KEY_INDEX, Finding
+from dledger.spark_jobs.audit.folder import ReplicaFolder, Side
+from dledger.spark_jobs.audit.segment_report import KEY_INDEX, Finding
 
 ENTRIES_A_SLOT: Final = 4
 """RocketMQ's ratio: it gives the shape of a file from its size."""

@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from commitlog.derive import SCHEDULE_TOPIC
-from commitlog.entry import EntryHeader
-from commitlog.entry_index import UNIT_BYTES as INDEX_UNIT_BYTES
-from commitlog.entry_index import decode_unit, encode_unit
-from commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
-from spark_jobs.audit.folder import Before, ReplicaFolder, Side
-from spark_jobs.audit.segment_report import (
+from dledger.commitlog.derive import SCHEDULE_TOPIC
+from dledger.commitlog.entry import EntryHeader
+from dledger.commitlog.entry_index import UNIT_BYTES as INDEX_UNIT_BYTES
+from dledger.commitlog.entry_index import decode_unit, encode_unit
+from dledger.commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
+from dledger.spark_jobs.audit.folder import Before, ReplicaFolder, Side
+from dledger.spark_jobs.audit.segment_report import (
     ENTRY_INDEX,
     FINDINGS_MAX,
     Finding,

@@ -1,7 +1,7 @@
 """Pieces of work of an audit: one segment compared over all replicas, in any process and order.
 
 A segment begins with an entry, so segments can be looked at by themselves, in any order and in
-different processes; `spark_jobs.audit.compare` joins what they say.
+different processes; `dledger.spark_jobs.audit.compare` joins what they say.
 """
 
 from __future__ import annotations
@@ -12,22 +12,28 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from commitlog.derive import derive
-from commitlog.entry import EntryHeader
-from commitlog.errors import CorruptEntryError, CorruptRecordError, NewerEntryError
-from commitlog.record import decode_record
-from commitlog.segment import BLANK_BYTES, encode_blank, segment_base
-from dledger.state.state_record import TopicsChange, decode_change
-from dledger.state.topics import STATE_TOPIC, TOPICS_QUEUE
-from spark_jobs.audit.folder import Before, ReplicaFolder, Side, Whole, choose, next_whole, whole_at
-from spark_jobs.audit.key_entries import (
+from dledger.commitlog.derive import derive
+from dledger.commitlog.entry import EntryHeader
+from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError, NewerEntryError
+from dledger.commitlog.record import decode_record
+from dledger.commitlog.segment import BLANK_BYTES, encode_blank, segment_base
+from dledger.spark_jobs.audit.folder import (
+    Before,
+    ReplicaFolder,
+    Side,
+    Whole,
+    choose,
+    next_whole,
+    whole_at,
+)
+from dledger.spark_jobs.audit.key_entries import (
     ExpectedKeys,
     check_file,
     key_files,
     open_key_file,
     shape_of,
 )
-from spark_jobs.audit.segment_report import (
+from dledger.spark_jobs.audit.segment_report import (
     ANCHOR,
     FINDINGS_MAX,
     MARK,
@@ -37,7 +43,9 @@ from spark_jobs.audit.segment_report import (
     Suspect,
     SuspectKind,
 )
-from spark_jobs.audit.units import EntryUnits, QueueUnits
+from dledger.spark_jobs.audit.units import EntryUnits, QueueUnits
+from dledger.state.state_record import TopicsChange, decode_change
+from dledger.state.topics import STATE_TOPIC, TOPICS_QUEUE
 
 # ---------------------------------------------------------------------------------- one segment
 

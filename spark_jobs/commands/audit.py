@@ -10,9 +10,9 @@ import msgspec
 from cyclopts import Parameter
 
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
-from spark_jobs.audit.compare import audit as audit_folders
-from spark_jobs.audit.segment_report import Report
-from spark_jobs.commands.progress import progress, task_lines
+from dledger.spark_jobs.audit.compare import audit as audit_folders
+from dledger.spark_jobs.audit.segment_report import Report
+from dledger.spark_jobs.commands.progress import progress, task_lines
 
 EXIT: Final = {"equal": ExitCode.OK, "parted": ExitCode.FAILED}
 UNKNOWN_EXIT: Final = 2
@@ -41,8 +41,8 @@ def audit(
         nullcontext() if engine == "local" else task_lines(note) as on_spark,
     ):
         if on_spark is not None:
-            from spark_jobs.engines.session import open_session
-            from spark_jobs.engines.spark import SparkDoer
+            from dledger.spark_jobs.engines.session import open_session
+            from dledger.spark_jobs.engines.spark import SparkDoer
 
             session = open_session(master)
             on_spark(session.sparkContext.statusTracker())

@@ -16,15 +16,15 @@ import msgspec
 import numpy as np
 from cyclopts import Parameter
 
+from dledger.jepsen_like.checkers.kernel.facts import Columns
+from dledger.jepsen_like.checkers.kernel.judge import judge_queue
+from dledger.jepsen_like.checkers.kernel.tables import gather
+from dledger.jepsen_like.history.operation import NOTHING
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
-from jepsen_like.checkers.kernel.facts import Columns
-from jepsen_like.checkers.kernel.judge import judge_queue
-from jepsen_like.checkers.kernel.tables import gather
-from jepsen_like.history.operation import NOTHING
-from spark_jobs.generate.history import BLOCK_OPS, Shape, generate
-from spark_jobs.generate.queue_stream import QueueStream
-from spark_jobs.run import Engine, judge_run
-from spark_jobs.tables import keep_memory
+from dledger.spark_jobs.generate.history import BLOCK_OPS, Shape, generate
+from dledger.spark_jobs.generate.queue_stream import QueueStream
+from dledger.spark_jobs.run import Engine, judge_run
+from dledger.spark_jobs.tables import keep_memory
 
 KERNEL_CLIENTS: Final = (10, 1_000)
 ROUNDS: Final = 10
@@ -141,7 +141,7 @@ def end_to_end(shape: Shape, engine: Engine) -> Figure:
     with tempfile.TemporaryDirectory(prefix="dledger-bench-") as folder:
         generate(shape, Path(folder))
         call = f"judge_once({folder!r}, {engine!r})"
-        code = f"from spark_jobs.commands.bench import judge_once; {call}"
+        code = f"from dledger.spark_jobs.commands.bench import judge_once; {call}"
         done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
         seconds, cpu_s, peak_mib = msgspec.json.decode(done.stdout, type=tuple[float, float, int])
     what = "Parquet to verdict" if engine == "local" else "Parquet to verdict with Spark"
@@ -160,7 +160,7 @@ def judge_once(folder: str, engine: Engine) -> None:
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = time.process_time() + running_s + ended.ru_utime + ended.ru_stime
     if engine == "spark":
-        from spark_jobs.engines.session import end_session
+        from dledger.spark_jobs.engines.session import end_session
 
         end_session()
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

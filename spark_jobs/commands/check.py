@@ -10,17 +10,17 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter, validators
 
-from commitlog.errors import ConfigError, MQError
+from dledger.commitlog.errors import ConfigError, MQError
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.columns import RowOutOfRangeError
+from dledger.jepsen_like.history.operation import CorruptHistoryError
+from dledger.jepsen_like.history.parquet import NoHistoryError
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.columns import RowOutOfRangeError
-from jepsen_like.history.operation import CorruptHistoryError
-from jepsen_like.history.parquet import NoHistoryError
-from spark_jobs import live
-from spark_jobs.commands.history import STORE, RunName, Store, run_folder
-from spark_jobs.commands.progress import progress, task_lines
-from spark_jobs.run import Engine, Outcome, judge_run, no_verdict, path_of, records
-from spark_jobs.tables import keep_memory
+from dledger.spark_jobs import live
+from dledger.spark_jobs.commands.history import STORE, RunName, Store, run_folder
+from dledger.spark_jobs.commands.progress import progress, task_lines
+from dledger.spark_jobs.run import Engine, Outcome, judge_run, no_verdict, path_of, records
+from dledger.spark_jobs.tables import keep_memory
 
 EXIT: Final = {"valid": ExitCode.OK, "invalid": ExitCode.FAILED}
 UNKNOWN_EXIT: Final = 2
@@ -131,8 +131,8 @@ def _follow(folder: Path, engine: Engine, master: str) -> None:
     if engine == "local":
         live.follow(folder, _print_progress, time.sleep, is_over)
     else:
-        from spark_jobs.engines.session import open_session
-        from spark_jobs.engines.stream import follow_with_spark
+        from dledger.spark_jobs.engines.session import open_session
+        from dledger.spark_jobs.engines.stream import follow_with_spark
 
         follow_with_spark(open_session(master), folder, _print_queues, time.sleep, is_over)
 

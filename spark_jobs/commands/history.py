@@ -9,7 +9,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
-from spark_jobs.commands.progress import progress
+from dledger.spark_jobs.commands.progress import progress
 
 app = App(
     name="history",
@@ -45,7 +45,7 @@ def ingest(name: RunName, /, *, store: Store = STORE, output: Output = "table") 
 
     A torn last record, whose writer was killed, is counted and is not bad.
     """
-    from jepsen_like.history import parquet
+    from dledger.jepsen_like.history import parquet
 
     folder = run_folder(name, store)
     counts = parquet.ingest(folder)
@@ -75,8 +75,8 @@ def generate(
     output: Output = "table",
 ) -> int:
     """Generate a history of any length, correct or with one planted anomaly."""
-    from spark_jobs.generate.history import Shape, planter_named
-    from spark_jobs.generate.history import generate as make
+    from dledger.spark_jobs.generate.history import Shape, planter_named
+    from dledger.spark_jobs.generate.history import generate as make
 
     if plant:
         planter_named(plant)
@@ -93,5 +93,7 @@ def generate(
 
 
 app.command(
-    "spark_jobs.commands.bench:bench", name="bench", help="Measure how fast histories are checked."
+    "dledger.spark_jobs.commands.bench:bench",
+    name="bench",
+    help="Measure how fast histories are checked.",
 )

@@ -21,15 +21,15 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from client.blocking import BlockingClient, BlockingFuture, BlockingPullConsumer
-from client.core.errors import ClientError, OffsetIllegalError, RequestFailedError
-from client.core.message import Message
-from client.core.message_ext import MessageExt, PullStatus
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from commitlog.errors import MQError
-from remoting.log import configure_logs
-from spark_jobs.datasource.options import Bounds, OptionError, Options, QueueRange
+from dledger.client.blocking import BlockingClient, BlockingFuture, BlockingPullConsumer
+from dledger.client.core.errors import ClientError, OffsetIllegalError, RequestFailedError
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt, PullStatus
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.commitlog.errors import MQError
+from dledger.remoting.log import configure_logs
+from dledger.spark_jobs.datasource.options import Bounds, OptionError, Options, QueueRange
 
 # ---------------------------------------------------------------------------------- read
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from commitlog.errors import ConfigError
+from dledger.commitlog.errors import ConfigError
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

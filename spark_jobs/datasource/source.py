@@ -30,13 +30,20 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from client.core.message_ext import MessageExt
-from commitlog.derive import derive
-from commitlog.errors import CorruptEntryError
-from commitlog.segment import BLANK_BYTES, encode_blank
-from spark_jobs.audit.folder import Before, ReplicaFolder, Side, Whole, open_folder, whole_at
-from spark_jobs.datasource.network import BatchWriter, StreamWriter, TopicReader
-from spark_jobs.datasource.options import (
+from dledger.client.core.message_ext import MessageExt
+from dledger.commitlog.derive import derive
+from dledger.commitlog.errors import CorruptEntryError
+from dledger.commitlog.segment import BLANK_BYTES, encode_blank
+from dledger.spark_jobs.audit.folder import (
+    Before,
+    ReplicaFolder,
+    Side,
+    Whole,
+    open_folder,
+    whole_at,
+)
+from dledger.spark_jobs.datasource.network import BatchWriter, StreamWriter, TopicReader
+from dledger.spark_jobs.datasource.options import (
     LATEST,
     Bounds,
     OptionError,

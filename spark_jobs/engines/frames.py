@@ -16,12 +16,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from jepsen_like.checkers.kernel.source import Queue, TooManyRowsError, Want
-from jepsen_like.checkers.kernel.tables import Batch
-from jepsen_like.checkers.verdict import BadInputError
-from jepsen_like.history.columns import OPS, SCHEMAS
-from spark_jobs.engines.splits import WANTED_SCHEMA, Act, wanted_rows
-from spark_jobs.tables import AGAIN, check_batch, checked_nodes, keep_memory
+from dledger.jepsen_like.checkers.kernel.source import Queue, TooManyRowsError, Want
+from dledger.jepsen_like.checkers.kernel.tables import Batch
+from dledger.jepsen_like.checkers.verdict import BadInputError
+from dledger.jepsen_like.history.columns import OPS, SCHEMAS
+from dledger.spark_jobs.engines.splits import WANTED_SCHEMA, Act, wanted_rows
+from dledger.spark_jobs.tables import AGAIN, check_batch, checked_nodes, keep_memory
 
 _BAD = re.compile(r"BadInputError: (.+)")
 

@@ -15,19 +15,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from jepsen_like.checkers.kernel.source import (
+from dledger.jepsen_like.checkers.kernel.source import (
     Queue,
     QueueReport,
     Replicas,
     TooManyRowsError,
     Want,
 )
-from jepsen_like.checkers.kernel.tables import Batch, Gathered
-from jepsen_like.history.columns import OBS, OPS
-from jepsen_like.history.operation import Operation
-from jepsen_like.history.parquet import read_summary
-from jepsen_like.history.sums import added, sum_rows
-from spark_jobs.tables import CHECKED, Tables, batches, check_rows, check_sum
+from dledger.jepsen_like.checkers.kernel.tables import Batch, Gathered
+from dledger.jepsen_like.history.columns import OBS, OPS
+from dledger.jepsen_like.history.operation import Operation
+from dledger.jepsen_like.history.parquet import read_summary
+from dledger.jepsen_like.history.sums import added, sum_rows
+from dledger.spark_jobs.tables import CHECKED, Tables, batches, check_rows, check_sum
 
 BATCH_ROWS: Final = 1 << 17
 """Rows decoded at once: the memory of one batch is used again for the next but two."""

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.checkers.kernel.facts import I64
+from dledger.jepsen_like.checkers.kernel.facts import I64
 
 _HEAD: Final = struct.Struct("<BxxxIqq")
 """Form, length in entries, the first entry, the least difference."""

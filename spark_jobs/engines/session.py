@@ -13,7 +13,7 @@ from typing import Any, Final
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from commitlog.errors import ConfigError
+from dledger.commitlog.errors import ConfigError
 
 LOCAL: Final = "local[*]"
 JAVA_MIN: Final = 17

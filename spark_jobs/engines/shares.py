@@ -12,14 +12,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from jepsen_like.checkers.kernel.cut import (
+from dledger.jepsen_like.checkers.kernel.cut import (
     ChunkReport,
     chunk_report_of,
     obs_routes,
     report_of,
     routes,
 )
-from jepsen_like.checkers.kernel.facts import (
+from dledger.jepsen_like.checkers.kernel.facts import (
     I64,
     OBS_COLUMNS,
     OPS_COLUMNS,
@@ -30,12 +30,12 @@ from jepsen_like.checkers.kernel.facts import (
     Spares,
     anchors,
 )
-from jepsen_like.checkers.kernel.judge import acknowledged
-from jepsen_like.checkers.kernel.source import Queue, Replicas
-from jepsen_like.checkers.kernel.tables import Batch
-from jepsen_like.history.operation import CLIENT_BITS
-from jepsen_like.history.sums import added, sum_rows
-from spark_jobs.engines.narrow import narrowed, widened
+from dledger.jepsen_like.checkers.kernel.judge import acknowledged
+from dledger.jepsen_like.checkers.kernel.source import Queue, Replicas
+from dledger.jepsen_like.checkers.kernel.tables import Batch
+from dledger.jepsen_like.history.operation import CLIENT_BITS
+from dledger.jepsen_like.history.sums import added, sum_rows
+from dledger.spark_jobs.engines.narrow import narrowed, widened
 
 GATHERED_MAX: Final = 256 << 20
 """Bytes of facts that a task gathers before it hands them on."""

@@ -17,30 +17,36 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from jepsen_like.checkers.kernel.chunks import Answer, Ask, spares_in
-from jepsen_like.checkers.kernel.cut import (
+from dledger.jepsen_like.checkers.kernel.chunks import Answer, Ask, spares_in
+from dledger.jepsen_like.checkers.kernel.cut import (
     CHUNK_OFFSETS,
     ChunkReport,
     answer_of,
     judge_cut,
     report_of,
 )
-from jepsen_like.checkers.kernel.facts import (
+from dledger.jepsen_like.checkers.kernel.facts import (
     I64,
     OBS_COLUMNS,
     OPS_COLUMNS,
     SUSPECTS_MAX,
     QueueFacts,
 )
-from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, TooManyRowsError, Want
-from jepsen_like.checkers.kernel.tables import Batch, spares_of
-from jepsen_like.history.columns import OBS, OPS, SCHEMAS
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
-from jepsen_like.history.sums import added as added_sums
-from spark_jobs.audit.folder import ReplicaFolder, open_folder
-from spark_jobs.audit.work import Done, Work, do
-from spark_jobs.engines.frames import FrameTables, arrow_of
-from spark_jobs.engines.shares import (
+from dledger.jepsen_like.checkers.kernel.source import (
+    Queue,
+    QueueReport,
+    Replicas,
+    TooManyRowsError,
+    Want,
+)
+from dledger.jepsen_like.checkers.kernel.tables import Batch, spares_of
+from dledger.jepsen_like.history.columns import OBS, OPS, SCHEMAS
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.history.sums import added as added_sums
+from dledger.spark_jobs.audit.folder import ReplicaFolder, open_folder
+from dledger.spark_jobs.audit.work import Done, Work, do
+from dledger.spark_jobs.engines.frames import FrameTables, arrow_of
+from dledger.spark_jobs.engines.shares import (
     CUT,
     ROWS,
     SUMS,
@@ -55,8 +61,8 @@ from spark_jobs.engines.shares import (
     number_of,
     rows_key,
 )
-from spark_jobs.engines.splits import SplitTables, stream_of
-from spark_jobs.tables import (
+from dledger.spark_jobs.engines.splits import SplitTables, stream_of
+from dledger.spark_jobs.tables import (
     CHECKED,
     Tables,
     UnknownAddressError,

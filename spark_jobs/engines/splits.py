@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
 
-from jepsen_like.checkers.kernel.source import Queue, Want
-from jepsen_like.checkers.kernel.tables import Batch
-from jepsen_like.history.columns import SCHEMAS
-from spark_jobs.engines.local import BATCH_ROWS, condition, of_group
-from spark_jobs.tables import Tables, batches, check_batch, keep_memory, named
+from dledger.jepsen_like.checkers.kernel.source import Queue, Want
+from dledger.jepsen_like.checkers.kernel.tables import Batch
+from dledger.jepsen_like.history.columns import SCHEMAS
+from dledger.spark_jobs.engines.local import BATCH_ROWS, condition, of_group
+from dledger.spark_jobs.tables import Tables, batches, check_batch, keep_memory, named
 
 SPLIT_ROWS: Final = 1 << 20
 """Rows of a split: about one second of work."""

@@ -20,10 +20,10 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from jepsen_like.checkers.queue_watch import QueueWatch
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import CorruptHistoryError, Operation
-from spark_jobs.live import INTERVAL_S, Tail, by_queue
+from dledger.jepsen_like.checkers.queue_watch import QueueWatch
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import CorruptHistoryError, Operation
+from dledger.spark_jobs.live import INTERVAL_S, Tail, by_queue
 
 FORMAT: Final = "dledger_run"
 ROWS_SCHEMA: Final = "topic string, queue int, horizon_ns bigint, row binary"

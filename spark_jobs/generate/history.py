@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from commitlog.errors import ConfigError
-from jepsen_like.checkers import consumer_offsets, queue_log, total_queue
-from jepsen_like.history.columns import (
+from dledger.commitlog.errors import ConfigError
+from dledger.jepsen_like.checkers import consumer_offsets, queue_log, total_queue
+from dledger.jepsen_like.history.columns import (
     NODES,
     OBS,
     OPS,
@@ -26,9 +26,15 @@ from jepsen_like.history.columns import (
     nodes_table,
     table_of,
 )
-from jepsen_like.history.operation import NEVER, NOTHING, F, Outcome, ReplicaRead
-from jepsen_like.history.parquet import COMPRESSION, FOLDER, SUMMARY, Ingested, write_summary
-from spark_jobs.generate.queue_stream import I64, STEP_NS, Block, QueueStream
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Outcome, ReplicaRead
+from dledger.jepsen_like.history.parquet import (
+    COMPRESSION,
+    FOLDER,
+    SUMMARY,
+    Ingested,
+    write_summary,
+)
+from dledger.spark_jobs.generate.queue_stream import I64, STEP_NS, Block, QueueStream
 
 _TRIES: Final = 4_096
 """Places tried before it is reported that there is none."""

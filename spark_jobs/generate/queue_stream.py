@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.history.columns import mix
-from jepsen_like.history.operation import CLIENT_BITS, NEVER, NOTHING, F, Outcome
+from dledger.jepsen_like.history.columns import mix
+from dledger.jepsen_like.history.operation import CLIENT_BITS, NEVER, NOTHING, F, Outcome
 
 I64 = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

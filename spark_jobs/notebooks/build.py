@@ -1,4 +1,4 @@
-"""``python -m spark_jobs.notebooks.build``: the notebook from its source, with its outputs.
+"""``python -m dledger.spark_jobs.notebooks.build``: the notebook from its source, with its outputs.
 
 The source is `check_a_history.py`; the `.ipynb` beside it has the same cells, run from the first to
 the last. Pictures in it have a palette of few colours, so that the file stays small; what

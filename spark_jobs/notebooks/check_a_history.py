@@ -18,7 +18,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from spark_jobs.notebooks.pictures import SHIPPED
+from dledger.spark_jobs.notebooks.pictures import SHIPPED
 
 GOOD = SHIPPED / "good"
 BROKEN = SHIPPED / "broken"
@@ -31,16 +31,16 @@ import time
 
 from IPython.display import Image, display
 
-from jepsen_like.checkers import pop, queue_log, steps
-from spark_jobs.notebooks.pictures import MORE, PICTURE, Looked, as_text
-from spark_jobs.notebooks.service_proofs import (
+from dledger.jepsen_like.checkers import pop, queue_log, steps
+from dledger.spark_jobs.notebooks.pictures import MORE, PICTURE, Looked, as_text
+from dledger.spark_jobs.notebooks.service_proofs import (
     draw_message,
     message_rows,
     output_rows,
     outs_of,
     step_rows,
 )
-from spark_jobs.run import judge_run
+from dledger.spark_jobs.run import judge_run
 
 
 def shown(path: Path) -> None:
@@ -260,7 +260,7 @@ print(as_text(output_rows(stepped, overlap)))
 # found the same. Without Java 17 this is left out.
 
 # %%
-from spark_jobs.engines.session import why_no_java
+from dledger.spark_jobs.engines.session import why_no_java
 
 if why_no_java() is None:
     again = judge_run(BROKEN, "spark", time.monotonic, master="local[2]")

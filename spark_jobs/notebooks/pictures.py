@@ -20,13 +20,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from jepsen_like.checkers.kernel.facts import NOT_YET, OPS_COLUMNS
-from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.columns import NODES, OBS, OPS, NodeKind, history_of
-from jepsen_like.history.operation import NEVER, F, Operation, Outcome
-from jepsen_like.history.parquet import FOLDER, SUMMARY
-from jepsen_like.report.canvas import (
+from dledger.jepsen_like.checkers.kernel.facts import NOT_YET, OPS_COLUMNS
+from dledger.jepsen_like.checkers.kernel.tables import gather, table_to_numpy
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.columns import NODES, OBS, OPS, NodeKind, history_of
+from dledger.jepsen_like.history.operation import NEVER, F, Operation, Outcome
+from dledger.jepsen_like.history.parquet import FOLDER, SUMMARY
+from dledger.jepsen_like.report.canvas import (
     BAD,
     DOUBT,
     EDGE_STRIPE,
@@ -39,9 +39,9 @@ from jepsen_like.report.canvas import (
     save,
     time_axis,
 )
-from jepsen_like.report.pictures import Pictures
-from jepsen_like.report.run_folder import Sample
-from jepsen_like.report.series import (
+from dledger.jepsen_like.report.pictures import Pictures
+from dledger.jepsen_like.report.run_folder import Sample
+from dledger.jepsen_like.report.series import (
     NS,
     Columns,
     Fault,
@@ -58,7 +58,7 @@ from jepsen_like.report.series import (
     rates_of,
     span_of,
 )
-from jepsen_like.report.witness_picture import draw_witnesses, orders_of
+from dledger.jepsen_like.report.witness_picture import draw_witnesses, orders_of
 
 SHIPPED: Final = Path(__file__).parent / "data"
 """A good run and a broken one of real brokers; one of POP and one of steps, simulated."""

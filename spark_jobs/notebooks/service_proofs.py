@@ -15,11 +15,20 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
-from jepsen_like.report.canvas import BAD, DOUBT, GOOD, INK, canvas, draw_bands, save, time_axis
-from jepsen_like.report.series import NS
-from spark_jobs.notebooks.pictures import Looked
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.report.canvas import (
+    BAD,
+    DOUBT,
+    GOOD,
+    INK,
+    canvas,
+    draw_bands,
+    save,
+    time_axis,
+)
+from dledger.jepsen_like.report.series import NS
+from dledger.spark_jobs.notebooks.pictures import Looked
 
 MS_NS: Final = 1_000_000
 OF_MESSAGE: Final = frozenset({F.RECEIVE, F.ACK, F.CHANGE_TIME})

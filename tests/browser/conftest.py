@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from jepsen_like.report.run_report import report
+from dledger.jepsen_like.report.run_report import report
 from tests.harness.run_folders import BEGIN_NS, MadeRun, make_run, write_run
 
 VERDICTS = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page
 
-from jepsen_like.history.operation import F, Outcome
+from dledger.jepsen_like.history.operation import F, Outcome
 from tests.browser.conftest import DURATION_S, OPERATIONS, VERDICTS, Look, Looker, Store
 from tests.harness.run_folders import NODES
 

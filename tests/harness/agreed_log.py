@@ -12,10 +12,10 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from commitlog.entry import KIND_RECORDS, parse_header, record_starts
-from commitlog.mark import Anchor
-from commitlog.properties import get_property
-from commitlog.record import checked_body, decode_record
+from dledger.commitlog.entry import KIND_RECORDS, parse_header, record_starts
+from dledger.commitlog.mark import Anchor
+from dledger.commitlog.properties import get_property
+from dledger.commitlog.record import checked_body, decode_record
 from dledger.state.snapshot import snapshot
 from dledger.state.state_record import (
     FloorChange,

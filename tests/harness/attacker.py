@@ -16,9 +16,9 @@ from typing import Any
 
 import trio
 
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import SerializeType, request
-from remoting.protocol.frame import encode_command
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import SerializeType, request
+from dledger.remoting.protocol.frame import encode_command
 
 HALF_FRAMES = 150
 HALF_FRAME_BYTES = 15 << 20

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jepsen_like.history.operation import F
+from dledger.jepsen_like.history.operation import F
 
 Change = Callable[[Path], str]
 """Changes a folder of tables, and returns the name of the file that is bad now."""

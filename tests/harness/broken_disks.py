@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.chaos import loop_disk, strace_inject
+from dledger.jepsen_like.chaos import loop_disk, strace_inject
 
 DISK_BYTES = 64 << 20
 

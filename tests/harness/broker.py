@@ -8,17 +8,17 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
-from commitlog.errors import MQError
 from dledger.broker_settings import BrokerSettings, ReadLimits
+from dledger.commitlog.errors import MQError
 from dledger.processors.answers import refusal
 from dledger.processors.wiring import BrokerProcessors, ProcessorSeams
+from dledger.remoting.processor import DEFERRED, Answered
+from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.services.pending_configs import KnownGroups
 from dledger.settings_tables import BrokerTable, StoreTable
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import InlineExecutor, ManualClock, VirtualClock
-from remoting.processor import DEFERRED, Answered
-from remoting.protocol.command import RemotingCommand, request
 from tests.harness.fake_group import BROKER, CLUSTER, LEADER, STORE_HOST, FakeConnection, FakeGroup
 
 LEVELS_MS = tuple(

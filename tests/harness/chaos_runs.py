@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jepsen_like.chaos.recorder import read_run
-from jepsen_like.history.operation import Event, F, Outcome
-from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload, encode_plan
+from dledger.jepsen_like.chaos.recorder import read_run
+from dledger.jepsen_like.history.operation import Event, F, Outcome
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload, encode_plan
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,11 +10,11 @@ import random
 
 import msgspec
 
-from jepsen_like.checkers.fault_record import ELECTION_NS, HEALED, SERVED
-from jepsen_like.checkers.final_reads import READER
-from jepsen_like.checkers.locks import LEASE_NS
-from jepsen_like.checkers.transactions import DISCARD_TOPIC
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.fault_record import ELECTION_NS, HEALED, SERVED
+from dledger.jepsen_like.checkers.final_reads import READER
+from dledger.jepsen_like.checkers.locks import LEASE_NS
+from dledger.jepsen_like.checkers.transactions import DISCARD_TOPIC
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     Event,

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from jepsen_like.chaos import namespaces
-from jepsen_like.chaos.namespaces import RunNetwork, run_network
+from dledger.jepsen_like.chaos import namespaces
+from dledger.jepsen_like.chaos.namespaces import RunNetwork, run_network
 from tests.harness.deployed_files import DEPLOY, compose_services
 from tests.harness.shipped_files import ROOT
 

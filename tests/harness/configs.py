@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dledger.config import BrokerConfig, load_config
-from remoting.settings import ConfigFile
+from dledger.remoting.settings import ConfigFile
 
 THREE_PEERS: Final = "n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913"
 

@@ -8,20 +8,20 @@ from typing import Final
 
 import trio
 
-from client.admin.admin import Admin
-from client.connect import connect
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeStatus
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.push_consumer import PushConsumer
-from client.core.errors import ClientError
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.producer.transaction_producer import TransactionProducer
+from dledger.client.admin.admin import Admin
+from dledger.client.connect import connect
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeStatus
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.errors import ClientError
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.transaction_producer import TransactionProducer
 from dledger.testing.embedded_broker import wait_for_lag
 
 HOSTILE: Final = (

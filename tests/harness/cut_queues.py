@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jepsen_like.checkers.kernel.chunks import Answer, Ask
-from jepsen_like.checkers.kernel.cut import (
+from dledger.jepsen_like.checkers.kernel.chunks import Answer, Ask
+from dledger.jepsen_like.checkers.kernel.cut import (
     ChunkReport,
     answer_of,
     chunk_report_of,
@@ -16,10 +16,10 @@ from jepsen_like.checkers.kernel.cut import (
     obs_routes,
     routes,
 )
-from jepsen_like.checkers.kernel.facts import I64, Columns, QueueFacts
-from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
-from jepsen_like.checkers.kernel.tables import spares_of
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers.kernel.facts import I64, Columns, QueueFacts
+from dledger.jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
+from dledger.jepsen_like.checkers.kernel.tables import spares_of
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 
 class CutTables:

@@ -15,12 +15,17 @@ from typing import Any
 import trio
 from msgspec import structs
 
-from commitlog.errors import DiskFullError
-from commitlog.record import Record, decode_record
 from dledger.broker_errors import PendingFullError
+from dledger.commitlog.errors import DiskFullError
+from dledger.commitlog.record import Record, decode_record
 from dledger.group_api import QueueTouched
 from dledger.processors.client_table import Client
 from dledger.processors.transactions import CheckBack
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.headers import RecallHandle
+from dledger.remoting.protocol.outcome import outcome_of
+from dledger.remoting.protocol.schedule_bodies import ScheduleBody
 from dledger.services.repeated_messages import RepeatedMessageService
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
@@ -28,11 +33,6 @@ from dledger.services.transaction_check import TransactionCheckService
 from dledger.settings_tables import BrokerTable, StoreTable
 from dledger.state.schedules import SchedulesChange
 from dledger.state.topics import SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.headers import RecallHandle
-from remoting.protocol.outcome import outcome_of
-from remoting.protocol.schedule_bodies import ScheduleBody
 from tests.harness.broker import LEVELS_MS, Broker
 from tests.harness.deferred_model import Message
 from tests.harness.fake_group import BROKER, FakeConnection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from commitlog.record import Record
+from dledger.commitlog.record import Record
 from tests.harness.half_messages import COMMIT, ROLLBACK, Half
 
 

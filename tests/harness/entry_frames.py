@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from commitlog.entry import ENTRY_HEADER_BYTES, RecordBatch, Run, seal_entry, seal_no_op
-from commitlog.entry_log import EntryLog
-from commitlog.record import encode_record
+from dledger.commitlog.entry import ENTRY_HEADER_BYTES, RecordBatch, Run, seal_entry, seal_no_op
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.record import encode_record
 
 STORE_HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 

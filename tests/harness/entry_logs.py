@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from commitlog.entry_log import EntryLog
-from commitlog.store_paths import StorePaths
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.store_paths import StorePaths
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_frame
 

@@ -6,15 +6,15 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-import client.core.errors
 import dledger.broker_errors
+import dledger.client.core.errors
 import dledger.filters.errors
-import namesrv.errors
-import remoting.errors
-from client.core.errors import ClientError
-from commitlog.errors import MQError
-from remoting.errors import ConnectionLostError
-from remoting.protocol.outcome import ANSWERS, Condition, condition_of
+import dledger.namesrv.errors
+import dledger.remoting.errors
+from dledger.client.core.errors import ClientError
+from dledger.commitlog.errors import MQError
+from dledger.remoting.errors import ConnectionLostError
+from dledger.remoting.protocol.outcome import ANSWERS, Condition, condition_of
 from tests.harness.shipped_files import ROOT
 
 PAGE: Final = ROOT / "docs" / "reference" / "errors.md"

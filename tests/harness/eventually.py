@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import trio
 
-from commitlog.errors import MQError
 from dledger.cli.ask_cluster import NoAnswerError
 from dledger.cli.local_cluster import LocalCluster, Node
+from dledger.commitlog.errors import MQError
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from jepsen_like.history.operation import Operation, Outcome
+from dledger.jepsen_like.history.operation import Operation, Outcome
 
 State = TypeVar("State")
 

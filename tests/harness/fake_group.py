@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import trio
 
-from commitlog.consume_queue_store import ConsumeQueueStore
-from commitlog.derive import DEFAULT_DELAY_MS, derive
-from commitlog.disk import OsDisk
-from commitlog.entry import (
+from dledger.broker_errors import NotLeaderError, UnknownOutcomeError
+from dledger.commitlog.consume_queue_store import ConsumeQueueStore
+from dledger.commitlog.derive import DEFAULT_DELAY_MS, derive
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry import (
     ENTRY_HEADER_BYTES,
     SIZE_FIELD_BYTES,
     RecordBatch,
@@ -21,13 +22,12 @@ from commitlog.entry import (
     parse_header,
     seal_entry,
 )
-from commitlog.entry_log import EntryLog
-from commitlog.errors import LocalProtocolError, MQError
-from commitlog.key_index import KeyIndex
-from commitlog.message_id import UniqKeyFactory
-from commitlog.record import encode_record, pack_host
-from commitlog.store_paths import StorePaths
-from dledger.broker_errors import NotLeaderError, UnknownOutcomeError
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import LocalProtocolError, MQError
+from dledger.commitlog.key_index import KeyIndex
+from dledger.commitlog.message_id import UniqKeyFactory
+from dledger.commitlog.record import encode_record, pack_host
+from dledger.commitlog.store_paths import StorePaths
 from dledger.group_api import (
     AppliedListener,
     ExpectedOffset,
@@ -39,12 +39,12 @@ from dledger.group_api import (
 )
 from dledger.pending_commits import PendingCommits
 from dledger.proposals import PendingQueueOffsets
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 from dledger.state.apply import Applied, apply_entry
 from dledger.state.tables import StateTables
 from dledger.state.topics import builtin_groups, builtin_topics
 from dledger.testing.doubles import ManualClock, VirtualClock
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.frame import FrameDecoder, encode_command
 
 SEGMENT_BYTES = 1 << 20
 STORE_HOST = pack_host("127.0.0.1", 10911)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import trio
 import trio.testing
 
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.server import RemotingServer
 from dledger.testing.doubles import MemoryNetwork
-from remoting.connection import Connection
-from remoting.processor import Handled, Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
-from remoting.server import RemotingServer
 
 Address = tuple[str, int]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jepsen_like.history.columns import hash_range
-from jepsen_like.history.operation import F, History, Operation, Outcome
-from jepsen_like.history.parquet import read_history
-from spark_jobs.generate.history import Generated, Shape, generate
+from dledger.jepsen_like.history.columns import hash_range
+from dledger.jepsen_like.history.operation import F, History, Operation, Outcome
+from dledger.jepsen_like.history.parquet import read_history
+from dledger.spark_jobs.generate.history import Generated, Shape, generate
 
 WRONG = 1 << 61
 """A value that was never sent."""

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import trio
 
-from commitlog.disk import OsDisk
-from commitlog.record import decode_record, pack_host
-from commitlog.seams import Disk
 from dledger.broker_settings import StoreSettings
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.record import decode_record, pack_host
+from dledger.commitlog.seams import Disk
 from dledger.group import Group
 from dledger.proposals import GroupSettings
 from dledger.raft.identity import GroupSecret, Identity
 from dledger.raft.settings import RaftSettings
+from dledger.remoting.seams import Executor, Network
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
@@ -29,7 +30,6 @@ from dledger.testing.doubles import (
     Partition,
     VirtualClock,
 )
-from remoting.seams import Executor, Network
 from tests.harness.raft_cluster import batch
 
 SEGMENT_BYTES = 1 << 20

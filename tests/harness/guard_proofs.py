@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.errors import MQError
+from dledger.commitlog.errors import MQError
 from dledger.raft.settings import ALL_ON, Guards
 
 Proof = Callable[[Guards, Path], None]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from commitlog.message_id import decode_offset_message_id
-from commitlog.record import Record, decode_record
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
+from dledger.commitlog.message_id import decode_offset_message_id
+from dledger.commitlog.record import Record, decode_record
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 

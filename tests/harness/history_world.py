@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jepsen_like.checkers.locks import LEASE_NS
-from jepsen_like.checkers.retention import Keeps
-from jepsen_like.checkers.transactions import CHECKS_MAX, DISCARD_TOPIC
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.locks import LEASE_NS
+from dledger.jepsen_like.checkers.retention import Keeps
+from dledger.jepsen_like.checkers.transactions import CHECKS_MAX, DISCARD_TOPIC
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     Decision,

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import cbor2
 
-from commitlog.entry import seal_config, seal_no_op
-from commitlog.errors import RemoteProtocolError
+from dledger.commitlog.entry import seal_config, seal_no_op
+from dledger.commitlog.errors import RemoteProtocolError
 from dledger.raft.identity import Hello
 from dledger.raft.member import RaftNode
 from dledger.raft.membership import MEMBERS_MAX, Member, Members, Standing

@@ -15,11 +15,11 @@ from unittest import mock
 
 import numpy as np
 
-from jepsen_like.checkers.kernel import chunks, judge
-from jepsen_like.checkers.kernel.facts import I64, OBS_COLUMNS, OPS_COLUMNS, Columns
-from jepsen_like.checkers.kernel.judge import Judged, judge_queue
-from jepsen_like.checkers.kernel.tables import gather
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers.kernel import chunks, judge
+from dledger.jepsen_like.checkers.kernel.facts import I64, OBS_COLUMNS, OPS_COLUMNS, Columns
+from dledger.jepsen_like.checkers.kernel.judge import Judged, judge_queue
+from dledger.jepsen_like.checkers.kernel.tables import gather
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 OFFSETS: Final = 16
 """Offsets, operations and values of a window."""

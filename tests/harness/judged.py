@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.operation import History, Operation, RunHeader
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.history.operation import History, Operation, RunHeader
 from tests.oracles.all_checks import check_row_wise
 
 

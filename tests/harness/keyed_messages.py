@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from commitlog.entry import RecordBatch, Run
-from commitlog.record import encode_record
+from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.record import encode_record
 from tests.harness.fake_group import batch_of
 
 ALWAYS = (0, (1 << 63) - 1)

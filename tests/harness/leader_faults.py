@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jepsen_like.plans.plan import Kind, Step
-from jepsen_like.simulation.world import World
+from dledger.jepsen_like.plans.plan import Kind, Step
+from dledger.jepsen_like.simulation.world import World
 
 KILL_PAUSE_ISOLATE = (
     Step(12_000, Kind.KILL, "leader", 3_000),

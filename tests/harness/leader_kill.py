@@ -9,10 +9,10 @@ from typing import Any
 
 import trio
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.message_ext import MessageExt
 from dledger.cli.local_cluster import LocalCluster
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message_ext import MessageExt
 from tests.harness.eventually import WITHIN_S
 from tests.harness.foreign_client import ForeignClient
 from tests.harness.stored_messages import place

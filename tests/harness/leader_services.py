@@ -8,17 +8,17 @@ from typing import Any
 
 import trio
 
-from commitlog.entry import RecordBatch, Run
-from commitlog.record import Record, decode_record, encode_record
+from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.record import Record, decode_record, encode_record
 from dledger.group_api import ExpectedOffset, OffsetCommit, OnDone
 from dledger.processors.transactions import CheckBack
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.settings_tables import BrokerTable, StoreTable
 from dledger.testing.doubles import VirtualClock
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
 from tests.harness.broker import LEVELS_MS, Broker
 from tests.harness.fake_group import SEGMENT_BYTES, FakeGroup, batch_of
 

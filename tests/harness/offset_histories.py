@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from jepsen_like.history.operation import NEVER, F, Operation, Outcome
+from dledger.jepsen_like.history.operation import NEVER, F, Operation, Outcome
 from tests.harness import every_order
 
 

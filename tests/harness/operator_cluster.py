@@ -11,7 +11,7 @@ import pytest
 from dledger.cli.ask_cluster import _access
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.main import main
-from remoting.protocol.signature import Credentials
+from dledger.remoting.protocol.signature import Credentials
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
 

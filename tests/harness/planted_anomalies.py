@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from jepsen_like.checkers import (
+from dledger.jepsen_like.checkers import (
     availability,
     batches,
     consumer_offsets,
@@ -25,9 +25,9 @@ from jepsen_like.checkers import (
     total_queue,
     transactions,
 )
-from jepsen_like.checkers.fault_record import ELECTION_NS
-from jepsen_like.checkers.locks import LEASE_NS
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.fault_record import ELECTION_NS
+from dledger.jepsen_like.checkers.locks import LEASE_NS
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     F,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from jepsen_like.checkers import (
+from dledger.jepsen_like.checkers import (
     contents,
     final_reads,
     queue_log,
@@ -18,8 +18,8 @@ from jepsen_like.checkers import (
     retention,
     total_queue,
 )
-from jepsen_like.checkers.final_reads import READER
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.final_reads import READER
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     Decision,

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.history.operation import encode_history
-from jepsen_like.plans.draw import draw_plan
-from jepsen_like.plans.promised import clock_error_ns
-from jepsen_like.simulation.play import play
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.history.operation import encode_history
+from dledger.jepsen_like.plans.draw import draw_plan
+from dledger.jepsen_like.plans.promised import clock_error_ns
+from dledger.jepsen_like.simulation.play import play
 
 SEEDS = 120
 DURATION_S = 120.0

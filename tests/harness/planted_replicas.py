@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jepsen_like.checkers import (
+from dledger.jepsen_like.checkers import (
     batches,
     replicas,
 )
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.history.operation import (
     NOTHING,
     F,
     Outcome,

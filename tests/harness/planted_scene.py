@@ -6,14 +6,14 @@ import random
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
-from jepsen_like.checkers import (
+from dledger.jepsen_like.checkers import (
     queue_log,
 )
-from jepsen_like.checkers.transactions import (
+from dledger.jepsen_like.checkers.transactions import (
     Transaction,
     transactions_of,
 )
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     Decision,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from jepsen_like.checkers import (
+from dledger.jepsen_like.checkers import (
     queue_log,
     replicas,
     total_queue,
 )
-from jepsen_like.checkers.transactions import (
+from dledger.jepsen_like.checkers.transactions import (
     CHECK_INTERVAL_NS,
     CHECKS_MAX,
     DISCARD_TOPIC,
     Transaction,
 )
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.history.operation import (
     Decision,
     F,
     Operation,

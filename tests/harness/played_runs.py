@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from jepsen_like.history.operation import NEVER, NOTHING, Operation, Outcome, encode_row
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, Operation, Outcome, encode_row
 
 
 def as_called(op: Operation) -> Operation:

@@ -14,14 +14,14 @@ from typing import Final
 
 import trio
 
-from commitlog.record import decode_record, encode_record
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import EndTransactionHeader
-from remoting.protocol.outcome import DECISION_FIELD, OUTCOME_FIELD, Condition, answer
-from remoting.protocol.own_fields import STALE_FIELD, encode_stale
-from remoting.protocol.pop_requests import (
+from dledger.commitlog.record import decode_record, encode_record
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import EndTransactionHeader
+from dledger.remoting.protocol.outcome import DECISION_FIELD, OUTCOME_FIELD, Condition, answer
+from dledger.remoting.protocol.own_fields import STALE_FIELD, encode_stale
+from dledger.remoting.protocol.pop_requests import (
     AckMessageHeader,
     BatchAckMessageRequestBody,
     ChangeInvisibleTimeHeader,
@@ -30,7 +30,7 @@ from remoting.protocol.pop_requests import (
     PopMessageResponseHeader,
     encode_offsets,
 )
-from remoting.protocol.receipt_handle import ReceiptHandle, revive_queue_of
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle, revive_queue_of
 from tests.unit.client.fake_cluster import Broker, Group
 
 Key = tuple[int, int]

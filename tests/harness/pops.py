@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from commitlog.record import iter_records
+from dledger.commitlog.record import iter_records
 from dledger.filters.errors import DamagedMessageError
 from dledger.processors.pop_messages import PopMessages
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.pop_requests import (
+    PopMessageResponseHeader,
+    decode_start_offsets,
+)
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 from dledger.services.pop_decision import Found, Receive
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
 from dledger.testing.doubles import ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.pop_requests import (
-    PopMessageResponseHeader,
-    decode_start_offsets,
-)
-from remoting.protocol.receipt_handle import ReceiptHandle
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeGroup
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from dledger.jepsen_like.chaos.proxy import LinkProxy, Target
+from dledger.jepsen_like.nemesis.ground import HEALTHY, LinkFault
 from dledger.raft.identity import Hello
 from dledger.raft.wire import Kind, PeerFrame, PeerFrameDecoder, encode_frame, encode_head
-from jepsen_like.chaos.proxy import LinkProxy, Target
-from jepsen_like.nemesis.ground import HEALTHY, LinkFault
 
 SEED = 7
 PATIENCE_S = 20

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from commitlog.record import iter_records
-from remoting.processor import DEFERRED
-from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
+from dledger.commitlog.record import iter_records
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
-from jepsen_like.checkers.kernel.judge import Judged, judge_queue
-from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
-from jepsen_like.checkers.queue_log import name_violations
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import Operation
+from dledger.jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
+from dledger.jepsen_like.checkers.kernel.judge import Judged, judge_queue
+from dledger.jepsen_like.checkers.kernel.tables import gather, table_to_numpy
+from dledger.jepsen_like.checkers.queue_log import name_violations
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import Operation
 
 
 def check_tables(

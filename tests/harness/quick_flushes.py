@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from commitlog import disk
+from dledger.commitlog import disk
 
 
 @pytest.fixture(autouse=True)

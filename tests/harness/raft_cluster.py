@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from commitlog.disk import OsDisk
-from commitlog.entry import RecordBatch, Run
-from commitlog.entry_log import EntryLog
-from commitlog.mark import SlotFile
-from commitlog.record import encode_record
-from commitlog.recovery import DamagedLogError
-from commitlog.seams import Disk
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.mark import SlotFile
+from dledger.commitlog.record import encode_record
+from dledger.commitlog.recovery import DamagedLogError
+from dledger.commitlog.seams import Disk
 from dledger.raft.channel import frame_of
 from dledger.raft.identity import Hello, Identity
 from dledger.raft.journal import Proposal, TermVote

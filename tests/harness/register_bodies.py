@@ -7,7 +7,7 @@ import zlib
 
 import msgspec
 
-from remoting.protocol.bodies import RegisterBrokerBody, TopicConfig
+from dledger.remoting.protocol.bodies import RegisterBrokerBody, TopicConfig
 
 _INT = struct.Struct(">i")
 

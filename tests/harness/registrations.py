@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from namesrv.registration import (
+from dledger.namesrv.registration import (
     Registration,
 )
-from namesrv.route_table import RouteInfoManager
-from remoting.protocol.bodies import DataVersion, TopicConfig
+from dledger.namesrv.route_table import RouteInfoManager
+from dledger.remoting.protocol.bodies import DataVersion, TopicConfig
 
 CLUSTER = "DefaultCluster"
 

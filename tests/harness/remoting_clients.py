@@ -12,10 +12,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from client.connect import connect
-from client.core.errors import NoRouteError
-from client.core.message_ext import MessageExt
-from commitlog.record import SYS_FLAG_COMPRESSED
+from dledger.client.connect import connect
+from dledger.client.core.errors import NoRouteError
+from dledger.client.core.message_ext import MessageExt
+from dledger.commitlog.record import SYS_FLAG_COMPRESSED
 from tests.harness.eventually import eventually
 from tests.harness.foreign_client import ForeignClient, Line
 from tests.harness.grpc_clients import Started

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from commitlog.consume_queue_store import MAX_OPEN_FILES
-from commitlog.disk import OsDisk
-from commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op
-from commitlog.record import encode_record, pack_host
 from dledger.broker_settings import StoreSettings
 from dledger.cli.log_verify import Segment
+from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op
+from dledger.commitlog.record import encode_record, pack_host
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.tables import StateTables
 from dledger.state.topics import TopicConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commitlog.entry import KIND_RECORDS, parse_header
-from commitlog.record import Record, body_crc, iter_records
+from dledger.commitlog.entry import KIND_RECORDS, parse_header
+from dledger.commitlog.record import Record, body_crc, iter_records
 from tests.harness.fake_group import SEGMENT_BYTES, FakeGroup
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import cbor2
 import msgspec
 
-from jepsen_like.checkers import queue_log
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.verdict import Verdict, merge
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers import queue_log
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.verdict import Verdict, merge
+from dledger.jepsen_like.history.operation import (
     NEVER,
     Event,
     F,
@@ -23,8 +23,8 @@ from jepsen_like.history.operation import (
     RunHeader,
     encode_history,
 )
-from jepsen_like.plans.plan import Kind, Plan, Step, encode_plan
-from jepsen_like.report.series import columns_of, counts_of
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, encode_plan
+from dledger.jepsen_like.report.series import columns_of, counts_of
 
 TOPIC = "orders"
 NODES = ("n1", "n2", "n3")

@@ -7,8 +7,8 @@ from typing import Final
 
 import cbor2
 
-from commitlog.entry_log import EntryLog
-from commitlog.mark import Anchor, load_anchor
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.mark import Anchor, load_anchor
 from dledger.raft.membership import Members
 from dledger.raft.peers import Outgoing
 from dledger.testing.crash_disk import CrashDisk

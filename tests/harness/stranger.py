@@ -16,7 +16,7 @@ from dledger.raft.wire import (
     encode_frame,
     encode_head,
 )
-from remoting.seams import Network, Stream
+from dledger.remoting.seams import Network, Stream
 
 EPOCH = 5
 

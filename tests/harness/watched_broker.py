@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dledger.broker_metrics import BrokerMetrics, LeaderChanges
+from dledger.remoting.access.gate import LocalAdmin
+from dledger.remoting.metrics import RpcLatency, ServerMetrics
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.server import RemotingServer
+from dledger.remoting.tcp import TcpNetwork
 from dledger.services.throughput import Traffic
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
-from remoting.access.gate import LocalAdmin
-from remoting.metrics import RpcLatency, ServerMetrics
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.codes import RequestCode
-from remoting.server import RemotingServer
-from remoting.tcp import TcpNetwork
 from tests.harness.broker import Broker
 from tests.harness.metrics_page import MetricsPage
 

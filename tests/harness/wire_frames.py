@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from remoting.connection import Connection
-from remoting.processor import DEFERRED, Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.command import (
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import DEFERRED, Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.command import (
     RemotingCommand,
     request,
     response_to,
 )
-from remoting.protocol.frame import FrameDecoder, encode_command
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 
 Linked = Callable[..., tuple[Connection, Connection]]
 

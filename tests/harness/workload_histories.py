@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from jepsen_like.checkers.delayed import DELIVERED_ERROR
-from jepsen_like.checkers.filters import FILTERS
-from jepsen_like.checkers.retries import DEAD_PREFIX, MAX_TRIES, RETRY_PREFIX
-from jepsen_like.history.columns import hash_range
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.delayed import DELIVERED_ERROR
+from dledger.jepsen_like.checkers.filters import FILTERS
+from dledger.jepsen_like.checkers.retries import DEAD_PREFIX, MAX_TRIES, RETRY_PREFIX
+from dledger.jepsen_like.history.columns import hash_range
+from dledger.jepsen_like.history.operation import (
     CLIENT_BITS,
     NEVER,
     NOTHING,

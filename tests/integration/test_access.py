@@ -16,21 +16,21 @@ import pytest
 import trio
 import trustme
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientConfig
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.core.message_ext import SendResult
-from client.producer.producer import Producer
 from dledger.cli.acl_command import convert
 from dledger.cli.ask_cluster import NoAnswerError, _access, ask
 from dledger.cli.config_command import diff, get, set_
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.cli.topic_command import create_topic
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.signature import Credentials
-from remoting.tcp import client_tls
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientConfig
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import SendResult
+from dledger.client.producer.producer import Producer
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.signature import Credentials
+from dledger.remoting.tcp import client_tls
 from tests.harness.eventually import logged, look_until, wait_logged
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running

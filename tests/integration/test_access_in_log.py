@@ -10,17 +10,17 @@ import pytest
 import structlog
 import trio
 
-from client.connect import connect
-from client.core.client_instance import ClientConfig
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster
-from remoting.protocol.access_bodies import UserInfo
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.frame import FrameDecoder, encode_command
-from remoting.protocol.signature import Credentials
+from dledger.client.connect import connect
+from dledger.client.core.client_instance import ClientConfig
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.remoting.protocol.access_bodies import UserInfo
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
+from dledger.remoting.protocol.signature import Credentials
 from tests.harness.module_cluster import heal
 from tests.harness.operator_cluster import OPERATOR, dledger, running_guarded
 

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.message import Message
-from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
 
 pytestmark = pytest.mark.slow
 

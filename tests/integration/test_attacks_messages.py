@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.frame import FrameDecoder, encode_command
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
 

@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
 from dledger.cli.ask_cluster import ask, cluster_and_refused
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.ports import free_ports
 from dledger.cli.topic_command import create_topic
-from jepsen_like.nemesis.strangers import FOREIGN_TOPIC, NameThief, Wanted
-from remoting.machine import TrioClock
-from remoting.protocol.bodies import TopicRouteData
-from remoting.protocol.codes import RequestCode
-from remoting.tcp import TcpNetwork
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.jepsen_like.nemesis.strangers import FOREIGN_TOPIC, NameThief, Wanted
+from dledger.remoting.machine import TrioClock
+from dledger.remoting.protocol.bodies import TopicRouteData
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.tcp import TcpNetwork
 from tests.harness.eventually import all_statuses, eventually
 from tests.harness.local_settings import SMALL_FILES
 

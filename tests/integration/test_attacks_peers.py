@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.message import Message
-from client.producer.producer import Producer
-from commitlog.entry import seal_entry
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.ports import free_ports
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.entry import seal_entry
 from dledger.raft.wire import FRAME_BYTES_MAX, Kind
-from remoting.tcp import TcpNetwork
+from dledger.remoting.tcp import TcpNetwork
 from tests.harness import stranger as a_stranger
 from tests.harness.eventually import all_statuses
 from tests.harness.module_cluster import running

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.message import Message
-from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.cli.topic_command import create_topic
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
 from tests.harness.eventually import WITHIN_S, logged, look_until
 from tests.harness.module_cluster import running
 

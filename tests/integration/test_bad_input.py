@@ -19,26 +19,26 @@ import numpy as np
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
-    MessageIllegalError,
-    OffsetIllegalError,
-)
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from commitlog.message_batch import BatchItem, encode_batch
-from commitlog.record import decode_record, encode_record
 from dledger.cli.ask_cluster import ask
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.cli.topic_command import create_topic
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, SerializeType, request
-from remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_command
-from remoting.protocol.headers import SendMessageHeader
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
+    MessageIllegalError,
+    OffsetIllegalError,
+)
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.message_batch import BatchItem, encode_batch
+from dledger.commitlog.record import decode_record, encode_record
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
+from dledger.remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_command
+from dledger.remoting.protocol.headers import SendMessageHeader
 from tests.harness.eventually import WITHIN_S, logged, look_until
 from tests.harness.module_cluster import running
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from remoting.properties import read_properties
+from dledger.remoting.properties import read_properties
 from tests.harness.shipped_files import ROOT, Shipped, lay_out_examples
 
 pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from jepsen_like.chaos import loop_disk
-from jepsen_like.chaos.recorder import read_run
-from jepsen_like.history.parquet import read_history, read_summary
+from dledger.jepsen_like.chaos import loop_disk
+from dledger.jepsen_like.chaos.recorder import read_run
+from dledger.jepsen_like.history.parquet import read_history, read_summary
 from tests.mutants.trees import plant_tree
 
 SHOWN = {

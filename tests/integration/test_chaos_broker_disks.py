@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.connect import connect
-from client.core.message import Message
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from commitlog.errors import MQError
-from commitlog.mark import decode_slot
-from commitlog.store_paths import StorePaths
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.log_verify import verify_store
 from dledger.cli.topic_command import create_topic
-from jepsen_like.chaos import loop_disk
-from jepsen_like.chaos.file_damage import (
+from dledger.client.connect import connect
+from dledger.client.core.message import Message
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.mark import decode_slot
+from dledger.commitlog.store_paths import StorePaths
+from dledger.jepsen_like.chaos import loop_disk
+from dledger.jepsen_like.chaos.file_damage import (
     Filling,
     Part,
     Place,
@@ -31,10 +31,10 @@ from jepsen_like.chaos.file_damage import (
     wipe,
     written_in,
 )
-from jepsen_like.chaos.loop_disk import LoopDisk
-from jepsen_like.chaos.machines import stand_still
-from jepsen_like.chaos.strace_inject import fail_one_flush
-from jepsen_like.nemesis.ground import FaultError
+from dledger.jepsen_like.chaos.loop_disk import LoopDisk
+from dledger.jepsen_like.chaos.machines import stand_still
+from dledger.jepsen_like.chaos.strace_inject import fail_one_flush
+from dledger.jepsen_like.nemesis.ground import FaultError
 from tests.harness.broken_disks import DISK_BYTES, is_traced, needs_loop, needs_strace
 from tests.harness.stored_messages import bodies_at
 

@@ -17,20 +17,20 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.disk import OsDisk
-from commitlog.errors import DiskFullError
-from jepsen_like.chaos import limits, loop_disk
-from jepsen_like.chaos.file_damage import (
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import DiskFullError
+from dledger.jepsen_like.chaos import limits, loop_disk
+from dledger.jepsen_like.chaos.file_damage import (
     Part,
     Stretch,
     choose_byte,
     wipe,
     written_in,
 )
-from jepsen_like.chaos.limits import few_open_files, limit_with_spare
-from jepsen_like.chaos.loop_disk import PAGE_BYTES, LoopDisk, pages_kept
-from jepsen_like.chaos.strace_inject import fail_one_flush, slow_flushes
-from jepsen_like.nemesis.ground import FaultError
+from dledger.jepsen_like.chaos.limits import few_open_files, limit_with_spare
+from dledger.jepsen_like.chaos.loop_disk import PAGE_BYTES, LoopDisk, pages_kept
+from dledger.jepsen_like.chaos.strace_inject import fail_one_flush, slow_flushes
+from dledger.jepsen_like.nemesis.ground import FaultError
 from tests.harness.broken_disks import (
     DISK_BYTES,
     ended,

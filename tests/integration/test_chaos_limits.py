@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.chaos import limits
-from jepsen_like.history.operation import F, Outcome
-from jepsen_like.plans.plan import Kind, Settings, Step
+from dledger.jepsen_like.chaos import limits
+from dledger.jepsen_like.history.operation import F, Outcome
+from dledger.jepsen_like.plans.plan import Kind, Settings, Step
 from tests.harness.chaos_runs import events, play_plan, sent_during
 
 BUSY_MAX = 0.6

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jepsen_like.chaos import namespaces
-from jepsen_like.chaos.namespaces import (
+from dledger.jepsen_like.chaos import namespaces
+from dledger.jepsen_like.chaos.namespaces import (
     FOLDER,
     PREFIX,
     Host,
@@ -28,9 +28,9 @@ from jepsen_like.chaos.namespaces import (
     rule_lines,
     run_network,
 )
-from jepsen_like.chaos.plan_draw import SETTINGS
-from jepsen_like.plans.plan import Kind, Plan, Step, encode_plan
-from jepsen_like.workloads.presets import workload_for
+from dledger.jepsen_like.chaos.plan_draw import SETTINGS
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, encode_plan
+from dledger.jepsen_like.workloads.presets import workload_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -173,7 +173,7 @@ def test_two_runs_at_a_time_do_not_meet_and_both_are_removed() -> None:
 def test_what_a_dead_runner_left_is_removed_by_the_next() -> None:
     text = (
         "import sys\n"
-        "from jepsen_like.chaos.namespaces import run_network\n"
+        "from dledger.jepsen_like.chaos.namespaces import run_network\n"
         "with run_network(('a', 'b')):\n"
         "    print('ready', flush=True)\n"
         "    sys.stdin.read()\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.history.operation import NOTHING, F, Outcome
-from jepsen_like.plans.plan import Kind, Step, Workload
+from dledger.jepsen_like.history.operation import NOTHING, F, Outcome
+from dledger.jepsen_like.plans.plan import Kind, Step, Workload
 from tests.harness.chaos_runs import events, play_plan, sent_during
 
 WORKLOAD = Workload(

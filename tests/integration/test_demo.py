@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jepsen_like.chaos.recorder import read_run
-from jepsen_like.history.operation import F, Outcome, encode_row
+from dledger.jepsen_like.chaos.recorder import read_run
+from dledger.jepsen_like.history.operation import F, Outcome, encode_row
 
 pytestmark = pytest.mark.slow
 

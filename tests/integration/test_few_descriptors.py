@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.log_verify import verify_store
 from dledger.cli.topic_command import create_topic
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
 
 pytestmark = pytest.mark.slow
 

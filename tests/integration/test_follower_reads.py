@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from commitlog.record import iter_records
 from dledger.cli.ask_cluster import ask
 from dledger.cli.local_cluster import LocalCluster, lay_out, local_cluster
 from dledger.cli.topic_command import create_topic
-from remoting.protocol.bodies import KVTable
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.record import iter_records
+from dledger.remoting.protocol.bodies import KVTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
 from tests.harness.eventually import WITHIN_S, look_until
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import heal, running

@@ -16,19 +16,19 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.connect import connect
-from client.core.message import Message
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
 from dledger.cli.ask_cluster import ask, raft_status
 from dledger.cli.config_command import set_ as config_set
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.log_verify import verify_store
 from dledger.cli.raft_command import transfer_leader
 from dledger.cli.topic_command import create_topic, queue_bounds, retention
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.headers import SendMessageHeader
-from remoting.protocol.own_fields import GIVES_UP_FIELD, decode_given_up
+from dledger.client.connect import connect
+from dledger.client.core.message import Message
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.headers import SendMessageHeader
+from dledger.remoting.protocol.own_fields import GIVES_UP_FIELD, decode_given_up
 from tests.harness.eventually import WITHIN_S, all_statuses, eventually, wait_logged
 from tests.harness.stored_messages import bodies_at
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import structlog
 
-from client.blocking import BlockingClient
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, DeliveredMessage
-from client.consumer.offsets import FROM_FIRST
-from client.core.message import Message
 from dledger.cli.main import main
+from dledger.client.blocking import BlockingClient
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeContext, DeliveredMessage
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.core.message import Message
 from dledger.testing.embedded_broker import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("group-commands")]

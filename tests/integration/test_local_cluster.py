@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.entry import KIND_NO_OP
 from dledger.cli.cluster_command import health
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.log_verify import open_segments, verify_store, walk
 from dledger.cli.topic_command import create_topic, queue_bounds
+from dledger.commitlog.entry import KIND_NO_OP
 from tests.harness.eventually import WITHIN_S, look_until
 from tests.harness.one_term import in_one_term
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.message import Message
-from client.producer.producer import Producer
 from dledger.cli.ask_cluster import raft_status
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster
 from dledger.cli.topic_command import create_topic
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
 from tests.harness.eventually import all_statuses, wait_logged
 from tests.harness.extent import EXTENT
 

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from client.connect import connect
-from client.core.message import Message
-from client.producer.producer import Producer
 from dledger.cli.ask_cluster import NoAnswerError, ask
 from dledger.cli.local_cluster import LocalCluster, lay_out
+from dledger.client.connect import connect
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
 from dledger.raft.identity import Hello
 from dledger.raft.wire import (
     FRAME_BYTES_MAX,
@@ -28,7 +28,7 @@ from dledger.raft.wire import (
     encode_frame,
     encode_head,
 )
-from remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.codes import RequestCode
 from tests.harness.eventually import all_statuses, wait_logged
 from tests.harness.module_cluster import running
 

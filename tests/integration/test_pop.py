@@ -8,19 +8,19 @@ from contextlib import AsyncExitStack
 import pytest
 import trio
 
-from client.admin.admin import Admin
-from client.admin.groups import FIRST_MS
-from client.consumer.pop_calls import ReceivedMessage
-from client.consumer.simple_consumer import SimpleConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.admin.admin import Admin
+from dledger.client.admin.groups import FIRST_MS
+from dledger.client.consumer.pop_calls import ReceivedMessage
+from dledger.client.consumer.simple_consumer import SimpleConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     BrokerUnreachableError,
     ReceiptStaleError,
     RequestFailedError,
     RequestTimedOutError,
 )
-from client.core.message import Message
-from client.producer.producer import Producer
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
 from dledger.testing.clusters import EmbeddedCluster, embedded_cluster
 
 MESSAGES = 120

@@ -15,18 +15,18 @@ import trio
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
-from client.admin.admin import Admin
-from client.admin.groups import GroupAdmin
-from client.connect import connect
 from dledger.cli.local_cluster import LocalCluster, Node, local_cluster
 from dledger.cli.ports import free_ports
+from dledger.client.admin.admin import Admin
+from dledger.client.admin.groups import GroupAdmin
+from dledger.client.connect import connect
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.access import signature
 from dledger.proxy.messages import duration, timestamp
 from dledger.proxy.routes import endpoints
-from remoting.protocol.bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.headers import ConsumeDirectlyHeader
+from dledger.remoting.protocol.bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.headers import ConsumeDirectlyHeader
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.stored_messages import messages_at
 

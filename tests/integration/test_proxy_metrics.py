@@ -14,8 +14,8 @@ from urllib.request import urlopen
 import grpc
 import pytest
 
-from client.connect import connect
 from dledger.cli.ports import free_ports
+from dledger.client.connect import connect
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.metrics import STOPS
 from dledger.proxy.server import SERVICE, serving

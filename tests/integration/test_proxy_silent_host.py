@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from client.connect import connect
+from dledger.client.connect import connect
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy import server
 from dledger.proxy.server import SERVICE, serving

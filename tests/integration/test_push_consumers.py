@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.push_consumer import PushConsumer
-from client.core.message import Message
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
+from dledger.client.connect import connect
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.message import Message
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
 from tests.harness.eventually import WITHIN_S
 from tests.harness.shipped_files import ROOT
 
@@ -36,9 +36,9 @@ REPLACED_S = 3.0
 
 MEMBER = """\
 import sys, threading
-from client.blocking import BlockingClient
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.config import PushConfig
+from dledger.client.blocking import BlockingClient
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.config import PushConfig
 
 def listener(messages, context):
     for message in messages:

@@ -12,16 +12,16 @@ import pytest
 import structlog
 import trio
 
-from client.admin.admin import Admin
-from client.connect import connect
-from client.core.client_instance import ClientConfig, ClientInstance
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.producer.producer import Producer
 from dledger.cli.local_cluster import LocalCluster
+from dledger.client.admin.admin import Admin
+from dledger.client.connect import connect
+from dledger.client.core.client_instance import ClientConfig, ClientInstance
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.remoting.protocol.quota_bodies import QuotaInfo
+from dledger.remoting.protocol.signature import Credentials
 from dledger.services.quota_buckets import BURST_S
-from remoting.protocol.quota_bodies import QuotaInfo
-from remoting.protocol.signature import Credentials
 from tests.harness.eventually import wait_logged
 from tests.harness.module_cluster import heal
 from tests.harness.operator_cluster import OPERATOR, SERVICE, dledger, running_guarded

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.listener import ConsumeContext
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.push_consumer import PushConsumer
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from client.producer.producer import Producer
-from client.producer.request_reply import reply_message
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
+from dledger.client.connect import connect
+from dledger.client.consumer.listener import ConsumeContext
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.request_reply import reply_message
 from tests.harness.eventually import all_statuses
 
 pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.message_ext import MessageExt
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.schedule_command import add, ls, pause, rm
 from dledger.cli.topic_command import create_topic
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.message_ext import MessageExt
 from dledger.output import CliError
 from tests.harness.eventually import eventually
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.message import Message
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.message import Message
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 16 << 20,

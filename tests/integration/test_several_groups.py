@@ -13,17 +13,17 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import UnknownOutcomeError
-from client.core.message import Message
-from client.core.message_ext import SendResult
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
 from dledger.cli.ask_cluster import cluster_info
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.topic_command import create_topic
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import UnknownOutcomeError
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import SendResult
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
 from tests.harness.eventually import eventually
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import heal, running

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.connect import connect
-from client.core.message import Message
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from commitlog.errors import MQError
 from dledger.cli.local_cluster import Node, local_cluster
 from dledger.cli.log_verify import verify_store
 from dledger.cli.topic_command import create_topic
+from dledger.client.connect import connect
+from dledger.client.core.message import Message
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import MQError
 from tests.harness.eventually import WITHIN_S, wait_logged
 from tests.harness.stored_messages import bodies_at
 

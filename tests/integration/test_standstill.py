@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.chaos.machines import stand_still
+from dledger.jepsen_like.chaos.machines import stand_still
 from tests.harness.broken_disks import program
 
 COUNTERS = 3

@@ -12,12 +12,12 @@ import pytest
 import trio
 import trio.testing
 
-from client.admin.admin import Admin
-from client.blocking import BlockingClient
-from client.consumer.pull_consumer import PullConsumer
-from client.core.message import Message
-from client.producer.producer import Producer
-from commitlog.errors import MQError
+from dledger.client.admin.admin import Admin
+from dledger.client.blocking import BlockingClient
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import MQError
 from dledger.testing import (
     EmbeddedBroker,
     EmbeddedCluster,
@@ -173,7 +173,7 @@ def test_cluster_that_cannot_start_names_the_reason(tmp_path: Path) -> None:
 PLUGIN_TESTS = textwrap.dedent(
     """
     import pytest
-    from client.core.message import Message
+    from dledger.client.core.message import Message
 
 
     @pytest.mark.parametrize("turn", [1, 2])
@@ -184,11 +184,11 @@ PLUGIN_TESTS = textwrap.dedent(
 
     @pytest.mark.dledger_nemesis("kill-leader")
     def test_under_trouble(dledger_raft_cluster):
-        from client.blocking import BlockingClient
+        from dledger.client.blocking import BlockingClient
 
         dledger_raft_cluster.create_topic("Orders")
         with BlockingClient(dledger_raft_cluster.name_server_addr) as client:
-            producer = client.producer("g")
+            producer = dledger.client.producer("g")
             for number in range(200):
                 producer.send(Message("Orders", b"%d" % number), timeout_s=20)
         bodies = [b"%d" % number for number in range(200)]

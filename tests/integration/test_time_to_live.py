@@ -9,16 +9,16 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client.admin.admin import Admin
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.simple_consumer import SimpleConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import MessageIllegalError
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from client.producer.transaction_producer import TransactionProducer
+from dledger.client.admin.admin import Admin
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.simple_consumer import SimpleConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import MessageIllegalError
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.transaction_producer import TransactionProducer
 from dledger.testing import EmbeddedCluster, embedded_cluster
 from tests.harness.raw_pull import pull_all
 

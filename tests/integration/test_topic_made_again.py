@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.record import decode_record
 from dledger.cli.local_cluster import lay_out
+from dledger.commitlog.record import decode_record
 from tests.harness.module_cluster import running
 from tests.harness.raw_pull import Request, ask_together, pull_all
 

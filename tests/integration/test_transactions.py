@@ -10,16 +10,19 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from client.producer.transaction import HalfMessage
-from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.topic_command import create_topic
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.producer.transaction import HalfMessage
+from dledger.client.producer.transaction_producer import (
+    TransactionProducer,
+    TransactionProducerConfig,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
 

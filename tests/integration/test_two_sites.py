@@ -27,19 +27,19 @@ import msgspec
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientConfig, ClientInstance
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.core.route import LEADER_ID
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from commitlog.errors import MQError
 from dledger.cli.ask_cluster import ask
 from dledger.cli.topic_command import create_topic
-from jepsen_like.chaos import namespaces
-from jepsen_like.chaos.cluster import (
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientConfig, ClientInstance
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.core.route import LEADER_ID
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.chaos import namespaces
+from dledger.jepsen_like.chaos.cluster import (
     CLIENTS,
     GROUP,
     ChaosCluster,
@@ -47,13 +47,13 @@ from jepsen_like.chaos.cluster import (
     lay_out,
     name_server_names,
 )
-from jepsen_like.chaos.namespaces import Host, entered, run_network
-from jepsen_like.chaos.plan_draw import SETTINGS
-from jepsen_like.chaos.proxy import LinkProxy
-from jepsen_like.chaos.real_ground import KernelLinks, RunLinks
-from jepsen_like.plans.plan import Plan
-from remoting.protocol.bodies import ClusterInfo
-from remoting.protocol.codes import RequestCode
+from dledger.jepsen_like.chaos.namespaces import Host, entered, run_network
+from dledger.jepsen_like.chaos.plan_draw import SETTINGS
+from dledger.jepsen_like.chaos.proxy import LinkProxy
+from dledger.jepsen_like.chaos.real_ground import KernelLinks, RunLinks
+from dledger.jepsen_like.plans.plan import Plan
+from dledger.remoting.protocol.bodies import ClusterInfo
+from dledger.remoting.protocol.codes import RequestCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -14,12 +14,12 @@ import msgspec
 import pytest
 import trio
 
+from dledger.jepsen_like.chaos.plan_draw import SETTINGS
+from dledger.jepsen_like.chaos.recorder import read_run
+from dledger.jepsen_like.chaos.runner import run_plan
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step
+from dledger.jepsen_like.workloads.presets import workload_for
 from dledger.raft.wire import PROTOCOL_VERSION
-from jepsen_like.chaos.plan_draw import SETTINGS
-from jepsen_like.chaos.recorder import read_run
-from jepsen_like.chaos.runner import run_plan
-from jepsen_like.plans.plan import Kind, Plan, Step
-from jepsen_like.workloads.presets import workload_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.timeout(400)]
 

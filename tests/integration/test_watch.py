@@ -21,15 +21,15 @@ from typing import Any
 import pytest
 import trio
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.core.message import Message
-from client.producer.producer import Producer
 from dledger.cli.ask_cluster import ask_leader, groups_of
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.ports import free_ports
 from dledger.cli.topic_command import create_topic
-from remoting.protocol.codes import RequestCode
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.remoting.protocol.codes import RequestCode
 from tests.harness.board_queries import board_queries, metrics_of
 from tests.harness.deployed_files import DEPLOY, board, watched_queries
 from tests.harness.eventually import eventually

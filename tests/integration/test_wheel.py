@@ -344,8 +344,8 @@ def test_with_spark_a_planted_history_is_checked(with_spark: Path, tmp_path: Pat
 
 READ_A_FOLDER = """
 import sys
-import spark_jobs
-from spark_jobs.engines.session import open_session
+from dledger import spark_jobs
+from dledger.spark_jobs.engines.session import open_session
 spark = open_session("local[1]", memory="512m")
 spark_jobs.register(spark)
 table = spark.read.format("dledger").option("path", sys.argv[1]).option("topic", "T").load()

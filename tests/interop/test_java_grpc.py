@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 import trio
 
-from client.admin.admin import Admin
-from client.admin.groups import GroupAdmin
-from client.connect import connect
-from client.core.errors import NoRouteError
-from client.core.message_ext import MessageExt
 from dledger.cli.topic_command import create_topic
-from remoting.protocol.bodies import (
+from dledger.client.admin.admin import Admin
+from dledger.client.admin.groups import GroupAdmin
+from dledger.client.connect import connect
+from dledger.client.core.errors import NoRouteError
+from dledger.client.core.message_ext import MessageExt
+from dledger.remoting.protocol.bodies import (
     ConsumeMessageDirectlyResult,
     GroupRetryPolicy,
     SubscriptionGroupConfig,
 )
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.headers import ConsumeDirectlyHeader
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.headers import ConsumeDirectlyHeader
 from tests.harness.foreign_client import GRPC_JAVA, foreign_client, needs_grpc_java
 from tests.harness.grpc_clients import (
     CONSUME_S,

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.message import Message
-from client.producer.producer import Producer
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
 from dledger.testing.clusters import process_cluster
 from tests.harness.foreign_client import SCRIPTS, java_jars, needs_java
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.push_consumer import PushConsumer
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
 from tests.harness.foreign_client import (
     JAVA_VERSIONS,
     ForeignClient,

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from client.admin.admin import Admin
-from client.connect import connect
 from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.client.admin.admin import Admin
+from dledger.client.connect import connect
 from tests.harness.foreign_client import (
     GRPC_PYTHON,
     SCRIPTS,

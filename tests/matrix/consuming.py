@@ -7,22 +7,27 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import trio
 
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage, Listener
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.push_consumer import PushConsumer
-from client.consumer.queue_locks import LockClient
-from client.core.client_instance import ClientInstance
-from client.core.errors import LockLostError
-from client.core.message import Message
-from client.core.route import MessageQueue
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import (
+    ConsumeContext,
+    ConsumeStatus,
+    DeliveredMessage,
+    Listener,
+)
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.consumer.queue_locks import LockClient
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import LockLostError
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.jepsen_like.chaos.cluster import GROUP
+from dledger.jepsen_like.checkers.retries import DEAD_PREFIX
+from dledger.remoting.protocol.bodies import ConsumerIdList
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.headers import ConsumerGroupHeader
 from dledger.testing import wait_for_lag
-from jepsen_like.chaos.cluster import GROUP
-from jepsen_like.checkers.retries import DEAD_PREFIX
-from remoting.protocol.bodies import ConsumerIdList
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.headers import ConsumerGroupHeader
 from tests.matrix.ground import LOOK_S, Ground, Tail, retried
 from tests.matrix.row import Round, row
 

@@ -18,24 +18,24 @@ from typing import TypeVar
 
 import trio
 
-from client.admin.admin import Admin
-from client.connect import connect
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.subscriptions import SubscriptionExpression
-from client.core.client_instance import ClientConfig, ClientInstance
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from commitlog.errors import MQError
 from dledger.cli.acl_command import convert
 from dledger.cli.ask_cluster import _access, namesrv_leaders
 from dledger.cli.local_cluster import LocalCluster
 from dledger.cli.local_cluster import lay_out as lay_out_group
-from jepsen_like.chaos.cluster import GROUP, ChaosCluster, lay_out
-from jepsen_like.chaos.proxy import LinkProxy
-from jepsen_like.plans.plan import Plan, Settings, Workload
-from remoting.protocol.signature import Credentials
+from dledger.client.admin.admin import Admin
+from dledger.client.connect import connect
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.core.client_instance import ClientConfig, ClientInstance
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.chaos.cluster import GROUP, ChaosCluster, lay_out
+from dledger.jepsen_like.chaos.proxy import LinkProxy
+from dledger.jepsen_like.plans.plan import Plan, Settings, Workload
+from dledger.remoting.protocol.signature import Credentials
 from tests.harness.eventually import look_until
 from tests.harness.operator_cluster import OPERATOR, plain_acl
 

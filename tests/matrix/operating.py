@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from client.core.hooks import SendMessageContext
-from client.core.message import Message
-from client.core.message_ext import SendResult
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
 from dledger.cli.ask_cluster import NoAnswerError, ask
+from dledger.client.core.hooks import SendMessageContext
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import SendResult
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.remoting.properties import format_properties, read_properties
+from dledger.remoting.protocol.bodies import BrokerStatsData
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.headers import SendMessageHeader
 from dledger.testing import assert_messages, drain
-from remoting.properties import format_properties, read_properties
-from remoting.protocol.bodies import BrokerStatsData
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.headers import SendMessageHeader
 from tests.harness.eventually import look_until
 from tests.matrix.ground import LOOK_S, SEND_TIMEOUT_S, SWITCH, Ground, retried
 from tests.matrix.row import Round, row

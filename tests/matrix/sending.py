@@ -11,23 +11,31 @@ from typing import Any
 import pytest
 import trio
 
-from client.admin.admin import Admin
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.push_consumer import PushConsumer
-from client.consumer.subscriptions import SubscriptionExpression
-from client.core.errors import BrokerBusyError, BrokerRefusedError, ClientError, UnknownOutcomeError
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.message_ext import CompressionType, MessageExt
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.producer.request_reply import reply_message
-from client.producer.transaction import HalfMessage
-from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
-from client.trace import decode
-from jepsen_like.chaos.cluster import GROUP
+from dledger.client.admin.admin import Admin
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.core.errors import (
+    BrokerBusyError,
+    BrokerRefusedError,
+    ClientError,
+    UnknownOutcomeError,
+)
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import CompressionType, MessageExt
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.request_reply import reply_message
+from dledger.client.producer.transaction import HalfMessage
+from dledger.client.producer.transaction_producer import (
+    TransactionProducer,
+    TransactionProducerConfig,
+)
+from dledger.client.trace import decode
+from dledger.jepsen_like.chaos.cluster import GROUP
 from tests.harness.operator_cluster import SERVICE
 from tests.matrix.ground import LOOK_S, OTHER_GROUP, SEND_TIMEOUT_S, Ground, Tail, retried
 from tests.matrix.row import Round, row

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from client.core.message import Message
+from dledger.client.core.message import Message
 from tests.matrix.ground import LOOK_S, Ground, retried
 from tests.matrix.row import Round, row
 

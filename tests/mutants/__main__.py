@@ -25,11 +25,11 @@ import trio
 from cyclopts import App, Parameter, validators
 
 from dledger.cli.main import run as run_app
+from dledger.jepsen_like.chaos.plan_draw import drawn_plan
+from dledger.jepsen_like.chaos.run_command import Extras, no_verdict, play, verdict_of
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.plans.plan import Plan, encode_plan
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
-from jepsen_like.chaos.plan_draw import drawn_plan
-from jepsen_like.chaos.run_command import Extras, no_verdict, play, verdict_of
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.plans.plan import Plan, encode_plan
 from tests.mutants import unseen as unseen_bugs
 from tests.mutants.hunt import BUDGET_CPU_S, FAST_BUDGET_CPU_S, Hunted, hunt
 from tests.mutants.named import run_named

@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 import trio
 
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.simulation.play import INVARIANTS, LIVENESS
-from jepsen_like.soak import run_worker
-from jepsen_like.worker import Order, Report, with_preset
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.simulation.play import INVARIANTS, LIVENESS
+from dledger.jepsen_like.soak import run_worker
+from dledger.jepsen_like.worker import Order, Report, with_preset
 from tests.mutants.patches import Patch, read_patches
 from tests.mutants.trees import planted_text, planted_tree
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.plans.plan import Plan
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.plans.plan import Plan
 
 CLEAN_TRIES = 2
 """So often is a plan played without the bug that comes to no verdict: a machine may be busy."""

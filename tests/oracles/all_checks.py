@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from jepsen_like.checkers import (
+from dledger.jepsen_like.checkers import (
     batches,
     consumer_offsets,
     contents,
@@ -21,11 +21,11 @@ from jepsen_like.checkers import (
     steps,
     transactions,
 )
-from jepsen_like.checkers.availability import NAME as AVAILABILITY
-from jepsen_like.checkers.fault_record import ELECTION_NS, record_of, with_late_effect
-from jepsen_like.checkers.final_reads import READER
-from jepsen_like.checkers.verdict import Verdict, checked
-from jepsen_like.history.operation import NOTHING, F, History, Outcome
+from dledger.jepsen_like.checkers.availability import NAME as AVAILABILITY
+from dledger.jepsen_like.checkers.fault_record import ELECTION_NS, record_of, with_late_effect
+from dledger.jepsen_like.checkers.final_reads import READER
+from dledger.jepsen_like.checkers.verdict import Verdict, checked
+from dledger.jepsen_like.history.operation import NOTHING, F, History, Outcome
 from tests.oracles import (
     availability,
     final_reads,
@@ -55,7 +55,7 @@ def check_row_wise(
     late_effect_ns: int = 0,
     pace_error_ns: int = 0,
 ) -> list[Verdict]:
-    """Return one verdict per checker; arguments as of `jepsen_like.checkers.all_checks`."""
+    """Return one verdict per checker; arguments as of `dledger.jepsen_like.checkers.all_checks`."""
     if late_effect_ns:
         history = with_late_effect(history, late_effect_ns)
     operations = history.operations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jepsen_like.checkers import availability
-from jepsen_like.checkers.availability import (
+from dledger.jepsen_like.checkers import availability
+from dledger.jepsen_like.checkers.availability import (
     DAMAGED_ERROR,
     DEADLINE_NS,
     NAME,
@@ -15,9 +15,15 @@ from jepsen_like.checkers.availability import (
     SENDS_LEAST,
     SILENT_MAX_NS,
 )
-from jepsen_like.checkers.fault_record import ELECTION_NS, HEALED, ROLE, SERVED, recovers_within_ns
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NEVER, History, Operation, Outcome
+from dledger.jepsen_like.checkers.fault_record import (
+    ELECTION_NS,
+    HEALED,
+    ROLE,
+    SERVED,
+    recovers_within_ns,
+)
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import NEVER, History, Operation, Outcome
 
 
 def check_history(history: History, *, election_ns: int = ELECTION_NS) -> Verdict | None:

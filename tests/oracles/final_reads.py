@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from jepsen_like.checkers import final_reads
-from jepsen_like.checkers.final_reads import NAME, READER, REPORTED_MAX
-from jepsen_like.checkers.transactions import SYSTEM_TOPICS
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, ReplicaRead
+from dledger.jepsen_like.checkers import final_reads
+from dledger.jepsen_like.checkers.final_reads import NAME, READER, REPORTED_MAX
+from dledger.jepsen_like.checkers.transactions import SYSTEM_TOPICS
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import (
+    NOTHING,
+    F,
+    History,
+    Operation,
+    Outcome,
+    ReplicaRead,
+)
 
 
 def check_history(history: History) -> Verdict | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jepsen_like.checkers.retention import Hole, Missing
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.retention import Hole, Missing
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     F,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jepsen_like.checkers.delayed import READS
-from jepsen_like.history.operation import NOTHING, F, Level, Operation, Outcome
+from dledger.jepsen_like.checkers.delayed import READS
+from dledger.jepsen_like.history.operation import NOTHING, F, Level, Operation, Outcome
 
 MS = 1_000_000
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise
 
-from jepsen_like.checkers import pop
-from jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers import pop
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 Key = tuple[str, str, int, int]
 

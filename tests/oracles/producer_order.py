@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jepsen_like.checkers.producer_order import NAME, REPORTED_MAX, overtaken
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import CLIENT_BITS, NOTHING, F, History, Operation, Outcome
+from dledger.jepsen_like.checkers.producer_order import NAME, REPORTED_MAX, overtaken
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import (
+    CLIENT_BITS,
+    NOTHING,
+    F,
+    History,
+    Operation,
+    Outcome,
+)
 
 __all__ = ["NAME", "check_history"]
 

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.checkers.kernel.facts import I64, REPORTED_MAX
-from jepsen_like.checkers.queue_log import (
+from dledger.jepsen_like.checkers.kernel.facts import I64, REPORTED_MAX
+from dledger.jepsen_like.checkers.queue_log import (
     FROM_THE_FUTURE,
     MIN_WENT_BACK,
     NAME,
@@ -26,9 +26,9 @@ from jepsen_like.checkers.queue_log import (
     check_values,
     time_violation,
 )
-from jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
+from dledger.jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
 
 __all__ = ["NAME", "check_history"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import itemgetter
 
-from jepsen_like.checkers.replicas import (
+from dledger.jepsen_like.checkers.replicas import (
     NAME,
     QUEUES_DIFFER,
     REPORTED_MAX,
@@ -12,8 +12,15 @@ from jepsen_like.checkers.replicas import (
     lost_violation,
     verdict_of,
 )
-from jepsen_like.checkers.verdict import Verdict, Violation
-from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, ReplicaRead
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation
+from dledger.jepsen_like.history.operation import (
+    NOTHING,
+    F,
+    History,
+    Operation,
+    Outcome,
+    ReplicaRead,
+)
 
 __all__ = ["NAME", "check_history"]
 

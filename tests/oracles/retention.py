@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from jepsen_like.checkers.retention import NAME, NOT_ENTITLED, REMOVED, REPORTED_MAX, Keeps
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import F, FloorMove, History, Outcome
+from dledger.jepsen_like.checkers.retention import NAME, NOT_ENTITLED, REMOVED, REPORTED_MAX, Keeps
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import F, FloorMove, History, Outcome
 
 __all__ = ["check_history"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from jepsen_like.checkers.total_queue import (
+from dledger.jepsen_like.checkers.total_queue import (
     DUPLICATED,
     FAILED_BUT_THERE,
     KNOWN,
@@ -15,9 +15,9 @@ from jepsen_like.checkers.total_queue import (
     UNEXPECTED,
     detail_of,
 )
-from jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
-from jepsen_like.checkers.verdict import Verdict, Violation, judge
-from jepsen_like.history.operation import NEVER, NOTHING, F, History, Operation, Outcome
+from dledger.jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, History, Operation, Outcome
 
 __all__ = ["NAME", "check_history"]
 

@@ -15,12 +15,12 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
-from jepsen_like.checkers.kernel.facts import REPORTED_MAX, SUSPECTS_MAX
-from jepsen_like.checkers.kernel.judge import Judged, TimePair
-from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
-from jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
-from spark_jobs.engines.frames import FrameTables
-from spark_jobs.engines.spark import SparkSource
+from dledger.jepsen_like.checkers.kernel.facts import REPORTED_MAX, SUSPECTS_MAX
+from dledger.jepsen_like.checkers.kernel.judge import Judged, TimePair
+from dledger.jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
+from dledger.spark_jobs.engines.frames import FrameTables
+from dledger.spark_jobs.engines.spark import SparkSource
 
 _QUEUE: Final = ("topic", "queue")
 _NOT_YET: Final = -(1 << 63)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from jepsen_like.plans.draw import SHAPES
-from jepsen_like.plans.plan import REAL_ONLY, ROLES, Kind, Plan, Settings, Step, Workload
+from dledger.jepsen_like.plans.draw import SHAPES
+from dledger.jepsen_like.plans.plan import REAL_ONLY, ROLES, Kind, Plan, Settings, Step, Workload
 
 kinds = st.sampled_from(sorted(set(Kind) - REAL_ONLY))
 targets = st.sampled_from(ROLES) | st.integers(0, 15).map(str)

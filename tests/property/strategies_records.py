@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from hypothesis import strategies as st
 
-from commitlog.entry import RecordBatch, Run, seal_entry
-from commitlog.properties import encode_properties
-from commitlog.record import encode_record
+from dledger.commitlog.entry import RecordBatch, Run, seal_entry
+from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.record import encode_record
 
 I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)

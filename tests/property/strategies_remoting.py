@@ -7,8 +7,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from remoting.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, SerializeType
-from remoting.protocol.headers import SendMessageHeader
+from dledger.remoting.protocol.command import (
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    RemotingCommand,
+    SerializeType,
+)
+from dledger.remoting.protocol.headers import SendMessageHeader
 
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)

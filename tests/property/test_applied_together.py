@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog.disk import OsDisk
-from commitlog.entry import Run
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry import Run
 from dledger.state.snapshot import snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.disk import OsDisk
-from commitlog.errors import CorruptStoreError, DiskFullError, FlushFailedError, StoreError
 from dledger.backup.create import create
 from dledger.backup.manifest import BackupDamagedError
 from dledger.backup.restore import restore
 from dledger.backup.source import Source
 from dledger.backup.target import MANIFEST, NoBackupError, Target
 from dledger.backup.verify import verify
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import CorruptStoreError, DiskFullError, FlushFailedError, StoreError
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk

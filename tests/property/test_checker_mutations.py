@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like import checkers
-from jepsen_like.checkers import push_group
-from jepsen_like.checkers.all_checks import CHECKS, check_everything
-from jepsen_like.checkers.verdict import Verdict, Violation
-from jepsen_like.history.operation import History
+from dledger.jepsen_like import checkers
+from dledger.jepsen_like.checkers import push_group
+from dledger.jepsen_like.checkers.all_checks import CHECKS, check_everything
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation
+from dledger.jepsen_like.history.operation import History
 from tests.harness.clean_histories import clean_history, interrupted
 from tests.harness.extent import EXTENT
 from tests.harness.history_world import KEEPS, LATE_MAX_NS

@@ -7,13 +7,13 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.core.message import Message
-from client.core.retry import FailureKind, RetryPolicy, RetrySchedule
-from client.core.route import MessageQueue
-from client.producer.lane import Coalescer, moved_records, settle_batch
-from client.producer.queue_selection import LatencyFaultTable, QueueSelector
-from client.producer.state import SendSlot, SlotState
-from commitlog.record import decode_record, encode_record
+from dledger.client.core.message import Message
+from dledger.client.core.retry import FailureKind, RetryPolicy, RetrySchedule
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.lane import Coalescer, moved_records, settle_batch
+from dledger.client.producer.queue_selection import LatencyFaultTable, QueueSelector
+from dledger.client.producer.state import SendSlot, SlotState
+from dledger.commitlog.record import decode_record, encode_record
 
 policies = st.builds(
     RetryPolicy,

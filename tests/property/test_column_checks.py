@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.checkers import consumer_offsets
-from jepsen_like.checkers.all_checks import Settings, check_everything, check_source
-from jepsen_like.checkers.consumer_offsets import check_table
-from jepsen_like.checkers.verdict import Verdict, digest_of
-from jepsen_like.history.columns import ops_table
-from jepsen_like.history.operation import History
-from jepsen_like.history.parquet import Ingested, write_history, write_summary
-from spark_jobs.engines.local import LocalSource
+from dledger.jepsen_like.checkers import consumer_offsets
+from dledger.jepsen_like.checkers.all_checks import Settings, check_everything, check_source
+from dledger.jepsen_like.checkers.consumer_offsets import check_table
+from dledger.jepsen_like.checkers.verdict import Verdict, digest_of
+from dledger.jepsen_like.history.columns import ops_table
+from dledger.jepsen_like.history.operation import History
+from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
+from dledger.spark_jobs.engines.local import LocalSource
 from tests.harness.clean_histories import clean_history, interrupted
 from tests.harness.history_world import KEEPS, LATE_MAX_NS
 from tests.harness.judged import comparable

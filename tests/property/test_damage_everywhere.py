@@ -31,10 +31,10 @@ from typing import Any
 import cbor2
 import pytest
 
-from client.core.message_ext import MessageBlock
-from commitlog.entry import verify_frame
-from commitlog.entry_log import EntryLog
-from commitlog.errors import (
+from dledger.client.core.message_ext import MessageBlock
+from dledger.commitlog.entry import verify_frame
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import (
     ConfigError,
     CorruptEntryError,
     CorruptRecordError,
@@ -44,15 +44,21 @@ from commitlog.errors import (
     MQError,
     RemoteProtocolError,
 )
-from commitlog.mark import Anchor, SlotFile, load_anchor
-from commitlog.recovery import DamagedLogError
-from commitlog.segment import LogFormat, check_format
-from commitlog.store_paths import StorePaths
+from dledger.commitlog.mark import Anchor, SlotFile, load_anchor
+from dledger.commitlog.recovery import DamagedLogError
+from dledger.commitlog.segment import LogFormat, check_format
+from dledger.commitlog.store_paths import StorePaths
+from dledger.namesrv.name_server import decode_kv_config, encode_kv_config
 from dledger.processors.send_records import _runs_of, split_records
 from dledger.raft.follower import split_frames
 from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.journal import TermVote
 from dledger.raft.wire import Kind, PeerFrameDecoder, encode_frame, encode_head
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol.bodies import ClusterInfo, TopicRouteData
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import SerializeType, request
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
@@ -64,12 +70,6 @@ from dledger.state.state_record import (
 from dledger.state.tables import StateTables
 from dledger.state.topics import TopicConfig
 from dledger.testing.crash_disk import CrashDisk, Inode
-from namesrv.name_server import decode_kv_config, encode_kv_config
-from remoting.errors import BadRequestError
-from remoting.protocol.bodies import ClusterInfo, TopicRouteData
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import SerializeType, request
-from remoting.protocol.frame import FrameDecoder, encode_command
 from tests.harness.entry_frames import next_frame
 from tests.property.test_decoder_fuzz import FRAME, RECORDS
 

@@ -8,11 +8,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from commitlog.derive import derive_bulk, derive_plain
-from commitlog.entry import RecordBatch, Run, parse_header, seal_entry, verify_frame
-from commitlog.errors import CorruptEntryError, CorruptRecordError
-from commitlog.message_batch import BatchItem, decode_batch, encode_batch, verify_record_layout
-from commitlog.record import encode_record, iter_records, pack_host
+from dledger.commitlog.derive import derive_bulk, derive_plain
+from dledger.commitlog.entry import RecordBatch, Run, parse_header, seal_entry, verify_frame
+from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError
+from dledger.commitlog.message_batch import (
+    BatchItem,
+    decode_batch,
+    encode_batch,
+    verify_record_layout,
+)
+from dledger.commitlog.record import encode_record, iter_records, pack_host
 
 SEED = 20_261_120
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.damage import check_entries
+from dledger.commitlog.damage import check_entries
 from dledger.services import schedule, stored_record, timer, transaction_check
 from tests.harness.deferred_messages import Deferred
 from tests.harness.extent import EXTENT

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog.derive import Derived, derive, derive_bulk, derive_plain
-from commitlog.entry import (
+from dledger.commitlog.derive import Derived, derive, derive_bulk, derive_plain
+from dledger.commitlog.entry import (
     ENTRY_HEADER_BYTES,
     RecordBatch,
     parse_header,
@@ -22,9 +22,9 @@ from commitlog.entry import (
     seal_entry,
     verify_frame,
 )
-from commitlog.errors import CorruptEntryError, CorruptRecordError
-from commitlog.message_batch import verify_record_layout
-from commitlog.record import encode_record
+from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError
+from dledger.commitlog.message_batch import verify_record_layout
+from dledger.commitlog.record import encode_record
 from tests.harness.extent import examples
 from tests.property.strategies_records import (
     SealedEntry,

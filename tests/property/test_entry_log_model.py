@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptEntryError, CorruptStoreError
-from commitlog.log_reader import FlushTicket
-from commitlog.mark import Mark
-from commitlog.recovery import DamagedLogError
-from commitlog.store_paths import StorePaths
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import CorruptEntryError, CorruptStoreError
+from dledger.commitlog.log_reader import FlushTicket
+from dledger.commitlog.mark import Mark
+from dledger.commitlog.recovery import DamagedLogError
+from dledger.commitlog.store_paths import StorePaths
 from dledger.testing.crash_disk import SECTOR_BYTES, CrashDisk, Inode
 from tests.harness.entry_frames import next_frame, next_no_op
 from tests.harness.extent import examples

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remoting.protocol.command import FLAG_ONEWAY, RemotingCommand, SerializeType, request
-from remoting.protocol.frame import FrameDecoder, encode_command
-from remoting.protocol.signature import (
+from dledger.remoting.protocol.command import FLAG_ONEWAY, RemotingCommand, SerializeType, request
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
+from dledger.remoting.protocol.signature import (
     ACCESS_KEY,
     AGE_MS,
     SEQUENCE,

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog.disk import OsDisk
-from commitlog.key_index import KeyIndex
-from commitlog.key_index_file import IndexFile
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.key_index import KeyIndex
+from dledger.commitlog.key_index_file import IndexFile
 
 
 def _put(index: KeyIndex, keys: list[tuple[int, int, int]]) -> None:

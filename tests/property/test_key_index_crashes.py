@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog.errors import DiskFullError
-from commitlog.key_index import KeyIndex, KeyIndexFlush
-from commitlog.queue_unit import index_key_hash
+from dledger.commitlog.errors import DiskFullError
+from dledger.commitlog.key_index import KeyIndex, KeyIndexFlush
+from dledger.commitlog.queue_unit import index_key_hash
 from dledger.testing.crash_disk import CrashDisk, no_fault
 
 ROOT = "/store/index"

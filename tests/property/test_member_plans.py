@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog.errors import MQError
 from dledger.broker_errors import ReplicationError
+from dledger.commitlog.errors import MQError
 from dledger.raft.membership import Member, Standing
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.extent import EXTENT

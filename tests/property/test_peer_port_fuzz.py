@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.errors import CorruptEntryError, RemoteProtocolError
 from dledger.broker_errors import ChangeRefusedError
+from dledger.commitlog.errors import CorruptEntryError, RemoteProtocolError
 from dledger.raft.identity import Hello
 from dledger.raft.member import RaftNode
 from dledger.raft.membership import Member, Members

@@ -14,23 +14,23 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.entry import Run
-from commitlog.record import encode_record, iter_records
 from dledger.broker_errors import PendingFullError
+from dledger.commitlog.entry import Run
+from dledger.commitlog.record import encode_record, iter_records
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.own_fields import STALE_FIELD, decode_stale
+from dledger.remoting.protocol.pop_requests import (
+    BatchAck,
+    BatchAckMessageRequestBody,
+    PopMessageResponseHeader,
+)
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 from dledger.services import pop_decision, pop_grants
 from dledger.state.pop import MAX_OUT, MAX_OUT_PER_QUEUE, PopKey
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
 from dledger.testing.doubles import VirtualClock
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.own_fields import STALE_FIELD, decode_stale
-from remoting.protocol.pop_requests import (
-    BatchAck,
-    BatchAckMessageRequestBody,
-    PopMessageResponseHeader,
-)
-from remoting.protocol.receipt_handle import ReceiptHandle
 from tests.harness.broker import Broker
 from tests.harness.extent import EXTENT
 from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup, batch_of

@@ -15,16 +15,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from commitlog.record import iter_records
+from dledger.commitlog.record import iter_records
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.pop_requests import PopMessageResponseHeader
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
 from dledger.testing.doubles import ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.pop_requests import PopMessageResponseHeader
-from remoting.protocol.receipt_handle import ReceiptHandle
 from tests.harness.broker import Broker
 from tests.harness.extent import examples
 from tests.harness.fake_group import BROKER, FakeGroup, Term

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from client.consumer.pop_calls import ReceivedMessage
-from client.consumer.receive_rounds import GRACE_S
-from client.consumer.simple_consumer import SimpleConsumer
-from client.core.errors import ReceiptStaleError, RequestTimedOutError
-from commitlog.errors import MQError
+from dledger.client.consumer.pop_calls import ReceivedMessage
+from dledger.client.consumer.receive_rounds import GRACE_S
+from dledger.client.consumer.simple_consumer import SimpleConsumer
+from dledger.client.core.errors import ReceiptStaleError, RequestTimedOutError
+from dledger.commitlog.errors import MQError
 from tests.unit.client.consumer.popping import PopBroker
 
 LONG_S = 1_000.0

@@ -12,10 +12,10 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog.errors import InvariantBroken, MQError
+from dledger.commitlog.errors import InvariantBroken, MQError
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.testing.doubles import ManualClock
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 

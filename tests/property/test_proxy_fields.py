@@ -17,8 +17,8 @@ from google.protobuf.message_factory import GetMessageClass
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from commitlog.record import decode_record, encode_record
 from dledger.aio.guest import Guest
+from dledger.commitlog.record import decode_record, encode_record
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import duration, timestamp
@@ -26,10 +26,10 @@ from dledger.proxy.metrics import CallMetrics
 from dledger.proxy.sends import TransactionId
 from dledger.proxy.server import _Handlers
 from dledger.proxy.service import MessagingService
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import response_to
-from remoting.protocol.headers import RecallHandle
-from remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import response_to
+from dledger.remoting.protocol.headers import RecallHandle
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 from tests.harness.pop_group import PopGroup
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.dledger.proxy.grpc_doubles import TrioCall, TrioGuest

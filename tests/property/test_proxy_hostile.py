@@ -19,16 +19,16 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from commitlog.record import decode_record
 from dledger.aio.guest import Guest
+from dledger.commitlog.record import decode_record
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.messages import duration, timestamp
 from dledger.proxy.metrics import CallMetrics
 from dledger.proxy.sends import TransactionId
 from dledger.proxy.server import _Handlers
 from dledger.proxy.service import MessagingService
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
 from tests.harness.pop_group import Fault, Key, PopGroup
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.dledger.proxy.grpc_doubles import TrioCall, TrioGuest

@@ -8,17 +8,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from jepsen_like.checkers.kernel.cut import report_of
-from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS, Columns
-from jepsen_like.checkers.kernel.home import Home
-from jepsen_like.checkers.kernel.judge import Judged
-from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
-from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
-from jepsen_like.checkers.run_rows import replicas_of
-from jepsen_like.checkers.total_queue import DUPLICATED, FAILED_BUT_THERE, add_up
-from jepsen_like.checkers.transactions import transactions_of
-from jepsen_like.history.columns import obs_table, ops_table
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.kernel.cut import report_of
+from dledger.jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS, Columns
+from dledger.jepsen_like.checkers.kernel.home import Home
+from dledger.jepsen_like.checkers.kernel.judge import Judged
+from dledger.jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
+from dledger.jepsen_like.checkers.kernel.tables import gather, table_to_numpy
+from dledger.jepsen_like.checkers.run_rows import replicas_of
+from dledger.jepsen_like.checkers.total_queue import DUPLICATED, FAILED_BUT_THERE, add_up
+from dledger.jepsen_like.checkers.transactions import transactions_of
+from dledger.jepsen_like.history.columns import obs_table, ops_table
+from dledger.jepsen_like.history.operation import (
     NOTHING,
     F,
     History,
@@ -27,8 +27,8 @@ from jepsen_like.history.operation import (
     ReplicaRead,
     RunHeader,
 )
-from spark_jobs.generate.history import planter_named
-from spark_jobs.generate.queue_stream import Block, QueueStream
+from dledger.spark_jobs.generate.history import planter_named
+from dledger.spark_jobs.generate.queue_stream import Block, QueueStream
 from tests.harness.clean_histories import clean_history
 from tests.harness.cut_queues import judged_in_chunks
 from tests.harness.history_world import TOPIC as CLEAN_TOPIC

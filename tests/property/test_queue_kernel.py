@@ -7,15 +7,20 @@ import random
 import numpy as np
 import pytest
 
-from jepsen_like.checkers import queue_log
-from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS, REPORTED_MAX, repeated
-from jepsen_like.checkers.kernel.judge import Judged, judge_queue
-from jepsen_like.checkers.kernel.tables import gather, table_to_numpy
-from jepsen_like.checkers.queue_log import name_violations, wanted_by
-from jepsen_like.checkers.transactions import transactions_of
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.columns import hash_range, obs_table, ops_table
-from jepsen_like.history.operation import NEVER, F, Operation, Outcome
+from dledger.jepsen_like.checkers import queue_log
+from dledger.jepsen_like.checkers.kernel.facts import (
+    OBS_COLUMNS,
+    OPS_COLUMNS,
+    REPORTED_MAX,
+    repeated,
+)
+from dledger.jepsen_like.checkers.kernel.judge import Judged, judge_queue
+from dledger.jepsen_like.checkers.kernel.tables import gather, table_to_numpy
+from dledger.jepsen_like.checkers.queue_log import name_violations, wanted_by
+from dledger.jepsen_like.checkers.transactions import transactions_of
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.columns import hash_range, obs_table, ops_table
+from dledger.jepsen_like.history.operation import NEVER, F, Operation, Outcome
 from tests.harness.clean_histories import clean_history
 from tests.harness.history_world import TOPIC as CLEAN_TOPIC
 from tests.harness.planted_anomalies import PLANTERS

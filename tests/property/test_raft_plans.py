@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog.errors import DiskFullError
+from dledger.commitlog.errors import DiskFullError
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.extent import EXTENT
 from tests.harness.only_new_garbage import only_new_garbage

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.errors import CorruptRecordError
-from commitlog.message_batch import BatchItem, decode_batch, encode_batch
-from commitlog.message_id import decode_offset_message_id, encode_offset_message_id
-from commitlog.properties import decode_properties, encode_properties, get_property
-from commitlog.record import (
+from dledger.commitlog.errors import CorruptRecordError
+from dledger.commitlog.message_batch import BatchItem, decode_batch, encode_batch
+from dledger.commitlog.message_id import decode_offset_message_id, encode_offset_message_id
+from dledger.commitlog.properties import decode_properties, encode_properties, get_property
+from dledger.commitlog.record import (
     decode_record,
     encode_record,
     iter_records,

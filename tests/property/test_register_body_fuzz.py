@@ -7,9 +7,9 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from namesrv.errors import BadRegisterBodyError
-from namesrv.registration import decode_register_body
-from remoting.protocol.bodies import RegisterBrokerBody
+from dledger.namesrv.errors import BadRegisterBodyError
+from dledger.namesrv.registration import decode_register_body
+from dledger.remoting.protocol.bodies import RegisterBrokerBody
 from tests.harness.register_bodies import encode_compressed
 from tests.unit.namesrv.world import register_body
 

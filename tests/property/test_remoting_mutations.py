@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from commitlog.errors import RemoteProtocolError
-from remoting.errors import BadRequestError
-from remoting.protocol import fastjson
-from remoting.protocol.bodies import HeartbeatData, RegisterBrokerBody, ResetOffsetBody
-from remoting.protocol.command import RemotingCommand, SerializeType, request
-from remoting.protocol.frame import FrameDecoder, decode_binary_header, encode_command
-from remoting.protocol.header_codec import decode_cbor_header, decode_json_header
-from remoting.protocol.headers import Header, PullMessageHeader, SendMessageHeader
+from dledger.commitlog.errors import RemoteProtocolError
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol import fastjson
+from dledger.remoting.protocol.bodies import HeartbeatData, RegisterBrokerBody, ResetOffsetBody
+from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
+from dledger.remoting.protocol.frame import FrameDecoder, decode_binary_header, encode_command
+from dledger.remoting.protocol.header_codec import decode_cbor_header, decode_json_header
+from dledger.remoting.protocol.headers import Header, PullMessageHeader, SendMessageHeader
 from tests.property.strategies_remoting import commands, cuts, mutated
 
 DECODERS = {

@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remoting.protocol import fastjson
-from remoting.protocol.bodies import BrokerData, MessageQueue, ResetOffsetBody
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.fastjson import Dialect
-from remoting.protocol.frame import FrameDecoder, encode_command
-from remoting.protocol.headers import SendMessageHeader
+from dledger.remoting.protocol import fastjson
+from dledger.remoting.protocol.bodies import BrokerData, MessageQueue, ResetOffsetBody
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.fastjson import Dialect
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
+from dledger.remoting.protocol.headers import SendMessageHeader
 from tests.property.strategies_remoting import (
     I32,
     I64,

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog import consume_queue, consume_queue_store, shared_units
-from commitlog.errors import DiskFullError, FlushFailedError, ForeignStoreError
-from commitlog.log_reader import FlushTicket
-from commitlog.queue_unit import Units
-from commitlog.segment import LogFormat
-from commitlog.store_paths import StorePaths
+from dledger.commitlog import consume_queue, consume_queue_store, shared_units
+from dledger.commitlog.errors import DiskFullError, FlushFailedError, ForeignStoreError
+from dledger.commitlog.log_reader import FlushTicket
+from dledger.commitlog.queue_unit import Units
+from dledger.commitlog.segment import LogFormat
+from dledger.commitlog.store_paths import StorePaths
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore

@@ -3,7 +3,7 @@
 A group of three registers at both, by what changed where it may; answers get lost, registrations
 come late, NameServers forget all. Strangers want its name with other identities, with none, and
 with a copied one. The model follows `docs/internals/protocol/semantics.md`, section 11, and the
-rules in front of `namesrv.registration`.
+rules in front of `dledger.namesrv.registration`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from namesrv.config import NamesrvTable
-from namesrv.errors import RegistrationRefusedError
-from namesrv.name_server import RouteCache
-from namesrv.registration import HOLDER_SILENCE_MS, Registration
-from namesrv.route_table import RouteInfoManager
-from remoting.protocol.bodies import DataVersion, TopicConfig
-from remoting.protocol.fastjson import Dialect
+from dledger.namesrv.config import NamesrvTable
+from dledger.namesrv.errors import RegistrationRefusedError
+from dledger.namesrv.name_server import RouteCache
+from dledger.namesrv.registration import HOLDER_SILENCE_MS, Registration
+from dledger.namesrv.route_table import RouteInfoManager
+from dledger.remoting.protocol.bodies import DataVersion, TopicConfig
+from dledger.remoting.protocol.fastjson import Dialect
 
 STEPS = 120
 SEEDS = 60

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from namesrv.config import NamesrvTable
-from namesrv.errors import RegistrationRefusedError
-from namesrv.name_server import RouteCache
-from namesrv.registration import HOLDER_SILENCE_MS, Registration
-from namesrv.route_table import RouteInfoManager
-from remoting.protocol.bodies import DataVersion, QueueData, TopicConfig
-from remoting.protocol.fastjson import Dialect
+from dledger.namesrv.config import NamesrvTable
+from dledger.namesrv.errors import RegistrationRefusedError
+from dledger.namesrv.name_server import RouteCache
+from dledger.namesrv.registration import HOLDER_SILENCE_MS, Registration
+from dledger.namesrv.route_table import RouteInfoManager
+from dledger.remoting.protocol.bodies import DataVersion, QueueData, TopicConfig
+from dledger.remoting.protocol.fastjson import Dialect
 
 EXPIRY_MS = 100
 TOPICS = ("T1", "T2", "T3", "T4")

@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog.entry import parse_header, record_sizes
-from commitlog.record import encode_record, iter_records
+from dledger.commitlog.entry import parse_header, record_sizes
+from dledger.commitlog.record import encode_record, iter_records
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.testing.doubles import ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog import consume_queue, consume_queue_store, shared_units
-from commitlog.consume_queue_store import ConsumeQueueStore, remove_all, shared_folder
-from commitlog.disk import OsDisk
-from commitlog.errors import CorruptStoreError, DiskFullError
-from commitlog.mark import SLOT_HEADER_BYTES, SLOT_STRIDE_BYTES
-from commitlog.queue_unit import UNIT_BYTES, UNIT_DTYPE, Units
-from commitlog.shared_units import Row, RowKind, SharedUnits, decode_rows, encode_rows
+from dledger.commitlog import consume_queue, consume_queue_store, shared_units
+from dledger.commitlog.consume_queue_store import ConsumeQueueStore, remove_all, shared_folder
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import CorruptStoreError, DiskFullError
+from dledger.commitlog.mark import SLOT_HEADER_BYTES, SLOT_STRIDE_BYTES
+from dledger.commitlog.queue_unit import UNIT_BYTES, UNIT_DTYPE, Units
+from dledger.commitlog.shared_units import Row, RowKind, SharedUnits, decode_rows, encode_rows
 from dledger.testing.crash_disk import CrashDisk, disk_full
 
 ROOT = "/store/consumequeue"

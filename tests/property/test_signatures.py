@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.errors import MQError
+from dledger.commitlog.errors import MQError
 from dledger.processors.wiring import broker_rules
-from remoting.access.accounts import Account
-from remoting.protocol.command import RemotingCommand, SerializeType, request
-from remoting.protocol.frame import FrameDecoder, encode_command
-from remoting.protocol.signature import Credentials, is_signed_by, signature_of
+from dledger.remoting.access.accounts import Account
+from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
+from dledger.remoting.protocol.signature import Credentials, is_signed_by, signature_of
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)
 NAMES = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=12)

@@ -27,10 +27,10 @@ from typing import Any
 
 import pytest
 
-from commitlog.errors import CorruptStoreError, ForeignStoreError
-from commitlog.mark import SLOT_HEADER_BYTES, SLOT_STRIDE_BYTES
-from commitlog.store_paths import StorePaths
 from dledger.broker_settings import StoreSettings
+from dledger.commitlog.errors import CorruptStoreError, ForeignStoreError
+from dledger.commitlog.mark import SLOT_HEADER_BYTES, SLOT_STRIDE_BYTES
+from dledger.commitlog.store_paths import StorePaths
 from dledger.raft.identity import Identity
 from dledger.raft.journal import TermVote, load_term_vote
 from dledger.state.snapshot import snapshot

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from jepsen_like.history.columns import obs_table, ops_table
+from dledger.jepsen_like.history.columns import obs_table, ops_table
 from tests.harness.extent import EXTENT
 from tests.harness.joined_histories import wrong_ones
 from tests.harness.queue_histories import is_linearizable, random_history

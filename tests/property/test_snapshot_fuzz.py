@@ -10,7 +10,7 @@ from typing import Any
 import cbor2
 import pytest
 
-from commitlog.errors import CorruptStoreError, ForeignStoreError
+from dledger.commitlog.errors import CorruptStoreError, ForeignStoreError
 from dledger.state.snapshot import framed, snapshot
 from tests.harness.groups import running_groups
 from tests.harness.raft_cluster import batch

@@ -7,7 +7,7 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog.properties import encode_properties
+from dledger.commitlog.properties import encode_properties
 from dledger.filters.errors import ExpressionIllegalError
 from dledger.filters.property_filter import Expression
 from tests.harness import sql_oracle

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog.derive import derive
-from commitlog.entry import RecordBatch, Run, parse_header, seal_entry
-from commitlog.record import encode_record
+from dledger.commitlog.derive import derive
+from dledger.commitlog.entry import RecordBatch, Run, parse_header, seal_entry
+from dledger.commitlog.record import encode_record
 from dledger.proposals import PendingQueueOffsets
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import apply_entry

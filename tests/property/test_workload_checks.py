@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.checkers import delayed, filters, producer_order, retries
-from jepsen_like.checkers.all_checks import Settings, check_everything, check_source
-from jepsen_like.checkers.delayed import latest_before
-from jepsen_like.checkers.producer_order import Lines
-from jepsen_like.checkers.retries import OPERATIONS, check_table
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.columns import OBS, obs_table, ops_table
-from jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
-from jepsen_like.history.parquet import Ingested, write_history, write_summary
-from spark_jobs.engines.local import LocalSource
+from dledger.jepsen_like.checkers import delayed, filters, producer_order, retries
+from dledger.jepsen_like.checkers.all_checks import Settings, check_everything, check_source
+from dledger.jepsen_like.checkers.delayed import latest_before
+from dledger.jepsen_like.checkers.producer_order import Lines
+from dledger.jepsen_like.checkers.retries import OPERATIONS, check_table
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.history.columns import OBS, obs_table, ops_table
+from dledger.jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
+from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
+from dledger.spark_jobs.engines.local import LocalSource
 from tests.harness.judged import comparable
 from tests.harness.workload_histories import MAKERS, MS, given_back, idempotent
 from tests.oracles import producer_order as by_rows

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.world import World, run_world
-from jepsen_like.simulation.world_settings import WorldSettings
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.jepsen_like.simulation.node import ClientNode
+from dledger.jepsen_like.simulation.world import World, run_world
+from dledger.jepsen_like.simulation.world_settings import WorldSettings
 
 TOPIC = "Orders"
 LOAD_S = 120.0

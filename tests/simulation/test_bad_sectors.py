@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.plans.draw import draw_plan
-from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
-from jepsen_like.simulation.play import play
-from jepsen_like.simulation.world import World
+from dledger.jepsen_like.plans.draw import draw_plan
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from dledger.jepsen_like.simulation.play import play
+from dledger.jepsen_like.simulation.world import World
 
 pytestmark = pytest.mark.slow
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.operation import encode_history
-from jepsen_like.history.parquet import FOLDER
-from jepsen_like.plans.promised import promised
-from jepsen_like.simulation.play import Played, play
-from jepsen_like.worker import Order, plan_of
-from jepsen_like.workloads.presets import PRESETS
-from spark_jobs.run import judge_run
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.history.operation import encode_history
+from dledger.jepsen_like.history.parquet import FOLDER
+from dledger.jepsen_like.plans.promised import promised
+from dledger.jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.worker import Order, plan_of
+from dledger.jepsen_like.workloads.presets import PRESETS
+from dledger.spark_jobs.run import judge_run
 from tests.harness.judged import comparable
 from tests.oracles.all_checks import check_row_wise
 

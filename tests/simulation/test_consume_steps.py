@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import pytest
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.errors import ClientError, StepOvertakenError
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.world import World, run_world
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.errors import ClientError, StepOvertakenError
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.jepsen_like.simulation.node import ClientNode
+from dledger.jepsen_like.simulation.world import World, run_world
 from tests.harness.leader_faults import pause_and_cut_leaders
 
 pytestmark = pytest.mark.slow

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from dledger.jepsen_like.simulation.play import Played, play
 from dledger.raft import library
 from dledger.raft.replicator import Replicator
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload
-from jepsen_like.simulation.play import Played, play
 
 pytestmark = pytest.mark.slow
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import trio
 
+from dledger.jepsen_like.plans.modes import in_modes
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from dledger.jepsen_like.simulation.play import Played, play
+from dledger.namesrv.name_server import RouteCache
+from dledger.namesrv.route_table import RouteInfoManager
 from dledger.registration import Registration
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
-from jepsen_like.plans.modes import in_modes
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload
-from jepsen_like.simulation.play import Played, play
-from namesrv.name_server import RouteCache
-from namesrv.route_table import RouteInfoManager
 
 pytestmark = pytest.mark.slow
 

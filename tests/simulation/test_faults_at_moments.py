@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.checkers.fault_record import HEALED, SERVED
-from jepsen_like.history.operation import Event, F, Outcome
-from jepsen_like.plans.draw import draw_plan
-from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
-from jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.checkers.fault_record import HEALED, SERVED
+from dledger.jepsen_like.history.operation import Event, F, Outcome
+from dledger.jepsen_like.plans.draw import draw_plan
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from dledger.jepsen_like.simulation.play import Played, play
 from tests.harness.extent import EXTENT
 
 pytestmark = pytest.mark.slow

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dledger import scrub
+from dledger.jepsen_like.plans.modes import ROT_COUNTERS
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from dledger.jepsen_like.simulation.platter import ROTTEN
+from dledger.jepsen_like.simulation.play import Played, play
 from dledger.raft import identity
-from jepsen_like.plans.modes import ROT_COUNTERS
-from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
-from jepsen_like.simulation.platter import ROTTEN
-from jepsen_like.simulation.play import Played, play
 
 pytestmark = pytest.mark.slow
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.jepsen_like.checkers.retention import NOT_ENTITLED
+from dledger.jepsen_like.plans.draw import draw_plan
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from dledger.jepsen_like.simulation.play import Played, play
 from dledger.services import retention
 from dledger.state.state_record import SIZE
-from jepsen_like.checkers.retention import NOT_ENTITLED
-from jepsen_like.plans.draw import draw_plan
-from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
-from jepsen_like.simulation.play import Played, play
 
 pytestmark = pytest.mark.slow
 

@@ -22,10 +22,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from commitlog.disk import OsDisk
-from commitlog.errors import FlushFailedError
-from commitlog.seams import DiskFile
 from dledger.broker_errors import NotLeaderError, UnknownOutcomeError
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import FlushFailedError
+from dledger.commitlog.seams import DiskFile
 from dledger.group_api import Proposed
 from dledger.proposals import GroupSettings
 from dledger.testing.doubles import InlineExecutor

@@ -10,9 +10,9 @@ from pathlib import Path
 import trio
 from trio.testing import MockClock
 
-from commitlog.disk import OsDisk
-from commitlog.errors import DiskFullError, MQError
-from commitlog.seams import DiskFile
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import DiskFullError, MQError
+from dledger.commitlog.seams import DiskFile
 from dledger.group import Group
 from dledger.group_api import Proposed
 from tests.harness.groups import bodies, running_groups

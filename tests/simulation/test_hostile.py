@@ -7,22 +7,22 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.producer.producer import Producer
-from commitlog.record import BODY_OFFSET, decode_record
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.record import BODY_OFFSET, decode_record
 from dledger.group import Group
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, encode_plan
+from dledger.jepsen_like.simulation.machine import State
+from dledger.jepsen_like.simulation.node import BrokerNode, ClientNode
+from dledger.jepsen_like.simulation.play import play
+from dledger.jepsen_like.simulation.world import World, run_world
+from dledger.jepsen_like.simulation.world_settings import WorldSettings
+from dledger.jepsen_like.worker import Order, plan_of
+from dledger.jepsen_like.workloads.presets import simulated_workload
+from dledger.jepsen_like.workloads.producers import HostileMessages
 from dledger.state.topics import SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TIMER_TOPIC
-from jepsen_like.plans.plan import Kind, Plan, Step, encode_plan
-from jepsen_like.simulation.machine import State
-from jepsen_like.simulation.node import BrokerNode, ClientNode
-from jepsen_like.simulation.play import play
-from jepsen_like.simulation.world import World, run_world
-from jepsen_like.simulation.world_settings import WorldSettings
-from jepsen_like.worker import Order, plan_of
-from jepsen_like.workloads.presets import simulated_workload
-from jepsen_like.workloads.producers import HostileMessages
 
 pytestmark = pytest.mark.slow
 

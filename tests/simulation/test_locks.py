@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from jepsen_like.history.operation import F, Outcome
-from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
-from jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.history.operation import F, Outcome
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from dledger.jepsen_like.simulation.play import Played, play
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def test_locks_change_hands_and_old_tokens_are_refused(played: Played) -> None:
 
 def test_the_checker_gets_the_lease_of_the_plan(played: Played) -> None:
     """With a lease that no broker gave, the same history has two holders at once."""
-    from jepsen_like.checkers.locks import TWO_HOLDERS, check_history
+    from dledger.jepsen_like.checkers.locks import TWO_HOLDERS, check_history
 
     verdict = check_history(played.history.operations, lease_ns=60_000_000_000)
     assert TWO_HOLDERS in {violation.name for violation in verdict.violations}

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import trio
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.producer.producer import Producer
 from dledger import side_ports
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.jepsen_like.simulation.node import BrokerNode, ClientNode
+from dledger.jepsen_like.simulation.world import World, run_world
+from dledger.jepsen_like.simulation.world_settings import WorldSettings
 from dledger.services.throughput import Traffic
 from dledger.topic_metrics import TopicMetrics
-from jepsen_like.simulation.node import BrokerNode, ClientNode
-from jepsen_like.simulation.world import World, run_world
-from jepsen_like.simulation.world_settings import WorldSettings
 from tests.harness.metrics_page import MetricsPage
 
 pytestmark = pytest.mark.slow

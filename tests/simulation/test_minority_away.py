@@ -7,12 +7,12 @@ from random import Random
 import msgspec
 import pytest
 
-from jepsen_like.nemesis.members import Change, can_do_without, choose, majority
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload
-from jepsen_like.simulation.liveness import go_on_without
-from jepsen_like.simulation.play import play
-from jepsen_like.simulation.world import World
-from jepsen_like.worker import Order, plan_of
+from dledger.jepsen_like.nemesis.members import Change, can_do_without, choose, majority
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from dledger.jepsen_like.simulation.liveness import go_on_without
+from dledger.jepsen_like.simulation.play import play
+from dledger.jepsen_like.simulation.world import World
+from dledger.jepsen_like.worker import Order, plan_of
 
 pytestmark = pytest.mark.slow
 
@@ -65,10 +65,10 @@ def test_a_group_that_cannot_go_on_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     """With everybody healed first it would not be."""
 
     async def unable(world: World, *rest: object) -> None:
-        monkeypatch.setattr("jepsen_like.simulation.liveness._leads", lambda *_: None)
+        monkeypatch.setattr("dledger.jepsen_like.simulation.liveness._leads", lambda *_: None)
         await go_on_without(world, *rest)  # type: ignore[arg-type]  # passes on what it is given
 
-    monkeypatch.setattr("jepsen_like.simulation.play.go_on_without", unable)
+    monkeypatch.setattr("dledger.jepsen_like.simulation.play.go_on_without", unable)
     steps = (Step(12_000, Kind.CHANGE_WITHOUT_MINORITY, "all", AWAY, 4),)
     run = play(Plan(7, 18_000, steps, workload=WORKLOAD))
     (found,) = run.violations

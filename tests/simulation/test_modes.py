@@ -8,31 +8,31 @@ from typing import Any
 
 import pytest
 
-from client.core import message_ext
-from client.core.message import Message
-from client.core.message_ext import MessageExt, SendResult
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from commitlog import derive
-from commitlog.key_index import KeyIndex
 from dledger.broker_errors import NotLeaderError
+from dledger.client.core import message_ext
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt, SendResult
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.commitlog import derive
+from dledger.commitlog.key_index import KeyIndex
 from dledger.group import Group
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.plans.draw import SHAPES
+from dledger.jepsen_like.plans.modes import SETTING_MODES, SIDE_MODES, STEP_MODES, in_modes
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from dledger.jepsen_like.plans.promised import promised
+from dledger.jepsen_like.simulation import side_services
+from dledger.jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.simulation.world_settings import OWNER
 from dledger.processors import offsets, store_times
 from dledger.raft.library import RaftCore
 from dledger.raft.settings import Guards
+from dledger.remoting.access.accounts import Account
+from dledger.remoting.access.gate import AccessGate
 from dledger.services.offset_commits import OffsetCommits
 from dledger.state.tables import StateTables
 from dledger.state.transactions import TransactionTable
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.plans.draw import SHAPES
-from jepsen_like.plans.modes import SETTING_MODES, SIDE_MODES, STEP_MODES, in_modes
-from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
-from jepsen_like.plans.promised import promised
-from jepsen_like.simulation import side_services
-from jepsen_like.simulation.play import Played, play
-from jepsen_like.simulation.world_settings import OWNER
-from remoting.access.accounts import Account
-from remoting.access.gate import AccessGate
 
 pytestmark = pytest.mark.slow
 

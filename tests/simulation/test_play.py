@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import encode_history
-from jepsen_like.plans.draw import draw_plan
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload, encode_plan
-from jepsen_like.simulation.diagram import as_svg, as_text
-from jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import encode_history
+from dledger.jepsen_like.plans.draw import draw_plan
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload, encode_plan
+from dledger.jepsen_like.simulation.diagram import as_svg, as_text
+from dledger.jepsen_like.simulation.play import Played, play
 from tests.harness.extent import EXTENT
 
 SHORT = Plan(

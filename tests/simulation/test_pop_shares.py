@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from client.consumer.simple_consumer import SimpleConsumer
-from client.consumer.subscriptions import SubscriptionExpression
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.producer.producer import Producer
-from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.world import World, run_world
+from dledger.client.consumer.simple_consumer import SimpleConsumer
+from dledger.client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.jepsen_like.simulation.node import ClientNode
+from dledger.jepsen_like.simulation.world import World, run_world
 
 RECEIVERS = 1000
 KILLED = 100

@@ -10,20 +10,20 @@ from itertools import pairwise
 import pytest
 import trio
 
-from client.admin.admin import Admin
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
-from client.consumer.offsets import FROM_FIRST, ConsumeFrom
-from client.consumer.push_consumer import PushConsumer
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from commitlog.errors import MQError
-from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.world import World, run_world
-from jepsen_like.simulation.world_settings import WorldSettings
-from remoting.protocol.bodies import MessageModel
+from dledger.client.admin.admin import Admin
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from dledger.client.consumer.offsets import FROM_FIRST, ConsumeFrom
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.simulation.node import ClientNode
+from dledger.jepsen_like.simulation.world import World, run_world
+from dledger.jepsen_like.simulation.world_settings import WorldSettings
+from dledger.remoting.protocol.bodies import MessageModel
 
 pytestmark = pytest.mark.slow
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from client.consumer.owned_queues import OwnedQueue, OwnedQueues
-from jepsen_like.checkers.push_group import NO_OWNER
-from jepsen_like.simulation.play import Played, play
-from jepsen_like.worker import Order, plan_of
+from dledger.client.consumer.owned_queues import OwnedQueue, OwnedQueues
+from dledger.jepsen_like.checkers.push_group import NO_OWNER
+from dledger.jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.worker import Order, plan_of
 
 pytestmark = pytest.mark.slow
 

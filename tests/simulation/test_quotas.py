@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 
-from client.admin.admin import Admin
-from commitlog.errors import MQError
+from dledger.client.admin.admin import Admin
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from dledger.jepsen_like.simulation.node import ClientNode
+from dledger.jepsen_like.simulation.play import play
+from dledger.jepsen_like.simulation.world import World
 from dledger.services.quota_buckets import Cost, QuotaBuckets, Verdict
 from dledger.state.quotas import QuotaConfig
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload
-from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.play import play
-from jepsen_like.simulation.world import World
 
 pytestmark = pytest.mark.slow
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from client.core.route import LeaderTable
 from dledger.broker_errors import NotLeaderError
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload
-from jepsen_like.simulation.play import Played, play
+from dledger.client.core.route import LeaderTable
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from dledger.jepsen_like.simulation.play import Played, play
 
 pytestmark = pytest.mark.slow
 

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from typing_extensions import Buffer
 
-from commitlog.derive import Derived, derive
-from commitlog.entry import EntryHeader
-from commitlog.mark import Anchor
 from dledger import derived_files, store
+from dledger.commitlog.derive import Derived, derive
+from dledger.commitlog.entry import EntryHeader
+from dledger.commitlog.mark import Anchor
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from dledger.jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.simulation.reference_replica import FROM_SETTINGS, digests_by_field
 from dledger.processors import store_times
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.producer_sessions import ProducerSessions, StoredSend
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.state.topics import TopicConfig
 from dledger.state.transactions import TransactionTable
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload
-from jepsen_like.simulation.play import Played, play
-from jepsen_like.simulation.reference_replica import FROM_SETTINGS, digests_by_field
 
 pytestmark = pytest.mark.slow
 

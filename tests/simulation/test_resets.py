@@ -12,20 +12,20 @@ from contextlib import suppress
 import pytest
 import trio
 
-from client.admin.admin import Admin
-from client.admin.groups import FIRST_MS, GroupAdmin
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.simple_consumer import SimpleConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import ReceiptStaleError, StepOvertakenError
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from commitlog.errors import MQError
-from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.world import World, run_world
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.headers import UpdateConsumerOffsetHeader
+from dledger.client.admin.admin import Admin
+from dledger.client.admin.groups import FIRST_MS, GroupAdmin
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.simple_consumer import SimpleConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ReceiptStaleError, StepOvertakenError
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.simulation.node import ClientNode
+from dledger.jepsen_like.simulation.world import World, run_world
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.headers import UpdateConsumerOffsetHeader
 
 pytestmark = pytest.mark.slow
 

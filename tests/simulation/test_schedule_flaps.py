@@ -23,22 +23,22 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
-from commitlog.record import decode_record
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
+from dledger.commitlog.record import decode_record
 from dledger.group import Group
 from dledger.group_api import QueueTouched
+from dledger.jepsen_like.history.operation import NOTHING, F, Outcome
+from dledger.jepsen_like.plans.plan import Plan, Settings, Workload
+from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.jepsen_like.simulation.checks import Checks
+from dledger.jepsen_like.simulation.machine import current_node
+from dledger.jepsen_like.simulation.node import BrokerNode, CheckedWorld
+from dledger.jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.simulation.world import World
+from dledger.jepsen_like.workloads.recorder import TOPIC, value_of
 from dledger.services.delayed_message import queue_of_level
 from dledger.services.schedule import ScheduleMessageService
 from dledger.state.topics import SCHEDULE_TOPIC
-from jepsen_like.history.operation import NOTHING, F, Outcome
-from jepsen_like.plans.plan import Plan, Settings, Workload
-from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.checks import Checks
-from jepsen_like.simulation.machine import current_node
-from jepsen_like.simulation.node import BrokerNode, CheckedWorld
-from jepsen_like.simulation.play import Played, play
-from jepsen_like.simulation.world import World
-from jepsen_like.workloads.recorder import TOPIC, value_of
 from tests.harness.extent import EXTENT
 
 pytestmark = pytest.mark.slow

@@ -9,14 +9,14 @@ from itertools import pairwise
 
 import pytest
 
-from client.admin.admin import Admin
-from client.consumer.pull_consumer import PullConsumer
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.world import World, run_world
-from remoting.protocol.schedule_bodies import ScheduleInfo
+from dledger.client.admin.admin import Admin
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.jepsen_like.simulation.node import ClientNode
+from dledger.jepsen_like.simulation.world import World, run_world
+from dledger.remoting.protocol.schedule_bodies import ScheduleInfo
 from tests.harness.extent import EXTENT
 
 pytestmark = pytest.mark.slow

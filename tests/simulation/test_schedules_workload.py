@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.checkers.schedules import Act
-from jepsen_like.history.operation import F, Outcome
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload
-from jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.checkers.schedules import Act
+from dledger.jepsen_like.history.operation import F, Outcome
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from dledger.jepsen_like.simulation.play import Played, play
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from dledger.broker_errors import PendingFullError
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from dledger.jepsen_like.simulation.liveness import STALL_S, could_acknowledge
+from dledger.jepsen_like.simulation.play import play
+from dledger.jepsen_like.simulation.world import World
 from dledger.proposals import Proposals
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload
-from jepsen_like.simulation.liveness import STALL_S, could_acknowledge
-from jepsen_like.simulation.play import play
-from jepsen_like.simulation.world import World
 
 pytestmark = pytest.mark.slow
 

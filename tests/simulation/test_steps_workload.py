@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.history.operation import F, Outcome
-from jepsen_like.plans.plan import Plan, Workload
-from jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.history.operation import F, Outcome
+from dledger.jepsen_like.plans.plan import Plan, Workload
+from dledger.jepsen_like.simulation.play import Played, play
 from tests.harness.leader_faults import KILL_PAUSE_ISOLATE
 
 pytestmark = pytest.mark.slow

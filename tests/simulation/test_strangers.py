@@ -8,9 +8,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload
-from jepsen_like.simulation.play import play
-from jepsen_like.simulation.world import World
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from dledger.jepsen_like.simulation.play import play
+from dledger.jepsen_like.simulation.world import World
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,11 @@ from collections import Counter
 import msgspec
 import pytest
 
-from jepsen_like.history.operation import Decision, F, Operation, Outcome
-from jepsen_like.plans.plan import Kind, Plan, Step
-from jepsen_like.simulation.play import Played, play
-from jepsen_like.workloads.presets import simulated_workload
-from jepsen_like.workloads.transactions import NEVER_KNOWN
+from dledger.jepsen_like.history.operation import Decision, F, Operation, Outcome
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step
+from dledger.jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.workloads.presets import simulated_workload
+from dledger.jepsen_like.workloads.transactions import NEVER_KNOWN
 
 pytestmark = pytest.mark.slow
 

@@ -21,24 +21,24 @@ from typing import Any, Final
 import pytest
 import trio
 
-from client.admin.admin import Admin
-from client.consumer.pull_consumer import PullConsumer
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.core.route import LEADER_ID
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from commitlog.entry import parse_header
-from commitlog.errors import MQError
-from commitlog.record import decode_record
+from dledger.client.admin.admin import Admin
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.core.route import LEADER_ID
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.entry import parse_header
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.record import decode_record
 from dledger.group import Group
-from jepsen_like.simulation.machine import current_node
-from jepsen_like.simulation.node import BrokerNode, ClientNode
-from jepsen_like.simulation.world import World, run_world
-from jepsen_like.simulation.world_settings import WorldSettings
-from remoting.protocol.bodies import ClusterInfo
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import request
+from dledger.jepsen_like.simulation.machine import current_node
+from dledger.jepsen_like.simulation.node import BrokerNode, ClientNode
+from dledger.jepsen_like.simulation.world import World, run_world
+from dledger.jepsen_like.simulation.world_settings import WorldSettings
+from dledger.remoting.protocol.bodies import ClusterInfo
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import request
 from tests.harness.extent import EXTENT
 
 pytestmark = pytest.mark.slow

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from client.core.message import Message
-from client.producer.producer import Producer
-from jepsen_like.simulation.node import ClientNode
-from jepsen_like.simulation.world import World, run_world
-from spark_jobs.run import judge_run
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.jepsen_like.simulation.node import ClientNode
+from dledger.jepsen_like.simulation.world import World, run_world
+from dledger.spark_jobs.run import judge_run
 from tests.harness.shipped_files import ROOT
 from tests.harness.walks import counts, files_of, first_missed, stated_counts, stays
 from tests.simulation.test_expected_offsets import make_topic

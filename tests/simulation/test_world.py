@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import trio
 
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.producer.producer import Producer
-from jepsen_like.simulation.machine import State
-from jepsen_like.simulation.node import BrokerNode, ClientNode
-from jepsen_like.simulation.world import Violation, World, run_world
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.jepsen_like.simulation.machine import State
+from dledger.jepsen_like.simulation.node import BrokerNode, ClientNode
+from dledger.jepsen_like.simulation.world import Violation, World, run_world
 
 
 async def send_forever(node: ClientNode) -> None:

@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from dledger.jepsen_like.plans.plan import ASKED_FOR, Kind, Plan, Settings, Step, Workload
+from dledger.jepsen_like.simulation import play as playing
+from dledger.jepsen_like.simulation.play import play
+from dledger.jepsen_like.simulation.virtual_time import EPOCH_MS
+from dledger.jepsen_like.simulation.world_settings import WorldSettings
+from dledger.jepsen_like.worker import Order, plan_of
 from dledger.raft.clocks import SKEW_MAX_MS
 from dledger.state.apply import apply_entry
 from dledger.state.tables import StateTables
-from jepsen_like.plans.plan import ASKED_FOR, Kind, Plan, Settings, Step, Workload
-from jepsen_like.simulation import play as playing
-from jepsen_like.simulation.play import play
-from jepsen_like.simulation.virtual_time import EPOCH_MS
-from jepsen_like.simulation.world_settings import WorldSettings
-from jepsen_like.worker import Order, plan_of
 from tests.mutants.patches import read_patches
 
 pytestmark = pytest.mark.slow

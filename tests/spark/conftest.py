@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     need_java()
-    from spark_jobs.engines.session import open_session
+    from dledger.spark_jobs.engines.session import open_session
 
     folder: Path = tmp_path_factory.mktemp("spark")
     session = open_session(

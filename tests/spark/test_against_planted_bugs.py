@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.operation import read_history
-from jepsen_like.plans.plan import decode_plan
-from jepsen_like.plans.promised import promised
-from spark_jobs.run import judge_run
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.history.operation import read_history
+from dledger.jepsen_like.plans.plan import decode_plan
+from dledger.jepsen_like.plans.promised import promised
+from dledger.spark_jobs.run import judge_run
 from tests.harness import planted_history
 from tests.mutants.trees import environment_of, planted_tree
 from tests.oracles.all_checks import check_row_wise

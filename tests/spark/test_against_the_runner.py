@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jepsen_like.checkers import queue_log, retention
-from jepsen_like.checkers.all_checks import check_source
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.operation import History, Operation, RunHeader, encode_history
-from jepsen_like.history.parquet import Ingested, write_history, write_summary
-from jepsen_like.plans.plan import Plan, encode_plan
-from jepsen_like.plans.plan import Settings as PlanSettings
-from jepsen_like.plans.promised import promised
-from spark_jobs.engines.local import LocalSource
-from spark_jobs.run import judge_run
+from dledger.jepsen_like.checkers import queue_log, retention
+from dledger.jepsen_like.checkers.all_checks import check_source
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.history.operation import History, Operation, RunHeader, encode_history
+from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
+from dledger.jepsen_like.plans.plan import Plan, encode_plan
+from dledger.jepsen_like.plans.plan import Settings as PlanSettings
+from dledger.jepsen_like.plans.promised import promised
+from dledger.spark_jobs.engines.local import LocalSource
+from dledger.spark_jobs.run import judge_run
 from tests.harness.clean_histories import clean_history
 from tests.harness.history_world import SEGMENT
 from tests.harness.planted_anomalies import PLANTERS
@@ -132,7 +132,7 @@ def merged(count: int) -> list[list[Operation]]:
 def test_random_histories_same_verdict_as_runner_and_search(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    from spark_jobs.engines.spark import SparkSource
+    from dledger.spark_jobs.engines.spark import SparkSource
     from tests.oracles.windows import WindowsSource
 
     queues = merged(RANDOM)

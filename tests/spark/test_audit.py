@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_jobs.audit.compare import audit
+from dledger.spark_jobs.audit.compare import audit
 from tests.harness.replica_folders import SEGMENT_BYTES, flip, usual, write_folder, write_group
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
 def test_audit_spark_agrees_on_equal_and_damaged_folders(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    from spark_jobs.engines.spark import SparkDoer
+    from dledger.spark_jobs.engines.spark import SparkDoer
 
     log = usual()
     roots = write_group(tmp_path / "equal", log.frames)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jepsen_like.checkers.all_checks import check_source
-from jepsen_like.checkers.kernel.source import Want
-from jepsen_like.checkers.verdict import digest_of
-from spark_jobs.generate.history import Shape, generate
-from spark_jobs.run import judge_run
+from dledger.jepsen_like.checkers.all_checks import check_source
+from dledger.jepsen_like.checkers.kernel.source import Want
+from dledger.jepsen_like.checkers.verdict import digest_of
+from dledger.spark_jobs.generate.history import Shape, generate
+from dledger.spark_jobs.run import judge_run
 from tests.harness.bad_tables import BAD
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_an_address_that_only_hadoop_opens_is_judged(
 def test_one_pass_finds_the_witnesses_of_all_queues(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spark_jobs.engines.spark import SparkSource
+    from dledger.spark_jobs.engines.spark import SparkSource
     from tests.spark.test_digest_matrix import random_queues
     from tests.spark.test_engines import local_digest
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import spark_jobs
-from client.blocking import BlockingClient
-from client.core.message import Message
-from client.producer.config import ProducerConfig
+from dledger import spark_jobs
 from dledger.cli.topic_command import create_topic
-from spark_jobs.audit.compare import audit
+from dledger.client.blocking import BlockingClient
+from dledger.client.core.message import Message
+from dledger.client.producer.config import ProducerConfig
+from dledger.spark_jobs.audit.compare import audit
 from tests.harness.threaded_cluster import ThreadedCluster, threaded_cluster
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jepsen_like.checkers.all_checks import check_source
-from jepsen_like.checkers.kernel.cut import CHUNK_OFFSETS
-from jepsen_like.checkers.verdict import digest_of
-from jepsen_like.history.operation import F, History, Operation, RunHeader
-from jepsen_like.history.parquet import Ingested, write_history, write_summary
-from spark_jobs.generate.history import Shape, generate
+from dledger.jepsen_like.checkers.all_checks import check_source
+from dledger.jepsen_like.checkers.kernel.cut import CHUNK_OFFSETS
+from dledger.jepsen_like.checkers.verdict import digest_of
+from dledger.jepsen_like.history.operation import F, History, Operation, RunHeader
+from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
+from dledger.spark_jobs.generate.history import Shape, generate
 from tests.harness.java import need_java
 from tests.harness.queue_histories import random_history
 from tests.harness.shipped_files import ROOT
@@ -58,8 +58,8 @@ def digest(spark: SparkSession, folder: Path, edition: str, partitions: int = 0)
     """Return the digest of an edition, its rows dealt to partitions by lot on request."""
     from pyspark.sql import functions as sf
 
-    from spark_jobs.engines.frames import FrameTables
-    from spark_jobs.engines.spark import SparkSource, open_tables
+    from dledger.spark_jobs.engines.frames import FrameTables
+    from dledger.spark_jobs.engines.spark import SparkSource, open_tables
     from tests.oracles.windows import WindowsSource
 
     if edition == "windows":

@@ -18,15 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jepsen_like.checkers import queue_log
-from jepsen_like.checkers.all_checks import Settings, check_source
-from jepsen_like.checkers.verdict import Verdict, digest_of
-from jepsen_like.history.columns import OBS, OPS, obs_table, ops_table
-from jepsen_like.history.operation import Operation
-from jepsen_like.history.parquet import Ingested, write_history, write_summary
-from spark_jobs.engines.local import LocalSource
-from spark_jobs.generate.history import Shape, generate
-from spark_jobs.run import Outcome
+from dledger.jepsen_like.checkers import queue_log
+from dledger.jepsen_like.checkers.all_checks import Settings, check_source
+from dledger.jepsen_like.checkers.verdict import Verdict, digest_of
+from dledger.jepsen_like.history.columns import OBS, OPS, obs_table, ops_table
+from dledger.jepsen_like.history.operation import Operation
+from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
+from dledger.spark_jobs.engines.local import LocalSource
+from dledger.spark_jobs.generate.history import Shape, generate
+from dledger.spark_jobs.run import Outcome
 from tests.harness.clean_histories import clean_history
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Scene
@@ -50,7 +50,7 @@ def local_digest(parquet: Path) -> str:
 
 
 def spark_digest(spark: SparkSession, parquet: Path) -> str:
-    from spark_jobs.engines.spark import SparkSource
+    from dledger.spark_jobs.engines.spark import SparkSource
 
     return digest_of(check_source(SparkSource(spark, str(parquet))))
 
@@ -88,7 +88,7 @@ def test_all_engines_say_the_same_of_every_kind_of_operation(
 
 
 def test_engines_agree_on_retries_recalls_and_order(spark: SparkSession, tmp_path: Path) -> None:
-    from spark_jobs.engines.spark import SparkSource
+    from dledger.spark_jobs.engines.spark import SparkSource
 
     settings = Settings(idempotent=True, late_max_ns=3 * MS)
     for workload, make in MAKERS.items():
@@ -107,7 +107,7 @@ def test_engines_agree_on_retries_recalls_and_order(spark: SparkSession, tmp_pat
 def test_history_without_half_messages_is_read_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str
 ) -> None:
-    from spark_jobs.engines.spark import SparkSource
+    from dledger.spark_jobs.engines.spark import SparkSource
 
     passes: list[str] = []
     first, more, judged = SparkSource._first_pass, SparkSource._pass, SparkSource._judged
@@ -168,7 +168,7 @@ def test_digest_independent_of_row_order_and_shuffle(spark: SparkSession, tmp_pa
 def test_one_hot_queue_in_chunks_has_the_digest_of_one_task(
     spark: SparkSession, tmp_path: Path, plant: str
 ) -> None:
-    from spark_jobs.engines.spark import SparkSource
+    from dledger.spark_jobs.engines.spark import SparkSource
 
     made = generate(Shape(100_000, clients=40, queues=1, plant=plant), tmp_path)
     folder = tmp_path / "parquet"

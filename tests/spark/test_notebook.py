@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.notebooks.build import SOURCE, execute, notebook_of
+from dledger.spark_jobs.notebooks.build import SOURCE, execute, notebook_of
 
 pytestmark = [
     pytest.mark.slow,

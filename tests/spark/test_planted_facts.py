@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jepsen_like.checkers.all_checks import Settings, check_source
-from jepsen_like.checkers.verdict import digest_of
-from jepsen_like.history.parquet import Ingested, write_history, write_summary
-from spark_jobs.engines.local import LocalSource
+from dledger.jepsen_like.checkers.all_checks import Settings, check_source
+from dledger.jepsen_like.checkers.verdict import digest_of
+from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
+from dledger.spark_jobs.engines.local import LocalSource
 from tests.harness.clean_histories import clean_history
 from tests.harness.history_world import KEEPS, LATE_MAX_NS
 from tests.harness.planted_anomalies import PLANTERS
@@ -46,7 +46,7 @@ def planted_into(what: str, folder: Path) -> Planted:
 def test_what_is_planted_is_found_with_spark(
     spark: SparkSession, what: str, tmp_path: Path
 ) -> None:
-    from spark_jobs.engines.spark import SparkSource
+    from dledger.spark_jobs.engines.spark import SparkSource
 
     planted = planted_into(what, tmp_path)
     verdicts = check_source(SparkSource(spark, str(tmp_path)), SETTINGS)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from spark_jobs.generate.history import Shape, generate
-from spark_jobs.run import judge_run
+from dledger.spark_jobs.generate.history import Shape, generate
+from dledger.spark_jobs.run import judge_run
 from tests.harness.eventually import eventually
 from tests.harness.java import need_java
 from tests.harness.shipped_files import ROOT
@@ -27,7 +27,7 @@ WITHIN_S = 240.0
 """Two JVMs start, on a machine that other tests use."""
 JUDGE = """
 import sys
-from spark_jobs.run import judge_run
+from dledger.spark_jobs.run import judge_run
 for folder in sys.argv[2:]:
     outcome = judge_run(folder, "spark", lambda: 0.0, master=sys.argv[1])
     print("judged", outcome.verdict, outcome.digest, outcome.reason)

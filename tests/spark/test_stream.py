@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jepsen_like.checkers.all_checks import check_source
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import CorruptHistoryError, RunHeader, encode_row
-from jepsen_like.history.parquet import NoHistoryError, ingest
-from spark_jobs.engines.local import LocalSource
-from spark_jobs.generate.history import Shape
-from spark_jobs.live import LiveCheck, Tail
+from dledger.jepsen_like.checkers.all_checks import check_source
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import CorruptHistoryError, RunHeader, encode_row
+from dledger.jepsen_like.history.parquet import NoHistoryError, ingest
+from dledger.spark_jobs.engines.local import LocalSource
+from dledger.spark_jobs.generate.history import Shape
+from dledger.spark_jobs.live import LiveCheck, Tail
 from tests.harness.generated import generated
 from tests.harness.played_runs import PlayedRun, writes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_jobs.engines.stream import QueueFound
+    from dledger.spark_jobs.engines.stream import QueueFound
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
 
@@ -31,7 +31,7 @@ WRITES = 10
 def test_stream_reports_in_the_same_batch_as_one_process(
     spark: SparkSession, tmp_path: Path, plant: str
 ) -> None:
-    from spark_jobs.engines.stream import start_following
+    from dledger.spark_jobs.engines.stream import start_following
 
     history, made = generated(Shape(6_000, 20, 2, seed=7, plant=plant), tmp_path / "made")
     run, live = PlayedRun(tmp_path / "run"), LiveCheck()
@@ -72,7 +72,7 @@ def test_stream_reports_in_the_same_batch_as_one_process(
 
 
 def test_a_run_that_cannot_be_followed_is_one_error(spark: SparkSession, tmp_path: Path) -> None:
-    from spark_jobs.engines.stream import follow_with_spark
+    from dledger.spark_jobs.engines.stream import follow_with_spark
 
     def follow(name: str) -> None:
         follow_with_spark(spark, tmp_path / name, lambda _: None, lambda _: None, lambda: True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remoting.protocol.outcome import ANSWERS, Condition
+from dledger.remoting.protocol.outcome import ANSWERS, Condition
 from tests.harness.errors_page import PAGE, WHEN, client_errors, daemon_errors, with_tables
 
 
@@ -20,8 +20,8 @@ def test_errors_of_every_package_are_there() -> None:
     table = daemon_errors()
     for row in (
         "| `dledger.broker_errors.NotLeaderError` | `not_leader` | not_stored |",
-        "| `remoting.errors.BusyError` | `busy` | not_stored |",
-        "| `namesrv.errors.SettingLockedError` | `no_permission` | not_stored |",
-        "| `commitlog.errors.FlushFailedError` | `internal_error` | unknown |",
+        "| `dledger.remoting.errors.BusyError` | `busy` | not_stored |",
+        "| `dledger.namesrv.errors.SettingLockedError` | `no_permission` | not_stored |",
+        "| `dledger.commitlog.errors.FlushFailedError` | `internal_error` | unknown |",
     ):
         assert row in table

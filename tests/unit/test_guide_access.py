@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from client.core.client_instance import ClientInstance
 from dledger.cli.main import main
+from dledger.client.core.client_instance import ClientInstance
 from dledger.config import load_config
-from namesrv.config import load_config as load_namesrv_config
-from remoting.access.account_file import parse_accounts
-from remoting.settings import ConfigFile
+from dledger.namesrv.config import load_config as load_namesrv_config
+from dledger.remoting.access.account_file import parse_accounts
+from dledger.remoting.settings import ConfigFile
 from tests.harness.shipped_files import ROOT
 
 PAGE = (ROOT / "docs" / "operate" / "access.md").read_text()

@@ -8,7 +8,7 @@ from typing import Final
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from jepsen_like.report.canvas import BLUE, GOOD, GREY, INK, ORANGE, SAND, VERMILLION
+from dledger.jepsen_like.report.canvas import BLUE, GOOD, GREY, INK, ORANGE, SAND, VERMILLION
 from tools.bench.figures import Row
 from tools.bench.loads import CASES
 from tools.bench.plan import CONTENDERS, FLUSH

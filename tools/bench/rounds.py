@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 import trio
 
-from commitlog.errors import MQError
 from dledger.cli.bench_load import cpu_s, rss_mib
+from dledger.commitlog.errors import MQError
 from dledger.output import CliError
 from tools.bench import clusters
 from tools.bench.clusters import TOPIC, Cluster

@@ -8,14 +8,14 @@ import time
 import msgspec
 import trio
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from commitlog.errors import MQError
 from dledger.cli.ask_cluster import open_client
 from dledger.cli.bench_load import Tally, bounds_of, fill, read, send
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import MQError
 from dledger.output import CliError
 from tools.bench.figures import rank
 from tools.bench.loads import Result

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.checkers.kernel.facts import (
+from dledger.jepsen_like.checkers.kernel.facts import (
     I64,
     NOT_YET,
     REPORTED_MAX,
@@ -28,8 +28,8 @@ from jepsen_like.checkers.kernel.facts import (
     QueueFacts,
     Spares,
 )
-from jepsen_like.history.columns import mix
-from jepsen_like.history.operation import NEVER, NOTHING
+from dledger.jepsen_like.history.columns import mix
+from dledger.jepsen_like.history.operation import NEVER, NOTHING
 
 
 class Compared(NamedTuple):

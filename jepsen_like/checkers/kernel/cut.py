@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import numpy as np
 
-from jepsen_like.checkers.kernel.chunks import (
+from dledger.jepsen_like.checkers.kernel.chunks import (
     Answer,
     Ask,
     Chunk,
@@ -23,7 +23,7 @@ from jepsen_like.checkers.kernel.chunks import (
     spares_in,
     unpack,
 )
-from jepsen_like.checkers.kernel.facts import (
+from dledger.jepsen_like.checkers.kernel.facts import (
     I64,
     SUSPECTS_MAX,
     Columns,
@@ -31,10 +31,16 @@ from jepsen_like.checkers.kernel.facts import (
     Spares,
     anchors,
 )
-from jepsen_like.checkers.kernel.home import Home, echo_of, home_of, join_homes, spare_outcomes
-from jepsen_like.checkers.kernel.judge import Judged, attempts_of, judge_chunks, judge_queue
-from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
-from jepsen_like.history.operation import NOTHING, F, Level, Outcome
+from dledger.jepsen_like.checkers.kernel.home import (
+    Home,
+    echo_of,
+    home_of,
+    join_homes,
+    spare_outcomes,
+)
+from dledger.jepsen_like.checkers.kernel.judge import Judged, attempts_of, judge_chunks, judge_queue
+from dledger.jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
+from dledger.jepsen_like.history.operation import NOTHING, F, Level, Outcome
 
 CHUNK_OFFSETS: Final = 1 << 20
 """Offsets of a chunk: 25 MB of facts, and enough chunks of a hot queue for every core."""

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jepsen_like.history.operation import CLIENT_BITS, NEVER, NOTHING, F, Level, Outcome
+from dledger.jepsen_like.history.operation import CLIENT_BITS, NEVER, NOTHING, F, Level, Outcome
 
 I64 = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

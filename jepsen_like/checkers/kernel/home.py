@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from jepsen_like.checkers.kernel.facts import I64, SUSPECTS_MAX, Flags, QueueFacts, Spares
-from jepsen_like.history.operation import NOTHING, Outcome
+from dledger.jepsen_like.checkers.kernel.facts import I64, SUSPECTS_MAX, Flags, QueueFacts, Spares
+from dledger.jepsen_like.history.operation import NOTHING, Outcome
 
 MUST_BE_THERE: Final = len(Outcome)
 """Beside the outcomes: it was acknowledged, and its queue has been read from the beginning."""

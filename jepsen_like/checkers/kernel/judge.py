@@ -13,7 +13,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from jepsen_like.checkers.kernel.chunks import (
+from dledger.jepsen_like.checkers.kernel.chunks import (
     Answer,
     Ask,
     Bound,
@@ -34,7 +34,7 @@ from jepsen_like.checkers.kernel.chunks import (
     spares_in,
     unpack,
 )
-from jepsen_like.checkers.kernel.facts import (
+from dledger.jepsen_like.checkers.kernel.facts import (
     I64,
     NOT_YET,
     REPORTED_MAX,
@@ -44,7 +44,7 @@ from jepsen_like.checkers.kernel.facts import (
     Spares,
     repeated,
 )
-from jepsen_like.history.operation import NEVER, NOTHING
+from dledger.jepsen_like.history.operation import NEVER, NOTHING
 
 LookAgain = Callable[[Sequence[Ask]], Sequence[Answer]]
 """Given what to ask of each chunk, in their order: their answers, in any."""

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from jepsen_like.checkers.kernel.home import Home
-from jepsen_like.checkers.kernel.judge import Judged
-from jepsen_like.history.operation import Operation
+from dledger.jepsen_like.checkers.kernel.home import Home
+from dledger.jepsen_like.checkers.kernel.judge import Judged
+from dledger.jepsen_like.history.operation import Operation
 
 Queue = tuple[str, int]
 

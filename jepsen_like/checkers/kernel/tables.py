@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from jepsen_like.checkers.kernel.cut import report_of
-from jepsen_like.checkers.kernel.facts import (
+from dledger.jepsen_like.checkers.kernel.cut import report_of
+from dledger.jepsen_like.checkers.kernel.facts import (
     OBS_COLUMNS,
     OPS_COLUMNS,
     QUEUE_OPERATIONS,
@@ -25,14 +25,14 @@ from jepsen_like.checkers.kernel.facts import (
     Spares,
     distinct,
 )
-from jepsen_like.checkers.kernel.source import (
+from dledger.jepsen_like.checkers.kernel.source import (
     Queue,
     QueueReport,
     Replicas,
     TooManyRowsError,
     Want,
 )
-from jepsen_like.history.columns import (
+from dledger.jepsen_like.history.columns import (
     OBS,
     OPS,
     event_rows,
@@ -43,8 +43,8 @@ from jepsen_like.history.columns import (
     obs_table,
     ops_table,
 )
-from jepsen_like.history.operation import History, Operation
-from jepsen_like.history.small_tables import NotSmallError, RowList, SmallTable
+from dledger.jepsen_like.history.operation import History, Operation
+from dledger.jepsen_like.history.small_tables import NotSmallError, RowList, SmallTable
 
 _LOW: Final = 0xFFFFFFFF
 Each = Callable[[Callable[[Queue], QueueReport], Iterable[Queue]], Iterable[QueueReport]]

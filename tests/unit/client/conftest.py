@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from trio.testing import MockClock
 
-from client.core.client_instance import ClientInstance
-from client.producer.producer import Producer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.producer.producer import Producer
 from tests.unit.client.fake_cluster import World, open_world
 
 

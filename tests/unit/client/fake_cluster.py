@@ -12,15 +12,15 @@ import msgspec
 import trio
 import trio.testing
 
-from client.core.client_instance import ClientConfig, ClientInstance
-from commitlog.message_batch import decode_batch
-from commitlog.message_id import encode_offset_message_id
-from commitlog.properties import encode_properties
-from commitlog.record import Record, decode_record, encode_record, pack_host
-from remoting.connection import Connection
-from remoting.machine import TrioClock
-from remoting.processor import Handled
-from remoting.protocol.bodies import (
+from dledger.client.core.client_instance import ClientConfig, ClientInstance
+from dledger.commitlog.message_batch import decode_batch
+from dledger.commitlog.message_id import encode_offset_message_id
+from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.record import Record, decode_record, encode_record, pack_host
+from dledger.remoting.connection import Connection
+from dledger.remoting.machine import TrioClock
+from dledger.remoting.processor import Handled
+from dledger.remoting.protocol.bodies import (
     BrokerData,
     ClusterInfo,
     ConsumerIdList,
@@ -32,9 +32,9 @@ from remoting.protocol.bodies import (
     TopicList,
     TopicRouteData,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.headers import SendMessageHeader
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.headers import SendMessageHeader
 from tests.harness.fake_nodes import Node, NodeWorld
 
 

@@ -11,26 +11,30 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from client.admin.admin import Admin
-from client.admin.messages import DeadLetterGroup, DeadLetters
-from client.blocking import DEAD_LETTERS_MAX, BlockingClient
-from client.connect import connect
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, DeliveredMessage
-from client.consumer.offsets import FROM_FIRST
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientClosedError, MessageIllegalError, SubscriptionIllegalError
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from client.producer.request_reply import reply_message
-from client.producer.transaction import HalfMessage
-from commitlog.errors import ConfigError
-from commitlog.record import encode_record
-from remoting.machine import ThreadExecutor
-from remoting.processor import Handled
-from remoting.protocol.command import RemotingCommand
+from dledger.client.admin.admin import Admin
+from dledger.client.admin.messages import DeadLetterGroup, DeadLetters
+from dledger.client.blocking import DEAD_LETTERS_MAX, BlockingClient
+from dledger.client.connect import connect
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeContext, DeliveredMessage
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
+    ClientClosedError,
+    MessageIllegalError,
+    SubscriptionIllegalError,
+)
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.request_reply import reply_message
+from dledger.client.producer.transaction import HalfMessage
+from dledger.commitlog.errors import ConfigError
+from dledger.commitlog.record import encode_record
+from dledger.remoting.machine import ThreadExecutor
+from dledger.remoting.processor import Handled
+from dledger.remoting.protocol.command import RemotingCommand
 from tests.unit.client.fake_cluster import open_world
 from tests.unit.client.producer.fake_replies import FakeReplies
 from tests.unit.client.producer.fake_transactions import FakeTransactions

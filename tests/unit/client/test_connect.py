@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from client.connect import connect, credentials_from, tls_from
-from client.core.client_instance import ClientConfig
-from commitlog.errors import ConfigError
-from remoting.protocol.signature import Credentials
+from dledger.client.connect import connect, credentials_from, tls_from
+from dledger.client.core.client_instance import ClientConfig
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.protocol.signature import Credentials
 
 ME = Credentials("order-service", "do-not-show-me")
 

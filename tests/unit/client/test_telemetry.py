@@ -18,23 +18,23 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from structlog.testing import capture_logs
 
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
-from client.consumer.lite_pull_consumer import LitePullConsumer
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.push_consumer import PushConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import BrokerRefusedError, MessageIllegalError
-from client.core.hooks import ConsumeMessageContext
-from client.core.message import Message
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.telemetry import MAX_BEGUN, OpenTelemetryHook, trace_context_of
-from commitlog.record import decode_record
-from remoting.machine import ThreadExecutor
-from remoting.protocol.codes import ResponseCode
-from remoting.protocol.command import response_to
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from dledger.client.consumer.lite_pull_consumer import LitePullConsumer
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import BrokerRefusedError, MessageIllegalError
+from dledger.client.core.hooks import ConsumeMessageContext
+from dledger.client.core.message import Message
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.telemetry import MAX_BEGUN, OpenTelemetryHook, trace_context_of
+from dledger.commitlog.record import decode_record
+from dledger.remoting.machine import ThreadExecutor
+from dledger.remoting.protocol.codes import ResponseCode
+from dledger.remoting.protocol.command import response_to
 from tests.unit.client.consumer.consuming import QUEUE, Heard
 from tests.unit.client.fake_cluster import World
 

@@ -8,20 +8,23 @@ from __future__ import annotations
 import pytest
 import trio
 
-from client import trace as trace_dispatcher
-from client.consumer.config import PushConfig
-from client.consumer.lite_pull_consumer import LitePullConsumer
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.push_consumer import PushConsumer
-from client.core.client_instance import ClientInstance
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.producer.transaction import HalfMessage
-from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
-from client.trace import (
+from dledger.client import trace as trace_dispatcher
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.lite_pull_consumer import LitePullConsumer
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.transaction import HalfMessage
+from dledger.client.producer.transaction_producer import (
+    TransactionProducer,
+    TransactionProducerConfig,
+)
+from dledger.client.trace import (
     TRACE_BATCH_MAX,
     TRACE_TOPIC,
     WAITING_TRACES_MAX,
@@ -32,8 +35,8 @@ from client.trace import (
     encode,
     keys_of,
 )
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.command import RemotingCommand
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.command import RemotingCommand
 from tests.unit.client.consumer.consuming import Heard, send
 from tests.unit.client.fake_cluster import Group, World, open_world
 from tests.unit.client.producer.fake_transactions import FakeTransactions

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commitlog import consume_queue, consume_queue_store, queue_files
-from commitlog.consume_queue_store import ConsumeQueueStore
-from commitlog.disk import OsDisk
-from commitlog.errors import (
+from dledger.commitlog import consume_queue, consume_queue_store, queue_files
+from dledger.commitlog.consume_queue_store import ConsumeQueueStore
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import (
     FlushFailedError,
     ForeignStoreError,
     InvariantBroken,
     OffsetOutOfRangeError,
 )
-from commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
-from commitlog.seams import DiskFile
+from dledger.commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
+from dledger.commitlog.seams import DiskFile
 from dledger.testing.crash_disk import CrashDisk, no_fault
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.damage import check_entries
-from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptEntryError, CorruptStoreError
-from commitlog.log_reader import DamagedEntries
+from dledger.commitlog.damage import check_entries
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import CorruptEntryError, CorruptStoreError
+from dledger.commitlog.log_reader import DamagedEntries
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_frame
 

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commitlog.derive import DEFAULT_DELAY_MS, Derived, derive
-from commitlog.entry import parse_header, seal_entry, seal_no_op
-from commitlog.errors import CorruptEntryError
-from commitlog.properties import encode_properties
-from commitlog.queue_unit import index_key_hash, java_hash
+from dledger.commitlog.derive import DEFAULT_DELAY_MS, Derived, derive
+from dledger.commitlog.entry import parse_header, seal_entry, seal_no_op
+from dledger.commitlog.errors import CorruptEntryError
+from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.queue_unit import index_key_hash, java_hash
 from tests.property.strategies_records import batch_of
 
 STORE_TIME_MS = 1_795_147_871_927

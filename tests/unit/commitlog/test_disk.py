@@ -14,17 +14,17 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from commitlog import disk as real_disk
-from commitlog.disk import OsDisk, OsFile
-from commitlog.entry_log import EntryLog
-from commitlog.errors import (
+from dledger.commitlog import disk as real_disk
+from dledger.commitlog.disk import OsDisk, OsFile
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import (
     DiskFullError,
     FlushFailedError,
     InvariantBroken,
     OffsetOutOfRangeError,
     StoreLockedError,
 )
-from commitlog.seams import DiskFile
+from dledger.commitlog.seams import DiskFile
 from tests.harness.entry_frames import next_frame
 
 
@@ -135,7 +135,7 @@ def test_disk_reports_no_space_at_write(
 def test_disk_reports_no_space_at_allocation(
     disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitlog.disk._reserve", failing(errno.ENOSPC))
+    monkeypatch.setattr("dledger.commitlog.disk._reserve", failing(errno.ENOSPC))
     with pytest.raises(DiskFullError):
         disk.create(path, 100, reserve=True)
     assert not disk.exists(path)
@@ -145,7 +145,7 @@ def test_disk_reports_no_space_at_allocation(
 def test_where_space_cannot_be_reserved_the_file_is_sparse(
     disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch, missing: Callable[..., int] | None
 ) -> None:
-    monkeypatch.setattr("commitlog.disk._reserve", missing)
+    monkeypatch.setattr("dledger.commitlog.disk._reserve", missing)
     file = disk.create(path, 4096, reserve=True)
     assert os.path.getsize(path) == 4096
     file.close()
@@ -155,7 +155,7 @@ def test_disk_reports_a_failed_flush(
     disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = disk.create(path, 100, reserve=False)
-    monkeypatch.setattr("commitlog.disk._data_sync", failing(errno.EIO))
+    monkeypatch.setattr("dledger.commitlog.disk._data_sync", failing(errno.EIO))
     with pytest.raises(FlushFailedError) as raised:
         file.flush()
     assert raised.value.outcome == "unknown"
@@ -178,7 +178,7 @@ def test_close_waits_for_a_flush_under_way(
         file.close()
         alive.append(os.fstat(fd).st_size)
 
-    monkeypatch.setattr("commitlog.disk._data_sync", sync)
+    monkeypatch.setattr("dledger.commitlog.disk._data_sync", sync)
     fd = file._fd
     file.flush()
     assert alive == [100]
@@ -190,7 +190,9 @@ def test_flush_covers_closed_files(
     disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed = []
-    monkeypatch.setattr("commitlog.disk._data_sync", lambda fd: flushed.append(os.fstat(fd).st_ino))
+    monkeypatch.setattr(
+        "dledger.commitlog.disk._data_sync", lambda fd: flushed.append(os.fstat(fd).st_ino)
+    )
     file = disk.create(path, 100, reserve=False)
     file.close()
     file.flush()
@@ -299,9 +301,9 @@ def test_flush_of_many_files_skips_removed_ones(
     folders = [os.path.dirname(path) for path in paths]
     disk.flush_all(paths, folders)
     disk.flush_all([], [])
-    monkeypatch.setattr("commitlog.disk._sync_file_system", None)
+    monkeypatch.setattr("dledger.commitlog.disk._sync_file_system", None)
     disk.flush_all(paths, folders)
-    monkeypatch.setattr("commitlog.disk._sync_file_system", lambda _fd: -1)
+    monkeypatch.setattr("dledger.commitlog.disk._sync_file_system", lambda _fd: -1)
     with pytest.raises(FlushFailedError, match="failed"):
         disk.flush_all(paths, folders)
 

@@ -7,8 +7,8 @@ from hashlib import blake2b
 import numpy as np
 import pytest
 
-from commitlog.derive import derive
-from commitlog.entry import (
+from dledger.commitlog.derive import derive
+from dledger.commitlog.entry import (
     ENTRY_HEADER_BYTES,
     KIND_CONFIG,
     KIND_NO_OP,
@@ -24,8 +24,8 @@ from commitlog.entry import (
     seal_no_op,
     verify_frame,
 )
-from commitlog.errors import CorruptEntryError, InvariantBroken
-from commitlog.record import decode_record, encode_record, iter_records, pack_host
+from dledger.commitlog.errors import CorruptEntryError, InvariantBroken
+from dledger.commitlog.record import decode_record, encode_record, iter_records, pack_host
 
 STORE_HOST = pack_host("127.0.0.1", 10911)
 

@@ -6,15 +6,15 @@ import struct
 
 import pytest
 
-from commitlog.entry import parse_header
-from commitlog.entry_log import EntryLog
-from commitlog.errors import (
+from dledger.commitlog.entry import parse_header
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
     InvariantBroken,
     OffsetOutOfRangeError,
 )
-from commitlog.segment import BLANK_BYTES
+from dledger.commitlog.segment import BLANK_BYTES
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import ENTRY_BYTES, RECORD_BYTES, next_frame, next_no_op
 from tests.harness.entry_logs import ROOT, SEGMENT, fill, open_log, segment_content

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from commitlog.allocator import Allocator
-from commitlog.errors import (
+from dledger.commitlog.allocator import Allocator
+from dledger.commitlog.errors import (
     DiskFullError,
     FlushFailedError,
     InvariantBroken,

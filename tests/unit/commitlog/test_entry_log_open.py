@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.disk import OsDisk
-from commitlog.entry import parse_header
-from commitlog.entry_log import EntryLog
-from commitlog.errors import (
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry import parse_header
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import (
     FlushFailedError,
     ForeignStoreError,
     InvariantBroken,
     OffsetOutOfRangeError,
 )
-from commitlog.mark import Anchor, store_anchor
+from dledger.commitlog.mark import Anchor, store_anchor
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_frame, next_no_op
 from tests.harness.entry_logs import PATHS, ROOT, SEGMENT, fill, open_log, segment_content

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from commitlog.disk import OsDisk
-from commitlog.entry_log import EntryLog
-from commitlog.key_index import KeyIndex
-from commitlog.queue_unit import index_key_hash
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.key_index import KeyIndex
+from dledger.commitlog.queue_unit import index_key_hash
 from tests.harness.entry_frames import next_frame
 
 DESCRIPTORS = 12

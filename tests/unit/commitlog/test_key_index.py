@@ -6,16 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commitlog.disk import OsDisk, OsFile
-from commitlog.errors import CorruptStoreError, DiskFullError, FlushFailedError, ForeignStoreError
-from commitlog.key_index import (
+from dledger.commitlog.disk import OsDisk, OsFile
+from dledger.commitlog.errors import (
+    CorruptStoreError,
+    DiskFullError,
+    FlushFailedError,
+    ForeignStoreError,
+)
+from dledger.commitlog.key_index import (
     ENTRIES_PER_FILE,
     PLAIN_ENTRIES,
     SLOTS_PER_FILE,
     KeyIndex,
     file_name,
 )
-from commitlog.queue_unit import index_key_hash
+from dledger.commitlog.queue_unit import index_key_hash
 from dledger.testing.crash_disk import CrashDisk, disk_full, no_fault
 
 TIME_MS = 1_795_147_871_927
@@ -271,7 +276,7 @@ def test_a_flush_that_failed_is_made_up_for_by_the_next(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr("commitlog.disk._data_sync", fail)
+        broken.setattr("dledger.commitlog.disk._data_sync", fail)
         with pytest.raises(FlushFailedError):
             index.flush()
     (root / file_name(TIME_MS)).write_bytes(before)

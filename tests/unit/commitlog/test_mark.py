@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import CorruptStoreError, DiskFullError, FlushFailedError, InvariantBroken
-from commitlog.mark import (
+from dledger.commitlog.errors import (
+    CorruptStoreError,
+    DiskFullError,
+    FlushFailedError,
+    InvariantBroken,
+)
+from dledger.commitlog.mark import (
     SLOT_HEADER_BYTES,
     SLOT_STRIDE_BYTES,
     SlotFile,

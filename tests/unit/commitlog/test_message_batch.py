@@ -9,11 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog import message_batch
-from commitlog.entry import Run
-from commitlog.errors import CorruptRecordError, LocalProtocolError
-from commitlog.message_batch import BatchItem, decode_batch, encode_batch, verify_record_layout
-from commitlog.record import encode_record, pack_host
+from dledger.commitlog import message_batch
+from dledger.commitlog.entry import Run
+from dledger.commitlog.errors import CorruptRecordError, LocalProtocolError
+from dledger.commitlog.message_batch import (
+    BatchItem,
+    decode_batch,
+    encode_batch,
+    verify_record_layout,
+)
+from dledger.commitlog.record import encode_record, pack_host
 
 GOLDEN = bytes.fromhex("0000001d00000000000000000000000700000003") + (
     b"abc" + b"\x00\x04" + b"k\x01v\x02"

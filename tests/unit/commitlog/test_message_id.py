@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import LocalProtocolError
-from commitlog.message_id import (
+from dledger.commitlog.errors import LocalProtocolError
+from dledger.commitlog.message_id import (
     UniqKeyFactory,
     decode_offset_message_id,
     encode_offset_message_id,
 )
-from commitlog.record import pack_host
+from dledger.commitlog.record import pack_host
 
 NOVEMBER_2026_MS = 1_793_491_200_000
 

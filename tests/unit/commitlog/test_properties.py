@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import LocalProtocolError
-from commitlog.properties import (
+from dledger.commitlog.errors import LocalProtocolError
+from dledger.commitlog.properties import (
     ADDED_BYTES,
     MAX_CLIENT_PROPERTIES_BYTES,
     MAX_PROPERTIES_BYTES,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from commitlog.queue_unit import (
+from dledger.commitlog.queue_unit import (
     index_hashes,
     index_key_hash,
     java_hash,

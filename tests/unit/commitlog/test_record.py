@@ -4,9 +4,9 @@ import zlib
 
 import pytest
 
-from commitlog.errors import CorruptRecordError, LocalProtocolError
-from commitlog.properties import encode_properties
-from commitlog.record import (
+from dledger.commitlog.errors import CorruptRecordError, LocalProtocolError
+from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.record import (
     MAGIC_V1,
     MAGIC_V2,
     RecordTemplate,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.entry import parse_header
-from commitlog.entry_index import UNIT_BYTES
-from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptStoreError
-from commitlog.mark import Mark
-from commitlog.recovery import DamagedLogError
-from commitlog.store_paths import StorePaths
+from dledger.commitlog.entry import parse_header
+from dledger.commitlog.entry_index import UNIT_BYTES
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import CorruptStoreError
+from dledger.commitlog.mark import Mark
+from dledger.commitlog.recovery import DamagedLogError
+from dledger.commitlog.store_paths import StorePaths
 from dledger.testing.crash_disk import CrashDisk, Inode
 from tests.harness.entry_frames import ENTRY_BYTES, next_frame
 
@@ -442,8 +442,8 @@ def test_a_later_entry_is_found_where_a_piece_ends(
     """The bytes by which an entry is known may lie in two pieces of what is searched."""
     disk, log, _ = killed_log(4)
     size = log.position_at(4) + within
-    monkeypatch.setattr("commitlog.segment.ZERO_CHUNK_BYTES", size)
-    monkeypatch.setattr("commitlog.segment._ZEROS", bytes(size))
+    monkeypatch.setattr("dledger.commitlog.segment.ZERO_CHUNK_BYTES", size)
+    monkeypatch.setattr("dledger.commitlog.segment._ZEROS", bytes(size))
     flip(disk, log.position_at(3) + 60)
     with pytest.raises(DamagedLogError) as caught:
         open_log(disk)

@@ -11,17 +11,17 @@ from typing import Any, cast
 import pytest
 import structlog.testing
 
-from commitlog.disk import OsDisk
 from dledger.accounts import SPARE_ROWS, BrokerAccounts
+from dledger.commitlog.disk import OsDisk
+from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.access.accounts import ADMIN, SIGNED, Permission, Right, Rule, topic_right
+from dledger.remoting.access.gate import AccessGate
+from dledger.remoting.errors import AccessRefusedError
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.signature import ACCESS_KEY, Credentials
 from dledger.state.accounts import AccessChange, AccountConfig, PolicyConfig
 from dledger.state.state_record import state_batch
 from dledger.testing.doubles import ManualClock
-from remoting.access.account_file import AccountStore
-from remoting.access.accounts import ADMIN, SIGNED, Permission, Right, Rule, topic_right
-from remoting.access.gate import AccessGate
-from remoting.errors import AccessRefusedError
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.signature import ACCESS_KEY, Credentials
 from tests.harness.fake_group import FakeGroup
 
 SECRET, IN_FILE = "hunter2-hunter2", "0123456789"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.main import main
-from remoting.access.account_file import parse_accounts
-from remoting.access.accounts import Permission, group_right, topic_right
+from dledger.remoting.access.account_file import parse_accounts
+from dledger.remoting.access.accounts import Permission, group_right, topic_right
 
 PUB, SUB = Permission.PUB, Permission.SUB
 

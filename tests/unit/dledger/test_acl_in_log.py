@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from client.core.errors import RequestFailedError
 from dledger.cli import acl_in_log
 from dledger.cli.main import main
-from remoting.protocol.access_bodies import AclConfig, PlainAccessConfig, UserInfo
+from dledger.client.core.errors import RequestFailedError
+from dledger.remoting.protocol.access_bodies import AclConfig, PlainAccessConfig, UserInfo
 
 NAME = "order-service"
 GROUPS = ("broker-a", "broker-b")

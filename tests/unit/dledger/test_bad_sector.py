@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.disk import OsDisk
-from commitlog.errors import CorruptEntryError
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import CorruptEntryError
 from dledger.group import Group
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk

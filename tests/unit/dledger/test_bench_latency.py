@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 
-from client.core.errors import UnknownOutcomeError
-from commitlog.errors import MQError
 from dledger.cli.bench_latency import LatencyLoad, Schedule, Tally, send_on_schedule, summary
 from dledger.cli.main import main
+from dledger.client.core.errors import UnknownOutcomeError
+from dledger.commitlog.errors import MQError
 from dledger.output import CliError
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")

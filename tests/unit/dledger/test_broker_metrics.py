@@ -8,30 +8,30 @@ from typing import Any, cast
 
 import pytest
 
-from client.connect import connect
-from commitlog.properties import encode_properties
 from dledger import topic_metrics
 from dledger.broker_metrics import READY_LAG_ENTRIES, LeaderChanges, Readiness
+from dledger.client.connect import connect
+from dledger.commitlog.properties import encode_properties
 from dledger.group_api import BrokerGroup
+from dledger.namesrv.route_table import RouteInfoManager
+from dledger.namesrv.server import NamesrvMetrics
 from dledger.processors.topics import MESSAGE_TYPES, TYPE_ATTRIBUTE
 from dledger.proxy.metrics import CallMetrics, ProxyMetrics
 from dledger.proxy.service import MessagingService
-from dledger.services.quota_buckets import Figures
-from dledger.state.state_record import TopicsChange, state_batch
-from dledger.state.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, TopicConfig
-from dledger.testing.doubles import ManualClock
-from dledger.topic_metrics import message_type
-from namesrv.route_table import RouteInfoManager
-from namesrv.server import NamesrvMetrics
-from remoting.metrics import ServerMetrics
-from remoting.protocol.bodies import (
+from dledger.remoting.metrics import ServerMetrics
+from dledger.remoting.protocol.bodies import (
     ConsumerData,
     ConsumeType,
     HeartbeatData,
     ProducerData,
     SubscriptionData,
 )
-from remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.services.quota_buckets import Figures
+from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, TopicConfig
+from dledger.testing.doubles import ManualClock
+from dledger.topic_metrics import message_type
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, CLUSTER, FakeConnection
 from tests.harness.half_messages import COMMIT, ROLLBACK, begin, end

@@ -16,7 +16,6 @@ import structlog
 import trio
 from cyclopts import App, Argument, ArgumentCollection
 
-from commitlog.errors import ConfigError, InvariantBroken
 from dledger.cli.ask_cluster import NoAnswerError, _tls_hint, ask, ask_namesrvs, cluster_info
 from dledger.cli.cluster_command import (
     BROKER_COLUMNS,
@@ -40,9 +39,10 @@ from dledger.cli.raft_command import (
     raft_rows,
     refused_members,
 )
+from dledger.commitlog.errors import ConfigError, InvariantBroken
 from dledger.output import CliError, ExitCode, show
-from remoting.log import LogForm, configure_logs
-from remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.log import LogForm, configure_logs
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 
 ROOT = Path(__file__).parents[3]
 
@@ -201,7 +201,7 @@ def test_a_script_is_its_sub_command(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_exit_codes_mean_something() -> None:
-    from client.core.errors import BrokerRefusedError, NoNameServerError
+    from dledger.client.core.errors import BrokerRefusedError, NoNameServerError
 
     assert exit_code_of(ConfigError("x")) == 2
     assert exit_code_of(CliError("x")) == 1

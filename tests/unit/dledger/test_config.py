@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.errors import ConfigError
+from dledger.commitlog.errors import ConfigError
 from dledger.config import load_config
+from dledger.remoting.settings import ConfigFile
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
 from dledger.settings_text import IGNORED_KEYS, MASTER_AND_SLAVE_KEYS, REFUSED, parse_delay_levels
-from remoting.settings import ConfigFile
 from tests.harness.configs import THREE_PEERS, conf, toml
 from tests.harness.settings_page import PAGE, with_settings
 

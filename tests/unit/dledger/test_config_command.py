@@ -12,10 +12,9 @@ from dledger.cli.ask_cluster import rows_of
 from dledger.cli.config_command import differing
 from dledger.cli.main import main
 from dledger.own_keys import OWN_KEYS
-from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
-from remoting.properties import read_properties
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.own_fields import (
+from dledger.remoting.properties import read_properties
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.own_fields import (
     CONFIRMED_FIELD,
     GIVES_UP_FIELD,
     TOPICS_SHOWN,
@@ -23,6 +22,7 @@ from remoting.protocol.own_fields import (
     decode_given_up,
     given_up,
 )
+from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
 
 A, B = "127.0.0.1:10911", "127.0.0.1:10921"
 

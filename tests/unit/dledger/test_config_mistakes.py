@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import ConfigError
+from dledger.commitlog.errors import ConfigError
 from dledger.config import load_config
-from remoting.settings import ConfigFile
+from dledger.remoting.settings import ConfigFile
 from tests.harness.configs import THREE_PEERS, conf, toml
 
 SIX_PEERS = ";".join(f"n{number}-localhost:{number + 1}" for number in range(6))

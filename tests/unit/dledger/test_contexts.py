@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.errors import ConfigError
 from dledger.cli.contexts import contexts_file, read_contexts, use_context
 from dledger.cli.main import main, run_with_context
+from dledger.commitlog.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from commitlog.derive import SCHEDULE_TOPIC, derive_together
-from commitlog.errors import CorruptEntryError, DiskFullError
-from commitlog.queue_unit import UNIT_BYTES
+from dledger.commitlog.derive import SCHEDULE_TOPIC, derive_together
+from dledger.commitlog.errors import CorruptEntryError, DiskFullError
+from dledger.commitlog.queue_unit import UNIT_BYTES
 from dledger.derived_files import give_up_differing, points_to
 from dledger.floor_pass import FloorPass
 from dledger.group import Group

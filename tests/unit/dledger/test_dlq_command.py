@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from trio.testing import MockClock
 
-from client.core.client_instance import ClientInstance
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from commitlog.record import decode_record
 from dledger.cli import ask_cluster
 from dledger.cli.dlq_command import chosen_queues, resend
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.record import decode_record
 from dledger.output import CliError
 from tests.unit.client.fake_cluster import World, open_world
 

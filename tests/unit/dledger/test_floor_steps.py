@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from commitlog.disk import OsDisk
-from commitlog.record import decode_record
 from dledger.broker_settings import StoreSettings
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.record import decode_record
 from dledger.group import Group
 from dledger.services import retention
 from dledger.services.retention import RetentionService

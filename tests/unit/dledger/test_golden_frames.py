@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import FLAG_RESPONSE, RemotingCommand
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 from dledger.services.pending_configs import KnownGroups
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from dledger.testing.doubles import ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import FLAG_RESPONSE, RemotingCommand
-from remoting.protocol.frame import FrameDecoder, encode_command
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 from tests.harness.shipped_files import ROOT

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.record import decode_record
 from dledger.applier import APPLY_AT_ONCE_ENTRIES, APPLY_INTERVAL_S
 from dledger.broker_errors import (
     NotLeaderError,
@@ -16,6 +15,7 @@ from dledger.broker_errors import (
     ShuttingDownError,
     UnknownOutcomeError,
 )
+from dledger.commitlog.record import decode_record
 from dledger.group_api import ExpectedOffset, Proposed
 from dledger.proposals import GroupSettings
 from tests.harness.groups import Groups, bodies, running_groups

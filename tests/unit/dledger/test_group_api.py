@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.errors import FlushFailedError, InvariantBroken
+from dledger.commitlog.errors import FlushFailedError, InvariantBroken
 from dledger.group_api import LONGEST_PAUSE_S, LeaderService, ServiceCounts, fenced
 from dledger.testing.doubles import VirtualClock
 from tests.harness.leader_services import LeaderServices

@@ -10,8 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from client.admin.groups import OffsetMove
-from client.core.route import MessageQueue
 from dledger.cli.debug_command import (
     LOG_FILES_MAX,
     is_secret,
@@ -33,8 +31,10 @@ from dledger.cli.group_command import (
 )
 from dledger.cli.main import main
 from dledger.cli.stats_command import stats_row
+from dledger.client.admin.groups import OffsetMove
+from dledger.client.core.route import MessageQueue
 from dledger.output import CliError, ExitCode
-from remoting.protocol.bodies import (
+from dledger.remoting.protocol.bodies import (
     BrokerData,
     BrokerStatsData,
     BrokerStatsItem,
@@ -45,8 +45,8 @@ from remoting.protocol.bodies import (
     SubscriptionData,
     SubscriptionGroupConfig,
 )
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 
 T0, T1, U0 = (MessageQueue(topic, "g", q) for topic, q in (("T", 0), ("T", 1), ("U", 0)))
 ONLINE = ConsumerConnection(

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import pytest
 import trio
 
-from commitlog.entry_log import EntryLog
-from commitlog.errors import DiskFullError, FlushFailedError, LocalProtocolError
-from commitlog.mark import SlotFile
 from dledger.broker_errors import PendingFullError
 from dledger.broker_settings import StoreSettings
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import DiskFullError, FlushFailedError, LocalProtocolError
+from dledger.commitlog.mark import SlotFile
 from dledger.group_api import Proposed
 from dledger.proposals import GroupSettings
 from dledger.raft.journal import Frame
@@ -372,7 +372,7 @@ async def test_a_disk_too_full_to_apply_leaves_a_node_that_can_be_read(
     derived: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On all three replicas at once, as happens to equal disks."""
-    monkeypatch.setattr("commitlog.consume_queue.SHARED_BYTES_MAX", 0)
+    monkeypatch.setattr("dledger.commitlog.consume_queue.SHARED_BYTES_MAX", 0)
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = (await groups.leader()).group
         keyed = b"KEYS\x01k\x02"

@@ -10,12 +10,12 @@ import trio
 from msgspec import structs
 from typing_extensions import Buffer
 
-from commitlog.entry import Run
-from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptStoreError, DiskFullError
-from commitlog.mark import Anchor
-from commitlog.record import decode_record, encode_record
-from commitlog.seams import Disk, utc
+from dledger.commitlog.entry import Run
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import CorruptStoreError, DiskFullError
+from dledger.commitlog.mark import Anchor
+from dledger.commitlog.record import decode_record, encode_record
+from dledger.commitlog.seams import Disk, utc
 from dledger.group import Group
 from dledger.raft.snapshot import Installation
 from dledger.raft.wire import PeerFrame

@@ -10,9 +10,9 @@ from typing import Any
 import cbor2
 import pytest
 
-from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptStoreError
 from dledger.broker_settings import StoreSettings
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import CorruptStoreError
 from dledger.replica_records import goes_on_after
 from dledger.state.snapshot import _HEADER, SNAPSHOT_FORMAT, SNAPSHOT_MAGIC, snapshot
 from dledger.state.tables import StateTables

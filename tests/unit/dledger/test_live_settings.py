@@ -17,16 +17,16 @@ from dledger.live_settings import READ_BY_TOOLS, LiveSettings, Parts, path_of
 from dledger.processors.admin import CHANGE_BYTES_MAX, BrokerConfigProcessor
 from dledger.proposals import GroupSettings
 from dledger.registration import RegisteredBroker
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.properties import read_properties
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.outcome import answer_error
+from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from dledger.services.retention import RetentionService
 from dledger.settings_tables import SETTINGS, BrokerTable, ClientTable, StoreTable
 from dledger.settings_text import IGNORED_KEYS, REFUSED_KEYS
 from dledger.state.tables import QueueBounds
 from dledger.testing.doubles import EPOCH_MS, ManualClock
-from remoting.errors import BadRequestError
-from remoting.properties import read_properties
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.outcome import answer_error
-from remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
 

@@ -12,7 +12,7 @@ import pytest
 from dledger.cli.local_cluster import Node, lay_out
 from dledger.config import load_config
 from dledger.output import CliError
-from remoting.settings import ConfigFile
+from dledger.remoting.settings import ConfigFile
 
 
 def test_each_broker_gets_its_file_and_folder(tmp_path: Path) -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commitlog.consume_queue_store import ConsumeQueueStore
-from commitlog.derive import derive
-from commitlog.disk import OsDisk
-from commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op
-from commitlog.entry_log import EntryLog
-from commitlog.mark import SlotFile
-from commitlog.queue_unit import UNIT_BYTES
-from commitlog.record import encode_record, pack_host
-from commitlog.store_paths import StorePaths
 from dledger.cli.log_verify import open_segments, verify_store
 from dledger.cli.main import main
+from dledger.commitlog.consume_queue_store import ConsumeQueueStore
+from dledger.commitlog.derive import derive
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.mark import SlotFile
+from dledger.commitlog.queue_unit import UNIT_BYTES
+from dledger.commitlog.record import encode_record, pack_host
+from dledger.commitlog.store_paths import StorePaths
 from dledger.output import CliError
 from tests.harness.replica_folders import equal_bytes
 

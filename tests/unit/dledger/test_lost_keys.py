@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from commitlog.derive import Derived
-from commitlog.entry_log import EntryLog
-from commitlog.errors import CorruptEntryError, OffsetOutOfRangeError
-from commitlog.key_index import KeyIndex
+from dledger.commitlog.derive import Derived
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import CorruptEntryError, OffsetOutOfRangeError
+from dledger.commitlog.key_index import KeyIndex
 from dledger.derived_files import TO_BE_FOUND, KeyIndexing
 from dledger.testing.crash_disk import CrashDisk, no_fault
 

@@ -8,9 +8,9 @@ import json
 
 import pytest
 
-from client.core.message_ext import MessageExt
-from commitlog.record import encode_record
 from dledger.cli.message_command import _show_found, time_ms
+from dledger.client.core.message_ext import MessageExt
+from dledger.commitlog.record import encode_record
 from dledger.output import CliError, ExitCode, show
 
 

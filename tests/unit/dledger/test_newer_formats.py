@@ -11,9 +11,9 @@ from hashlib import blake2b
 import cbor2
 import pytest
 
-from commitlog.errors import ForeignStoreError, NewerEntryError, RemoteProtocolError
-from commitlog.mark import Anchor
 from dledger.broker_settings import StoreSettings
+from dledger.commitlog.errors import ForeignStoreError, NewerEntryError, RemoteProtocolError
+from dledger.commitlog.mark import Anchor
 from dledger.raft.follower import split_frames
 from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.membership import Members

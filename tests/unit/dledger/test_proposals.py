@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commitlog.entry import Run
-from commitlog.queue_unit import UNIT_DTYPE
 from dledger.applier import APPLY_AT_ONCE_ENTRIES, APPLY_AT_ONCE_QUEUES, QUEUES_PER_TOPICS, Applier
+from dledger.commitlog.entry import Run
+from dledger.commitlog.queue_unit import UNIT_DTYPE
 from dledger.proposals import (
     PendingQueueOffsets,
 )

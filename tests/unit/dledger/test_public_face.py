@@ -17,8 +17,8 @@ import pytest
 import dledger
 import dledger.blocking
 import dledger.errors
-from client import blocking as client_blocking
-from client.core import errors as client_errors
+from dledger.client import blocking as client_blocking
+from dledger.client.core import errors as client_errors
 from tests.harness.shipped_files import ROOT
 
 FACE = ast.parse(Path(dledger.__file__).read_text())
@@ -113,7 +113,7 @@ import dledger
 print(sorted(name for name in set(sys.modules) - before if name.partition(".")[0] in sys.argv[2:]
     or name.partition(".")[0] not in sys.stdlib_module_names))
 dledger.errors
-print("trio" in sys.modules, "client.core.errors" in sys.modules)
+print("trio" in sys.modules, "dledger.client.core.errors" in sys.modules)
 """
     assert run_python(program, tmp_path) == "['dledger']\nFalse True\n"
 

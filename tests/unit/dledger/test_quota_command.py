@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from client.admin.quotas import QuotaAdmin
 from dledger.cli import quota_command
 from dledger.cli.main import main
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import ExtFields, RemotingCommand, request, response_to
-from remoting.protocol.quota_bodies import QuotaHeader, QuotaInfo, QuotaList
+from dledger.client.admin.quotas import QuotaAdmin
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import ExtFields, RemotingCommand, request, response_to
+from dledger.remoting.protocol.quota_bodies import QuotaHeader, QuotaInfo, QuotaList
 
 GROUPS = ("broker-a", "broker-b")
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.disk import OsDisk
 from dledger.cli.main import main
+from dledger.commitlog.disk import OsDisk
 from dledger.config import BrokerConfig, load_config
 from dledger.live_settings import group_secret
 from dledger.output import ExitCode
 from dledger.raft.identity import GroupSecret
-from remoting.settings import ConfigFile
+from dledger.remoting.settings import ConfigFile
 from tests.harness.groups import Groups
 from tests.harness.shipped_files import ROOT
 

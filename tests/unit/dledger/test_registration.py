@@ -13,14 +13,14 @@ import trio
 
 from dledger.broker_settings import member_numbers
 from dledger.registration import KNOWN_WITHIN_S
+from dledger.remoting.errors import ConnectFailedError
+from dledger.remoting.protocol.bodies import RegisterBrokerBody
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import BrokerHeader, RegisterBrokerHeader
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import VirtualClock
-from remoting.errors import ConnectFailedError
-from remoting.protocol.bodies import RegisterBrokerBody
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import BrokerHeader, RegisterBrokerHeader
 from tests.harness.fake_group import BROKER, CLUSTER, GROUP_IDENTITY, LEADER
 from tests.harness.registering import Line, RegisteringBroker
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.disk import OsDisk
+from dledger.commitlog.disk import OsDisk
+from dledger.namesrv.config import NamesrvConfig, NamesrvTable
+from dledger.namesrv.name_server import NameServer
+from dledger.namesrv.processor import NameServerProcessor
+from dledger.remoting.protocol.bodies import RegisterBrokerBody
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.headers import RegisterBrokerHeader
 from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import VirtualClock
-from namesrv.config import NamesrvConfig, NamesrvTable
-from namesrv.name_server import NameServer
-from namesrv.processor import NameServerProcessor
-from remoting.protocol.bodies import RegisterBrokerBody
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.headers import RegisterBrokerHeader
 from tests.harness.registering import Line, RegisteringBroker
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.disk import OsDisk
-from commitlog.store_paths import StorePaths, file_name, parse_file_name
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.store_paths import StorePaths, file_name, parse_file_name
 from dledger.replica_records import AbortFile, Checkpoint, CheckpointFile
 from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.disk import OsDisk
+from dledger.commitlog.disk import OsDisk
+from dledger.namesrv.config import NamesrvConfig, NamesrvTable
+from dledger.namesrv.name_server import NameServer
+from dledger.namesrv.processor import NameServerProcessor
+from dledger.remoting.protocol.codes import INSTEAD, OWN_CODES, RequestCode, not_supported
 from dledger.testing.doubles import ManualClock
-from namesrv.config import NamesrvConfig, NamesrvTable
-from namesrv.name_server import NameServer
-from namesrv.processor import NameServerProcessor
-from remoting.protocol.codes import INSTEAD, OWN_CODES, RequestCode, not_supported
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
 from tests.harness.shipped_files import ROOT

@@ -9,13 +9,13 @@ from typing import cast
 
 import pytest
 
-from client.admin.admin import Admin
-from client.core.errors import RequestFailedError
 from dledger.cli import schedule_command
 from dledger.cli.schedule_command import add, pause, schedule_line, schedule_row
+from dledger.client.admin.admin import Admin
+from dledger.client.core.errors import RequestFailedError
 from dledger.output import CliError, ExitCode
+from dledger.remoting.protocol.schedule_bodies import ScheduleInfo
 from dledger.schedule_texts import instant_text, state_text
-from remoting.protocol.schedule_bodies import ScheduleInfo
 
 SILENT = "127.0.0.1:1"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.errors import CorruptEntryError, ForeignStoreError
+from dledger.commitlog.errors import CorruptEntryError, ForeignStoreError
 from dledger.raft.library import Role
 from dledger.replica_records import decode_damage, encode_damage
 from dledger.scrub import PIECE_BYTES_MAX, PIECE_BYTES_MIN, pace

@@ -11,9 +11,6 @@ import pytest
 import trio
 import trio.testing
 
-from client.core.errors import BrokerRefusedError, MessageIllegalError
-from client.core.message_ext import SendResult, SendStatus
-from client.core.route import MessageQueue
 from dledger.cli.main import main
 from dledger.cli.message_command import check_delay_level
 from dledger.cli.send_lines import (
@@ -27,6 +24,9 @@ from dledger.cli.send_lines import (
     printer_of,
     send_all,
 )
+from dledger.client.core.errors import BrokerRefusedError, MessageIllegalError
+from dledger.client.core.message_ext import SendResult, SendStatus
+from dledger.client.core.route import MessageQueue
 from dledger.output import CliError
 
 QUEUE = MessageQueue("T", "broker-a", 0)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.disk import OsDisk
-from commitlog.mark import SLOT_STRIDE_BYTES
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.mark import SLOT_STRIDE_BYTES
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
@@ -128,7 +128,7 @@ def checkpoint(store: ReplicaStore) -> None:
 def test_unreadable_queue_file_is_derived_at_start(
     log: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitlog.consume_queue.SHARED_BYTES_MAX", 0)
+    monkeypatch.setattr("dledger.commitlog.consume_queue.SHARED_BYTES_MAX", 0)
     disk = CrashDisk()
     kept = replace(settings(Path("/n0")), queue_files_max=200)
     store = ReplicaStore(disk, kept, StateTables)

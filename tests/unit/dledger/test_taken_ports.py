@@ -15,7 +15,7 @@ from dledger.cli.main import main
 from dledger.cli.ports import free_ports
 from dledger.config import load_config
 from dledger.output import CliError
-from remoting.tcp import TcpNetwork
+from dledger.remoting.tcp import TcpNetwork
 
 FIRST_EPHEMERAL_PORT = 32_768
 

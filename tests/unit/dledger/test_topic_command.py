@@ -7,9 +7,9 @@ import pytest
 from dledger.cli import ask_cluster
 from dledger.cli.ask_cluster import NoAnswerError
 from dledger.cli.main import main
-from remoting.protocol.bodies import BrokerData, TopicRouteData
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.bodies import BrokerData, TopicRouteData
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 
 
 def test_a_topic_is_deleted_at_each_name_server_that_answers(

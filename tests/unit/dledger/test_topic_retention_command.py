@@ -9,10 +9,10 @@ import pytest
 
 from dledger.cli import ask_cluster
 from dledger.cli.main import main
-from remoting.protocol.bodies import BrokerData, TopicConfig, TopicRouteData
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, GivenUp
+from dledger.remoting.protocol.bodies import BrokerData, TopicConfig, TopicRouteData
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, GivenUp
 
 LOST = GivenUp(change="orders: retention.ms = 21600000 (now as the log)", messages={"orders": 7})
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from client.trace import TraceBean, TraceContext, TraceType
 from dledger.cli.trace_command import path_rows
+from dledger.client.trace import TraceBean, TraceContext, TraceType
 
 ID = "0A0000010001"
 BEAN = TraceBean(ID, "T", keys="k1 k2", store_host="10.0.0.1:10911")

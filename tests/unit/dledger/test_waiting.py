@@ -6,8 +6,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from dledger.remoting.machine import TrioClock
 from dledger.waiting import Wakeup
-from remoting.machine import TrioClock
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 

@@ -8,9 +8,9 @@ import pytest
 import trio
 import trio.testing
 
-from client.core.errors import BrokerUnreachableError
 from dledger.cli.main import main
 from dledger.cli.watch import repeated
+from dledger.client.core.errors import BrokerUnreachableError
 from dledger.output import CliError, ExitCode
 
 

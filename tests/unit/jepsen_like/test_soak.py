@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.soak import Gate, Totals
-from jepsen_like.worker import Report
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.soak import Gate, Totals
+from dledger.jepsen_like.worker import Report
 
 REPORT = Report(
     seed=7,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import ConfigError
-from jepsen_like.plans.draw import draw_plan
-from jepsen_like.plans.plan import Kind
-from jepsen_like.worker import Order, plan_of
+from dledger.commitlog.errors import ConfigError
+from dledger.jepsen_like.plans.draw import draw_plan
+from dledger.jepsen_like.plans.plan import Kind
+from dledger.jepsen_like.worker import Order, plan_of
 
 
 def test_a_seed_plays_what_is_drawn_from_it() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jepsen_like.checkers.verdict import Verdict, Violation
-from jepsen_like.plans.plan import Plan
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation
+from dledger.jepsen_like.plans.plan import Plan
 from tests.mutants.real_brokers import CLEAN_TRIES, Looked, look_for
 
 VALID = [Verdict("total_queue", "valid"), Verdict("replicas", "valid")]

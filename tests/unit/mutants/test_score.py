@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.checkers.verdict import Violation
 from tests.mutants.hunt import ASSERTION, HISTORY, INVARIANT, Hunted, judge_of
 from tests.mutants.patches import Patch, read_patches
 from tests.mutants.score import (

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.disk import OsDisk
-from commitlog.errors import ConfigError
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import ConfigError
+from dledger.namesrv.config import NamesrvConfig, load_config
+from dledger.namesrv.name_server import NameServer
+from dledger.namesrv.processor import NameServerProcessor
+from dledger.namesrv.server import NAMESRV_RULES
+from dledger.remoting.access.account_file import RELOAD_INTERVAL_S
+from dledger.remoting.access.accounts import ADMIN, SIGNED
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.signature import Credentials
+from dledger.remoting.settings import ConfigFile
 from dledger.testing.doubles import InlineExecutor, ManualClock
-from namesrv.config import NamesrvConfig, load_config
-from namesrv.name_server import NameServer
-from namesrv.processor import NameServerProcessor
-from namesrv.server import NAMESRV_RULES
-from remoting.access.account_file import RELOAD_INTERVAL_S
-from remoting.access.accounts import ADMIN, SIGNED
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.signature import Credentials
-from remoting.settings import ConfigFile
 from tests.unit.namesrv.world import ask, config_in, register, running_namesrv
 
 ACCOUNTS = """\

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 import structlog.testing
 
-from namesrv.server import ADMINISTRATIVE, LOCAL_ADMIN, NAMESRV_RULES
-from remoting.access.accounts import ADMIN
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.signature import Credentials
+from dledger.namesrv.server import ADMINISTRATIVE, LOCAL_ADMIN, NAMESRV_RULES
+from dledger.remoting.access.accounts import ADMIN
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.signature import Credentials
 from tests.unit.namesrv.world import ask, config_in, register, running_namesrv
 
 CODE = RequestCode

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from namesrv.config import SCHEMA
+from dledger.namesrv.config import SCHEMA
 
 NAMESRV = (str(Path(sys.executable).with_name("dledger-namesrv")),)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from commitlog.errors import ConfigError
-from namesrv.config import IGNORED_KEYS, SCHEMA, NamesrvConfig, load_config
-from remoting.settings import ConfigFile, settings_text
+from dledger.commitlog.errors import ConfigError
+from dledger.namesrv.config import IGNORED_KEYS, SCHEMA, NamesrvConfig, load_config
+from dledger.remoting.settings import ConfigFile, settings_text
 
 ROCKETMQ_FILE = """
 # namesrv.conf as it comes from an existing installation

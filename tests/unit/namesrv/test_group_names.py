@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from namesrv.errors import RegistrationRefusedError
-from namesrv.registration import HEARTBEAT_TIMEOUT_MS_MAX, BrokerKey, Registration
-from namesrv.route_table import RouteInfoManager
-from remoting.protocol.bodies import QueueData
+from dledger.namesrv.errors import RegistrationRefusedError
+from dledger.namesrv.registration import HEARTBEAT_TIMEOUT_MS_MAX, BrokerKey, Registration
+from dledger.namesrv.route_table import RouteInfoManager
+from dledger.remoting.protocol.bodies import QueueData
 from tests.harness.registrations import CLUSTER, A, B, C, addrs_of, registration, version
 
 OURS, OTHER = "0f" * 16, "e1" * 16

@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 from typing_extensions import Buffer
 
-from commitlog.disk import OsDisk
-from commitlog.errors import ConfigError, DiskFullError
-from namesrv import name_server
-from namesrv.errors import KvConfigFullError
-from namesrv.name_server import ORDER_TOPIC_CONFIG, KvConfigManager, RouteCache, route_dialect
-from remoting.protocol.bodies import BrokerData, TopicRouteData
-from remoting.protocol.fastjson import Dialect
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import ConfigError, DiskFullError
+from dledger.namesrv import name_server
+from dledger.namesrv.errors import KvConfigFullError
+from dledger.namesrv.name_server import (
+    ORDER_TOPIC_CONFIG,
+    KvConfigManager,
+    RouteCache,
+    route_dialect,
+)
+from dledger.remoting.protocol.bodies import BrokerData, TopicRouteData
+from dledger.remoting.protocol.fastjson import Dialect
 
 
 class Routes:

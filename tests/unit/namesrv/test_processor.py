@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.disk import OsDisk
-from namesrv.config import NamesrvConfig
-from namesrv.name_server import NameServer
-from namesrv.processor import NameServerProcessor
-from remoting.connection import Connection
-from remoting.machine import TrioClock
-from remoting.protocol.codes import RequestCode
+from dledger.commitlog.disk import OsDisk
+from dledger.namesrv.config import NamesrvConfig
+from dledger.namesrv.name_server import NameServer
+from dledger.namesrv.processor import NameServerProcessor
+from dledger.remoting.connection import Connection
+from dledger.remoting.machine import TrioClock
+from dledger.remoting.protocol.codes import RequestCode
 from tests.harness.register_bodies import encode_compressed
 from tests.unit.namesrv.world import (
     World,

@@ -8,9 +8,9 @@ import zlib
 
 import pytest
 
-from namesrv import registration
-from namesrv.errors import BadRegisterBodyError
-from namesrv.registration import decode_register_body
+from dledger.namesrv import registration
+from dledger.namesrv.errors import BadRegisterBodyError
+from dledger.namesrv.registration import decode_register_body
 from tests.harness.register_bodies import encode_compressed
 from tests.unit.namesrv.world import register_body as sample
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from namesrv.config import NamesrvTable
-from namesrv.route_table import RouteInfoManager
-from remoting.protocol.bodies import QueueData
+from dledger.namesrv.config import NamesrvTable
+from dledger.namesrv.route_table import RouteInfoManager
+from dledger.remoting.protocol.bodies import QueueData
 from tests.harness.registrations import (
     CLUSTER,
     A,

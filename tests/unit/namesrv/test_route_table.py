@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from namesrv import route_table
-from namesrv.config import NamesrvTable
-from namesrv.errors import RegistrationRefusedError
-from namesrv.registration import (
+from dledger.namesrv import route_table
+from dledger.namesrv.config import NamesrvTable
+from dledger.namesrv.errors import RegistrationRefusedError
+from dledger.namesrv.registration import (
     HOLDER_SILENCE_MS,
     MAX_BROKERS_PER_CONNECTION,
     BrokerKey,
 )
-from namesrv.route_table import RouteInfoManager
-from remoting.protocol.bodies import QueueData, TopicConfig
+from dledger.namesrv.route_table import RouteInfoManager
+from dledger.remoting.protocol.bodies import QueueData, TopicConfig
 from tests.harness.registrations import (
     CLUSTER,
     A,
@@ -311,7 +311,7 @@ def test_bad_timeout_is_replaced_by_the_nameservers(timeout_ms: int | None) -> N
 
 def test_tables_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route_table, "MAX_TOPICS", 3)
-    monkeypatch.setattr("namesrv.registration.MAX_BROKERS", 1)
+    monkeypatch.setattr("dledger.namesrv.registration.MAX_BROKERS", 1)
     table = RouteInfoManager()
     result = table.register_broker(registration(table=topics("1", "2", "3", "4")), 0)
     assert result.left_out == (("4", "there are 3 topics already"),)

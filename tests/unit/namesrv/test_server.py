@@ -12,17 +12,17 @@ import trio
 import trio.testing
 import trustme
 
-from commitlog.disk import OsDisk
-from commitlog.errors import ConfigError
-from namesrv.command import listener_tls
-from namesrv.config import load_config
-from namesrv.server import serve_namesrv
-from remoting.connection import Connection
-from remoting.machine import SystemRng, TrioClock
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.codes import RequestCode
-from remoting.settings import ConfigFile
-from remoting.tcp import TcpNetwork
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import ConfigError
+from dledger.namesrv.command import listener_tls
+from dledger.namesrv.config import load_config
+from dledger.namesrv.server import serve_namesrv
+from dledger.remoting.connection import Connection
+from dledger.remoting.machine import SystemRng, TrioClock
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.settings import ConfigFile
+from dledger.remoting.tcp import TcpNetwork
 from tests.harness.metrics_page import MetricsPage
 from tests.unit.namesrv.world import ask, config_in, register, register_body, route, running_namesrv
 

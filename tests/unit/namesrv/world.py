@@ -11,25 +11,25 @@ from pathlib import Path
 
 import trio
 
-from commitlog.disk import OsDisk
-from dledger.testing.doubles import MemoryNetwork
-from namesrv.config import SCHEMA, NamesrvConfig, load_config
-from namesrv.server import serve_namesrv
-from remoting.connection import Connection
-from remoting.connection_limits import ConnectionLimits
-from remoting.machine import SystemRng, TrioClock
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.bodies import (
+from dledger.commitlog.disk import OsDisk
+from dledger.namesrv.config import SCHEMA, NamesrvConfig, load_config
+from dledger.namesrv.server import serve_namesrv
+from dledger.remoting.connection import Connection
+from dledger.remoting.connection_limits import ConnectionLimits
+from dledger.remoting.machine import SystemRng, TrioClock
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.bodies import (
     DataVersion,
     RegisterBrokerBody,
     TopicConfig,
     TopicConfigSerializeWrapper,
     TopicRouteData,
 )
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.signature import Credentials
-from remoting.seams import Executor
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.signature import Credentials
+from dledger.remoting.seams import Executor
+from dledger.testing.doubles import MemoryNetwork
 
 PATIENT = ConnectionLimits(idle_timeout_s=3600)
 

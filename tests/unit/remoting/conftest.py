@@ -10,10 +10,10 @@ import trio
 import trio.testing
 from typing_extensions import Buffer
 
+from dledger.remoting.connection import Connection
+from dledger.remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits
+from dledger.remoting.processor_table import ProcessorTable
 from dledger.testing.doubles import MemoryNetwork, MemoryStream
-from remoting.connection import Connection
-from remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits
-from remoting.processor_table import ProcessorTable
 
 
 class RecordedStream(MemoryStream):

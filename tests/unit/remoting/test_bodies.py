@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from remoting.errors import BadRequestError
-from remoting.protocol.bodies import (
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol.bodies import (
     BrokerData,
     ConsumeFromWhere,
     ConsumerConnection,
@@ -26,7 +26,7 @@ from remoting.protocol.bodies import (
     TopicRouteData,
     TopicStatsTable,
 )
-from remoting.protocol.fastjson import Dialect
+from dledger.remoting.protocol.fastjson import Dialect
 
 ROUTE = TopicRouteData(
     queue_datas=[QueueData("b", 4, 4, 6, 0)],

@@ -11,10 +11,10 @@ import trio
 import trustme
 from cryptography import x509
 
-from commitlog.disk import OsDisk
+from dledger.commitlog.disk import OsDisk
+from dledger.remoting.certificates import RELOAD_INTERVAL_S, Certificates, TlsFiles
+from dledger.remoting.tcp import client_tls, server_tls
 from dledger.testing.doubles import InlineExecutor, VirtualClock
-from remoting.certificates import RELOAD_INTERVAL_S, Certificates, TlsFiles
-from remoting.tcp import client_tls, server_tls
 
 HOST = "127.0.0.1"
 

@@ -9,16 +9,16 @@ import pytest
 import trio
 import trio.testing
 
-from commitlog.errors import LocalProtocolError
-from remoting.client import RemotingClient, open_client, split_address
-from remoting.connection import Connection
-from remoting.errors import ConnectFailedError, ConnectionLostError, RequestTimedOutError
-from remoting.processor import DEFERRED, Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.command import RemotingCommand, SerializeType, request, response_to
-from remoting.protocol.signature import Credentials, is_signed_by
-from remoting.server import RemotingServer
-from remoting.tcp import TcpNetwork
+from dledger.commitlog.errors import LocalProtocolError
+from dledger.remoting.client import RemotingClient, open_client, split_address
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import ConnectFailedError, ConnectionLostError, RequestTimedOutError
+from dledger.remoting.processor import DEFERRED, Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request, response_to
+from dledger.remoting.protocol.signature import Credentials, is_signed_by
+from dledger.remoting.server import RemotingServer
+from dledger.remoting.tcp import TcpNetwork
 
 ECHO, SILENT, HANG_UP, NOTE = 900, 901, 902, 903
 

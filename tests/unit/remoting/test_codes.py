@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remoting.protocol.codes import OWN_CODES, RequestCode, ResponseCode
+from dledger.remoting.protocol.codes import OWN_CODES, RequestCode, ResponseCode
 
 
 def test_codes_are_those_of_rocketmq() -> None:

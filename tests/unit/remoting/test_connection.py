@@ -10,17 +10,17 @@ import structlog.testing
 import trio
 import trio.testing
 
-from remoting.connection import Connection
-from remoting.connection_limits import ConnectionLimits
-from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
-from remoting.processor import Limiter
-from remoting.protocol.command import (
+from dledger.remoting.connection import Connection
+from dledger.remoting.connection_limits import ConnectionLimits
+from dledger.remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
+from dledger.remoting.processor import Limiter
+from dledger.remoting.protocol.command import (
     RemotingCommand,
     request,
     response_to,
 )
-from remoting.protocol.frame import encode_command
-from remoting.write_buffer import SEND_BYTES
+from dledger.remoting.protocol.frame import encode_command
+from dledger.remoting.write_buffer import SEND_BYTES
 from tests.harness.wire_frames import (
     ECHO,
     Linked,

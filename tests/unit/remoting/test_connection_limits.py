@@ -12,8 +12,8 @@ import pytest
 import trio
 import trio.testing
 
-from remoting.connection import Connection
-from remoting.connection_limits import (
+from dledger.remoting.connection import Connection
+from dledger.remoting.connection_limits import (
     ENDED_PER_S,
     GRACE_S,
     MAX_UNPROVEN,
@@ -25,11 +25,11 @@ from remoting.connection_limits import (
     Places,
     Turn,
 )
-from remoting.processor import Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.frame import FrameDecoder, encode_command
-from remoting.server import RemotingServer
+from dledger.remoting.processor import Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
+from dledger.remoting.server import RemotingServer
 
 
 @dataclass(eq=False)

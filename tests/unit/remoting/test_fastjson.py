@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from remoting.errors import BadRequestError
-from remoting.protocol import fastjson
-from remoting.protocol.bodies import MessageQueue
-from remoting.protocol.fastjson import Dialect
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol import fastjson
+from dledger.remoting.protocol.bodies import MessageQueue
+from dledger.remoting.protocol.fastjson import Dialect
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ import struct
 
 import pytest
 
-from commitlog.errors import LocalProtocolError, RemoteProtocolError
-from remoting.protocol.command import (
+from dledger.commitlog.errors import LocalProtocolError, RemoteProtocolError
+from dledger.remoting.protocol.command import (
     FLAG_RESPONSE,
     RemotingCommand,
     SerializeType,
     request,
     response_to,
 )
-from remoting.protocol.frame import (
+from dledger.remoting.protocol.frame import (
     FrameDecoder,
     decode_binary_header,
     encode_binary_header,

@@ -8,18 +8,18 @@ import pytest
 import trio
 import trio.testing
 
-from commitlog.errors import DiskFullError, InvariantBroken
-from remoting.connection import Connection
-from remoting.connection_limits import ConnectionLimits
-from remoting.processor import DEFERRED, Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.command import (
+from dledger.commitlog.errors import DiskFullError, InvariantBroken
+from dledger.remoting.connection import Connection
+from dledger.remoting.connection_limits import ConnectionLimits
+from dledger.remoting.processor import DEFERRED, Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.command import (
     RemotingCommand,
     SerializeType,
     request,
     response_to,
 )
-from remoting.protocol.frame import encode_command
+from dledger.remoting.protocol.frame import encode_command
 from tests.harness.wire_frames import ECHO, Linked, asked_with, echo, heard, hold_in, table
 
 

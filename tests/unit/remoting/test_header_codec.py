@@ -8,9 +8,9 @@ from __future__ import annotations
 import cbor2
 import pytest
 
-from commitlog.errors import LocalProtocolError, RemoteProtocolError
-from remoting.protocol.command import RemotingCommand, SerializeType, request, response_to
-from remoting.protocol.header_codec import (
+from dledger.commitlog.errors import LocalProtocolError, RemoteProtocolError
+from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request, response_to
+from dledger.remoting.protocol.header_codec import (
     decode_cbor_header,
     decode_json_header,
     encode_cbor_header,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from remoting.errors import BadRequestError
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import request
-from remoting.protocol.headers import (
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import request
+from dledger.remoting.protocol.headers import (
     CreateTopicHeader,
     Header,
     PullMessageHeader,

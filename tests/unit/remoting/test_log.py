@@ -11,13 +11,13 @@ import pytest
 import structlog
 
 from dledger.output import note, show
-from remoting.escaped_text import escaped
-from remoting.log import configure_logs, get_logger
+from dledger.remoting.escaped_text import escaped
+from dledger.remoting.log import configure_logs, get_logger
 
 FAIL = """
 import sys
 {before}
-from remoting.log import get_logger
+from dledger.remoting.log import get_logger
 log = get_logger("client.x")
 def listener(secret):
     raise ValueError("no")

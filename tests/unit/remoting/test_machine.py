@@ -21,7 +21,7 @@ import pytest
 import trio
 import trio.testing
 
-from remoting.machine import (
+from dledger.remoting.machine import (
     BLOCKS_PER_ROW,
     FULL_INTERVAL_S,
     INLINE_INTERVAL_S,
@@ -45,7 +45,7 @@ class Measured:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.where: list[int] = []
-        monkeypatch.setattr("remoting.machine.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("dledger.remoting.machine.time.perf_counter", lambda: self.now)
 
     def taking(self, seconds: float) -> Callable[[], str]:
         def work() -> str:
@@ -88,7 +88,7 @@ async def test_work_that_becomes_cheap_again_comes_back_inline(
 async def test_slow_work_is_tried_inline_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a thread, under load, all work appears slow; only a trial inline shows that it is not."""
     now = 0.0
-    monkeypatch.setattr("remoting.machine.time.perf_counter", lambda: now)
+    monkeypatch.setattr("dledger.remoting.machine.time.perf_counter", lambda: now)
     executor = AdaptiveExecutor(inline_limit_s=0.001)
     here = threading.get_ident()
     where: list[str] = []
@@ -171,7 +171,7 @@ async def test_nothing_runs_inline_beside_work_in_a_thread(
 
 async def test_very_slow_work_is_never_tried_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("remoting.machine.time.perf_counter", lambda: now)
+    monkeypatch.setattr("dledger.remoting.machine.time.perf_counter", lambda: now)
     executor = AdaptiveExecutor()
     inline: list[bool] = []
     here = threading.get_ident()
@@ -254,7 +254,7 @@ def test_rng_gives_what_was_asked_for() -> None:
 
 RAISED = """
 import resource
-from remoting.machine import raise_open_files
+from dledger.remoting.machine import raise_open_files
 limit = raise_open_files()
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 print(limit == soft == hard, soft)
@@ -296,7 +296,7 @@ def test_process_with_few_descriptors_takes_what_it_may() -> None:
 FLOOD = """
 import re
 from pathlib import Path
-from remoting.machine import give_freed_memory_back
+from dledger.remoting.machine import give_freed_memory_back
 
 def resident_kib():
     return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
@@ -372,7 +372,7 @@ class Blocks:
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
     blocks = Blocks(2_000_000)
-    monkeypatch.setattr("remoting.machine.sys.getallocatedblocks", lambda: blocks.count)
+    monkeypatch.setattr("dledger.remoting.machine.sys.getallocatedblocks", lambda: blocks.count)
     return blocks
 
 
@@ -435,7 +435,7 @@ def test_a_look_counts_no_frozen_objects(
     def count() -> int:
         raise AssertionError("this goes through every object there is")
 
-    monkeypatch.setattr("remoting.machine.gc.get_freeze_count", count)
+    monkeypatch.setattr("dledger.remoting.machine.gc.get_freeze_count", count)
     look(collection)
     look(collection, new_objects=NEW_MAX)
     look(collection, FULL_INTERVAL_S)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from remoting.memory_budget import (
+from dledger.remoting.memory_budget import (
     LOOK_EVERY_S,
     NOTED_BYTES,
     SLOW_BYTES_PER_S,

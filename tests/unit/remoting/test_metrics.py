@@ -13,9 +13,8 @@ import pytest
 import structlog.testing
 import trio
 
-from dledger.testing.doubles import MemoryNetwork
-from remoting.connection_limits import LINES_PER_WINDOW, WINDOW_S, ConnectionEnds
-from remoting.metrics import (
+from dledger.remoting.connection_limits import LINES_PER_WINDOW, WINDOW_S, ConnectionEnds
+from dledger.remoting.metrics import (
     LATENCY_BOUNDS_MS,
     MAX_LABEL_CHARS,
     MAX_LATENCIES,
@@ -26,9 +25,10 @@ from remoting.metrics import (
     ServerMetrics,
     family_text,
 )
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.server import RemotingServer
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.server import RemotingServer
+from dledger.testing.doubles import MemoryNetwork
 from tests.harness.metrics_page import MetricsPage
 
 LAG = Family("lag_messages", "gauge", "Behind.")

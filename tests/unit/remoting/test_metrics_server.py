@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from commitlog.errors import OffsetOutOfRangeError
-from dledger.testing.doubles import MemoryNetwork, MemoryStream
-from remoting.metrics import (
+from dledger.commitlog.errors import OffsetOutOfRangeError
+from dledger.remoting.metrics import (
     ANSWER_TIMEOUT_S,
     MAX_REQUEST_BYTES,
     MAX_SCRAPES,
     MetricsServer,
     status_of,
 )
+from dledger.testing.doubles import MemoryNetwork, MemoryStream
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 

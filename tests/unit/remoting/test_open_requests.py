@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remoting.connection_limits import ConnectionLimits, Silence
-from remoting.open_requests import OpenRequests
-from remoting.processor import Limiter
-from remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.connection_limits import ConnectionLimits, Silence
+from dledger.remoting.open_requests import OpenRequests
+from dledger.remoting.processor import Limiter
+from dledger.remoting.protocol.command import RemotingCommand, request
 
 LIMITS = ConnectionLimits(max_in_flight=3, max_in_flight_bytes=100)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import (
+from dledger.commitlog.errors import (
     DiskFullError,
     FlushFailedError,
     MQError,
     OffsetOutOfRangeError,
     RemoteProtocolError,
 )
-from remoting.errors import BadRequestError, BusyError, ConnectionLostError
-from remoting.protocol.command import RemotingCommand, SerializeType, request
-from remoting.protocol.outcome import (
+from dledger.remoting.errors import BadRequestError, BusyError, ConnectionLostError
+from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
+from dledger.remoting.protocol.outcome import (
     ANSWERS,
     Condition,
     answer,

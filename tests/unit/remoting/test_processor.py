@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import ConfigError
-from remoting.processor import Limiter
-from remoting.processor_table import Handler, ProcessorTable
-from remoting.protocol.command import response_to
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.processor import Limiter
+from dledger.remoting.processor_table import Handler, ProcessorTable
+from dledger.remoting.protocol.command import response_to
 
 
 def table(guard: object = None) -> ProcessorTable:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import ConfigError
-from remoting.properties import format_properties, parse_properties, read_properties
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.properties import format_properties, parse_properties, read_properties
 
 
 @pytest.mark.parametrize(

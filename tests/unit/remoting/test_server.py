@@ -8,16 +8,16 @@ import pytest
 import trio
 import trio.testing
 
-from remoting.client import RemotingClient
-from remoting.connection import Connection
-from remoting.connection_limits import ConnectionLimits
-from remoting.errors import ConnectionLostError, RemotingError
-from remoting.processor import DEFERRED, Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.frame import FrameDecoder, encode_command
-from remoting.server import RemotingServer, ServerLimits
-from remoting.tcp import TcpNetwork
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.connection import Connection
+from dledger.remoting.connection_limits import ConnectionLimits
+from dledger.remoting.errors import ConnectionLostError, RemotingError
+from dledger.remoting.processor import DEFERRED, Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
+from dledger.remoting.server import RemotingServer, ServerLimits
+from dledger.remoting.tcp import TcpNetwork
 
 ECHO = 900
 

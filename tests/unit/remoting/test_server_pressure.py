@@ -8,17 +8,17 @@ import pytest
 import trio
 import trio.testing
 
-from remoting.client import RemotingClient
-from remoting.connection import Connection
-from remoting.connection_limits import GRACE_S, ConnectionLimits
-from remoting.errors import AccessRefusedError, ConnectionLostError
-from remoting.memory_budget import BudgetLimits, MemoryBudget
-from remoting.processor import DEFERRED, Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.codes import ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.frame import FrameDecoder, encode_command
-from remoting.server import RemotingServer, ServerLimits
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.connection import Connection
+from dledger.remoting.connection_limits import GRACE_S, ConnectionLimits
+from dledger.remoting.errors import AccessRefusedError, ConnectionLostError
+from dledger.remoting.memory_budget import BudgetLimits, MemoryBudget
+from dledger.remoting.processor import DEFERRED, Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.codes import ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
+from dledger.remoting.server import RemotingServer, ServerLimits
 
 ECHO = 900
 ADMIN = 901

@@ -11,8 +11,8 @@ import pytest
 import trio
 import trio.testing
 
+from dledger.remoting.service_manager import ServiceManager
 from dledger.testing.doubles import VirtualClock
-from remoting.service_manager import ServiceManager
 
 
 @pytest.fixture

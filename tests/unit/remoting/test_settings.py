@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar
 import pytest
 from msgspec import Struct
 
-from commitlog.errors import ConfigError
-from remoting.settings import (
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.settings import (
     Config,
     ConfigFile,
     Place,

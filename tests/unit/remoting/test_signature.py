@@ -8,9 +8,9 @@ import hmac
 
 import pytest
 
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, SerializeType, request
-from remoting.protocol.signature import (
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
+from dledger.remoting.protocol.signature import (
     AGE_MS,
     SEQUENCE,
     SIGNATURE,

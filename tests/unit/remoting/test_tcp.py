@@ -14,15 +14,15 @@ import trio
 import trio.testing
 import trustme
 
-from commitlog.errors import ConfigError
-from remoting.client import RemotingClient
-from remoting.errors import ConnectFailedError, RemotingError
-from remoting.processor import Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.command import request, response_to
-from remoting.seams import Stream, TlsMode
-from remoting.server import RemotingServer
-from remoting.tcp import TcpNetwork, client_tls, server_tls
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.errors import ConnectFailedError, RemotingError
+from dledger.remoting.processor import Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.command import request, response_to
+from dledger.remoting.seams import Stream, TlsMode
+from dledger.remoting.server import RemotingServer
+from dledger.remoting.tcp import TcpNetwork, client_tls, server_tls
 
 ECHO = 900
 

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from typing_extensions import Buffer
 
-from remoting.write_buffer import BURST_S, SEND_BYTES, WriteBuffer
+from dledger.remoting.write_buffer import BURST_S, SEND_BYTES, WriteBuffer
 
 
 @dataclass

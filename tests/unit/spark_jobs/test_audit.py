@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlog.disk import OsDisk
-from commitlog.entry import parse_header
-from commitlog.mark import Anchor, SlotFile, store_anchor
 from dledger.cli.main import main
-from spark_jobs.audit.compare import audit
-from spark_jobs.audit.folder import NotAFolderError, open_folder
-from spark_jobs.audit.key_entries import shape_of
-from spark_jobs.audit.segment_report import (
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry import parse_header
+from dledger.commitlog.mark import Anchor, SlotFile, store_anchor
+from dledger.spark_jobs.audit.compare import audit
+from dledger.spark_jobs.audit.folder import NotAFolderError, open_folder
+from dledger.spark_jobs.audit.key_entries import shape_of
+from dledger.spark_jobs.audit.segment_report import (
     ANCHOR,
     BLANK,
     ENTRY,
@@ -398,7 +398,7 @@ def test_offsets_with_a_gap_are_found_though_all_replicas_agree(tmp_path: Path) 
     roots = write_group(tmp_path, frames)
     for root in roots:
         store = root  # the same log, written past the checks of a store
-        from commitlog.entry_log import EntryLog
+        from dledger.commitlog.entry_log import EntryLog
 
         log = EntryLog.open(OsDisk(), str(store), segment_bytes=SEGMENT_BYTES)
         late = Writer(

@@ -16,10 +16,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dledger.cli.main import main
-from jepsen_like.history.operation import NEVER, F, Operation, Outcome, RunHeader, encode_row
-from jepsen_like.plans.plan import PLAN_VERSION, Plan, encode_plan
-from spark_jobs.generate.history import Shape, generate
-from spark_jobs.run import judge_run
+from dledger.jepsen_like.history.operation import (
+    NEVER,
+    F,
+    Operation,
+    Outcome,
+    RunHeader,
+    encode_row,
+)
+from dledger.jepsen_like.plans.plan import PLAN_VERSION, Plan, encode_plan
+from dledger.spark_jobs.generate.history import Shape, generate
+from dledger.spark_jobs.run import judge_run
 from tests.harness.bad_tables import BAD, rewrite
 
 

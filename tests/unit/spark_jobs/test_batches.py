@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from jepsen_like.checkers.kernel.tables import Batch
-from jepsen_like.history.columns import OPS, ops_table
-from jepsen_like.history.operation import F, Operation, Outcome
-from spark_jobs.engines.local import constants
+from dledger.jepsen_like.checkers.kernel.tables import Batch
+from dledger.jepsen_like.history.columns import OPS, ops_table
+from dledger.jepsen_like.history.operation import F, Operation, Outcome
+from dledger.spark_jobs.engines.local import constants
 
 
 def rows(topic: str, count: int) -> list[Operation]:

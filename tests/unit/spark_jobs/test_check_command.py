@@ -10,13 +10,18 @@ import cbor2
 import msgspec
 import pytest
 
-from commitlog.errors import MQError
 from dledger.cli.main import main
-from jepsen_like.checkers import delayed, push_group, queue_log, transactions
-from jepsen_like.checkers.all_checks import Settings, check_source
-from jepsen_like.checkers.push_group import Consumed, PushRecord, check_record, encode_record
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.operation import (
+from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.checkers import delayed, push_group, queue_log, transactions
+from dledger.jepsen_like.checkers.all_checks import Settings, check_source
+from dledger.jepsen_like.checkers.push_group import (
+    Consumed,
+    PushRecord,
+    check_record,
+    encode_record,
+)
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.history.operation import (
     NOTHING,
     PUSH_RECORD,
     F,
@@ -26,14 +31,14 @@ from jepsen_like.history.operation import (
     RunHeader,
     encode_history,
 )
-from jepsen_like.history.parquet import FOLDER, ingest
-from jepsen_like.plans.plan import Plan, Workload, encode_plan
-from jepsen_like.plans.plan import Settings as Configured
-from jepsen_like.plans.promised import CHECKS_MAX, promised
-from jepsen_like.report.run_folder import NO_END
-from spark_jobs.engines.local import LocalSource
-from spark_jobs.generate.history import Shape, generate
-from spark_jobs.run import judge_run, settings_of
+from dledger.jepsen_like.history.parquet import FOLDER, ingest
+from dledger.jepsen_like.plans.plan import Plan, Workload, encode_plan
+from dledger.jepsen_like.plans.plan import Settings as Configured
+from dledger.jepsen_like.plans.promised import CHECKS_MAX, promised
+from dledger.jepsen_like.report.run_folder import NO_END
+from dledger.spark_jobs.engines.local import LocalSource
+from dledger.spark_jobs.generate.history import Shape, generate
+from dledger.spark_jobs.run import judge_run, settings_of
 from tests.harness.clean_histories import clean_history
 from tests.harness.workload_histories import recalled
 from tests.oracles.all_checks import check_row_wise
@@ -151,7 +156,7 @@ def test_what_is_no_verdict_never_exits_as_invalid(
     def ends(*_: object, **__: object) -> None:
         raise MQError("the tables went away")
 
-    monkeypatch.setattr("spark_jobs.commands.check.judge_run", ends)
+    monkeypatch.setattr("dledger.spark_jobs.commands.check.judge_run", ends)
     code, answer = check(capsys, tmp_path / "run")
     assert (code, answer["verdict"], answer["reason"]) == (2, "unknown", "the tables went away")
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.core.message import Message
-from client.core.message_ext import MessageBlock
-from commitlog.record import encode_record
-from spark_jobs.datasource.options import (
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageBlock
+from dledger.commitlog.record import encode_record
+from dledger.spark_jobs.datasource.options import (
     COLUMNS,
     LATEST,
     Bounds,
@@ -28,7 +28,7 @@ from spark_jobs.datasource.options import (
     queue_name,
     total,
 )
-from spark_jobs.datasource.source import batch_of
+from dledger.spark_jobs.datasource.source import batch_of
 
 GIVEN = {"namesrv": "h:1", "topic": "T"}
 Q0 = QueueRange("T", "b", 0, 10, 100)
@@ -183,7 +183,7 @@ def test_a_message_becomes_a_row() -> None:
 
 def test_a_row_becomes_a_message() -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: make setup")
-    from spark_jobs.datasource.network import check_columns, message_of
+    from dledger.spark_jobs.datasource.network import check_columns, message_of
 
     row = {
         "body": "text",

@@ -10,12 +10,18 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from commitlog.errors import ConfigError
-from jepsen_like.checkers import queue_log
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.history.operation import NEVER, F, Outcome
-from jepsen_like.history.parquet import read_summary
-from spark_jobs.generate.history import PLANTERS, CannotPlantError, Shape, generate, planter_named
+from dledger.commitlog.errors import ConfigError
+from dledger.jepsen_like.checkers import queue_log
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.history.operation import NEVER, F, Outcome
+from dledger.jepsen_like.history.parquet import read_summary
+from dledger.spark_jobs.generate.history import (
+    PLANTERS,
+    CannotPlantError,
+    Shape,
+    generate,
+    planter_named,
+)
 from tests.harness.fast_part import fast_part
 from tests.harness.generated import generated
 from tests.harness.shipped_files import ROOT
@@ -116,7 +122,7 @@ def test_what_cannot_be_made_is_refused_with_what_to_do(tmp_path: Path) -> None:
 PEAK = """
 import resource, sys
 from pathlib import Path
-from spark_jobs.generate.history import Shape, generate
+from dledger.spark_jobs.generate.history import Shape, generate
 generate(Shape(int(sys.argv[1]), queues=1, block_ops=1 << 17), Path(sys.argv[2]))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """

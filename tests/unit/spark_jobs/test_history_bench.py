@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from dledger.cli.main import main
-from jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
-from spark_jobs.commands.bench import in_memory, running_cpu_s
+from dledger.jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
+from dledger.spark_jobs.commands.bench import in_memory, running_cpu_s
 
 
 def test_rows_in_memory_have_every_column_of_the_kernel() -> None:

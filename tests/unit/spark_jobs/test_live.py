@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from dledger.cli.main import main
-from jepsen_like.checkers import queue_log
-from jepsen_like.checkers.queue_watch import VALUES_KEPT, QueueWatch
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers import queue_log
+from dledger.jepsen_like.checkers.queue_watch import VALUES_KEPT, QueueWatch
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import (
     NEVER,
     F,
     History,
@@ -21,8 +21,8 @@ from jepsen_like.history.operation import (
     Outcome,
     RunHeader,
 )
-from spark_jobs.generate.history import Shape
-from spark_jobs.live import GIVEN_UP_NS, LiveCheck, Progress, Tail, follow
+from dledger.spark_jobs.generate.history import Shape
+from dledger.spark_jobs.live import GIVEN_UP_NS, LiveCheck, Progress, Tail, follow
 from tests.harness.fast_part import fast_part
 from tests.harness.generated import generated
 from tests.harness.played_runs import PlayedRun, as_called, writes

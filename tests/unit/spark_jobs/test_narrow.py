@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jepsen_like.history.operation import CLIENT_BITS, NEVER
-from spark_jobs.engines.narrow import narrowed, widened
+from dledger.jepsen_like.history.operation import CLIENT_BITS, NEVER
+from dledger.spark_jobs.engines.narrow import narrowed, widened
 
 RNG = np.random.default_rng(5)
 WORDS = RNG.integers(-(1 << 63), (1 << 63) - 1, 1_000)

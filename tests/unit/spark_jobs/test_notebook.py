@@ -9,18 +9,18 @@ from typing import Any
 import nbformat
 import pytest
 
-from jepsen_like.checkers import steps
-from jepsen_like.checkers.verdict import Violation
-from spark_jobs.notebooks.build import NOTEBOOK, SOURCE, notebook_of
-from spark_jobs.notebooks.pictures import MORE, PICTURE, SHIPPED, Looked
-from spark_jobs.notebooks.service_proofs import (
+from dledger.jepsen_like.checkers import steps
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.spark_jobs.notebooks.build import NOTEBOOK, SOURCE, notebook_of
+from dledger.spark_jobs.notebooks.pictures import MORE, PICTURE, SHIPPED, Looked
+from dledger.spark_jobs.notebooks.service_proofs import (
     draw_message,
     message_rows,
     output_rows,
     outs_of,
     step_rows,
 )
-from spark_jobs.run import judge_run
+from dledger.spark_jobs.run import judge_run
 
 read_notebook: Any = nbformat.read
 
@@ -28,7 +28,7 @@ read_notebook: Any = nbformat.read
 def test_the_notebook_has_the_cells_of_its_source() -> None:
     stored, made = read_notebook(NOTEBOOK, 4), notebook_of(SOURCE.read_text())
     cells = [[(cell.cell_type, cell.source) for cell in one.cells] for one in (stored, made)]
-    assert cells[0] == cells[1], "python -m spark_jobs.notebooks.build makes it again"
+    assert cells[0] == cells[1], "python -m dledger.spark_jobs.notebooks.build makes it again"
 
 
 def test_the_notebook_is_stored_with_its_outputs() -> None:

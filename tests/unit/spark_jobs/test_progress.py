@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from spark_jobs.commands.progress import task_line, task_lines
+from dledger.spark_jobs.commands.progress import task_line, task_lines
 
 WITHIN_S = 30.0
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: make setup")
 
-from spark_jobs.engines.session import NoJavaError, open_session, why_no_java
+from dledger.spark_jobs.engines.session import NoJavaError, open_session, why_no_java
 
 
 def java_that_says(folder: Path, text: str) -> str:

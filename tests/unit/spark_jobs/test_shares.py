@@ -11,16 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from jepsen_like.checkers.all_checks import check_source
-from jepsen_like.checkers.kernel.chunks import Answer, Ask
-from jepsen_like.checkers.kernel.cut import ChunkReport, answer_of, judge_cut, report_of
-from jepsen_like.checkers.kernel.facts import I64, SUSPECTS_MAX, QueueFacts
-from jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
-from jepsen_like.checkers.kernel.tables import Batch, Gathered, MemorySource, spares_of
-from jepsen_like.checkers.verdict import digest_of
-from jepsen_like.history.columns import OBS, OPS, obs_table, ops_table
-from jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
-from spark_jobs.engines.shares import (
+from dledger.jepsen_like.checkers.all_checks import check_source
+from dledger.jepsen_like.checkers.kernel.chunks import Answer, Ask
+from dledger.jepsen_like.checkers.kernel.cut import ChunkReport, answer_of, judge_cut, report_of
+from dledger.jepsen_like.checkers.kernel.facts import I64, SUSPECTS_MAX, QueueFacts
+from dledger.jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas
+from dledger.jepsen_like.checkers.kernel.tables import Batch, Gathered, MemorySource, spares_of
+from dledger.jepsen_like.checkers.verdict import digest_of
+from dledger.jepsen_like.history.columns import OBS, OPS, obs_table, ops_table
+from dledger.jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
+from dledger.spark_jobs.engines.shares import (
     CUT,
     ROWS,
     SUMMED,
@@ -37,7 +37,7 @@ from spark_jobs.engines.shares import (
     number_of,
     rows_key,
 )
-from spark_jobs.generate.history import Shape
+from dledger.spark_jobs.generate.history import Shape
 from tests.harness.clean_histories import clean_history
 from tests.harness.fast_part import fast_part
 from tests.harness.generated import generated

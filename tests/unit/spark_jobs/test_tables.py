@@ -8,13 +8,13 @@ import sys
 import pyarrow as pa
 import pytest
 
-from jepsen_like.checkers.verdict import BadInputError
-from spark_jobs.tables import check_batch
+from dledger.jepsen_like.checkers.verdict import BadInputError
+from dledger.spark_jobs.tables import check_batch
 
 FAULTS = """
 import resource
 import numpy as np
-from spark_jobs.tables import keep_memory
+from dledger.spark_jobs.tables import keep_memory
 if not keep_memory():
     raise SystemExit(3)
 def faults():

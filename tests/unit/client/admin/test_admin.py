@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from trio.testing import MockClock
 
-from client.admin.admin import Admin, judge_group
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.admin.admin import Admin, judge_group
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     MessageIllegalError,
     NoNameServerError,
     NoRouteError,
     RequestFailedError,
 )
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import response_to
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import response_to
 from tests.unit.client.fake_cluster import World, open_world
 
 

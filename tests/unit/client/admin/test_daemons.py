@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from client.admin.admin import Admin
-from client.core.client_instance import ClientInstance
-from client.core.errors import NoNameServerError, RequestFailedError
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from client.trace import TRACE_TOPIC, TraceBean, TraceContext, TraceType, encode
-from remoting.protocol.bodies import KVTable
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
+from dledger.client.admin.admin import Admin
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import NoNameServerError, RequestFailedError
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.client.trace import TRACE_TOPIC, TraceBean, TraceContext, TraceType, encode
+from dledger.remoting.protocol.bodies import KVTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.fake_cluster import World
 
 QUEUE = MessageQueue("T", "g", 0)

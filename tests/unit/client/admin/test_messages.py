@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from client.admin.admin import Admin
-from client.admin.messages import resend_copy
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import DamagedAnswerError, RequestFailedError
-from client.core.message import Message, encode_message_properties
-from client.core.message_ext import MessageExt
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from commitlog.properties import decode_properties, encode_properties
-from commitlog.record import encode_record
-from remoting.protocol.bodies import ConsumeStats, OffsetWrapper, QueryConsumeQueueResponseBody
-from remoting.protocol.bodies import MessageQueue as WireQueue
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
+from dledger.client.admin.admin import Admin
+from dledger.client.admin.messages import resend_copy
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import DamagedAnswerError, RequestFailedError
+from dledger.client.core.message import Message, encode_message_properties
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.properties import decode_properties, encode_properties
+from dledger.commitlog.record import encode_record
+from dledger.remoting.protocol.bodies import (
+    ConsumeStats,
+    OffsetWrapper,
+    QueryConsumeQueueResponseBody,
+)
+from dledger.remoting.protocol.bodies import MessageQueue as WireQueue
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.fake_cluster import Group, World
 
 QUEUE = MessageQueue("T", "g", 0)

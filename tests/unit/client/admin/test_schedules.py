@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pytest
 from trio.testing import MockClock
 
-from client.admin.admin import Admin
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.admin.admin import Admin
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     MessageIllegalError,
     NoRouteError,
     RequestFailedError,
     RequestTimedOutError,
 )
-from client.core.message import Message
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.schedule_bodies import (
+from dledger.client.core.message import Message
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.schedule_bodies import (
     ComingInstants,
     ScheduleBody,
     ScheduleInfo,

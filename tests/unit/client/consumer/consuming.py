@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
-from client.consumer.push_consumer import PushConsumer
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
+from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
 from tests.unit.client.fake_cluster import Group
 
 QUEUE = MessageQueue("T", "g", 0)

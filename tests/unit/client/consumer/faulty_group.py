@@ -14,12 +14,12 @@ from typing import Final, Protocol
 
 import trio
 
-from commitlog.record import decode_record
-from remoting.processor import Handled
-from remoting.protocol import bodies
-from remoting.protocol.codes import ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.own_fields import TOKEN_FIELD, TOKENS_FIELD, encode_tokens
+from dledger.commitlog.record import decode_record
+from dledger.remoting.processor import Handled
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.codes import ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.own_fields import TOKEN_FIELD, TOKENS_FIELD, encode_tokens
 from tests.unit.client.fake_cluster import Broker, Group, World, open_world
 
 GROUP: Final = "c"

@@ -10,17 +10,17 @@ from typing import Any, cast
 
 import trio
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientClosedError, RequestTimedOutError
-from client.core.links import Link
-from client.core.route import MessageQueue
-from commitlog.errors import MQError
-from commitlog.record import encode_record
-from remoting.machine import TrioClock
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.own_fields import STALE_FIELD, encode_stale
-from remoting.protocol.pop_requests import (
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientClosedError, RequestTimedOutError
+from dledger.client.core.links import Link
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.record import encode_record
+from dledger.remoting.machine import TrioClock
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.own_fields import STALE_FIELD, encode_stale
+from dledger.remoting.protocol.pop_requests import (
     AckMessageHeader,
     BatchAckMessageRequestBody,
     ChangeInvisibleTimeHeader,
@@ -28,7 +28,7 @@ from remoting.protocol.pop_requests import (
     PopMessageResponseHeader,
     encode_offsets,
 )
-from remoting.protocol.receipt_handle import ReceiptHandle, revive_queue_of
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle, revive_queue_of
 
 
 @dataclass

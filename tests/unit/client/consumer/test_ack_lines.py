@@ -6,18 +6,18 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client.consumer.pop_calls import ReceivedMessage
-from client.consumer.simple_consumer import SimpleConsumer
-from client.core.errors import (
+from dledger.client.consumer.pop_calls import ReceivedMessage
+from dledger.client.consumer.simple_consumer import SimpleConsumer
+from dledger.client.core.errors import (
     BrokerUnreachableError,
     ClientClosedError,
     ReceiptStaleError,
     RequestFailedError,
     RequestTimedOutError,
 )
-from client.core.route import MessageQueue
-from commitlog.errors import MQError
-from remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import MQError
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from tests.unit.client.consumer.popping import PopBroker
 
 SINGLE, BATCH = RequestCode.ACK_MESSAGE, RequestCode.BATCH_ACK_MESSAGE

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from client.consumer.lite_pull_consumer import LitePullConsumer
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientClosedError, RequestTimedOutError
-from client.core.message import Message
-from client.producer.producer import Producer
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode
+from dledger.client.consumer.lite_pull_consumer import LitePullConsumer
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientClosedError, RequestTimedOutError
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode
 from tests.unit.client.consumer.consuming import QUEUE, committed, send
 from tests.unit.client.fake_cluster import World
 

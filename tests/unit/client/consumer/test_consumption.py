@@ -7,17 +7,17 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.push_consumer import PushConsumer
-from client.core.client_instance import ClientInstance
-from client.core.message import Message
-from client.producer.producer import Producer
-from commitlog.record import decode_record
-from remoting.protocol import bodies
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.record import decode_record
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, owned, send, settled
 from tests.unit.client.fake_cluster import Group, World
 

@@ -15,17 +15,22 @@ from typing import Final
 import pytest
 import trio
 
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage, retry_topic_of
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.process_queue import FlowLimits
-from client.consumer.push_consumer import PushConsumer
-from client.core.client_instance import ClientInstance
-from client.core.route import MessageQueue
-from commitlog.record import decode_record, encode_record
-from remoting.protocol import bodies
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import request
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import (
+    ConsumeContext,
+    ConsumeStatus,
+    DeliveredMessage,
+    retry_topic_of,
+)
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.process_queue import FlowLimits
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.record import decode_record, encode_record
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import request
 from tests.unit.client.consumer.faulty_group import (
     GROUP,
     FaultyGroup,

@@ -18,19 +18,19 @@ from typing import Final
 import pytest
 import trio
 
-from client.consumer.listener import DeliveredMessage
-from client.consumer.lite_pull_consumer import LitePullConsumer
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.owned_queues import OwnedQueue
-from client.consumer.process_queue import FlowLimits
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientClosedError, ClientError
-from client.core.route import MessageQueue
-from commitlog.record import decode_record, encode_record
-from remoting.processor import Handled
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.outcome import Condition
-from remoting.protocol.outcome import answer as outcome_answer
+from dledger.client.consumer.listener import DeliveredMessage
+from dledger.client.consumer.lite_pull_consumer import LitePullConsumer
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.owned_queues import OwnedQueue
+from dledger.client.consumer.process_queue import FlowLimits
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientClosedError, ClientError
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.record import decode_record, encode_record
+from dledger.remoting.processor import Handled
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.outcome import answer as outcome_answer
 from tests.unit.client.consumer.faulty_group import GROUP, FaultyGroup, Ledger, play, play_many
 from tests.unit.client.fake_cluster import Broker, Group, World
 

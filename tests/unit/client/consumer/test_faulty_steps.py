@@ -17,19 +17,19 @@ from typing import Final
 import pytest
 import trio
 
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.steps import StoredAt
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientClosedError, ClientError, OffsetIllegalError
-from client.core.message import Message
-from client.core.route import MessageQueue
-from commitlog.record import decode_record, encode_record
-from remoting.processor import Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.outcome import Condition
-from remoting.protocol.outcome import answer as outcome_answer
-from remoting.protocol.own_fields import COMMITS_FIELD, COMMITTED_FIELD, NO_OFFSET
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.steps import StoredAt
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientClosedError, ClientError, OffsetIllegalError
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.record import decode_record, encode_record
+from dledger.remoting.processor import Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.outcome import answer as outcome_answer
+from dledger.remoting.protocol.own_fields import COMMITS_FIELD, COMMITTED_FIELD, NO_OFFSET
 from tests.unit.client.consumer.faulty_group import GROUP, FaultyGroup, Ledger, play, play_many
 from tests.unit.client.fake_cluster import Broker, Group, World
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import trio
 
-from client.consumer.lite_pull_consumer import LitePullConsumer
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.owned_queues import OwnedQueues
-from client.consumer.push_consumer import PushConsumer
-from client.core.client_instance import ClientInstance
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from commitlog.errors import ConfigError
-from remoting.protocol.codes import ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
+from dledger.client.consumer.lite_pull_consumer import LitePullConsumer
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.owned_queues import OwnedQueues
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.protocol.codes import ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, send
 from tests.unit.client.fake_cluster import World
 

@@ -9,9 +9,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client.admin.admin import Admin
-from client.admin.groups import FIRST_MS, OffsetMove
-from client.consumer.offsets import (
+from dledger.client.admin.admin import Admin
+from dledger.client.admin.groups import FIRST_MS, OffsetMove
+from dledger.client.consumer.offsets import (
     COMMIT_TIMEOUT_S,
     FROM_FIRST,
     LATE_S,
@@ -21,18 +21,18 @@ from client.consumer.offsets import (
     UnkeptOffsets,
     offsets_path,
 )
-from client.consumer.owned_queues import OwnedQueue
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import RequestFailedError
-from client.core.route import MessageQueue
-from commitlog.disk import OsDisk
-from commitlog.errors import ConfigError
+from dledger.client.consumer.owned_queues import OwnedQueue
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import RequestFailedError
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD
 from dledger.testing.doubles import InlineExecutor
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.own_fields import BY_OPERATOR_FIELD
 from tests.unit.client.consumer.consuming import QUEUE
 from tests.unit.client.fake_cluster import World
 
@@ -70,7 +70,7 @@ async def test_only_commits_of_operators_are_marked(world: World, client: Client
 async def test_offsets_keep_the_lock_tokens_of_their_round(
     world: World, client: ClientInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("client.consumer.offsets.MAX_COMMITS_AT_ONCE", 1)
+    monkeypatch.setattr("dledger.client.consumer.offsets.MAX_COMMITS_AT_ONCE", 1)
     tokens = {QUEUE: 7, OTHER: 7}
 
     def lock_again(command: RemotingCommand) -> RemotingCommand:

@@ -9,19 +9,19 @@ import pytest
 import trio
 import trio.testing
 
-from client.consumer.config import PushConfig
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.owned_queues import Gate, OwnedQueue, OwnedQueues, Reading
-from client.consumer.process_queue import FlowLimits
-from client.consumer.push_consumer import PushConsumer
-from client.consumer.subscriptions import SubscriptionExpression
-from client.core.errors import OffsetIllegalError
-from client.core.message_ext import PullResult
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from remoting.machine import TrioClock
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.owned_queues import Gate, OwnedQueue, OwnedQueues, Reading
+from dledger.client.consumer.process_queue import FlowLimits
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.core.errors import OffsetIllegalError
+from dledger.client.core.message_ext import PullResult
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.remoting.machine import TrioClock
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
 from tests.unit.client.consumer.consuming import Heard, send, settled
 from tests.unit.client.fake_cluster import World
 

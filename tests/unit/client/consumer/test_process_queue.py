@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.consumer.process_queue import FlowLimits, ProcessQueue
+from dledger.client.consumer.process_queue import FlowLimits, ProcessQueue
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import pytest
 import trio
 import trio.testing
 
-from client.consumer.pull_consumer import PullConsumer, _pull_result
-from client.consumer.subscriptions import SubscriptionExpression
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.consumer.pull_consumer import PullConsumer, _pull_result
+from dledger.client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     BrokerUnreachableError,
     DamagedAnswerError,
     LockLostError,
@@ -18,16 +18,16 @@ from client.core.errors import (
     RequestFailedError,
     RequestTimedOutError,
 )
-from client.core.message import Message
-from client.core.message_ext import PullStatus
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.headers import QueueHeader
-from remoting.protocol.outcome import Condition
-from remoting.protocol.outcome import answer as outcome_answer
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import PullStatus
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.headers import QueueHeader
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.outcome import answer as outcome_answer
 from tests.unit.client.fake_cluster import Broker, World, open_world
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")

@@ -8,24 +8,24 @@ import pytest
 import trio
 import trio.testing
 
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeStatus
-from client.consumer.offsets import FROM_FIRST, ConsumeFrom
-from client.consumer.process_queue import FlowLimits
-from client.consumer.push_consumer import PushConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import ClientClosedError
-from client.core.message import Message
-from client.producer.producer import Producer
-from commitlog.errors import ConfigError
-from remoting.protocol.bodies import (
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeStatus
+from dledger.client.consumer.offsets import FROM_FIRST, ConsumeFrom
+from dledger.client.consumer.process_queue import FlowLimits
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import ClientClosedError
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.protocol.bodies import (
     ConsumeFromWhere,
     ConsumerIdList,
     HeartbeatData,
     MessageModel,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.harness.fake_nodes import Seen
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, owned, send, settled
 from tests.unit.client.fake_cluster import World

@@ -8,17 +8,17 @@ import pytest
 import trio
 import trio.testing
 
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.push_consumer import PushConsumer
-from client.core.client_instance import ClientInstance
-from client.core.message import Message
-from client.producer.producer import Producer
-from commitlog.errors import ConfigError
-from commitlog.record import decode_record
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import ConfigError
+from dledger.commitlog.record import decode_record
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, send
 from tests.unit.client.fake_cluster import World
 

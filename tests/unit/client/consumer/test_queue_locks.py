@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import trio
 
-from client.consumer.pull_consumer import PullConsumer, _pull_result
-from client.consumer.queue_locks import EXPIRES_S, LockClient, QueueLocks
-from client.core.client_instance import ClientInstance
-from client.core.errors import LockLostError, RequestFailedError, RequestTimedOutError
-from client.core.route import MessageQueue
-from remoting.processor import Handled
-from remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.outcome import Condition, answer
+from dledger.client.consumer.pull_consumer import PullConsumer, _pull_result
+from dledger.client.consumer.queue_locks import EXPIRES_S, LockClient, QueueLocks
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import LockLostError, RequestFailedError, RequestTimedOutError
+from dledger.client.core.route import MessageQueue
+from dledger.remoting.processor import Handled
+from dledger.remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.outcome import Condition, answer
 from tests.unit.client.fake_cluster import World
 
 QUEUE = MessageQueue("T", "g", 0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.consumer.rebalance import (
+from dledger.client.consumer.rebalance import (
     AllocateMessageQueueStrategy,
     Averagely,
     AveragelyByCircle,
@@ -22,7 +22,7 @@ from client.consumer.rebalance import (
     ring_hash,
     room_of,
 )
-from client.core.route import MessageQueue
+from dledger.client.core.route import MessageQueue
 from tests.harness.extent import examples
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import trio
 
-from client.consumer.pop_calls import ROCKETMQ_MESSAGES_MAX
-from client.consumer.receive_rounds import ALONE_MESSAGES_MIN, ROUND_MESSAGES_MAX
-from client.consumer.simple_consumer import SimpleConsumer
-from client.core.errors import ClientClosedError, RequestTimedOutError
-from commitlog.errors import MQError
-from remoting.protocol.codes import RequestCode
+from dledger.client.consumer.pop_calls import ROCKETMQ_MESSAGES_MAX
+from dledger.client.consumer.receive_rounds import ALONE_MESSAGES_MIN, ROUND_MESSAGES_MAX
+from dledger.client.consumer.simple_consumer import SimpleConsumer
+from dledger.client.core.errors import ClientClosedError, RequestTimedOutError
+from dledger.commitlog.errors import MQError
+from dledger.remoting.protocol.codes import RequestCode
 from tests.unit.client.consumer.popping import PopBroker
 
 POP, CHANGE = RequestCode.POP_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME

@@ -11,23 +11,22 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client.consumer.ack_batches import ACK_MESSAGES_MAX, ack_requests
-from client.consumer.pop_calls import PopCalls, ReceivedMessage, _messages
-from client.consumer.simple_consumer import DOWN_S, SimpleConsumer
-from client.core.errors import (
+from dledger.client.consumer.ack_batches import ACK_MESSAGES_MAX, ack_requests
+from dledger.client.consumer.pop_calls import PopCalls, ReceivedMessage, _messages
+from dledger.client.consumer.simple_consumer import DOWN_S, SimpleConsumer
+from dledger.client.core.errors import (
     BrokerUnreachableError,
     DamagedAnswerError,
     ReceiptStaleError,
     RequestTimedOutError,
 )
-from client.core.route import MessageQueue
-from commitlog.record import encode_record
-from dledger.testing.doubles import ManualClock
-from remoting.errors import BadRequestError
-from remoting.machine import TrioClock
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.pop_requests import (
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.record import encode_record
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.machine import TrioClock
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.pop_requests import (
     MAX_BITS,
     MAX_READ_BITS,
     MAX_REQUEST_BITS,
@@ -37,7 +36,8 @@ from remoting.protocol.pop_requests import (
     decode_start_offsets,
     encode_offsets,
 )
-from remoting.protocol.receipt_handle import ReceiptHandle, revive_queue_of
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle, revive_queue_of
+from dledger.testing.doubles import ManualClock
 
 
 def answer(*records: tuple[int, int], **changes: object) -> RemotingCommand:

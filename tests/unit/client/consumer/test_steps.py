@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from client.consumer.pull_consumer import PullConsumer
-from client.consumer.steps import ConsumeStep
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.steps import ConsumeStep
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     MessageIllegalError,
     NoRouteError,
     RequestFailedError,
@@ -17,14 +17,14 @@ from client.core.errors import (
     StepOvertakenError,
     UnknownOutcomeError,
 )
-from client.core.message import Message
-from client.core.route import MessageQueue
-from commitlog.record import iter_records
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.outcome import Condition
-from remoting.protocol.outcome import answer as outcome_answer
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.record import iter_records
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.outcome import Condition
+from dledger.remoting.protocol.outcome import answer as outcome_answer
 from tests.unit.client.fake_cluster import World
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from client.consumer.subscriptions import SubscriptionExpression, Subscriptions
-from client.core.errors import SubscriptionIllegalError
-from client.core.message_ext import MessageExt
-from commitlog.queue_unit import tags_code
-from commitlog.record import encode_record
+from dledger.client.consumer.subscriptions import SubscriptionExpression, Subscriptions
+from dledger.client.core.errors import SubscriptionIllegalError
+from dledger.client.core.message_ext import MessageExt
+from dledger.commitlog.queue_unit import tags_code
+from dledger.commitlog.record import encode_record
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 
 

@@ -9,19 +9,19 @@ import msgspec
 import pytest
 import trio
 
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.process_queue import RollingSum
-from client.consumer.push_consumer import PushConsumer
-from client.core.client_instance import ClientInstance
-from client.producer.producer import Producer
-from commitlog.errors import ConfigError
-from commitlog.record import encode_record
-from remoting.connection import Connection
-from remoting.protocol.bodies import ConsumerRunningInfo, MessageModel
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.process_queue import RollingSum
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import ConfigError
+from dledger.commitlog.record import encode_record
+from dledger.remoting.connection import Connection
+from dledger.remoting.protocol.bodies import ConsumerRunningInfo, MessageModel
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
 from tests.unit.client.consumer.consuming import Heard, committed, send, settled
 from tests.unit.client.fake_cluster import World, open_world
 

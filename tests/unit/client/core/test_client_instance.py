@@ -7,14 +7,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import BrokerUnreachableError, ClientClosedError
-from client.core.message import Message
-from client.producer.producer import Producer
-from commitlog.errors import ConfigError
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import SerializeType
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import BrokerUnreachableError, ClientClosedError
+from dledger.client.core.message import Message
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import SerializeType
 from tests.unit.client.fake_cluster import World, open_world
 
 

@@ -10,15 +10,15 @@ import lz4.frame
 import pytest
 import zstandard
 
-from client.core.message_ext import (
+from dledger.client.core.message_ext import (
     MAX_DECOMPRESSED_BYTES,
     CompressionType,
     check_level,
     compress,
     decompress,
 )
-from commitlog.errors import ConfigError, CorruptRecordError
-from jepsen_like.seeded_rng import rng_stream
+from dledger.commitlog.errors import ConfigError, CorruptRecordError
+from dledger.jepsen_like.seeded_rng import rng_stream
 
 LZ4, ZSTD, ZLIB = CompressionType.LZ4, CompressionType.ZSTD, CompressionType.ZLIB
 TEXT = b"".join(b"line %d\n" % number for number in range(20_000))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import trio
 
-from client.core.client_instance import ClientInstance
-from client.core.heartbeats import AGAIN_S
-from remoting.connection import Connection
-from remoting.errors import BusyError
-from remoting.protocol.bodies import ConsumerData, HeartbeatData
-from remoting.protocol.codes import RequestCode
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.heartbeats import AGAIN_S
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import BusyError
+from dledger.remoting.protocol.bodies import ConsumerData, HeartbeatData
+from dledger.remoting.protocol.codes import RequestCode
 from tests.unit.client.fake_cluster import World
 
 

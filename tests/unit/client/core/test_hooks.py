@@ -8,14 +8,18 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from client.consumer.config import PushConfig
-from client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
-from client.consumer.lite_pull_consumer import LitePullConsumer
-from client.consumer.offsets import FROM_FIRST
-from client.consumer.push_consumer import PushConsumer
-from client.core.client_instance import ClientInstance
-from client.core.errors import BrokerRefusedError, BrokerUnreachableError, UnknownOutcomeError
-from client.core.hooks import (
+from dledger.client.consumer.config import PushConfig
+from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from dledger.client.consumer.lite_pull_consumer import LitePullConsumer
+from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.consumer.push_consumer import PushConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
+    BrokerRefusedError,
+    BrokerUnreachableError,
+    UnknownOutcomeError,
+)
+from dledger.client.core.hooks import (
     CommunicationMode,
     ConsumeMessageContext,
     EndTransactionContext,
@@ -24,16 +28,19 @@ from client.core.hooks import (
     SendMessageContext,
     with_hook_properties,
 )
-from client.core.message import Message
-from client.core.message_ext import MessageExt, SendResult
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.producer.results import BatchSendResult
-from client.producer.transaction import HalfMessage
-from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt, SendResult
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.results import BatchSendResult
+from dledger.client.producer.transaction import HalfMessage
+from dledger.client.producer.transaction_producer import (
+    TransactionProducer,
+    TransactionProducerConfig,
+)
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, send
 from tests.unit.client.fake_cluster import Group, World, open_world
 from tests.unit.client.producer.fake_transactions import FakeTransactions

@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 import trio
 from trio.testing import MockClock
 
-from client.consumer.pull_consumer import PullConsumer
-from client.core.client_instance import ClientInstance
-from client.core.leaders import PATIENCE, PAUSE_S_MAX, SEARCH_S
-from client.core.message import Message
-from client.core.retry import RetryPolicy
-from client.core.route import LeaderTable
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from remoting.protocol.codes import RequestCode
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.leaders import PATIENCE, PAUSE_S_MAX, SEARCH_S
+from dledger.client.core.message import Message
+from dledger.client.core.retry import RetryPolicy
+from dledger.client.core.route import LeaderTable
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.remoting.protocol.codes import RequestCode
 from tests.harness.fake_nodes import Seen
 from tests.unit.client.fake_cluster import Group, World, open_world
 

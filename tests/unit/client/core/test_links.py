@@ -9,21 +9,21 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client.core.errors import (
+from dledger.client.core.errors import (
     BrokerRefusedError,
     BrokerUnreachableError,
     ClientError,
     RequestFailedError,
     UnknownOutcomeError,
 )
-from client.core.links import KEPT_S, GroupIdentities, stated_identities
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.signature import SIGNED_TOO_LONG_AGO
+from dledger.client.core.links import KEPT_S, GroupIdentities, stated_identities
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.signature import SIGNED_TOO_LONG_AGO
 from tests.unit.client.fake_cluster import Group, World, open_world
 
 OURS, OTHER = "0f" * 16, "e1" * 16

@@ -7,11 +7,11 @@ import zlib
 
 import pytest
 
-from client.core.errors import MessageIllegalError
-from client.core.message import Message, check_body, check_topic, encode_message_properties
-from client.core.message_ext import MessageBlock, MessageExt
-from commitlog.errors import CorruptRecordError
-from commitlog.record import encode_record, pack_host
+from dledger.client.core.errors import MessageIllegalError
+from dledger.client.core.message import Message, check_body, check_topic, encode_message_properties
+from dledger.client.core.message_ext import MessageBlock, MessageExt
+from dledger.commitlog.errors import CorruptRecordError
+from dledger.commitlog.record import encode_record, pack_host
 
 
 def _record(body: bytes = b"body", **fields: object) -> bytes:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.core.errors import BrokerUnreachableError, ClientClosedError, NoRouteError
-from client.core.retry import (
+from dledger.client.core.errors import BrokerUnreachableError, ClientClosedError, NoRouteError
+from dledger.client.core.retry import (
     Failure,
     FailureKind,
     Retry,
@@ -21,9 +21,9 @@ from client.core.retry import (
     retry_after_s,
     time_left_s,
 )
-from commitlog.errors import LocalProtocolError, MQError, RemoteProtocolError
-from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
-from remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.commitlog.errors import LocalProtocolError, MQError, RemoteProtocolError
+from dledger.remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 
 
 def test_pauses_double_up_to_the_longest() -> None:

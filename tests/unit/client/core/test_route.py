@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from client.core.route import MessageQueue, RouteTable, TopicRoute, parse_address_list
-from remoting.protocol.bodies import BrokerData, QueueData, TopicRouteData
+from dledger.client.core.route import MessageQueue, RouteTable, TopicRoute, parse_address_list
+from dledger.remoting.protocol.bodies import BrokerData, QueueData, TopicRouteData
 
 
 def _data(*groups: tuple[str, dict[int, str], int]) -> TopicRouteData:

@@ -8,16 +8,16 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client.core.client_instance import ClientConfig, ClientInstance
-from client.core.errors import NoNameServerError, RequestFailedError
-from client.core.message import Message
-from client.core.routes import BORROWED_S, NameServerList
-from client.producer.producer import Producer
-from commitlog.errors import ConfigError
+from dledger.client.core.client_instance import ClientConfig, ClientInstance
+from dledger.client.core.errors import NoNameServerError, RequestFailedError
+from dledger.client.core.message import Message
+from dledger.client.core.routes import BORROWED_S, NameServerList
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.machine import TrioClock
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.testing.doubles import MemoryNetwork
-from remoting.machine import TrioClock
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.fake_cluster import World, open_world
 
 
@@ -182,7 +182,7 @@ async def test_route_of_a_topic_that_is_never_made_is_forgotten(
 async def test_borrowed_routes_are_bounded(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("client.core.routes.BORROWED_MAX", 3)
+    monkeypatch.setattr("dledger.client.core.routes.BORROWED_MAX", 3)
     async with open_world() as world, world.client() as client:
         for number in range(10):
             await client.routes.publish(f"New{number}")

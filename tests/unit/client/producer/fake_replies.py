@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from client.core.message_ext import MessageExt
-from commitlog.properties import decode_properties, encode_properties
-from commitlog.record import encode_record
-from remoting.connection import Connection
-from remoting.errors import RemotingError
-from remoting.processor import Answered, Handled
-from remoting.protocol.bodies import HeartbeatData
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.headers import ReplyMessageHeader, SendMessageHeader
-from remoting.protocol.outcome import Condition, answer
+from dledger.client.core.message_ext import MessageExt
+from dledger.commitlog.properties import decode_properties, encode_properties
+from dledger.commitlog.record import encode_record
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import RemotingError
+from dledger.remoting.processor import Answered, Handled
+from dledger.remoting.protocol.bodies import HeartbeatData
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.headers import ReplyMessageHeader, SendMessageHeader
+from dledger.remoting.protocol.outcome import Condition, answer
 from tests.unit.client.fake_cluster import Broker, Group
 
 REPLY_TOPIC = "c_REPLY_TOPIC"

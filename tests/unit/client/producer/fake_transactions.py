@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from commitlog.message_id import encode_offset_message_id
-from commitlog.properties import encode_properties
-from commitlog.record import decode_record, encode_record, pack_host
-from remoting.connection import Connection
-from remoting.processor import Handled, Limiter
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.headers import (
+from dledger.commitlog.message_id import encode_offset_message_id
+from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.record import decode_record, encode_record, pack_host
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.headers import (
     CheckTransactionStateHeader,
     EndTransactionHeader,
     SendMessageHeader,

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from client.core.errors import (
+from dledger.client.core.errors import (
     BrokerBusyError,
     BrokerRefusedError,
     BrokerUnreachableError,
@@ -19,14 +19,14 @@ from client.core.errors import (
     MessageIllegalError,
     UnknownOutcomeError,
 )
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.lane import PIPELINE_BYTES
-from client.producer.producer import Producer
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.lane import PIPELINE_BYTES
+from dledger.client.producer.producer import Producer
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.fake_cluster import World, open_world
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")

@@ -16,18 +16,18 @@ from typing import Final
 import pytest
 import trio
 
-from client.core.errors import BackpressureError, ClientError, UnknownOutcomeError
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.lane import PIPELINE_BYTES
-from client.producer.producer import Producer
-from client.producer.results import SendFuture
-from commitlog.record import decode_record
-from remoting.processor import Handled
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, stamp_of_field, stamp_of_texts
+from dledger.client.core.errors import BackpressureError, ClientError, UnknownOutcomeError
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.lane import PIPELINE_BYTES
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.results import SendFuture
+from dledger.commitlog.record import decode_record
+from dledger.remoting.processor import Handled
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, stamp_of_field, stamp_of_texts
 from tests.unit.client.fake_cluster import Broker, Group, World, open_world
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")

@@ -12,10 +12,10 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from client.core.errors import ClientError
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.lane import (
+from dledger.client.core.errors import ClientError
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.lane import (
     OVERHEAD_BYTES,
     PIPELINE_BYTES,
     SOLOS_MIN,
@@ -23,12 +23,12 @@ from client.producer.lane import (
     Lane,
     settle_batch,
 )
-from client.producer.results import LiveSends, SendHooks
-from client.producer.sequences import ProducerId, ProducerSession, Sequences
-from client.producer.state import SendSlot, SlotState
-from remoting.errors import RemoteProtocolError
-from remoting.machine import TrioClock
-from remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, ProducerStamp
+from dledger.client.producer.results import LiveSends, SendHooks
+from dledger.client.producer.sequences import ProducerId, ProducerSession, Sequences
+from dledger.client.producer.state import SendSlot, SlotState
+from dledger.remoting.errors import RemoteProtocolError
+from dledger.remoting.machine import TrioClock
+from dledger.remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, ProducerStamp
 
 ID = b"0123456789abcdef"
 

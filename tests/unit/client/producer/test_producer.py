@@ -6,23 +6,23 @@ import pytest
 import trio
 import trio.testing
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     BrokerRefusedError,
     ClientClosedError,
     MessageIllegalError,
 )
-from client.core.message import Message
-from client.core.message_ext import CompressionType, MessageExt, SendStatus, decompress
-from client.core.route import MessageQueue
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from commitlog.errors import ConfigError
-from commitlog.record import decode_record
-from jepsen_like.seeded_rng import rng_stream
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import SerializeType
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import CompressionType, MessageExt, SendStatus, decompress
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import ConfigError
+from dledger.commitlog.record import decode_record
+from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import SerializeType
 from tests.unit.client.fake_cluster import World, open_world
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")

@@ -6,20 +6,20 @@ import pytest
 import trio
 import trio.testing
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     ClientClosedError,
     ClientError,
     NoNameServerError,
     NoRouteError,
     UnknownOutcomeError,
 )
-from client.core.message import Message
-from client.core.message_ext import SendResult
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.producer.queue_selection import LEADER_POLL_S
-from remoting.protocol.codes import RequestCode
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import SendResult
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.queue_selection import LEADER_POLL_S
+from dledger.remoting.protocol.codes import RequestCode
 from tests.unit.client.fake_cluster import World, open_world
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")

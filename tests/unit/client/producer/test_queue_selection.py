@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from client.core.route import MessageQueue
-from client.producer.queue_selection import LatencyFaultTable, QueueSelector, not_available_ms
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.queue_selection import (
+    LatencyFaultTable,
+    QueueSelector,
+    not_available_ms,
+)
 
 QUEUES = [MessageQueue("T", name, i) for name in ("a", "b") for i in range(2)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from client.core.errors import (
+from dledger.client.core.errors import (
     AlreadyDeliveredError,
     BrokerBusyError,
     BrokerRefusedError,
@@ -15,12 +15,12 @@ from client.core.errors import (
     MessageIllegalError,
     UnknownOutcomeError,
 )
-from client.core.message import Message, encode_message_properties
-from client.producer.producer import Producer
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import RecallHandle
+from dledger.client.core.message import Message, encode_message_properties
+from dledger.client.producer.producer import Producer
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import RecallHandle
 from tests.unit.client.fake_cluster import World, open_world
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")

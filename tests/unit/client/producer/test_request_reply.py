@@ -11,9 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from client.core import broker_requests
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.core import broker_requests
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     BackpressureError,
     BrokerRefusedError,
     BrokerUnreachableError,
@@ -24,18 +24,18 @@ from client.core.errors import (
     RequesterAwayError,
     UnknownOutcomeError,
 )
-from client.core.message import Message
-from client.core.message_ext import MessageExt
-from client.producer.config import ProducerConfig
-from client.producer.producer import Producer
-from client.producer.request_reply import reply_message
-from commitlog.properties import encode_properties
-from commitlog.record import encode_record
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.frame import FrameDecoder, encode_command
-from remoting.protocol.headers import SendMessageHeader
-from remoting.protocol.outcome import Condition, answer
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt
+from dledger.client.producer.config import ProducerConfig
+from dledger.client.producer.producer import Producer
+from dledger.client.producer.request_reply import reply_message
+from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.record import encode_record
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
+from dledger.remoting.protocol.headers import SendMessageHeader
+from dledger.remoting.protocol.outcome import Condition, answer
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.client.producer.fake_replies import REPLY_TOPIC, FakeReplies, push
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.core.errors import (
+from dledger.client.core.errors import (
     BrokerBusyError,
     BrokerRefusedError,
     BrokerUnreachableError,
@@ -13,10 +13,10 @@ from client.core.errors import (
     RequesterAwayError,
     UnknownOutcomeError,
 )
-from client.core.message import Message
-from client.core.retry import Failure, FailureKind
-from client.core.route import MessageQueue
-from client.producer.state import (
+from dledger.client.core.message import Message
+from dledger.client.core.retry import Failure, FailureKind
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.state import (
     NEXT,
     NEXT_IF_FORGOTTEN,
     Next,

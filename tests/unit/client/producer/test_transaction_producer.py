@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 
-from client.core.client_instance import ClientInstance
-from client.core.errors import (
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import (
     BrokerRefusedError,
     BrokerUnreachableError,
     ClientError,
@@ -18,15 +18,18 @@ from client.core.errors import (
     TransactionDecidedError,
     UnknownOutcomeError,
 )
-from client.core.hooks import LocalTransactionState
-from client.core.message import Message
-from client.core.message_ext import MessageExt, SendStatus
-from client.producer.transaction import HalfMessage
-from client.producer.transaction_producer import TransactionProducer, TransactionProducerConfig
-from commitlog.errors import ConfigError
-from remoting.processor import Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
+from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.message import Message
+from dledger.client.core.message_ext import MessageExt, SendStatus
+from dledger.client.producer.transaction import HalfMessage
+from dledger.client.producer.transaction_producer import (
+    TransactionProducer,
+    TransactionProducerConfig,
+)
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.processor import Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.client.producer.fake_transactions import POSITION, FakeTransactions
 
@@ -459,7 +462,7 @@ async def test_a_group_has_one_producer_in_an_instance() -> None:
 
 
 async def test_too_many_questions_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.producer.transaction_producer.QUESTIONS_MAX", 1)
+    monkeypatch.setattr("dledger.client.producer.transaction_producer.QUESTIONS_MAX", 1)
     async with opened(TransactionProducerConfig(checks_at_once=1)) as stage:
         await stage.producer.leave_open(await stage.producer.begin(ORDER))
         await trio.sleep(1)

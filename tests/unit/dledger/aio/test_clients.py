@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dledger
-from client.core.client_instance import ClientInstance as TrioClient
 from dledger import aio
 from dledger.aio.guest import Guest, Held
+from dledger.client.core.client_instance import ClientInstance as TrioClient
 from dledger.errors import ClientClosedError, MessageIllegalError, NoRouteError
-from remoting.machine import ThreadExecutor
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.machine import ThreadExecutor
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.harness.shipped_files import ROOT
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.client.producer.fake_transactions import FakeTransactions

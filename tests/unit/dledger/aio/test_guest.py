@@ -15,8 +15,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.core.errors import ClientClosedError
 from dledger.aio.guest import Call, Guest, Held
+from dledger.client.core.errors import ClientClosedError
 
 WHO: ContextVar[str] = ContextVar("who", default="none")
 

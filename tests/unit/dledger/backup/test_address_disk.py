@@ -11,7 +11,6 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from commitlog.disk import OsDisk
 from dledger.backup.address_disk import (
     AddressDisk,
     AddressFailedError,
@@ -24,6 +23,7 @@ from dledger.backup.restore import restore
 from dledger.backup.source import Source
 from dledger.backup.target import MANIFEST, NoBackupError, Target
 from dledger.backup.verify import verify
+from dledger.commitlog.disk import OsDisk
 from tests.unit.dledger.backup.test_backup import (
     FRAMES,
     OWNER,

@@ -13,23 +13,23 @@ import msgspec
 import pytest
 
 import dledger.backup.restore as restoring
-from commitlog.derive import derive
-from commitlog.disk import OsDisk
-from commitlog.entry import parse_header
-from commitlog.errors import (
-    CorruptStoreError,
-    DiskFullError,
-    ForeignStoreError,
-    StoreLockedError,
-)
-from commitlog.seams import DiskFile
-from commitlog.store_paths import StorePaths
 from dledger.backup.create import AnotherGroupError, Created, create
 from dledger.backup.manifest import BackupDamagedError, decode_manifest, encode_manifest
 from dledger.backup.restore import Owner, RestoreRefusedError, restore
 from dledger.backup.source import NotABrokersFolderError, SegmentGoneError, Source
 from dledger.backup.target import MANIFEST, NoBackupError, Target
 from dledger.backup.verify import verify
+from dledger.commitlog.derive import derive
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry import parse_header
+from dledger.commitlog.errors import (
+    CorruptStoreError,
+    DiskFullError,
+    ForeignStoreError,
+    StoreLockedError,
+)
+from dledger.commitlog.seams import DiskFile
+from dledger.commitlog.store_paths import StorePaths
 from dledger.maintenance import members_of
 from dledger.raft.identity import Identity
 from dledger.state.schedules import Fired, Schedule, ScheduleConfig, SchedulesChange

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.disk import OsDisk
-from commitlog.entry import parse_header
-from commitlog.mark import SlotFile
-from commitlog.seams import Lock
-from commitlog.store_paths import StorePaths
 from dledger.backup.create import create
 from dledger.backup.manifest import BackupDamagedError
 from dledger.backup.restore import restore
 from dledger.backup.source import Source
 from dledger.backup.target import Target
 from dledger.backup.verify import verify
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry import parse_header
+from dledger.commitlog.mark import SlotFile
+from dledger.commitlog.seams import Lock
+from dledger.commitlog.store_paths import StorePaths
 from dledger.raft.journal import parse_term_vote
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore

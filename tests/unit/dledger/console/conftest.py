@@ -12,7 +12,7 @@ import httpx
 import pytest
 from trio.testing import MockClock
 
-from client.core.client_instance import ClientConfig, ClientInstance
+from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.console.app import make_app
 from dledger.console.console import Console, ConsoleSettings
 from tests.unit.client.fake_cluster import World, open_world

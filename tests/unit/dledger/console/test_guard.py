@@ -9,9 +9,9 @@ import pytest
 import trio
 from starlette.requests import Request
 
-from client.admin.admin import Admin
-from client.core.client_instance import ClientConfig
-from commitlog.errors import ConfigError, MQError
+from dledger.client.admin.admin import Admin
+from dledger.client.core.client_instance import ClientConfig
+from dledger.commitlog.errors import ConfigError, MQError
 from dledger.console.command import check_binding
 from dledger.console.console import ChangeLog, ConsoleSettings, Form
 from dledger.console.guard import (
@@ -21,11 +21,11 @@ from dledger.console.guard import (
     Sessions,
     foreign_origin,
 )
+from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import response_to
+from dledger.remoting.protocol.signature import Credentials
 from dledger.testing import ManualClock
-from jepsen_like.seeded_rng import rng_stream
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import response_to
-from remoting.protocol.signature import Credentials
 from tests.unit.client.fake_cluster import World
 from tests.unit.dledger.console.conftest import HERE, Visitor, visible, visiting
 

@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 from trio.testing import MockClock
 
-from client.core.client_instance import ClientInstance
-from client.core.message import Message
-from client.core.route import MessageQueue
-from client.producer.producer import Producer
-from commitlog.record import decode_record
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
+from dledger.client.producer.producer import Producer
+from dledger.commitlog.record import decode_record
 from dledger.console.console import PAGES, ConsoleSettings
 from dledger.console.guard import REPORT_POLICY
-from remoting.protocol.bodies import (
+from dledger.remoting.protocol.bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
     TopicConfig,
     TopicConfigSerializeWrapper,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.signature import is_signed_by
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.signature import is_signed_by
 from tests.harness.console_content import HOSTILE, HOSTILE_KEY
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.dledger.console.conftest import Visitor, visible, visiting

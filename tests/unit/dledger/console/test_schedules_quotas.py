@@ -9,10 +9,10 @@ import pytest
 from dledger.console.console import ConsoleSettings, RefusedError
 from dledger.console.quotas_page import limits_in, quota_rows
 from dledger.console.schedules_page import ScheduleRow, schedule_rows
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.quota_bodies import QuotaHeader, QuotaInfo, QuotaList
-from remoting.protocol.schedule_bodies import (
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.quota_bodies import QuotaHeader, QuotaInfo, QuotaList
+from dledger.remoting.protocol.schedule_bodies import (
     ComingInstants,
     ScheduleBody,
     ScheduleInfo,

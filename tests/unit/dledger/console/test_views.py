@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from trio.testing import MockClock
 
-from client.admin.admin import Admin, TopicConfig
-from client.admin.groups import FIRST_MS, LAST_MS, OffsetMove
-from client.core.errors import RequestFailedError
-from client.core.route import MessageQueue
+from dledger.client.admin.admin import Admin, TopicConfig
+from dledger.client.admin.groups import FIRST_MS, LAST_MS, OffsetMove
+from dledger.client.core.errors import RequestFailedError
+from dledger.client.core.route import MessageQueue
 from dledger.console import texts
 from dledger.console.cluster_look import (
     ClusterLook,
@@ -25,7 +25,7 @@ from dledger.console.groups_page import MoveRow, group_row, progress_rows, reset
 from dledger.console.known import is_access_refusal
 from dledger.console.paging import PAGE_ROWS, matching, paged
 from dledger.console.topics_page import is_system, topic_row
-from remoting.protocol.bodies import (
+from dledger.remoting.protocol.bodies import (
     BrokerStatsData,
     BrokerStatsItem,
     ClientConnection,
@@ -34,8 +34,8 @@ from remoting.protocol.bodies import (
     OffsetWrapper,
     SubscriptionData,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import response_to
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import response_to
 from tests.unit.client.fake_cluster import World, open_world
 
 MEMBERS = [

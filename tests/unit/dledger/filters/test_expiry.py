@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.properties import encode_properties
-from commitlog.queue_unit import raw_tags_code
-from commitlog.record import encode_record, pack_host, record_properties
+from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.queue_unit import raw_tags_code
+from dledger.commitlog.record import encode_record, pack_host, record_properties
 from dledger.filters.expiry import (
     MAX_EXPIRE_MS,
     LivingFilter,

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commitlog.errors import OffsetOutOfRangeError
-from commitlog.properties import encode_properties
-from commitlog.queue_unit import UNIT_DTYPE, Units
-from commitlog.record import encode_record
+from dledger.commitlog.errors import OffsetOutOfRangeError
+from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.queue_unit import UNIT_DTYPE, Units
+from dledger.commitlog.record import encode_record
 from dledger.filters import property_filter
 from dledger.filters.errors import DamagedMessageError, ExpressionIllegalError
 from dledger.filters.property_filter import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.properties import encode_properties
+from dledger.commitlog.properties import encode_properties
 from dledger.filters.property_filter import Expression
 
 

@@ -10,14 +10,14 @@ import structlog.testing
 
 from dledger.processors.access import PASSED_ON, AccessProcessor
 from dledger.processors.handles import Limit, handlers_of
+from dledger.remoting.errors import ConnectFailedError, RequestTimedOutError
+from dledger.remoting.processor import DEFERRED, Limiter
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.outcome import OUTCOME_FIELD
+from dledger.remoting.protocol.signature import FORM, FRESH_FORM, Credentials
 from dledger.state.accounts import AccountConfig, PolicyConfig
 from dledger.state.topics import ACCESS_QUEUE, STATE_TOPIC
-from remoting.errors import ConnectFailedError, RequestTimedOutError
-from remoting.processor import DEFERRED, Limiter
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.outcome import OUTCOME_FIELD
-from remoting.protocol.signature import FORM, FRESH_FORM, Credentials
 from tests.harness.broker import Broker
 from tests.harness.fake_group import LEADER
 

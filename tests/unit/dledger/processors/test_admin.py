@@ -7,11 +7,11 @@ import json
 import pytest
 
 from dledger.processors.admin import CleanUpProcessor, _size
+from dledger.remoting.protocol.bodies import KVTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from dledger.testing.doubles import ManualClock
-from remoting.protocol.bodies import KVTable
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 

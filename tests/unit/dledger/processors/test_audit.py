@@ -14,10 +14,11 @@ import structlog.testing
 import trio
 import trio.testing
 
-from commitlog.disk import OsDisk
-from commitlog.errors import MQError
 from dledger.broker_errors import ChangeRefusedError
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import MQError
 from dledger.live_settings import LiveSettings
+from dledger.namesrv.server import ADMINISTRATIVE
 from dledger.processors.access import AccessProcessor
 from dledger.processors.admin import BrokerConfigProcessor
 from dledger.processors.answers import refusal
@@ -35,21 +36,25 @@ from dledger.processors.operator_offsets import (
 )
 from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
 from dledger.processors.wiring import LOCAL_ADMIN, PROCESSORS
+from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.access.accounts import ADMIN
+from dledger.remoting.access.audit import MAX_SUBJECT_CHARACTERS, subject_text
+from dledger.remoting.access.gate import AccessGate
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import Limiter
+from dledger.remoting.processor_table import Handler
+from dledger.remoting.protocol.bodies import (
+    ConsumerData,
+    DataVersion,
+    HeartbeatData,
+    SubscriptionData,
+)
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD
+from dledger.remoting.protocol.signature import ACCESS_KEY
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from dledger.testing.doubles import ManualClock
-from namesrv.server import ADMINISTRATIVE
-from remoting.access.account_file import AccountStore
-from remoting.access.accounts import ADMIN
-from remoting.access.audit import MAX_SUBJECT_CHARACTERS, subject_text
-from remoting.access.gate import AccessGate
-from remoting.connection import Connection
-from remoting.processor import Limiter
-from remoting.processor_table import Handler
-from remoting.protocol.bodies import ConsumerData, DataVersion, HeartbeatData, SubscriptionData
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.own_fields import BY_OPERATOR_FIELD
-from remoting.protocol.signature import ACCESS_KEY
 from tests.harness.broker import Broker, later
 from tests.harness.fake_group import FakeConnection, FakeGroup
 

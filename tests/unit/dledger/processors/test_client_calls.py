@@ -10,14 +10,10 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.message_id import encode_offset_message_id
+from dledger.commitlog.message_id import encode_offset_message_id
 from dledger.processors.client_calls import CLIENT_ANSWERS_WITHIN_S, STATUS_WITHIN_S
-from dledger.state.accounts import AccessChange, AccountConfig
-from dledger.state.state_record import ConsumerOffsetsChange, encode_change, state_batch
-from dledger.state.topics import ACCESS_QUEUE, STATE_TOPIC
-from dledger.testing.doubles import ManualClock
-from remoting.errors import ConnectionLostError, RequestTimedOutError
-from remoting.protocol.bodies import (
+from dledger.remoting.errors import ConnectionLostError, RequestTimedOutError
+from dledger.remoting.protocol.bodies import (
     ConsumerData,
     GetConsumerStatusBody,
     HeartbeatData,
@@ -25,8 +21,12 @@ from remoting.protocol.bodies import (
     ProducerData,
     SubscriptionData,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.state.accounts import AccessChange, AccountConfig
+from dledger.state.state_record import ConsumerOffsetsChange, encode_change, state_batch
+from dledger.state.topics import ACCESS_QUEUE, STATE_TOPIC
+from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, STORE_HOST, FakeConnection, over_the_wire
 

@@ -11,11 +11,7 @@ import trio
 
 from dledger.processors.clients import NOTIFIED_AT_ONCE, NOTIFIED_LATER_S, SETTLE_S, SettlingGroups
 from dledger.processors.get_message import FLAG_SUBSCRIPTION
-from dledger.services.limits import CLIENT_ID_CHARACTERS, GROUPS_PER_HEARTBEAT
-from dledger.state.state_record import SubscriptionGroupsChange, state_batch
-from dledger.state.topics import SubscriptionGroupConfig
-from dledger.testing.doubles import ManualClock, VirtualClock
-from remoting.protocol.bodies import (
+from dledger.remoting.protocol.bodies import (
     CheckClientRequestBody,
     ConsumerData,
     HeartbeatData,
@@ -23,9 +19,13 @@ from remoting.protocol.bodies import (
     ProducerData,
     SubscriptionData,
 )
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import OUR_VERSION, RemotingCommand, request
-from remoting.protocol.headers import PullMessageHeader
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import OUR_VERSION, RemotingCommand, request
+from dledger.remoting.protocol.headers import PullMessageHeader
+from dledger.services.limits import CLIENT_ID_CHARACTERS, GROUPS_PER_HEARTBEAT
+from dledger.state.state_record import SubscriptionGroupsChange, state_batch
+from dledger.state.topics import SubscriptionGroupConfig
+from dledger.testing.doubles import ManualClock, VirtualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from commitlog.record import encode_record
+from dledger.commitlog.record import encode_record
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.testing.doubles import ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from commitlog.message_batch import BatchItem, encode_batch
-from commitlog.record import encode_record
+from dledger.commitlog.message_batch import BatchItem, encode_batch
+from dledger.commitlog.record import encode_record
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.bodies import TopicConfig, TopicConfigList
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand
 from dledger.state import topics as state
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.testing.doubles import ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.bodies import TopicConfig, TopicConfigList
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
 from tests.harness.pops import ack, answer_of, pop

@@ -9,14 +9,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from commitlog.properties import encode_properties
+from dledger.commitlog.properties import encode_properties
 from dledger.filters import property_filter
 from dledger.processors.get_message import PropertyFilters
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.testing.doubles import ManualClock, VirtualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
 from tests.harness import pulls
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from dledger.processors.groups import ConsumeStatsProcessor
-from dledger.state.state_record import ConsumerOffsetsChange, state_batch
-from dledger.testing.doubles import EPOCH_MS, ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.bodies import (
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.bodies import (
     ConsumerData,
     ConsumeStats,
     ConsumeStatsList,
@@ -26,9 +24,11 @@ from remoting.protocol.bodies import (
     SubscriptionGroupConfigList,
     SubscriptionGroupWrapper,
 )
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.own_fields import NOT_MADE_FIELD
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
+from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, LEADER, FakeConnection, FakeGroup
 

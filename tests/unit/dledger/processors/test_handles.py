@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from commitlog.errors import ConfigError
 from dledger.broker_errors import NotLeaderError
+from dledger.commitlog.errors import ConfigError
 from dledger.processors.handles import (
     MAX_OPEN,
     SUB,
@@ -23,12 +23,12 @@ from dledger.processors.handles import (
     rules_of,
 )
 from dledger.processors.wiring import PROCESSORS
-from remoting.access.accounts import ADMIN, SIGNED
-from remoting.connection import Connection
-from remoting.processor import Handled, Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.access.accounts import ADMIN, SIGNED
+from dledger.remoting.connection import Connection
+from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from tests.harness.fake_group import FakeConnection, FakeGroup
 
 CODE = RequestCode

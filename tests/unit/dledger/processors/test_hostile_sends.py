@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.message_batch import BatchItem, encode_batch
-from commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, MAX_PROPERTIES_BYTES, OWNED_NAMES
-from commitlog.record import Record, encode_record
+from dledger.commitlog.message_batch import BatchItem, encode_batch
+from dledger.commitlog.properties import (
+    MAX_CLIENT_PROPERTIES_BYTES,
+    MAX_PROPERTIES_BYTES,
+    OWNED_NAMES,
+)
+from dledger.commitlog.record import Record, encode_record
 from dledger.processors.transactions import CheckBack
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
 from dledger.services.stored_record import StoredRecords
 from dledger.state.topics import DLQ_PREFIX, HALF_TOPIC, SET_ASIDE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
 from tests.harness.leader_services import DAY_S, LeaderServices
 
 HOSTILE = "".join(

@@ -11,17 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commitlog.entry import RecordBatch, Run
-from commitlog.message_batch import BatchItem, encode_batch
-from commitlog.record import encode_record
 from dledger.broker_errors import (
     ProducerUnknownError,
     SequenceGapError,
     SequenceTooOldError,
     SequenceUndecidedError,
 )
+from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.message_batch import BatchItem, encode_batch
+from dledger.commitlog.record import encode_record
 from dledger.group_api import Proposed
 from dledger.processors.idempotent_sends import ProducerSends, SendInFlight, behind
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, ProducerStamp
 from dledger.state.producer_sessions import (
     SESSION_IDLE_MAX_MS,
     ProducerSession,
@@ -35,10 +39,6 @@ from dledger.state.state_record import (
     state_batch,
     state_record,
 )
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, ProducerStamp
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 

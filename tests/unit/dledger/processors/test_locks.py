@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.bodies import (
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    MessageQueue,
+)
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.own_fields import TOKENS_FIELD
 from dledger.services.queue_locks import FORGOTTEN_LEASES, LEASE_S, MAX_QUEUES_PER_CHANGE
 from dledger.state.queue_lock import LockKey, QueueLock
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topics import QUEUE_LOCKS_QUEUE, STATE_TOPIC
 from dledger.testing.doubles import ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.own_fields import TOKENS_FIELD
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import request
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import request
 from tests.harness.broker import Broker
 
 CODE = RequestCode

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.testing.doubles import ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 

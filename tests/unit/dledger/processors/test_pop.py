@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from commitlog.record import iter_records
 from dledger.broker_errors import TableFullError
+from dledger.commitlog.record import iter_records
 from dledger.group_api import OnBarrier
 from dledger.processors.destination import Destinations
+from dledger.remoting.access.accounts import INNER_TOPICS
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.pop_requests import (
+    QueryAssignmentResponseBody,
+)
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 from dledger.services.pop_grants import SET_ASIDE_S
 from dledger.state.pop import MAX_OUT_PER_QUEUE
 from dledger.state.topics import POP_QUEUE, STATE_TOPIC, TopicConfig
 from dledger.testing.doubles import ManualClock
-from remoting.access.accounts import INNER_TOPICS
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.pop_requests import (
-    QueryAssignmentResponseBody,
-)
-from remoting.protocol.receipt_handle import ReceiptHandle
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeGroup, Term
 from tests.harness.pops import (

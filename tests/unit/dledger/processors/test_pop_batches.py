@@ -6,19 +6,19 @@ from base64 import b64encode
 
 import pytest
 
-from dledger.testing.doubles import ManualClock
-from remoting.errors import BadRequestError
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.own_fields import STALE_FIELD, decode_stale
-from remoting.protocol.pop_requests import (
+from dledger.remoting.errors import BadRequestError
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.own_fields import STALE_FIELD, decode_stale
+from dledger.remoting.protocol.pop_requests import (
     MAX_READ_BITS,
     MAX_REQUEST_BITS,
     BatchAck,
     BatchAckMessageRequestBody,
 )
-from remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, Term
 from tests.harness.pops import INVISIBLE_MS, ack, answer_of, bodies, handles, pass_ms, pop

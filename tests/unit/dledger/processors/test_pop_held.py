@@ -11,16 +11,16 @@ from dledger.broker_errors import PendingFullError
 from dledger.filters.property_filter import Matching, scan
 from dledger.processors import pop_messages
 from dledger.processors.get_message import MIN_SCAN_UNITS
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.own_fields import FROM_NOW_FIELD
 from dledger.services import pop_decision
 from dledger.services.pop_grants import COUNT_S, PASSED_OVER_MS
 from dledger.state.pop import PopChange
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
 from dledger.testing.doubles import ManualClock, VirtualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.own_fields import FROM_NOW_FIELD
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 from tests.harness.pops import (

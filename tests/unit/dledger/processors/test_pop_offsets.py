@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 import trio
 
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.bodies import LockBatchRequestBody, MessageQueue, ResetOffsetBody
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.headers import PullMessageHeader
 from dledger.services.pop_grants import PASSED_OVER_MS
 from dledger.services.pop_lines import RECENT_S
 from dledger.services.queue_locks import LEASE_S
@@ -14,11 +19,6 @@ from dledger.state.pop import HAS_ROW, PopChange, PopGrant, PopMark
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import state_batch
 from dledger.testing.doubles import ManualClock, VirtualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.bodies import LockBatchRequestBody, MessageQueue, ResetOffsetBody
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.headers import PullMessageHeader
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeGroup, Term
 from tests.harness.pops import (

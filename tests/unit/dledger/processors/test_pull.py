@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from commitlog.queue_unit import tags_code
+from dledger.commitlog.queue_unit import tags_code
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.bodies import MessageModel, SubscriptionData
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import SerializeType, request
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
 from dledger.testing.doubles import ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.bodies import MessageModel, SubscriptionData
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import SerializeType, request
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
 from tests.harness.pulls import COMMIT, SUBSCRIPTION, command, ext, found, heartbeat, hold, pull

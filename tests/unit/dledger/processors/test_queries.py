@@ -9,23 +9,23 @@ import pytest
 import trio
 import trio.testing
 
-from commitlog.entry import ENTRY_HEADER_BYTES, Run
-from commitlog.properties import encode_properties
-from commitlog.queue_unit import index_key_hash
-from commitlog.record import decode_record, encode_record, iter_records
+from dledger.commitlog.entry import ENTRY_HEADER_BYTES, Run
+from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.queue_unit import index_key_hash
+from dledger.commitlog.record import decode_record, encode_record, iter_records
 from dledger.processors import queries
-from dledger.state.state_record import TopicsChange, state_batch
-from dledger.testing.doubles import EPOCH_MS, ManualClock
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.bodies import (
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.bodies import (
     ConsumerData,
     HeartbeatData,
     KVTable,
     QueryConsumeQueueResponseBody,
     SubscriptionData,
 )
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.state.state_record import TopicsChange, state_batch
+from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import batch_of
 

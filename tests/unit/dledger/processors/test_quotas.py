@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 import structlog.testing
 
-from commitlog.message_batch import BatchItem, encode_batch
-from commitlog.record import encode_record, iter_records
+from dledger.commitlog.message_batch import BatchItem, encode_batch
+from dledger.commitlog.record import encode_record, iter_records
 from dledger.processors.metering import CONNECT_AGAIN_MS, given, sent_messages, sent_records
 from dledger.processors.quotas import LIMIT_MAX
+from dledger.remoting.access.gate import admit_as, admitted_account
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.bodies import HeartbeatData, ProducerData
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.outcome import OUTCOME_FIELD, RETRIABLE_FIELD, RETRY_AFTER_FIELD
+from dledger.remoting.protocol.quota_bodies import QuotaInfo, QuotaList
 from dledger.services.quota_buckets import RECEIVE_DELAY_MAX_S, SEND_DELAY_MAX_S, Cost
 from dledger.state.quotas import QuotaConfig, QuotasChange
 from dledger.state.state_record import state_batch
 from dledger.testing.doubles import ManualClock
-from remoting.access.gate import admit_as, admitted_account
-from remoting.processor import DEFERRED
-from remoting.protocol.bodies import HeartbeatData, ProducerData
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.outcome import OUTCOME_FIELD, RETRIABLE_FIELD, RETRY_AFTER_FIELD
-from remoting.protocol.quota_bodies import QuotaInfo, QuotaList
 from tests.harness.broker import Broker
 from tests.harness.fake_group import LEADER, FakeConnection, FakeGroup
 

@@ -6,16 +6,16 @@ from typing import Any, cast
 
 import pytest
 
-from commitlog.errors import MQError
 from dledger.broker_errors import (
     ChangePendingError,
     ChangeRefusedError,
     NotLeaderError,
     UnknownOutcomeError,
 )
+from dledger.commitlog.errors import MQError
 from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import later
 from tests.harness.fake_group import FakeConnection
 

@@ -10,15 +10,15 @@ import pytest
 import trio
 import trio.testing
 
-from commitlog.message_id import encode_offset_message_id
-from commitlog.record import Record, decode_record
+from dledger.commitlog.message_id import encode_offset_message_id
+from dledger.commitlog.record import Record, decode_record
 from dledger.processors.reply import PUSH_WITHIN_S
+from dledger.remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
+from dledger.remoting.protocol.bodies import HeartbeatData, ProducerData
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 from dledger.testing.doubles import ManualClock
-from remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
-from remoting.protocol.bodies import HeartbeatData, ProducerData
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.frame import FrameDecoder, encode_command
 from tests.harness.broker import Broker
 from tests.harness.fake_group import (
     CLUSTER,

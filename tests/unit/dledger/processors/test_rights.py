@@ -10,14 +10,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from commitlog.disk import OsDisk
-from commitlog.entry import ENTRY_HEADER_BYTES
-from commitlog.properties import encode_properties
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.entry import ENTRY_HEADER_BYTES
+from dledger.commitlog.properties import encode_properties
 from dledger.processors.access import AccessProcessor
 from dledger.processors.admin import BrokerConfigProcessor
 from dledger.processors.handles import declared, topic_of_message_at
 from dledger.processors.raft import RaftChangeProcessor
 from dledger.processors.wiring import PROCESSORS, broker_rules
+from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.access.accounts import INNER_TOPICS, SIGNED, Permission, Right
+from dledger.remoting.access.gate import AccessGate
+from dledger.remoting.errors import AccessRefusedError, BadRequestError
+from dledger.remoting.processor import Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.state.topics import (
     HALF_TOPIC,
     OP_HALF_TOPIC,
@@ -26,14 +34,6 @@ from dledger.state.topics import (
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
 from dledger.testing.doubles import ManualClock
-from remoting.access.account_file import AccountStore
-from remoting.access.accounts import INNER_TOPICS, SIGNED, Permission, Right
-from remoting.access.gate import AccessGate
-from remoting.errors import AccessRefusedError, BadRequestError
-from remoting.processor import Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
 
 PUB, SUB = Permission.PUB, Permission.SUB

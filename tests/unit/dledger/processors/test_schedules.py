@@ -8,20 +8,20 @@ import pytest
 import structlog.testing
 
 from dledger.processors import schedules
-from dledger.services.repeated_messages import SCHEDULE_BYTES_MAX
-from dledger.state.schedules import ScheduleConfig
-from dledger.state.topics import PERM_READ
-from dledger.testing.doubles import ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, request
-from remoting.protocol.outcome import outcome_of
-from remoting.protocol.schedule_bodies import (
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.outcome import outcome_of
+from dledger.remoting.protocol.schedule_bodies import (
     ComingInstants,
     ScheduleBody,
     ScheduleInfo,
     ScheduleList,
 )
+from dledger.services.repeated_messages import SCHEDULE_BYTES_MAX
+from dledger.state.schedules import ScheduleConfig
+from dledger.state.topics import PERM_READ
+from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 
 CODE = RequestCode

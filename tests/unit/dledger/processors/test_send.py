@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from commitlog.errors import DiskFullError
-from commitlog.message_batch import BatchItem, encode_batch
-from commitlog.message_id import decode_offset_message_id
-from commitlog.record import Record, decode_record
 from dledger.broker_errors import PendingFullError
+from dledger.commitlog.errors import DiskFullError
+from dledger.commitlog.message_batch import BatchItem, encode_batch
+from dledger.commitlog.message_id import decode_offset_message_id
+from dledger.commitlog.record import Record, decode_record
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.state.topics import NOT_ALLOWED_SEND_TOPICS, SCHEDULE_TOPIC
 from dledger.testing.doubles import EPOCH_MS, ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup
 

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from commitlog.entry import Run
-from commitlog.message_id import decode_offset_message_id
-from commitlog.record import (
+from dledger.commitlog.entry import Run
+from dledger.commitlog.message_id import decode_offset_message_id
+from dledger.commitlog.record import (
     SYS_FLAG_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     Record,
     decode_record,
     encode_record,
 )
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand
 from dledger.services.delayed_message import queue_of_level
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SCHEDULE_TOPIC, STATE_TOPIC, TOPICS_QUEUE, SubscriptionGroupConfig
 from dledger.testing.doubles import ManualClock
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand
 from tests.harness.broker import Broker
 from tests.harness.fake_group import CLUSTER, FakeGroup, batch_of
 

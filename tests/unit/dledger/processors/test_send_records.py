@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from commitlog.record import decode_record, encode_record, iter_records
+from dledger.commitlog.record import decode_record, encode_record, iter_records
 from dledger.processors.send_records import _MARKS, SEARCHED_BYTES, _may_be_marked
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
 from dledger.state.topics import STATE_TOPIC
 from dledger.testing.doubles import EPOCH_MS
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, SerializeType, request
 from tests.harness.broker import Broker
 from tests.harness.fake_group import STORE_HOST, over_the_wire
 

@@ -6,17 +6,22 @@ from typing import Any
 
 import pytest
 
-from dledger.services.limits import TableLimits
-from dledger.testing.doubles import ManualClock
-from remoting.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.headers import (
+from dledger.remoting.protocol.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    ProducerData,
+    SubscriptionData,
+)
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.headers import (
     CreateTopicHeader,
     PullMessageHeader,
     SendMessageHeader,
     UpdateConsumerOffsetHeader,
 )
+from dledger.services.limits import TableLimits
+from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 

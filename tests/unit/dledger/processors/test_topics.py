@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
-from remoting.processor import DEFERRED
-from remoting.protocol import bodies
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
 
 

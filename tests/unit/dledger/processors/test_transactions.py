@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES
-from commitlog.record import BODY_OFFSET, encode_record
+from dledger.commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES
+from dledger.commitlog.record import BODY_OFFSET, encode_record
 from dledger.processors import send
+from dledger.remoting.processor import DEFERRED
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.state.state_record import TopicsChange, TransactionsChange, decode_change, state_batch
 from dledger.state.topics import (
     HALF_TOPIC,
@@ -20,9 +23,6 @@ from dledger.state.topics import (
 )
 from dledger.state.transactions import TransactionDecision, TransactionTable
 from dledger.testing.doubles import ManualClock
-from remoting.processor import DEFERRED
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request
 from tests.harness.broker import Broker
 from tests.harness.fake_group import CLUSTER, FakeConnection, FakeGroup
 from tests.harness.half_messages import (

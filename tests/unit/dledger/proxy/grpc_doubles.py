@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import trio
 
-from client.consumer.pop_calls import ReceivedMessage
+from dledger.client.consumer.pop_calls import ReceivedMessage
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.metrics import METHODS

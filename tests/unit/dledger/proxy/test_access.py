@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from commitlog.disk import OsDisk
-from commitlog.errors import ConfigError
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import ConfigError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.access import RIGHTS, Access, host_of, signature
 from dledger.proxy.caller import Caller
 from dledger.proxy.config import load_config
 from dledger.proxy.status import RefusedError
-from remoting.access.account_file import AccountStore
-from remoting.access.accounts import INNER_TOPICS, Right
+from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.access.accounts import INNER_TOPICS, Right
 
 ORDERS = pb.Resource(name="Orders")
 CLERKS = pb.Resource(name="clerks")

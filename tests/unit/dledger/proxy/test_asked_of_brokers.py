@@ -8,22 +8,29 @@ from typing import Any, TypeVar, cast
 import pytest
 import trio
 
-from client.core.broker_requests import Question
-from client.core.message_ext import MessageExt
-from commitlog.errors import MQError
-from commitlog.record import decode_record, encode_record
+from dledger.client.core.broker_requests import Question
+from dledger.client.core.message_ext import MessageExt
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.record import decode_record, encode_record
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import duration
 from dledger.proxy.service import MessagingService
 from dledger.proxy.status import RefusedError, status_of
-from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import ConsumerSendMsgBackHeader, EndTransactionHeader, Header
-from remoting.protocol.outcome import OUTCOME_FIELD
-from remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader, PopMessageHeader
-from remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import (
+    ConsumerSendMsgBackHeader,
+    EndTransactionHeader,
+    Header,
+)
+from dledger.remoting.protocol.outcome import OUTCOME_FIELD
+from dledger.remoting.protocol.pop_requests import (
+    ChangeInvisibleTimeResponseHeader,
+    PopMessageHeader,
+)
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 from tests.unit.client.fake_cluster import World
 
 CALLER = Caller("client-1", time_left_s=8.0)

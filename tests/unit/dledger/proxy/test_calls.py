@@ -6,9 +6,9 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from trio.testing import MockClock
 
-from client.core.errors import SubscriptionIllegalError
-from client.core.route import MessageQueue, TopicRoute
-from commitlog.errors import ConfigError
+from dledger.client.core.errors import SubscriptionIllegalError
+from dledger.client.core.route import MessageQueue, TopicRoute
+from dledger.commitlog.errors import ConfigError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import ANSWER_MARGIN_S, TIMEOUT_S, TIMEOUT_S_MIN, Caller
 from dledger.proxy.config import address_of, load_config
@@ -32,8 +32,8 @@ from dledger.proxy.settings import (
     retry_policy,
 )
 from dledger.proxy.status import RefusedError
-from remoting.machine import TrioClock
-from remoting.protocol.bodies import GroupRetryPolicy, SubscriptionGroupConfig
+from dledger.remoting.machine import TrioClock
+from dledger.remoting.protocol.bodies import GroupRetryPolicy, SubscriptionGroupConfig
 
 QUEUES = tuple(MessageQueue("Orders", "broker-a", number) for number in range(4))
 TOPIC = pb.Resource(name="Orders")

@@ -15,9 +15,9 @@ from dledger.proxy.caller import CLIENT_ID_CHARS_MAX, Caller
 from dledger.proxy.clients import EXPIRY_S, SILENCE_S_MAX, TOPICS_MAX, ClientTable
 from dledger.proxy.service import MessagingService
 from dledger.proxy.status import RefusedError
+from dledger.remoting.connection import Connection
+from dledger.remoting.protocol.bodies import HeartbeatData
 from dledger.services.limits import GROUPS_PER_HEARTBEAT
-from remoting.connection import Connection
-from remoting.protocol.bodies import HeartbeatData
 from tests.unit.client.fake_cluster import World
 
 

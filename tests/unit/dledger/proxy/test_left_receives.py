@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 import trio
 
-from commitlog.record import decode_record, encode_record
 from dledger.aio.guest import Guest
+from dledger.commitlog.record import decode_record, encode_record
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.held_bytes import HOST_SHARE, HeldBytes
@@ -18,7 +18,7 @@ from dledger.proxy.metrics import CallMetrics
 from dledger.proxy.open_receives import Received
 from dledger.proxy.server import RECEIVE_BYTES_MIN, _Handlers
 from dledger.proxy.service import MessagingService
-from remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.codes import RequestCode
 from tests.harness.pop_group import Fault, PopGroup
 from tests.unit.client.fake_cluster import World
 from tests.unit.dledger.proxy.grpc_doubles import TrioCall, TrioGuest

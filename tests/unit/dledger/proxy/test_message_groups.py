@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commitlog.record import decode_record
+from dledger.commitlog.record import decode_record
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.service import MessagingService

@@ -9,15 +9,15 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from client.core.errors import MessageIllegalError
-from client.core.message import MAX_BODY_BYTES, encode_message_properties
-from client.core.message_ext import MessageExt
-from commitlog.properties import (
+from dledger.client.core.errors import MessageIllegalError
+from dledger.client.core.message import MAX_BODY_BYTES, encode_message_properties
+from dledger.client.core.message_ext import MessageExt
+from dledger.commitlog.properties import (
     MAX_CLIENT_PROPERTIES_BYTES,
     PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
     PROPERTY_SHARDING_KEY,
 )
-from commitlog.record import encode_record, pack_host
+from dledger.commitlog.record import encode_record, pack_host
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.messages import (
     GZIP_MEMBERS_MAX,

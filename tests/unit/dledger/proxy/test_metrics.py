@@ -6,12 +6,12 @@ import re
 
 from structlog.testing import capture_logs
 
-from client.connect import connect
+from dledger.client.connect import connect
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.metrics import METHODS, CallMetrics, ProxyMetrics, served_page
 from dledger.proxy.service import MessagingService
+from dledger.remoting.metrics import family_text
 from dledger.testing.doubles import ManualClock, MemoryNetwork
-from remoting.metrics import family_text
 from tests.harness.metrics_page import MetricsPage
 
 ADDRESS = ("127.0.0.1", 5557)

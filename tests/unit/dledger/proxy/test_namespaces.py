@@ -10,15 +10,15 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from client.core.broker_requests import Question
-from client.core.message_ext import MessageExt
-from commitlog.record import encode_record
+from dledger.client.core.broker_requests import Question
+from dledger.client.core.message_ext import MessageExt
+from dledger.commitlog.record import encode_record
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.clients import ClientTable
 from dledger.proxy.operators import Operators
 from dledger.proxy.service import MessagingService
-from remoting.machine import TrioClock
+from dledger.remoting.machine import TrioClock
 from tests.unit.client.fake_cluster import open_world
 
 PLAIN = pb.Resource(name="Orders")

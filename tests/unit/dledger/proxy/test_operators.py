@@ -11,7 +11,7 @@ from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy import operators as module
 from dledger.proxy.clients import Client, ClientTable, Stream
 from dledger.proxy.operators import Operators, verdict_of
-from remoting.machine import TrioClock
+from dledger.remoting.machine import TrioClock
 
 
 def ask_for_stack(nonce: str) -> pb.TelemetryCommand:

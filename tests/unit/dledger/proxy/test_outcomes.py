@@ -12,12 +12,12 @@ from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import duration
 from dledger.proxy.service import MessagingService
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.outcome import Condition, answer
-from remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
-from remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.outcome import Condition, answer
+from dledger.remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.dledger.proxy.test_refusals import RECORD, code_of
 

@@ -9,25 +9,25 @@ import pytest
 import trio
 import trio.testing
 
-from client.core.errors import RequestTimedOutError
-from commitlog.properties import encode_properties
-from commitlog.record import encode_record
 from dledger.aio.guest import Guest
+from dledger.client.core.errors import RequestTimedOutError
+from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.record import encode_record
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.metrics import CallMetrics
 from dledger.proxy.open_receives import Received
 from dledger.proxy.server import _Handlers
 from dledger.proxy.service import MessagingService
-from dledger.testing.doubles import ManualClock
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.pop_requests import (
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.pop_requests import (
     ChangeInvisibleTimeHeader,
     ChangeInvisibleTimeResponseHeader,
     PopMessageResponseHeader,
     encode_offsets,
 )
+from dledger.testing.doubles import ManualClock
 from tests.unit.client.fake_cluster import World
 from tests.unit.dledger.proxy.grpc_doubles import Carrier, Context, OneReceive
 

@@ -8,18 +8,18 @@ import pytest
 import trio
 from google.protobuf.duration_pb2 import Duration
 
-from client.core.route import MessageQueue, TopicRoute
-from commitlog.errors import MQError
-from commitlog.record import decode_record, encode_record
+from dledger.client.core.route import MessageQueue, TopicRoute
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.record import decode_record, encode_record
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.routes import CONFIG_LIFETIME_S, BrokerConfigs
 from dledger.proxy.service import MessagingService
 from dledger.proxy.status import RefusedError
-from remoting.protocol.bodies import SubscriptionGroupConfig
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.own_fields import NOT_MADE_FIELD
+from dledger.remoting.protocol.bodies import SubscriptionGroupConfig
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
 from tests.unit.client.fake_cluster import Group, World
 
 CALLER = Caller("client-1", time_left_s=8.0)

@@ -10,9 +10,9 @@ import trio
 from google.protobuf.timestamp_pb2 import Timestamp
 from structlog.testing import capture_logs
 
-from client.core.route import MessageQueue
-from commitlog.errors import MQError
-from commitlog.record import decode_record, encode_record, pack_host
+from dledger.client.core.route import MessageQueue
+from dledger.commitlog.errors import MQError
+from dledger.commitlog.record import decode_record, encode_record, pack_host
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import duration
@@ -24,12 +24,12 @@ from dledger.proxy.service import (
     MessagingService,
 )
 from dledger.proxy.status import status_of
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.headers import RecallHandle
-from remoting.protocol.outcome import DECISION_FIELD, OUTCOME_FIELD
-from remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
-from remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.headers import RecallHandle
+from dledger.remoting.protocol.outcome import DECISION_FIELD, OUTCOME_FIELD
+from dledger.remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 from tests.unit.client.fake_cluster import World
 
 CALLER = Caller("client-1", time_left_s=8.0)

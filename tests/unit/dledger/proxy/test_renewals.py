@@ -6,14 +6,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client.core.route import MessageQueue
+from dledger.client.core.route import MessageQueue
 from dledger.proxy import renewals as module
 from dledger.proxy.renewals import INVISIBLE_S, RENEW_AFTER_S, RENEWED_S_MAX, Renewals, RenewalTable
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, response_to
-from remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
-from remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
+from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 from tests.unit.client.fake_cluster import open_world
 
 QUEUE = MessageQueue("Orders", "broker-a", 2)

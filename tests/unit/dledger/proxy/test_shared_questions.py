@@ -8,18 +8,18 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client.consumer.pop_calls import PopCalls
-from client.consumer.subscriptions import SubscriptionExpression
+from dledger.client.consumer.pop_calls import PopCalls
+from dledger.client.consumer.subscriptions import SubscriptionExpression
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.receives import LINES_MAX, Receives
 from dledger.proxy.renewals import RenewalTable
 from dledger.proxy.routes import CONFIG_LIFETIME_S, FAILED_LIFETIME_S, BrokerConfigs
 from dledger.proxy.service import ROUTED_MAX, MessagingService
-from remoting.processor import DEFERRED, Handled
-from remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
-from remoting.protocol.codes import RequestCode, ResponseCode
-from remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.consumer.popping import PopBroker
 from tests.unit.client.fake_cluster import World
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from client.core import errors
-from client.core.errors import (
+from dledger.client.core import errors
+from dledger.client.core.errors import (
     AlreadyDeliveredError,
     BackpressureError,
     BrokerBusyError,
@@ -23,11 +23,11 @@ from client.core.errors import (
     TransactionDecidedError,
     UnknownOutcomeError,
 )
-from client.core.message_ext import SendStatus
-from commitlog.errors import MQError
+from dledger.client.core.message_ext import SendStatus
+from dledger.commitlog.errors import MQError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.status import RefusedError, code_of, overall, status_of, status_of_send
-from remoting.protocol.codes import ResponseCode
+from dledger.remoting.protocol.codes import ResponseCode
 
 
 @pytest.mark.parametrize(

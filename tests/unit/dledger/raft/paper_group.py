@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from commitlog.entry import parse_header, seal_no_op
+from dledger.commitlog.entry import parse_header, seal_no_op
 from dledger.raft.journal import Frame
 from dledger.raft.library import Role
 from dledger.raft.member import RaftNode

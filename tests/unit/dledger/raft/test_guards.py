@@ -13,7 +13,7 @@ from typing import Any
 import pysyncobj.syncobj
 import pytest
 
-from commitlog.errors import InvariantBroken, LocalProtocolError, RemoteProtocolError
+from dledger.commitlog.errors import InvariantBroken, LocalProtocolError, RemoteProtocolError
 from dledger.raft import settings as registry
 from dledger.raft.journal import Proposal
 from dledger.raft.library import LIBRARY_SHA256

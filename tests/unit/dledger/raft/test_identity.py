@@ -15,8 +15,8 @@ import structlog.testing
 import trio
 from trio.testing import MockClock
 
-from commitlog.disk import OsDisk
-from commitlog.errors import (
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import (
     ConfigError,
     CorruptStoreError,
     ForeignStoreError,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import cbor2
 import pytest
 
-from commitlog.errors import CorruptStoreError
-from commitlog.mark import SLOT_STRIDE_BYTES, SlotFile
+from dledger.commitlog.errors import CorruptStoreError
+from dledger.commitlog.mark import SLOT_STRIDE_BYTES, SlotFile
+from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.jepsen_like.simulation.sim_disk import SimDisk
 from dledger.raft.journal import TermVote, parse_term_vote
 from dledger.raft.wire import TERM_MAX
 from dledger.testing.crash_disk import Inode
-from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.sim_disk import SimDisk
 
 PATH = "/store/raft/vote"
 

@@ -14,7 +14,7 @@ import pytest
 import structlog.testing
 import trio
 
-from commitlog.errors import RemoteProtocolError
+from dledger.commitlog.errors import RemoteProtocolError
 from dledger.processors.raft import MembershipChanges
 from dledger.raft.links import UNFINISHED_BYTES, FrameMemory, Links, local_fault, peer_frame_space
 from dledger.raft.settings import Guards
@@ -27,10 +27,10 @@ from dledger.raft.wire import (
     encode_frame,
     encode_head,
 )
+from dledger.remoting.machine import TrioClock
+from dledger.remoting.memory_budget import STALLED_S, BudgetLimits, FrameSpace, MemoryBudget
+from dledger.remoting.seams import Network, Stream
 from dledger.testing.doubles import InlineExecutor, MemoryNetwork
-from remoting.machine import TrioClock
-from remoting.memory_budget import STALLED_S, BudgetLimits, FrameSpace, MemoryBudget
-from remoting.seams import Network, Stream
 from tests.harness.groups import Groups, running_groups
 from tests.harness.guard_proofs import proves
 from tests.harness.raft_cluster import Cluster, batch

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.entry import seal_no_op
-from commitlog.errors import DiskFullError, FlushFailedError, InvariantBroken
+from dledger.commitlog.entry import seal_no_op
+from dledger.commitlog.errors import DiskFullError, FlushFailedError, InvariantBroken
 from dledger.raft.channel import frame_of
 from dledger.raft.follower import AppendRequest, Rejected, plan_append, split_frames
 from dledger.raft.peers import ContradictionError

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.errors import CorruptEntryError
 from dledger.broker_errors import ChangeRefusedError
+from dledger.commitlog.errors import CorruptEntryError
 from dledger.raft.membership import (
     MEMBERS_MAX,
     Member,

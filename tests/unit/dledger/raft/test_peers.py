@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from commitlog.errors import FlushFailedError, InvariantBroken
+from dledger.commitlog.errors import FlushFailedError, InvariantBroken
 from dledger.raft.identity import Hello
 from dledger.raft.leader import could_commit
 from dledger.raft.membership import Member, Members, MembersLog, Standing

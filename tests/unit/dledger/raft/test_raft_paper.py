@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.entry import seal_no_op
+from dledger.commitlog.entry import seal_no_op
 from dledger.raft.library import Role
 from dledger.raft.wire import Kind
 from tests.harness.scenario_cluster import ScenarioCluster

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import pytest
 
-from commitlog.entry import parse_header
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
+from dledger.commitlog.entry import parse_header
 from dledger.raft.identity import Hello
 from dledger.raft.member import RaftNode
 from dledger.raft.peers import ContradictionError, NotAMemberError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import RemoteProtocolError
+from dledger.commitlog.errors import RemoteProtocolError
 from dledger.raft.snapshot import SNAPSHOT_BYTES_MAX, Receiving, Sending
 
 

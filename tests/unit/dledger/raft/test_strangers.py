@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from commitlog.entry import seal_entry
+from dledger.commitlog.entry import seal_entry
 from dledger.raft.wire import Kind
 from tests.harness.groups import Groups
 from tests.harness.raft_cluster import batch

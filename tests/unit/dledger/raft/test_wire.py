@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.errors import RemoteProtocolError
+from dledger.commitlog.errors import RemoteProtocolError
 from dledger.raft.wire import (
     FIELDS,
     FIXED,

@@ -7,6 +7,14 @@ from typing import Any
 
 import pytest
 
+from dledger.remoting.access.accounts import Permission, group_right, topic_right
+from dledger.remoting.protocol.access_bodies import (
+    AccessConfigHeader,
+    AclInfo,
+    PolicyEntryInfo,
+    PolicyInfo,
+    UserInfo,
+)
 from dledger.services.account_changes import (
     ACCOUNT_BYTES_MAX,
     AccountExistsError,
@@ -21,14 +29,6 @@ from dledger.services.account_changes import (
     without_policies,
 )
 from dledger.state.accounts import AccountConfig, PolicyConfig
-from remoting.access.accounts import Permission, group_right, topic_right
-from remoting.protocol.access_bodies import (
-    AccessConfigHeader,
-    AclInfo,
-    PolicyEntryInfo,
-    PolicyInfo,
-    UserInfo,
-)
 
 PUB, SUB = Permission.PUB, Permission.SUB
 SECRET = "hunter2-hunter2"

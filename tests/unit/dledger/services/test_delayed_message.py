@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.record import MAX_TOPIC_V1_BYTES, decode_record, encode_record, pack_host
+from dledger.commitlog.record import MAX_TOPIC_V1_BYTES, decode_record, encode_record, pack_host
 from dledger.services.delayed_message import (
     TimerIllegalError,
     deliver,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import Outcome
+from dledger.commitlog.errors import Outcome
 from dledger.group_api import Proposed
 from dledger.services.entry_under_way import EntryUnderWay, Fate
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.entry import Run
-from commitlog.record import decode_record, encode_record, pack_host
 from dledger.broker_errors import UnprocessableMessageError
+from dledger.commitlog.entry import Run
+from dledger.commitlog.record import decode_record, encode_record, pack_host
 from dledger.services.half_message import (
     MAX_IMMUNITY_S,
     HalfMessage,

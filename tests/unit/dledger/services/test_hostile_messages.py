@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.errors import CorruptStoreError
-from commitlog.properties import MAX_PROPERTIES_BYTES
+from dledger.commitlog.errors import CorruptStoreError
+from dledger.commitlog.properties import MAX_PROPERTIES_BYTES
 from dledger.services.delayed_message import due_ms, timed_properties, with_real_destination
 from dledger.services.leader_loop import DAMAGE_FINAL_S
 from dledger.state.topics import HALF_TOPIC, SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TIMER_TOPIC

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.errors import DiskFullError
+from dledger.commitlog.errors import DiskFullError
+from dledger.remoting.protocol.codes import RequestCode
 from dledger.services.limits import DiskSpace
 from dledger.testing.doubles import ManualClock, VirtualClock
 from dledger.waiting import PERIOD_S, every_second
-from remoting.protocol.codes import RequestCode
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
 

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import trio
 
-from commitlog.errors import DiskFullError
+from dledger.commitlog.errors import DiskFullError
 from dledger.group_api import Proposed
 from dledger.services import offset_commits
 from dledger.services.offset_commits import OffsetCommits

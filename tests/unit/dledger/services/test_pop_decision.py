@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from commitlog.entry import Run
+from dledger.commitlog.entry import Run
 from dledger.services.pop_decision import (
     MAX_EXPIRED_LOOKED_AT,
     DeadLetter,

@@ -11,9 +11,9 @@ import pytest
 import structlog.testing
 import trio
 
-from commitlog.properties import encode_properties
-from commitlog.record import Record
 from dledger.broker_errors import PendingFullError
+from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.record import Record
 from dledger.services import repeated_messages
 from dledger.services.repeated_messages import RepeatedMessageService, queue_of, uniq_key
 from dledger.state.schedules import Schedule, ScheduleConfig, SchedulesChange

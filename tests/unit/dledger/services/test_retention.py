@@ -17,12 +17,13 @@ import pytest
 import structlog.testing
 from msgspec import structs
 
-from commitlog.errors import CorruptEntryError
-from commitlog.mark import Anchor
-from commitlog.record import checked_body
-from commitlog.seams import utc
+from dledger.commitlog.errors import CorruptEntryError
+from dledger.commitlog.mark import Anchor
+from dledger.commitlog.record import checked_body
+from dledger.commitlog.seams import utc
 from dledger.config import load_config
 from dledger.group_api import Proposed
+from dledger.remoting.machine import local_offset_ms
 from dledger.services.retention import HOUR_MS, RetentionService, is_in_hours
 from dledger.settings_tables import StoreTable
 from dledger.state.state_record import (
@@ -36,7 +37,6 @@ from dledger.state.state_record import (
 )
 from dledger.state.tables import StateTables
 from dledger.testing.doubles import ManualClock
-from remoting.machine import local_offset_ms
 from tests.harness.fake_group import Term
 
 SEGMENT_BYTES = 100

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.derive import DEFAULT_DELAY_MS
-from commitlog.entry import RecordBatch
-from commitlog.errors import InvariantBroken
-from commitlog.record import encode_record
 from dledger.broker_errors import NotLeaderError, PendingFullError
+from dledger.commitlog.derive import DEFAULT_DELAY_MS
+from dledger.commitlog.entry import RecordBatch
+from dledger.commitlog.errors import InvariantBroken
+from dledger.commitlog.record import encode_record
 from dledger.services.delayed_message import queue_of_level, with_real_destination
 from dledger.services.schedule import MAX_DELIVERIES_PER_ENTRY, ScheduleMessageService
 from dledger.state.state_record import DelayProgressChange, state_batch

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from commitlog.queue_unit import UNIT_DTYPE
+from dledger.commitlog.queue_unit import UNIT_DTYPE
 from dledger.services.throughput import (
     DAY_MS,
     MAX_COUNTERS,

@@ -14,9 +14,9 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.errors import InvariantBroken
-from commitlog.record import encode_record
 from dledger.broker_errors import PendingFullError
+from dledger.commitlog.errors import InvariantBroken
+from dledger.commitlog.record import encode_record
 from dledger.services import timer
 from dledger.services.delayed_message import TimerClaims, due_ms, timed_properties
 from dledger.services.timer import HOUR_MS, TimerIndex, TimerMessageService

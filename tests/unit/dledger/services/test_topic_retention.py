@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import structlog.testing
 
-from commitlog.errors import InvariantBroken
+from dledger.commitlog.errors import InvariantBroken
+from dledger.remoting.protocol import bodies
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from dledger.services.retention import RetentionService, queue_floors, retention_ms
 from dledger.settings_tables import StoreTable
 from dledger.state.state_record import QueueFloorsChange, TopicsChange, state_batch
 from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import ManualClock
-from remoting.protocol import bodies
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from tests.harness.broker import Broker
 from tests.harness.fake_group import SEGMENT_BYTES, FakeGroup
 

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.record import decode_record
 from dledger.broker_errors import PendingFullError
+from dledger.commitlog.record import decode_record
 from dledger.group_api import Proposed
 from dledger.processors.client_table import Client
 from dledger.processors.transactions import CheckBack
+from dledger.remoting.errors import ConnectionLostError
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.headers import CheckTransactionStateHeader
 from dledger.services.half_message import HalfMessage
 from dledger.services.stored_record import StoredRecords
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.settings_tables import BrokerTable, StoreTable
 from dledger.state.topics import STATE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANSACTIONS_QUEUE
 from dledger.state.transactions import TransactionDecision
-from remoting.errors import ConnectionLostError
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand
-from remoting.protocol.headers import CheckTransactionStateHeader
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeConnection
 from tests.harness.half_messages import COMMIT, PROPERTIES, ROLLBACK, begin, end, records

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from commitlog.entry import Run
-from commitlog.record import encode_record
 from dledger.broker_settings import delays_of_levels
+from dledger.commitlog.entry import Run
+from dledger.commitlog.record import encode_record
 from dledger.group import Group, VotersClock
 from dledger.raft.clocks import DATE_VALID_S
 from dledger.services.delayed_message import (

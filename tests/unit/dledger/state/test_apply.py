@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.derive import Derived, derive
-from commitlog.entry import EntryHeader, RecordBatch, Run, parse_header, seal_entry, seal_no_op
-from commitlog.errors import InvariantBroken
-from commitlog.record import encode_record
+from dledger.commitlog.derive import Derived, derive
+from dledger.commitlog.entry import (
+    EntryHeader,
+    RecordBatch,
+    Run,
+    parse_header,
+    seal_entry,
+    seal_no_op,
+)
+from dledger.commitlog.errors import InvariantBroken
+from dledger.commitlog.record import encode_record
 from dledger.state.apply import apply_entry
 from dledger.state.state_record import (
     ConsumerOffsetsChange,

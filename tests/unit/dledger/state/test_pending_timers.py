@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.errors import InvariantBroken
+from dledger.commitlog.errors import InvariantBroken
 from dledger.state.pending_timers import PIECE_OFFSETS, RECALLED_KEPT, PendingTimers
 
 OFFSETS = st.sets(st.integers(0, 3 * PIECE_OFFSETS + 5), max_size=40)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import InvariantBroken
+from dledger.commitlog.errors import InvariantBroken
 from dledger.state import producer_sessions
 from dledger.state.producer_sessions import (
     SESSION_IDLE_MAX_MS,

@@ -7,7 +7,7 @@ from typing import Any
 import cbor2
 import pytest
 
-from commitlog.errors import InvariantBroken
+from dledger.commitlog.errors import InvariantBroken
 from dledger.state.queue_lock import (
     LockGrant,
     LockKey,

@@ -7,7 +7,8 @@ from typing import Any
 import cbor2
 import pytest
 
-from commitlog.errors import ForeignStoreError, InvariantBroken
+from dledger.commitlog.errors import ForeignStoreError, InvariantBroken
+from dledger.jepsen_like.simulation.reference_replica import digests_by_field
 from dledger.state import snapshot as snapshots
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.image import Image, cut_everything, take_cut
@@ -15,7 +16,6 @@ from dledger.state.quotas import QuotaConfig, QuotasChange
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import decode_change, encode_change, state_batch
 from dledger.state.topics import QUOTAS_QUEUE, builtin_groups, builtin_topics
-from jepsen_like.simulation.reference_replica import digests_by_field
 from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
 
 ORDERS = QuotaConfig("account", "orders", sent_messages_per_s=100, connections=5)

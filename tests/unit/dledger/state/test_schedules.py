@@ -8,7 +8,8 @@ from typing import Any
 import cbor2
 import pytest
 
-from commitlog.errors import ForeignStoreError, InvariantBroken
+from dledger.commitlog.errors import ForeignStoreError, InvariantBroken
+from dledger.jepsen_like.simulation.reference_replica import digests_by_field
 from dledger.state import snapshot as snapshots
 from dledger.state.accounts import AccessChange
 from dledger.state.image import Image, cut_everything, take_cut
@@ -22,7 +23,6 @@ from dledger.state.schedules import (
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import TopicsChange, decode_change, encode_change, state_batch
 from dledger.state.topics import SCHEDULES_QUEUE, TopicConfig, builtin_groups, builtin_topics
-from jepsen_like.simulation.reference_replica import digests_by_field
 from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
 
 CONFIG = ScheduleConfig("nightly", "T", b"go", "0 3 * * *", {"TAGS": "a"}, time_zone="Asia/Tokyo")

@@ -13,7 +13,7 @@ from typing import Any
 import cbor2
 import pytest
 
-from commitlog.errors import CorruptStoreError
+from dledger.commitlog.errors import CorruptStoreError
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import raise_min_offsets
 from dledger.state.image import Image, cut_everything, take_cut

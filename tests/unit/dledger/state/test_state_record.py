@@ -5,9 +5,9 @@ from __future__ import annotations
 import cbor2
 import pytest
 
-from commitlog.errors import InvariantBroken
-from commitlog.mark import Anchor
-from commitlog.record import decode_record
+from dledger.commitlog.errors import InvariantBroken
+from dledger.commitlog.mark import Anchor
+from dledger.commitlog.record import decode_record
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,

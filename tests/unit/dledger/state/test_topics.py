@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from dledger.config import load_config
 from dledger.live_settings import empty_tables
+from dledger.remoting.settings import ConfigFile
 from dledger.state.topics import (
     PERM_READ,
     PERM_WRITE,
@@ -13,7 +14,6 @@ from dledger.state.topics import (
     SubscriptionGroupConfig,
     TopicConfig,
 )
-from remoting.settings import ConfigFile
 
 
 def test_trace_topic_exists_when_enabled() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.errors import InvariantBroken
+from dledger.commitlog.errors import InvariantBroken
 from dledger.state import transactions
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import TransactionsChange, state_batch

@@ -9,8 +9,16 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from commitlog.disk import OsDisk
-from commitlog.seams import Disk
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.seams import Disk
+from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
+from dledger.jepsen_like.simulation.event_trace import Trace
+from dledger.jepsen_like.simulation.sim_disk import Mount, SimDisk, SimExecutor
+from dledger.jepsen_like.simulation.sim_network import SimNetwork
+from dledger.jepsen_like.simulation.virtual_time import Gate, SimClock, VirtualTime, run_virtual
+from dledger.remoting.machine import AdaptiveExecutor, ThreadExecutor
+from dledger.remoting.seams import Executor
+from dledger.remoting.tcp import TcpNetwork
 from dledger.testing import (
     CrashDisk,
     InlineExecutor,
@@ -23,14 +31,6 @@ from dledger.testing import (
     check_network,
 )
 from dledger.testing.doubles import PartedNetwork, Partition
-from jepsen_like.seeded_rng import SimRng, rng_stream
-from jepsen_like.simulation.event_trace import Trace
-from jepsen_like.simulation.sim_disk import Mount, SimDisk, SimExecutor
-from jepsen_like.simulation.sim_network import SimNetwork
-from jepsen_like.simulation.virtual_time import Gate, SimClock, VirtualTime, run_virtual
-from remoting.machine import AdaptiveExecutor, ThreadExecutor
-from remoting.seams import Executor
-from remoting.tcp import TcpNetwork
 from tests.harness.fake_group import FakeGroup
 from tests.harness.groups import running_groups
 

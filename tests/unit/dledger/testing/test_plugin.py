@@ -9,7 +9,15 @@ import pytest
 
 import dledger.testing
 
-HEAVY = ("trio", "numpy", "structlog", "cbor2", "pysyncobj", "client.blocking", "dledger.broker")
+HEAVY = (
+    "trio",
+    "numpy",
+    "structlog",
+    "cbor2",
+    "pysyncobj",
+    "dledger.client.blocking",
+    "dledger.broker",
+)
 
 
 def test_loading_the_plug_in_imports_neither_brokers_nor_clients() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from jepsen_like.chaos.broker_child import ClockFile, SteeredClock
+from dledger.jepsen_like.chaos.broker_child import ClockFile, SteeredClock
 
 
 class Hand:

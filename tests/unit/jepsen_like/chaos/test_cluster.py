@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from jepsen_like.chaos.cluster import CLIENTS, ChaosCluster, lay_out
-from jepsen_like.chaos.namespaces import RunNetwork
-from jepsen_like.plans.plan import Plan, Settings, Workload
+from dledger.jepsen_like.chaos.cluster import CLIENTS, ChaosCluster, lay_out
+from dledger.jepsen_like.chaos.namespaces import RunNetwork
+from dledger.jepsen_like.plans.plan import Plan, Settings, Workload
 
 PLAN = Plan(
     seed=1, duration_ms=1_000, members=3, name_servers=2, settings=Settings(register_ms=5_000)
@@ -79,8 +79,8 @@ def test_own_network_uses_real_ports(
         assert f"{name}-{host.address}:{ports.peer}" in settings["raft"]["peers"].split(";")
         assert settings["raft"]["listen_port"] == ports.peer
         assert node.address == f"{host.watch_address}:{ports.client}"
-        assert node.module == "jepsen_like.chaos.namespaces"
-        assert node.arguments[:2] == (str(host.namespace), "jepsen_like.chaos.broker_child")
+        assert node.module == "dledger.jepsen_like.chaos.namespaces"
+        assert node.arguments[:2] == (str(host.namespace), "dledger.jepsen_like.chaos.broker_child")
     assert [address.partition(":")[0] for address in cluster.namesrv_addresses] == [
         hosts["ns0"].address,
         hosts["ns1"].address,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.main import main
-from jepsen_like.chaos.run_command import Extras, progress_line
-from jepsen_like.plans.plan import Plan, encode_plan
+from dledger.jepsen_like.chaos.run_command import Extras, progress_line
+from dledger.jepsen_like.plans.plan import Plan, encode_plan
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -68,7 +68,7 @@ def test_a_bad_argument_starts_nothing(
 def test_proxies_need_their_extra(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "jepsen_like.chaos.grpc_calls", raising=False)
+    monkeypatch.delitem(sys.modules, "dledger.jepsen_like.chaos.grpc_calls", raising=False)
     monkeypatch.setitem(sys.modules, "grpc", None)
     line = refused(capsys, "run", "--workload", "grpc", "--faults", "proxy_kill")
     assert "needs grpc, which is not installed; pip install 'dledger-mq[proxy]'" in line

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.main import main
-from jepsen_like.chaos.demo import KEPT, Story, demo_plan, facts_of, show
-from jepsen_like.chaos.runner import Ran
-from jepsen_like.checkers.verdict import Verdict, Violation
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.chaos.demo import KEPT, Story, demo_plan, facts_of, show
+from dledger.jepsen_like.chaos.runner import Ran
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation
+from dledger.jepsen_like.history.operation import (
     NEVER,
     Event,
     F,
@@ -21,7 +21,7 @@ from jepsen_like.history.operation import (
     ReplicaRead,
     RunHeader,
 )
-from jepsen_like.plans.plan import Kind, decode_plan, encode_plan
+from dledger.jepsen_like.plans.plan import Kind, decode_plan, encode_plan
 
 MS = 1_000_000
 PLAN = demo_plan(3, 4.0, 6_000.0)

@@ -9,11 +9,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client.core.errors import BrokerUnreachableError
-from client.core.route import MessageQueue
-from dledger.proxy import messaging_pb2 as pb
-from dledger.proxy.sends import queue_of_group
-from jepsen_like.chaos.grpc_calls import (
+from dledger.client.core.errors import BrokerUnreachableError
+from dledger.client.core.route import MessageQueue
+from dledger.jepsen_like.chaos.grpc_calls import (
     CALL_TIMEOUT_S,
     GrpcCalls,
     Link,
@@ -21,8 +19,10 @@ from jepsen_like.chaos.grpc_calls import (
     error_of_all,
     message_group_of,
 )
-from jepsen_like.history.operation import Outcome
-from jepsen_like.workloads.recorder import classify
+from dledger.jepsen_like.history.operation import Outcome
+from dledger.jepsen_like.workloads.recorder import classify
+from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy.sends import queue_of_group
 
 
 class FakeLink:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from jepsen_like.chaos.limits import (
+from dledger.jepsen_like.chaos.limits import (
     HOLDERS_MAX,
     OWN_FILES,
     PER_HOLDER,

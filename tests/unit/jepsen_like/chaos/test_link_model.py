@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dledger.jepsen_like.chaos.link_model import FRAME_BYTES_MAX, FrameEdges, Piece
 from dledger.raft import wire
-from jepsen_like.chaos.link_model import FRAME_BYTES_MAX, FrameEdges, Piece
 
 bodies = st.lists(st.binary(max_size=40), min_size=1, max_size=12)
 # How much comes at once, and whether frames are looked at then.

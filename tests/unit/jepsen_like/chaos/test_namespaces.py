@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from jepsen_like.chaos.namespaces import (
+from dledger.jepsen_like.chaos.namespaces import (
     HOSTS_MAX,
     RunNetwork,
     is_left_over,
@@ -15,7 +15,7 @@ from jepsen_like.chaos.namespaces import (
     rule_lines,
     run_network,
 )
-from jepsen_like.nemesis.ground import FaultError
+from dledger.jepsen_like.nemesis.ground import FaultError
 
 A, B, C = "10.77.1.2", "10.77.2.2", "10.77.3.2"
 

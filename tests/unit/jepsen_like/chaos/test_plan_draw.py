@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from dledger.jepsen_like.chaos.plan_draw import Candidates, step_text
+from dledger.jepsen_like.chaos.run_command import Extras, show_smallest
+from dledger.jepsen_like.chaos.runner import Ran
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, decode_plan
+from dledger.jepsen_like.plans.shrink import shrink
 from dledger.output import CliError
-from jepsen_like.chaos.plan_draw import Candidates, step_text
-from jepsen_like.chaos.run_command import Extras, show_smallest
-from jepsen_like.chaos.runner import Ran
-from jepsen_like.checkers.verdict import Verdict, Violation
-from jepsen_like.plans.plan import Kind, Plan, Step, decode_plan
-from jepsen_like.plans.shrink import shrink
 
 STEPS = tuple(Step(at * 1000, Kind.KILL, "leader", 500 * at) for at in range(8))
 WHOLE = Plan(7, 60_000, STEPS)

@@ -15,10 +15,10 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from commitlog.errors import ConfigError
+from dledger.commitlog.errors import ConfigError
+from dledger.jepsen_like.chaos.proxy import LinkProxy, Target
+from dledger.jepsen_like.chaos.proxy_pump import WINDOW_BYTES
 from dledger.raft.wire import Kind, encode_frame, encode_head
-from jepsen_like.chaos.proxy import LinkProxy, Target
-from jepsen_like.chaos.proxy_pump import WINDOW_BYTES
 from tests.harness.proxied_links import EPOCH, SETTLED_S, fault, frame, hello, proxied
 
 

@@ -7,9 +7,9 @@ import random
 import pytest
 import trio
 
-from commitlog.errors import RemoteProtocolError
+from dledger.commitlog.errors import RemoteProtocolError
+from dledger.jepsen_like.nemesis.ground import HEALTHY, LinkFault
 from dledger.raft.wire import PeerFrameDecoder
-from jepsen_like.nemesis.ground import HEALTHY, LinkFault
 from tests.harness.proxied_links import chances, fault, frame, proxied
 
 

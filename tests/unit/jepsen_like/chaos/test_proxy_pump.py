@@ -14,8 +14,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from jepsen_like.chaos.link_model import Link, Passage
-from jepsen_like.chaos.proxy_pump import RECEIVE_BYTES, Carrier
+from dledger.jepsen_like.chaos.link_model import Link, Passage
+from dledger.jepsen_like.chaos.proxy_pump import RECEIVE_BYTES, Carrier
 
 SETTLED_S = 0.02
 

@@ -14,14 +14,14 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from jepsen_like.chaos.cluster import CLIENTS, lay_out
-from jepsen_like.chaos.machines import RealMachine, RealMember
-from jepsen_like.chaos.namespaces import RunNetwork
-from jepsen_like.chaos.real_ground import KernelLinks, RealGround, RealLinks
-from jepsen_like.history.operation import Event
-from jepsen_like.nemesis.ground import HEALTHY, CannotBeDone
-from jepsen_like.nemesis.nemesis import Nemesis
-from jepsen_like.plans.plan import PROXY_KINDS, Kind, Plan, Step, Workload
+from dledger.jepsen_like.chaos.cluster import CLIENTS, lay_out
+from dledger.jepsen_like.chaos.machines import RealMachine, RealMember
+from dledger.jepsen_like.chaos.namespaces import RunNetwork
+from dledger.jepsen_like.chaos.real_ground import KernelLinks, RealGround, RealLinks
+from dledger.jepsen_like.history.operation import Event
+from dledger.jepsen_like.nemesis.ground import HEALTHY, CannotBeDone
+from dledger.jepsen_like.nemesis.nemesis import Nemesis
+from dledger.jepsen_like.plans.plan import PROXY_KINDS, Kind, Plan, Step, Workload
 
 NAMES = ["n0", "n1", "n2", "ns0", "ns1", CLIENTS]
 """In the order in which a split counts them, but for clients, which come before NameServers."""
@@ -58,7 +58,7 @@ async def test_answers_of_an_ended_broker_do_not_count(
         await ended.wait()
         return {"commit_index": 7}
 
-    monkeypatch.setattr("jepsen_like.chaos.machines.raft_status", status)
+    monkeypatch.setattr("dledger.jepsen_like.chaos.machines.raft_status", status)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(member.look)
         await asked.wait()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jepsen_like.chaos.recorder import Recorder, read_run, write_rest
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.chaos.recorder import Recorder, read_run, write_rest
+from dledger.jepsen_like.history.operation import (
     NEVER,
     Event,
     F,

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from jepsen_like.chaos.run_result import (
+from dledger.jepsen_like.chaos.run_result import (
     LOCKERS,
     SHOWN_MAX,
     by_workload,
@@ -23,8 +23,8 @@ from jepsen_like.chaos.run_result import (
     result_of,
     too_little,
 )
-from jepsen_like.checkers.verdict import Verdict, Violation
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     Event,
@@ -35,8 +35,8 @@ from jepsen_like.history.operation import (
     Outcome,
     RunHeader,
 )
-from jepsen_like.plans.promised import merge_for
-from jepsen_like.workloads.consumers import LOCKERS as GROUP
+from dledger.jepsen_like.plans.promised import merge_for
+from dledger.jepsen_like.workloads.consumers import LOCKERS as GROUP
 
 MS = 1_000_000
 

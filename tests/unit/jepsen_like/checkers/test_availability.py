@@ -7,9 +7,9 @@ from itertools import count
 
 import pytest
 
-from jepsen_like.checkers import availability
-from jepsen_like.checkers.availability import DAMAGED_ERROR, SILENT_MAX_NS
-from jepsen_like.checkers.fault_record import (
+from dledger.jepsen_like.checkers import availability
+from dledger.jepsen_like.checkers.availability import DAMAGED_ERROR, SILENT_MAX_NS
+from dledger.jepsen_like.checkers.fault_record import (
     ELECTION_NS,
     ELECTIONS_AFTER,
     HEALED,
@@ -18,9 +18,9 @@ from jepsen_like.checkers.fault_record import (
     record_of,
     recovers_within_ns,
 )
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.columns import ops_table
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.history.columns import ops_table
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     Event,
@@ -30,7 +30,7 @@ from jepsen_like.history.operation import (
     Outcome,
     RunHeader,
 )
-from jepsen_like.plans.plan import Kind
+from dledger.jepsen_like.plans.plan import Kind
 from tests.oracles import availability as oracle
 
 S = 1_000_000_000

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from jepsen_like.checkers import consumer_offsets
-from jepsen_like.checkers.consumer_offsets import check_history, check_register
-from jepsen_like.history.operation import NEVER, F, Operation, Outcome
+from dledger.jepsen_like.checkers import consumer_offsets
+from dledger.jepsen_like.checkers.consumer_offsets import check_history, check_register
+from dledger.jepsen_like.history.operation import NEVER, F, Operation, Outcome
 from tests.harness.judged import judged
 from tests.harness.offset_histories import is_linearizable, random_history
 

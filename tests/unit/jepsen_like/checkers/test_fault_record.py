@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jepsen_like.checkers.all_checks import Settings, check_everything, check_source
-from jepsen_like.checkers.fault_record import Faults, with_late_effect
-from jepsen_like.checkers.kernel.tables import MemorySource
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.all_checks import Settings, check_everything, check_source
+from dledger.jepsen_like.checkers.fault_record import Faults, with_late_effect
+from dledger.jepsen_like.checkers.kernel.tables import MemorySource
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     Event,

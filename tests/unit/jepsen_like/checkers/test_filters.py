@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.checkers.filters import FILTERS, WRONG, check_history, number_of, tag_of
-from jepsen_like.history.columns import hash_range
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.filters import FILTERS, WRONG, check_history, number_of, tag_of
+from dledger.jepsen_like.history.columns import hash_range
+from dledger.jepsen_like.history.operation import (
     NOTHING,
     F,
     History,

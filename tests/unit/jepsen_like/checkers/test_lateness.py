@@ -6,10 +6,18 @@ import random
 
 import pytest
 
-from jepsen_like.checkers import delayed
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.fault_record import SERVED, FaultRecord, recovers_within_ns
-from jepsen_like.history.operation import NOTHING, Event, F, History, Operation, Outcome, RunHeader
+from dledger.jepsen_like.checkers import delayed
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.fault_record import SERVED, FaultRecord, recovers_within_ns
+from dledger.jepsen_like.history.operation import (
+    NOTHING,
+    Event,
+    F,
+    History,
+    Operation,
+    Outcome,
+    RunHeader,
+)
 from tests.oracles.lateness import MS, late_pairs
 
 S = 1_000_000_000

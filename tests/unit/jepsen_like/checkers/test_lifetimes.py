@@ -8,9 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from jepsen_like.checkers import lifetimes
-from jepsen_like.checkers.lifetimes import Read, Sent
-from jepsen_like.history.operation import NEVER, NOTHING, F, History, Operation, Outcome, RunHeader
+from dledger.jepsen_like.checkers import lifetimes
+from dledger.jepsen_like.checkers.lifetimes import Read, Sent
+from dledger.jepsen_like.history.operation import (
+    NEVER,
+    NOTHING,
+    F,
+    History,
+    Operation,
+    Outcome,
+    RunHeader,
+)
 from tests.harness.judged import judged
 
 S = 1_000_000_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.checkers import locks
-from jepsen_like.checkers.locks import check_history
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers import locks
+from dledger.jepsen_like.checkers.locks import check_history
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 LEASE = 1_000
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from jepsen_like.checkers import polls
-from jepsen_like.checkers.fault_record import FaultRecord
-from jepsen_like.checkers.poll_waits import IN_VAIN, violations
-from jepsen_like.history.columns import ops_table
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers import polls
+from dledger.jepsen_like.checkers.fault_record import FaultRecord
+from dledger.jepsen_like.checkers.poll_waits import IN_VAIN, violations
+from dledger.jepsen_like.history.columns import ops_table
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 QUIET = FaultRecord(())
 MS_NS = 1_000_000

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jepsen_like.checkers import delayed, polls
-from jepsen_like.history.operation import F, History, Level, Operation, Outcome, RunHeader
+from dledger.jepsen_like.checkers import delayed, polls
+from dledger.jepsen_like.history.operation import F, History, Level, Operation, Outcome, RunHeader
 
 OK = Outcome.OK
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.pop import (
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.pop import (
     AGAIN,
     EARLY,
     IN_ORDER_SUFFIX,
@@ -22,7 +22,7 @@ from jepsen_like.checkers.pop import (
     WENT_BACK,
     check_history,
 )
-from jepsen_like.checkers.pop_ends import (
+from dledger.jepsen_like.checkers.pop_ends import (
     GIVEN_UP_ACKED,
     GIVEN_UP_AGAIN,
     GIVEN_UP_AT,
@@ -31,7 +31,7 @@ from jepsen_like.checkers.pop_ends import (
     NO_END,
     STALE,
 )
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     F,

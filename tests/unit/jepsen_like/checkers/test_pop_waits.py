@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from jepsen_like.checkers import pop
-from jepsen_like.checkers.fault_record import FaultRecord
-from jepsen_like.checkers.pop_waits import IN_VAIN, MS_NS, violations
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.checkers import pop
+from dledger.jepsen_like.checkers.fault_record import FaultRecord
+from dledger.jepsen_like.checkers.pop_waits import IN_VAIN, MS_NS, violations
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 QUIET = FaultRecord(())
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.producer_order import NAME, OVERTAKEN
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.producer_order import NAME, OVERTAKEN
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.history.operation import (
     CLIENT_BITS,
     NEVER,
     NOTHING,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from jepsen_like.checkers.push_group import (
+from dledger.jepsen_like.checkers.push_group import (
     LOST,
     NO_OWNER,
     NOT_COMMITTED,
@@ -18,7 +18,7 @@ from jepsen_like.checkers.push_group import (
     PushRecord,
     check_record,
 )
-from jepsen_like.history.operation import NOTHING
+from dledger.jepsen_like.history.operation import NOTHING
 
 
 def good() -> PushRecord:

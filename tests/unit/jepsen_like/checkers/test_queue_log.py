@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from jepsen_like.checkers import queue_log
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.kernel.facts import REPORTED_MAX
-from jepsen_like.checkers.kernel.tables import MemorySource
-from jepsen_like.checkers.verdict import Verdict, checked, merge
-from jepsen_like.history.columns import obs_table, ops_table
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers import queue_log
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.kernel.facts import REPORTED_MAX
+from dledger.jepsen_like.checkers.kernel.tables import MemorySource
+from dledger.jepsen_like.checkers.verdict import Verdict, checked, merge
+from dledger.jepsen_like.history.columns import obs_table, ops_table
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     Decision,

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from jepsen_like.checkers import quotas
-from jepsen_like.checkers.quotas import Act, Row
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers import quotas
+from dledger.jepsen_like.checkers.quotas import Act, Row
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     QUOTA_EXCEEDED,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.checkers.delayed import (
+from dledger.jepsen_like.checkers.delayed import (
     DELIVERED_ERROR,
     NOT_DELIVERED,
     RECALLED,
     TOO_LATE_EARLY,
     check_history,
 )
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     F,

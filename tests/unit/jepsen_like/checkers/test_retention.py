@@ -7,11 +7,11 @@ import random
 import msgspec
 import pytest
 
-from jepsen_like.checkers import delayed, retention, transactions
-from jepsen_like.checkers.retention import Hole, Keeps, Missing, mistake_in, without_hole
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.history.columns import obs_table, ops_table
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers import delayed, retention, transactions
+from dledger.jepsen_like.checkers.retention import Hole, Keeps, Missing, mistake_in, without_hole
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.history.columns import obs_table, ops_table
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     Decision,
@@ -129,7 +129,7 @@ def test_history_without_floors_is_unknown_under_retention() -> None:
 
 
 def judged_names(found: History, keeps: Keeps | None) -> set[str]:
-    from jepsen_like.checkers.all_checks import check_everything
+    from dledger.jepsen_like.checkers.all_checks import check_everything
 
     return {v.checker for v in check_everything(found, keeps=keeps)} & {retention.NAME}
 

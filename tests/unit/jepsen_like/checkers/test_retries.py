@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.checkers.retries import (
+from dledger.jepsen_like.checkers.retries import (
     DOUBLED,
     EARLY,
     LOST,
@@ -13,8 +13,8 @@ from jepsen_like.checkers.retries import (
     check_history,
     check_table,
 )
-from jepsen_like.history.columns import ops_table
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.history.columns import ops_table
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 RETRY, DEAD = "%RETRY%g", "%DLQ%g"
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from jepsen_like.checkers import schedules
-from jepsen_like.checkers.fault_record import HEALED, SERVED
-from jepsen_like.checkers.schedules import Act
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers import schedules
+from dledger.jepsen_like.checkers.fault_record import HEALED, SERVED
+from dledger.jepsen_like.checkers.schedules import Act
+from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     SCHEDULE_ABSENT,

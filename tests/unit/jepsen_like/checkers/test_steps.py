@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jepsen_like.checkers.steps import (
+from dledger.jepsen_like.checkers.steps import (
     AHEAD,
     IN_PARTS,
     LOST,
@@ -19,7 +19,7 @@ from jepsen_like.checkers.steps import (
     TWICE,
     check_history,
 )
-from jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 
 def row(op_id: int, f: F, **fields: Any) -> Operation:

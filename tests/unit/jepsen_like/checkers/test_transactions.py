@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.checkers import batches, queue_log, total_queue, transactions
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.transactions import DISCARD_TOPIC
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers import batches, queue_log, total_queue, transactions
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.transactions import DISCARD_TOPIC
+from dledger.jepsen_like.history.operation import (
     NEVER,
     Decision,
     F,

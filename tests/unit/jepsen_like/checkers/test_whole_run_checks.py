@@ -7,10 +7,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from jepsen_like.checkers import delayed, replicas, total_queue
-from jepsen_like.checkers.all_checks import check_everything
-from jepsen_like.checkers.verdict import Verdict, merge
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.checkers import delayed, replicas, total_queue
+from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.verdict import Verdict, merge
+from dledger.jepsen_like.history.operation import (
     NEVER,
     F,
     History,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.history.operation import (
     NEVER,
     CorruptHistoryError,
     Event,

@@ -9,9 +9,9 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from jepsen_like.history import parquet
-from jepsen_like.history.columns import OPS, hash_range
-from jepsen_like.history.operation import (
+from dledger.jepsen_like.history import parquet
+from dledger.jepsen_like.history.columns import OPS, hash_range
+from dledger.jepsen_like.history.operation import (
     NEVER,
     Event,
     F,

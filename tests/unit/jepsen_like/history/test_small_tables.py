@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from jepsen_like.checkers.all_checks import Settings, check_everything, check_source
-from jepsen_like.checkers.kernel.tables import Batch, MemorySource
-from jepsen_like.history.columns import (
+from dledger.jepsen_like.checkers.all_checks import Settings, check_everything, check_source
+from dledger.jepsen_like.checkers.kernel.tables import Batch, MemorySource
+from dledger.jepsen_like.history.columns import (
     OBS,
     OPS,
     chosen,
@@ -23,8 +23,8 @@ from jepsen_like.history.columns import (
     operations_of,
     ops_table,
 )
-from jepsen_like.history.operation import History, Operation, Outcome
-from jepsen_like.history.small_tables import SmallTable
+from dledger.jepsen_like.history.operation import History, Operation, Outcome
+from dledger.jepsen_like.history.small_tables import SmallTable
 from tests.harness.clean_histories import clean_history
 from tests.harness.history_world import KEEPS, LATE_MAX_NS
 from tests.harness.planted_anomalies import PLANTERS

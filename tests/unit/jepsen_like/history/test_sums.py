@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jepsen_like.checkers.kernel.tables import Batch
-from jepsen_like.history.columns import OPS, SCHEMAS, table_of
-from jepsen_like.history.sums import added, as_text, sum_of_file, sum_of_table, sum_rows
+from dledger.jepsen_like.checkers.kernel.tables import Batch
+from dledger.jepsen_like.history.columns import OPS, SCHEMAS, table_of
+from dledger.jepsen_like.history.sums import added, as_text, sum_of_file, sum_of_table, sum_rows
 
 ROWS = 40
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from commitlog.mark import Mark, SlotFile
+from dledger.commitlog.mark import Mark, SlotFile
+from dledger.jepsen_like.nemesis.ground import marked_end
 from dledger.testing.crash_disk import CrashDisk
-from jepsen_like.nemesis.ground import marked_end
 
 
 def test_newest_mark_gives_the_end_of_the_log() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from jepsen_like.plans.draw import add_mode, draw_plan
-from jepsen_like.plans.modes import (
+from dledger.jepsen_like.plans.draw import add_mode, draw_plan
+from dledger.jepsen_like.plans.modes import (
     COUNTERS,
     LARGE_MESSAGES,
     MODES,
@@ -21,8 +21,8 @@ from jepsen_like.plans.modes import (
     WHOLE_LAW,
     _has,
 )
-from jepsen_like.plans.plan import Kind, decode_plan, encode_plan
-from jepsen_like.soak import Totals
+from dledger.jepsen_like.plans.plan import Kind, decode_plan, encode_plan
+from dledger.jepsen_like.soak import Totals
 
 SEEDS = range(60)
 PAGE = Path(__file__).resolve().parents[4] / "docs/internals/simulation/modes.md"

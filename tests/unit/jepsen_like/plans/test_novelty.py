@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jepsen_like.plans.novelty import SERVICES, Novelty, cost_of, pairs_of, services_of
-from jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
-from jepsen_like.worker import GUIDED_PRESETS, Order, Report, _Guide
+from dledger.jepsen_like.plans.novelty import SERVICES, Novelty, cost_of, pairs_of, services_of
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from dledger.jepsen_like.worker import GUIDED_PRESETS, Order, Report, _Guide
 
 SENDS = Workload(consumers=0, readers=0, delayed_per_mille=0, batch_per_mille=0)
 KILL, WIPE = Step(1_000, Kind.KILL), Step(5_000, Kind.WIPE)

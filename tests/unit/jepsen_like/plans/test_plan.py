@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from commitlog.errors import ConfigError
-from jepsen_like.plans.budget import (
+from dledger.commitlog.errors import ConfigError
+from dledger.jepsen_like.plans.budget import (
     Budget,
     LogEnd,
     Soundness,
@@ -18,9 +18,9 @@ from jepsen_like.plans.budget import (
     others_of,
     tail_is_spare,
 )
-from jepsen_like.plans.draw import SHAPES, SIMULATED, draw_plan
-from jepsen_like.plans.plan import Kind, Plan, Step, decode_plan, encode_plan
-from jepsen_like.plans.shrink import shrink
+from dledger.jepsen_like.plans.draw import SHAPES, SIMULATED, draw_plan
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, decode_plan, encode_plan
+from dledger.jepsen_like.plans.shrink import shrink
 from tests.property.strategies_plans import plans
 
 SOUND = Soundness(is_up=True, keeps_promises=True, is_caught_up=True, is_intact=True)

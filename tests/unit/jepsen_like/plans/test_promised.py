@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jepsen_like.checkers.verdict import Verdict
-from jepsen_like.plans.plan import Workload
-from jepsen_like.plans.promised import merge_for
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.plans.plan import Workload
+from dledger.jepsen_like.plans.promised import merge_for
 
 PLAIN = Workload(delayed_per_mille=0, consumers=0)
 VERDICTS = (Verdict("queue_log", "valid"), Verdict("delayed", "unknown"))

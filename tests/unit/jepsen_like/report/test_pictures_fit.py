@@ -11,11 +11,11 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from msgspec import structs
 
-from jepsen_like.plans.plan import Kind
-from jepsen_like.report import canvas
-from jepsen_like.report.canvas import Canvas
-from jepsen_like.report.run_report import report
-from jepsen_like.report.wording import kind_text
+from dledger.jepsen_like.plans.plan import Kind
+from dledger.jepsen_like.report import canvas
+from dledger.jepsen_like.report.canvas import Canvas
+from dledger.jepsen_like.report.run_report import report
+from dledger.jepsen_like.report.wording import kind_text
 from tests.harness.run_folders import make_run, write_run
 
 TOUCH_PX = 2.0

@@ -10,12 +10,12 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from jepsen_like.chaos.recorder import Recorder
-from jepsen_like.history.operation import NEVER, Event, F, Operation, Outcome, RunHeader
-from jepsen_like.report.pictures import Pictures
-from jepsen_like.report.run_folder import read_run
-from jepsen_like.report.run_report import report
-from jepsen_like.report.series import NS, Leadership, Span
+from dledger.jepsen_like.chaos.recorder import Recorder
+from dledger.jepsen_like.history.operation import NEVER, Event, F, Operation, Outcome, RunHeader
+from dledger.jepsen_like.report.pictures import Pictures
+from dledger.jepsen_like.report.run_folder import read_run
+from dledger.jepsen_like.report.run_report import report
+from dledger.jepsen_like.report.series import NS, Leadership, Span
 from tests.harness.run_folders import MadeRun, make_run, write_run
 
 DURATION_S = 120

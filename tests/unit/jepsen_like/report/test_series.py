@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from jepsen_like.checkers.verdict import Violation
-from jepsen_like.history.operation import NEVER, NOTHING, Event, F, Operation, Outcome
-from jepsen_like.plans.plan import Kind
-from jepsen_like.report.canvas import LOOKS, look_of
-from jepsen_like.report.run_folder import Sample
-from jepsen_like.report.series import (
+from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, Event, F, Operation, Outcome
+from dledger.jepsen_like.plans.plan import Kind
+from dledger.jepsen_like.report.canvas import LOOKS, look_of
+from dledger.jepsen_like.report.run_folder import Sample
+from dledger.jepsen_like.report.series import (
     BUCKETS_MAX,
     NS,
     Fault,
@@ -34,7 +34,7 @@ from jepsen_like.report.series import (
     skipped_of,
     span_of,
 )
-from jepsen_like.report.witness_picture import ORDER_OPERATIONS_MAX, Statement, orders_of
+from dledger.jepsen_like.report.witness_picture import ORDER_OPERATIONS_MAX, Statement, orders_of
 
 MS = 1_000_000
 BEGIN = 5 * NS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from jepsen_like.report.serve import answer, listen, runs_of
+from dledger.jepsen_like.report.serve import answer, listen, runs_of
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from commitlog.entry_log import EntryLog
-from commitlog.store_paths import StorePaths
-from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.promises import Promises, is_doubtful
-from jepsen_like.simulation.sim_disk import SimDisk
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.store_paths import StorePaths
+from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.jepsen_like.simulation.promises import Promises, is_doubtful
+from dledger.jepsen_like.simulation.sim_disk import SimDisk
 from tests.harness.entry_frames import next_frame
 
 PATHS = StorePaths("/store")

@@ -6,8 +6,8 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+from dledger.jepsen_like.simulation.member_lists import MemberLists
 from dledger.raft.membership import Member, Members, Standing
-from jepsen_like.simulation.member_lists import MemberLists
 
 TERM = 3
 FIRST_OF_TERM = 5

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from commitlog.errors import (
+from dledger.commitlog.errors import (
     DiskFullError,
     FlushFailedError,
     InvariantBroken,
     OffsetOutOfRangeError,
     StoreLockedError,
 )
+from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.jepsen_like.simulation.sim_disk import PAGE_BYTES, Mount, SimDisk
 from dledger.testing.crash_disk import SECTOR_BYTES
-from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.sim_disk import PAGE_BYTES, Mount, SimDisk
 
 OLD, NEW = b"o" * SECTOR_BYTES, b"n" * SECTOR_BYTES
 

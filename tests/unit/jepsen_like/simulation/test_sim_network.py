@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from jepsen_like.nemesis.ground import LinkFault
-from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.event_trace import Trace
-from jepsen_like.simulation.sim_network import PEER_PORT, NodeNetwork, SimNetwork
-from jepsen_like.simulation.sim_stream import WINDOW_BYTES, Host, SimListener, SimStream
-from jepsen_like.simulation.virtual_time import START_S, VirtualTime, run_virtual
+from dledger.jepsen_like.nemesis.ground import LinkFault
+from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.jepsen_like.simulation.event_trace import Trace
+from dledger.jepsen_like.simulation.sim_network import PEER_PORT, NodeNetwork, SimNetwork
+from dledger.jepsen_like.simulation.sim_stream import WINDOW_BYTES, Host, SimListener, SimStream
+from dledger.jepsen_like.simulation.virtual_time import START_S, VirtualTime, run_virtual
 
 CLIENT_PORT = 10911
 

@@ -7,8 +7,8 @@ import pytest
 import trio
 import trio._core._run as scheduler
 
-from jepsen_like.seeded_rng import rng_stream
-from jepsen_like.simulation.virtual_time import (
+from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.jepsen_like.simulation.virtual_time import (
     EPOCH_MS,
     START_S,
     Gate,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import trio
 
-from client.core.route import MessageQueue
-from jepsen_like.history.operation import F, Operation, Outcome
-from jepsen_like.seeded_rng import SimRng, rng_stream
-from jepsen_like.workloads import consumers
-from jepsen_like.workloads.consumers import Consumers
+from dledger.client.core.route import MessageQueue
+from dledger.jepsen_like.history.operation import F, Operation, Outcome
+from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
+from dledger.jepsen_like.workloads import consumers
+from dledger.jepsen_like.workloads.consumers import Consumers
 
 QUEUE = MessageQueue("t", "b", 0)
 MESSAGES = 5

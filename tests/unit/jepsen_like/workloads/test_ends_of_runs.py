@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from client.core.errors import ClientError
-from client.core.route import MessageQueue
+from dledger.client.core.errors import ClientError
+from dledger.client.core.route import MessageQueue
+from dledger.jepsen_like.workloads.consumers import retry_delay_ms
+from dledger.jepsen_like.workloads.whole_queue import MESSAGES, read_queue
 from dledger.processors.send_back import retry_level
-from jepsen_like.workloads.consumers import retry_delay_ms
-from jepsen_like.workloads.whole_queue import MESSAGES, read_queue
 
 QUEUE = MessageQueue("T", "g", 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.workloads.presets import PRESETS, workload_for
+from dledger.jepsen_like.workloads.presets import PRESETS, workload_for
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jepsen_like.chaos.plan_draw import JUMP_AHEAD_MAX_MS, drawn_plan
-from jepsen_like.plans.plan import Kind, Plan, Step, Workload
-from jepsen_like.plans.promised import clock_ahead_ns, clock_error_ns
-from jepsen_like.workloads.producers import due_within_s
+from dledger.jepsen_like.chaos.plan_draw import JUMP_AHEAD_MAX_MS, drawn_plan
+from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
+from dledger.jepsen_like.plans.promised import clock_ahead_ns, clock_error_ns
+from dledger.jepsen_like.workloads.producers import due_within_s
 
 NOTHING = Workload(delayed_per_mille=0)
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from client.core import errors
-from client.core.errors import (
+from dledger.client.core import errors
+from dledger.client.core.errors import (
     BrokerBusyError,
     BrokerRefusedError,
     ClientError,
@@ -21,12 +21,12 @@ from client.core.errors import (
     RequestTimedOutError,
     StepOvertakenError,
 )
-from client.core.message import Message
-from commitlog.errors import LocalProtocolError, MQError
-from jepsen_like.checkers.contents import BODY, BORN, PROPERTIES, STORED
-from jepsen_like.history.operation import F, History, Outcome, RunHeader
-from jepsen_like.plans.plan import Plan
-from jepsen_like.workloads.recorder import (
+from dledger.client.core.message import Message
+from dledger.commitlog.errors import LocalProtocolError, MQError
+from dledger.jepsen_like.checkers.contents import BODY, BORN, PROPERTIES, STORED
+from dledger.jepsen_like.history.operation import F, History, Outcome, RunHeader
+from dledger.jepsen_like.plans.plan import Plan
+from dledger.jepsen_like.workloads.recorder import (
     BORN_WITHIN_MS,
     OUTCOMES,
     Contents,

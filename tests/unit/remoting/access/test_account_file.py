@@ -17,10 +17,9 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.disk import OsDisk
-from commitlog.errors import ConfigError
-from dledger.testing.doubles import InlineExecutor
-from remoting.access.account_file import (
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.access.account_file import (
     RELOAD_INTERVAL_S,
     AccountStore,
     accounts_document,
@@ -28,9 +27,10 @@ from remoting.access.account_file import (
     parse_credentials,
     parse_plain_yaml,
 )
-from remoting.access.accounts import AccountTable, Permission
-from remoting.machine import TrioClock
-from remoting.protocol.signature import Credentials
+from dledger.remoting.access.accounts import AccountTable, Permission
+from dledger.remoting.machine import TrioClock
+from dledger.remoting.protocol.signature import Credentials
+from dledger.testing.doubles import InlineExecutor
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 

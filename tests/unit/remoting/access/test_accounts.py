@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from remoting.access.accounts import (
+from dledger.remoting.access.accounts import (
     Account,
     Permission,
     Right,

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 import trio
 
-from commitlog.disk import OsDisk
+from dledger.commitlog.disk import OsDisk
+from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.access.accounts import SIGNED
+from dledger.remoting.access.gate import AccessGate, guarded_table
+from dledger.remoting.client import RemotingClient
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import ConnectFailedError
+from dledger.remoting.processor import DEFERRED, Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.frame import FrameDecoder, encode_command
+from dledger.remoting.protocol.signature import SIGNATURE, Credentials
+from dledger.remoting.server import RemotingServer
 from dledger.testing.doubles import ManualClock
-from remoting.access.account_file import AccountStore
-from remoting.access.accounts import SIGNED
-from remoting.access.gate import AccessGate, guarded_table
-from remoting.client import RemotingClient
-from remoting.connection import Connection
-from remoting.errors import ConnectFailedError
-from remoting.processor import DEFERRED, Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.frame import FrameDecoder, encode_command
-from remoting.protocol.signature import SIGNATURE, Credentials
-from remoting.server import RemotingServer
 
 READ_SETTINGS, DELETE_TOPIC, SEND = 351, 215, 10
 CREDENTIALS = Credentials("operator", "0123456789")

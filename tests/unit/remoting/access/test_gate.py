@@ -13,26 +13,26 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from commitlog.disk import OsDisk
+from dledger.commitlog.disk import OsDisk
+from dledger.namesrv.server import LOCAL_ADMIN as NAMESRV_CODES
 from dledger.processors.wiring import LOCAL_ADMIN as BROKER_CODES
-from dledger.testing.doubles import ManualClock
-from namesrv.server import LOCAL_ADMIN as NAMESRV_CODES
-from remoting.access.account_file import AccountStore
-from remoting.access.accounts import ADMIN, SIGNED, Permission, Right, Rule
-from remoting.access.gate import (
+from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.access.accounts import ADMIN, SIGNED, Permission, Right, Rule
+from dledger.remoting.access.gate import (
     AccessGate,
     LocalAdmin,
     admitted_account,
     is_loopback,
     limited_account,
 )
-from remoting.errors import AccessRefusedError, BadRequestError
-from remoting.processor import Limiter
-from remoting.processor_table import ProcessorTable
-from remoting.protocol.codes import RequestCode
-from remoting.protocol.command import RemotingCommand, request, response_to
-from remoting.protocol.outcome import Condition, answer_error, condition_of
-from remoting.protocol.signature import Credentials
+from dledger.remoting.errors import AccessRefusedError, BadRequestError
+from dledger.remoting.processor import Limiter
+from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.outcome import Condition, answer_error, condition_of
+from dledger.remoting.protocol.signature import Credentials
+from dledger.testing.doubles import ManualClock
 
 ACCOUNTS = """\
 global_white_addresses = "10.9.9.9"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remoting.access.accounts import Account, Permission, Right, group_right, topic_right
-from remoting.access.policies import Policies, PolicyEntry, parse_entry, resource_text
+from dledger.remoting.access.accounts import Account, Permission, Right, group_right, topic_right
+from dledger.remoting.access.policies import Policies, PolicyEntry, parse_entry, resource_text
 
 PUB, SUB = Permission.PUB, Permission.SUB
 
