@@ -92,7 +92,7 @@ def connect(
     """Return a client instance for real use, not yet open: ``async with connect(...) as client``.
 
     NameServers are taken from the first of: *name_servers*, *config*, ``NAMESRV_ADDR``.
-    Credentials and TLS are taken from *config*, else from the variables of `dledger.client.connect`.
+    Credentials and TLS are taken from *config*, else from the variables of `client.connect`.
 
     Args:
         name_servers: ``host:port`` entries, or one string of them separated by ``;``.

@@ -1,7 +1,7 @@
 """A consume queue: its 20-byte units, which point into the commit log.
 
 It has files of its own, or its newest units stand with those of others in a shared file
-(`dledger.commitlog.shared_units`): they do until a flush has made a file for them, and while as many files
+(`commitlog.shared_units`): they do until a flush has made a file for them, and while as many files
 are open as may be.
 
 Units are derived from committed entries only and can be written again at any time. How many units

@@ -69,14 +69,6 @@ PROPERTY_SET_ASIDE_POSITION: Final = "SET_ASIDE_POSITION"
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 """Message group: what has the same one goes to the same queue."""
 
-SCHEDULE_NAME: Final = "SCHEDULE_NAME"
-"""Of this project: the repeated schedule that a message comes by. To clients of any kind it is a
-property like their own."""
-SCHEDULE_DUE_MS: Final = "SCHEDULE_DUE_MS"
-"""The instant that it stands for."""
-SCHEDULE_MISSED: Final = "SCHEDULE_MISSED"
-"""How many instants before that one passed without a message; missing: none."""
-
 KEY_SEPARATOR: Final = " "
 """Between the parts of KEYS."""
 

@@ -1,4 +1,4 @@
-"""The fields of many records as columns: `dledger.commitlog.record.decode_record` for thousands at once.
+"""The fields of many records as columns: `commitlog.record.decode_record` for thousands at once.
 
 numpy sees a buffer as one overlapping item per byte; fancy indexing then copies whole fields,
 one memcpy each, whatever their alignment.

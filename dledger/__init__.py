@@ -92,10 +92,7 @@ _MODULES = {
     "OffsetMove": "dledger.client.admin.groups",
     "OffsetsReset": "dledger.client.admin.groups",
     "PolicyEntryInfo": "dledger.remoting.protocol.access_bodies",
-    "QuotaInfo": "dledger.remoting.protocol.quota_bodies",
     "RequestCode": "dledger.remoting.protocol.codes",
-    "ScheduleInfo": "dledger.remoting.protocol.schedule_bodies",
-    "SchedulePut": "dledger.client.admin.schedules",
     "SubscriptionGroupConfig": "dledger.remoting.protocol.bodies",
     "TopicConfig": "dledger.remoting.protocol.bodies",
     "UserInfo": "dledger.remoting.protocol.access_bodies",
@@ -112,7 +109,6 @@ if TYPE_CHECKING:
     from dledger.client.admin.admin import Admin, GroupHealth
     from dledger.client.admin.groups import OffsetMove, OffsetsReset
     from dledger.client.admin.messages import DeadLetterGroup
-    from dledger.client.admin.schedules import SchedulePut
     from dledger.client.connect import connect
     from dledger.client.consumer.config import PushConfig
     from dledger.client.consumer.listener import (
@@ -188,8 +184,6 @@ if TYPE_CHECKING:
         TopicConfig,
     )
     from dledger.remoting.protocol.codes import RequestCode
-    from dledger.remoting.protocol.quota_bodies import QuotaInfo
-    from dledger.remoting.protocol.schedule_bodies import ScheduleInfo
     from dledger.remoting.protocol.signature import Credentials
     from dledger.remoting.tcp import client_tls
 else:
@@ -282,10 +276,7 @@ __all__ = [
     "OffsetMove",
     "OffsetsReset",
     "PolicyEntryInfo",
-    "QuotaInfo",
     "RequestCode",
-    "ScheduleInfo",
-    "SchedulePut",
     "SubscriptionGroupConfig",
     "TopicConfig",
     "UserInfo",

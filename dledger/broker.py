@@ -43,7 +43,7 @@ from dledger.live_settings import (
 )
 from dledger.processors.access import AccessProcessor
 from dledger.processors.admin import BrokerConfigProcessor
-from dledger.processors.handles import topic_of_message_at, topic_of_schedule
+from dledger.processors.handles import topic_of_message_at
 from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
 from dledger.processors.transactions import CheckBack
 from dledger.processors.wiring import (
@@ -68,7 +68,6 @@ from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.seams import Clock, Executor, Network, Rng, ServerTls
 from dledger.remoting.server import RemotingServer
 from dledger.remoting.tcp import client_tls
-from dledger.services.repeated_messages import RepeatedMessageService
 from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
@@ -90,7 +89,7 @@ def processor_table(
 ) -> tuple[ProcessorTable, Guard | None]:
     """Return an empty table that is guarded as the settings ask for, and its guard."""
     if accounts is not None:
-        rules = broker_rules(topic_of_message_at(group), cluster, topic_of_schedule(group))
+        rules = broker_rules(topic_of_message_at(group), cluster)
         gate = AccessGate(accounts, rules, clock, rng)
         return guarded_table(gate), gate
     if open_admin:
@@ -310,14 +309,6 @@ async def _run_parts(
         entry_bytes_max=group.settings.entry_bytes_max,
         roll_window_ms=config.store.timer_roll_window_slot * 1000,
     )
-    repeated = RepeatedMessageService(
-        group,
-        dates,
-        processors.schedules,
-        processors.topics,
-        settings,
-        entry_bytes_max=group.settings.entry_bytes_max,
-    )
     checks = TransactionCheckService(
         group,
         processors.topics,
@@ -331,7 +322,6 @@ async def _run_parts(
     group.services += [
         LeaderService(schedule.name, schedule.run),
         LeaderService(timer.name, timer.run),
-        LeaderService(repeated.name, repeated.run),
         LeaderService(checks.name, checks.run),
         LeaderService("consumer_offsets", processors.offsets.run),
         LeaderService(retention.name, retention.run),

@@ -5,7 +5,6 @@
     ReplicationError
     ├── NotLeaderError        this node may not append; the hint names the leader
     ├── PendingFullError      too much is waiting for a majority already
-    ├── QuotaExceededError    more than the quota of an account or client
     ├── ShuttingDownError     the node drains and takes nothing new
     ├── ChangeRefusedError    a change of the members that no rule allows
     ├── ChangePendingError    a change of the members that must wait for another one
@@ -17,7 +16,6 @@
     │   └── SequenceReusedError     marked as a repetition, and is another message
     ├── UnprocessableMessageError   a stored message that names nothing a service could do with it
     ├── TableFullError        one more topic, group, offset or client than a setting allows
-    ├── OffsetNotExpectedError  a send names another offset than the queue's next one
     ├── CommitNotExpectedError  a step begins at another offset than its consumer group has
     ├── SettingRefusedError   a setting that cannot be changed like this while the broker runs
     ├── ConfirmationNeededError  it would give up messages that are kept now
@@ -30,11 +28,8 @@ from __future__ import annotations
 
 from dledger.commitlog.errors import MQError
 from dledger.remoting.protocol.outcome import (
-    GO_AWAY_FIELD,
     LEADER_FIELD,
-    NEXT_OFFSET_FIELD,
     REASON_FIELD,
-    RETRY_AFTER_FIELD,
     TERM_FIELD,
     Condition,
 )
@@ -77,57 +72,10 @@ class PendingFullError(ReplicationError):
     condition = Condition.PENDING_FULL
 
 
-class QuotaExceededError(ReplicationError):
-    """An account or client is above its quota. Nothing was stored, and nothing given out.
-
-    Attributes:
-        retry_after_ms: How long not to ask again.
-        closes: The connection is one too many, and is closed.
-    """
-
-    retriable = True
-    condition = Condition.QUOTA_EXCEEDED
-
-    def __init__(self, text: str, retry_after_ms: int, *, closes: bool = False) -> None:
-        super().__init__(f"[QUOTA]{text}, nothing was stored; retry after {retry_after_ms} ms")
-        self.retry_after_ms = retry_after_ms
-        self.closes = closes
-
-    @property
-    def answer_fields(self) -> dict[str, object]:
-        """What an answer gives the client beside the code: when to ask again, and whether here."""
-        fields: dict[str, object] = {
-            REASON_FIELD: self.condition.value,
-            RETRY_AFTER_FIELD: self.retry_after_ms,
-        }
-        return {**fields, GO_AWAY_FIELD: "true"} if self.closes else fields
-
-
 class TableFullError(ReplicationError):
     """A limit of topics, groups, offsets or clients is met. Nothing was stored."""
 
     condition = Condition.TABLE_FULL
-
-
-class OffsetNotExpectedError(ReplicationError):
-    """The queue's next offset is another one than the send expects. Nothing was stored.
-
-    ``next_offset`` is the next offset of the leader's log, messages on their way included.
-    """
-
-    condition = Condition.OFFSET_NOT_EXPECTED
-
-    def __init__(self, topic: str, queue_id: int, expected: int, next_offset: int) -> None:
-        super().__init__(
-            f"the next offset of queue {queue_id} of {topic} is {next_offset}, not {expected}; "
-            "nothing was stored"
-        )
-        self.next_offset = next_offset
-
-    @property
-    def answer_fields(self) -> dict[str, object]:
-        """What an answer gives the client beside the code: where the queue ends."""
-        return {NEXT_OFFSET_FIELD: self.next_offset}
 
 
 class CommitNotExpectedError(ReplicationError):

@@ -271,31 +271,9 @@ class BrokerMetrics:
             "Consumer groups that have a configuration.",
             len(state.builtin_groups.keys() | state.subscription_groups.keys()),
         )
-        yield from self._quota_families()
         yield (
             Family("rocketmq_processor_watermark", "gauge", "Requests that are not answered yet."),
             [({"processor": name}, limiter.in_use) for name, limiter in limiters.items()],
-        )
-
-    def _quota_families(self) -> Iterator[tuple[Family, Samples]]:
-        figures = list(self._processors.metering.buckets.figures.items())
-        yield (
-            Family(
-                "dledger_quota_throttled_seconds_total",
-                "counter",
-                "For so long requests or answers were held because of a quota, by account or"
-                " client; without a name: all later ones together.",
-            ),
-            [(_quota_labels(key), found.throttled_s) for key, found in figures],
-        )
-        yield (
-            Family(
-                "dledger_quota_refused_total",
-                "counter",
-                "Requests and connections refused because of a quota, by account or client;"
-                " without a name: all later ones together.",
-            ),
-            [(_quota_labels(key), found.refused) for key, found in figures],
         )
 
     def _waiting_families(self) -> Iterator[tuple[Family, Samples]]:
@@ -319,26 +297,6 @@ class BrokerMetrics:
         ):
             about = f"Transactions that were {about} while this member led."
             yield Family(name, "counter", about), [({}, counts[decision])]
-
-    def _schedule_families(self) -> Iterator[tuple[Family, Samples]]:
-        counts = self._group.service_counts
-        yield _gauge("dledger_schedules", "Repeated schedules.", len(self._group.state.schedules))
-        yield (
-            Family(
-                "dledger_schedule_messages_total",
-                "counter",
-                "Messages of repeated schedules that this member sent.",
-            ),
-            [({}, counts.fired)],
-        )
-        yield (
-            Family(
-                "dledger_schedule_missed_total",
-                "counter",
-                "Instants of repeated schedules that passed without a message of their own.",
-            ),
-            [({}, counts.missed)],
-        )
 
     def _raft_families(self) -> Iterator[tuple[Family, Samples]]:
         group, status = self._group, self._group.status()
@@ -396,7 +354,6 @@ class BrokerMetrics:
             ),
             [({}, self._processors.throughput.expired)],
         )
-        yield from self._schedule_families()
         yield _gauge(
             "dledger_disk_used_ratio",
             "Used part of the file system that holds the log, 0 to 1, as df counts it.",
@@ -499,11 +456,6 @@ def _gauge(
     name: str, about: str, value: float, labels: Mapping[str, str] | None = None
 ) -> tuple[Family, Samples]:
     return Family(name, "gauge", about), [(labels or {}, value)]
-
-
-def _quota_labels(key: str) -> dict[str, str]:
-    kind, _, name = key.partition(":")
-    return {"kind": kind, "name": name}
 
 
 def _client_labels(language: str, version: int) -> dict[str, str]:

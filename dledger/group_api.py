@@ -40,7 +40,6 @@ SERVICES: Final = (
     "transactions",
     "consumer_offsets",
     "retention",
-    "schedules",
 )
 """Their counters are there from the start, at 0: an alert can watch them."""
 
@@ -57,10 +56,6 @@ class ServiceCounts:
     """Messages put into the dead letters of services."""
     restarts: Counter[str] = field(default_factory=_from_zero(SERVICES))
     """Unexpected failures; the service begins again after each."""
-    fired: int = 0
-    """Messages of repeated schedules that this node sent as the leader."""
-    missed: int = 0
-    """Instants of schedules that passed without a message of their own, noted by this leader."""
     listener_failures: int = 0
     """Failures of those that are called after each applied entry."""
 
@@ -163,14 +158,6 @@ class Proposed(msgspec.Struct, frozen=True):
 
 
 OnDone = Callable[[Proposed], None]
-
-
-class ExpectedOffset(NamedTuple):
-    """The next offset that a queue must have for a proposal to be appended."""
-
-    topic: str
-    queue_id: int
-    offset: int
 
 
 class OffsetCommit(NamedTuple):
@@ -288,7 +275,6 @@ class BrokerGroup(Protocol):
         on_done: OnDone,
         *,
         is_applied: bool = True,
-        expected: ExpectedOffset | None = None,
         commits: Sequence[OffsetCommit] = (),
     ) -> None:
         """Append *batch* under the current leadership, all of it in one entry.
@@ -300,8 +286,6 @@ class BrokerGroup(Protocol):
             is_applied: A stored batch is applied when *on_done* is called, except with
                 ``ASYNC_MASTER``: compare `Proposed.index` with the applied index. Off: it is
                 committed then, and applied a little later.
-            expected: Append it only where that queue's next offset is this one, whatever was
-                proposed before; else it is not stored, with an `OffsetNotExpectedError`.
             commits: The consumer offsets in it. Where one expects another offset than the group
                 has, all that was appended before counted, it is not stored, with a
                 `CommitNotExpectedError`.

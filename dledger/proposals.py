@@ -20,9 +20,7 @@ import structlog
 import trio
 
 from dledger.broker_errors import (
-    CommitNotExpectedError,
     NotLeaderError,
-    OffsetNotExpectedError,
     PendingFullError,
     ShuttingDownError,
     UnknownOutcomeError,
@@ -35,7 +33,6 @@ from dledger.commitlog.errors import (
 )
 from dledger.group_api import (
     STOPS_NODE,
-    ExpectedOffset,
     OffsetCommit,
     OnDone,
     Proposed,
@@ -90,14 +87,12 @@ class _Pending:
     size: int
     is_applied: bool
     """Whether it is answered when it is applied, and not before."""
-    expected: ExpectedOffset | None = None
     commits: Sequence[OffsetCommit] = ()
 
     @property
     def is_conditional(self) -> bool:
         """Whether what was appended before decides if it is; a step expects each offset."""
-        commits = self.commits
-        return self.expected is not None or bool(commits and commits[0].expected is not None)
+        return bool(self.commits) and self.commits[0].expected is not None
 
 
 @dataclass(slots=True)
@@ -136,16 +131,6 @@ class PendingQueueOffsets:
             first_offsets.append(first)
             following[key] = first + run.count
         return first_offsets, following
-
-    def refusal_of(self, expected: ExpectedOffset) -> OffsetNotExpectedError | None:
-        """Return why what expects this offset may not be appended next; None: it may."""
-        key = (expected.topic, expected.queue_id)
-        found = self._next.get(key)
-        if found is None:
-            found = self._tables.max_offset(*key)
-        if found == expected.offset:
-            return None
-        return OffsetNotExpectedError(expected.topic, expected.queue_id, expected.offset, found)
 
     def keep(self, following: dict[QueueKey, int]) -> None:
         """Count the runs of a plan as appended."""
@@ -212,7 +197,6 @@ class Proposals:
         on_done: OnDone,
         *,
         is_applied: bool = True,
-        expected: ExpectedOffset | None = None,
         commits: Sequence[OffsetCommit] = (),
     ) -> None:
         """Queue *batch* for the next entry; all of it goes into one.
@@ -221,7 +205,6 @@ class Proposals:
 
         Args:
             is_applied: Whether a stored batch is applied by then; off: it is committed.
-            expected: Append it only where that queue has this next offset when it is sealed.
             commits: The consumer offsets in it; append it only where they are as these expect.
 
         Raises:
@@ -247,7 +230,7 @@ class Proposals:
                 " member that is away); nothing was stored"
             )
         self._pending_bytes += size
-        self._pending.append(_Pending(batch, on_done, size, is_applied, expected, commits))
+        self._pending.append(_Pending(batch, on_done, size, is_applied, commits))
         self._expire_wake.set()
 
     async def submit(self, batch: RecordBatch) -> Proposed:
@@ -298,7 +281,7 @@ class Proposals:
             if following.is_conditional:
                 if taken:
                     break  # first in an entry of its own, all before it is counted
-                error = self._refusal_of(following)
+                error = self._commits.refusal_of(following.commits)
                 if error is not None:
                     self._pending.popleft()
                     self._finish(following, Proposed("not_stored", error=error))
@@ -329,15 +312,6 @@ class Proposals:
             self._commits.keep(index, commits)
         self._in_flight.append(self._entry_in_flight(index, taken, offsets))
         return True
-
-    def _refusal_of(
-        self, pending: _Pending
-    ) -> OffsetNotExpectedError | CommitNotExpectedError | None:
-        if pending.expected is not None:
-            error = self._offsets.refusal_of(pending.expected)
-            if error is not None:
-                return error
-        return self._commits.refusal_of(pending.commits)
 
     def _entry_in_flight(self, index: int, taken: list[_Pending], offsets: list[int]) -> _InFlight:
         entry_log = self.store.log

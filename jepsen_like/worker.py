@@ -1,6 +1,6 @@
 """Plays seeds one after the other in an interpreter of its own; one JSON line for each on stdout.
 
-``python -m dledger.jepsen_like.worker '{"first": 0, "step": 2, "duration_s": 1200, "seconds": 60}'``
+``python -m jepsen_like.worker '{"first": 0, "step": 2, "duration_s": 1200, "seconds": 60}'``
 
 A worker knows seeds, never which source tree it is run from.
 """

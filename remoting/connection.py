@@ -30,7 +30,7 @@ from dledger.remoting.connection_limits import (
     Turn,
 )
 from dledger.remoting.errors import ConnectionLostError, TooManyInFlightError
-from dledger.remoting.handling import SHUTS_DOWN, Handling, Processors
+from dledger.remoting.handling import Handling, Processors
 from dledger.remoting.log import get_logger
 from dledger.remoting.memory_budget import NOTED_BYTES, MemoryBudget
 from dledger.remoting.open_requests import OpenRequest, OpenRequests
@@ -203,18 +203,10 @@ class Connection:
         """End the connection because another needs what it holds."""
         self.close(reason)
 
-    def leave_soon(self, reason: str = "") -> None:
-        """Refuse further requests, and close when what is open has been answered.
-
-        Args:
-            reason: What refused requests are answered with, and counted and logged as an end of a
-                connection, see `ConnectionEnds`. Empty: this server shuts down.
-        """
-        handling = self._handling
-        if self._nursery is not None and not handling.refuses_because:
-            if reason:
-                self._note_end(reason)
-            handling.refuses_because = reason or SHUTS_DOWN
+    def leave_soon(self) -> None:
+        """Refuse further requests, and close when what is open has been answered."""
+        if self._nursery is not None and not self._handling.is_leaving:
+            self._handling.is_leaving = True
             self._nursery.start_soon(self.drain)
 
     async def invoke(
@@ -313,15 +305,6 @@ class Connection:
         """
         self._handling.when_answered[id(asked)] = (asked, on_response)
 
-    def hold_answer(self, asked: RemotingCommand, delay_s: float) -> None:
-        """Send the answer to *asked* no earlier than *delay_s* from now.
-
-        To be called before the handler of *asked* returns; the request stays open until then. A
-        one-way request has no answer to hold.
-        """
-        if not asked.flag & FLAG_ONEWAY:
-            self._open.hold(asked, trio.current_time() + delay_s)
-
     def reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
         """Answer a request whose handler returned DEFERRED. Never blocks.
 
@@ -337,7 +320,7 @@ class Connection:
     def _note_finished(self, request: OpenRequest) -> None:
         if request.size_bytes >= NOTED_BYTES:
             self._count()
-        if self._handling.refuses_because:
+        if self._handling.is_leaving:
             self._drained.unpark_all()
 
     # ------------------------------------------------------------------------------ serving
@@ -378,7 +361,7 @@ class Connection:
 
         Cancellation: Leaves the connection open and draining.
         """
-        self._refuse_requests()
+        self._handling.is_leaving = True
         while not self._closed and (self._open or self._out.unsent_bytes):
             await self._drained.park()
         if trio.current_time() - self._handling.last_request_s < GOODBYE_S:
@@ -388,9 +371,6 @@ class Connection:
                 while not self._closed:
                     await self._drained.park()
         self.close("drained")
-
-    def _refuse_requests(self) -> None:
-        self._handling.refuses_because = self._handling.refuses_because or SHUTS_DOWN
 
     def _end(self) -> None:
         self._closed = True
@@ -476,7 +456,7 @@ class Connection:
             if decoder.error is not None:
                 self._note_end(f"protocol error: {decoder.error}")
                 # What came before the bad bytes was asked for in earnest: it is answered.
-                self._refuse_requests()
+                handling.is_leaving = True
                 return True
             self._silence.note_frames(now, bool(commands), bool(decoder.pending_bytes))
             if self._out.unsent_bytes > limits.write_buffer_bytes:
@@ -543,7 +523,7 @@ class Connection:
         handling = self._handling
         with trio.move_on_after(FLUSH_AT_END_S):
             while not self._closed and (
-                self._out.unsent_bytes or (handling.refuses_because and self._open)
+                self._out.unsent_bytes or (handling.is_leaving and self._open)
             ):
                 await self._drained.park()
 

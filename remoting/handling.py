@@ -23,7 +23,7 @@ from dledger.remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, 
 _log = get_logger(__name__)
 
 SHUTS_DOWN: Final = "shutting down"
-"""Why requests are refused, where there is no other reason."""
+"""Why requests are refused."""
 
 
 class Peer(Protocol):
@@ -57,7 +57,7 @@ class Handling(Generic[PeerT]):
     Attributes:
         processors: What answers requests.
         nursery: Of the connection that is served; its handlers that wait run in it.
-        refuses_because: What further requests are refused with; empty: they are taken.
+        is_leaving: Further requests are refused.
         last_request_s: When one with a handler came last, on trio's clock; -inf: none came, or what
             came proves nothing.
         when_answered: By identity of a request: the request, and what is called with its answer.
@@ -87,7 +87,7 @@ class Handling(Generic[PeerT]):
         self._finished = finished
         self._on_answer = on_answer
         self.nursery: trio.Nursery | None = None
-        self.refuses_because = ""
+        self.is_leaving = False
         self.last_request_s = -math.inf
         self.when_answered: dict[int, tuple[RemotingCommand, OnResponse]] = {}
 
@@ -102,10 +102,8 @@ class Handling(Generic[PeerT]):
             self.refuse(asked, Condition.NOT_SUPPORTED, not_supported(asked.code))
             return
         self.last_request_s = trio.current_time()
-        if self.refuses_because:
-            self.refuse(
-                asked, Condition.SHUTTING_DOWN, self.refuses_because, **{GO_AWAY_FIELD: "true"}
-            )
+        if self.is_leaving:
+            self.refuse(asked, Condition.SHUTTING_DOWN, SHUTS_DOWN, **{GO_AWAY_FIELD: "true"})
             return
         handler, limiter = processor
         refusal = self._open.admit(asked, limiter, self.last_request_s)
@@ -135,7 +133,7 @@ class Handling(Generic[PeerT]):
             self._answer(asked, answer(asked, condition, remark, **fields))
 
     def reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
-        """Answer an open request, now or when its answer may leave. Never blocks.
+        """Answer an open request. Never blocks.
 
         Returns:
             False when it will not be read: the connection has ended, the request was one-way, or
@@ -143,23 +141,6 @@ class Handling(Generic[PeerT]):
         """
         if self.when_answered and (noted := self.when_answered.pop(id(asked), None)):
             noted[1](response)
-        if self._open.held:
-            at_s = self._open.answer_at_s(asked)
-            if at_s is None:
-                return False
-            if at_s > trio.current_time():
-                assert self.nursery is not None
-                self.nursery.start_soon(self._reply_at, at_s, asked, response)
-                return True
-        return self._reply(asked, response)
-
-    async def _reply_at(
-        self, at_s: float, asked: RemotingCommand, response: RemotingCommand
-    ) -> None:
-        await trio.sleep_until(at_s)
-        self._reply(asked, response)
-
-    def _reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
         if self._on_answer is not None and (request := self._open.get(asked)) is not None:
             self._on_answer(asked.code, response.code, trio.current_time() - request.arrived_s)
         if not self._finish(asked) or asked.flag & FLAG_ONEWAY:

@@ -24,9 +24,6 @@ import structlog
 
 from dledger.remoting.escaped_text import escaped
 
-ROOT: Final = "dledger"
-"""Name of the logger above all of ours."""
-
 LogForm = Literal["json", "text"]
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -73,7 +70,7 @@ def get_logger(name: str) -> Any:
     """Return the logger of a module; where its lines go is decided line by line.
 
     Args:
-        name: The module, ``__name__``; its logger is ``dledger.<name>``.
+        name: The module, ``__name__``, which begins with ``dledger.``.
     """
     return _Logger(name)
 
@@ -106,7 +103,7 @@ class _Logger:
 
     def __init__(self, name: str) -> None:
         self._plain = structlog.wrap_logger(
-            logging.getLogger(f"{ROOT}.{name}"),
+            logging.getLogger(name),
             processors=[structlog.stdlib.filter_by_level, _one_line],
             wrapper_class=structlog.stdlib.BoundLogger,
             cache_logger_on_first_use=True,

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from dledger.remoting.connection_limits import ConnectionLimits
@@ -31,11 +30,9 @@ class OpenRequests:
 
     Attributes:
         size_bytes: Their bodies together.
-        held: Of requests whose answer is not to leave at once, by identity, when it may. None: it
-            was given, and waits.
     """
 
-    __slots__ = ("_by_identity", "_limits", "held", "size_bytes")
+    __slots__ = ("_by_identity", "_limits", "size_bytes")
 
     def __init__(self, limits: ConnectionLimits) -> None:
         """Hold none."""
@@ -43,7 +40,6 @@ class OpenRequests:
         # A peer may use an opaque again: requests differ by identity.
         self._by_identity: dict[int, OpenRequest] = {}
         self.size_bytes = 0
-        self.held: dict[int, float | None] = {}
 
     def __len__(self) -> int:
         return len(self._by_identity)
@@ -73,26 +69,12 @@ class OpenRequests:
         """Return what is held of a request; None where it is not open."""
         return self._by_identity.get(id(asked))
 
-    def hold(self, asked: RemotingCommand, at_s: float) -> None:
-        """Let the answer to an open request leave no earlier than *at_s*."""
-        if id(asked) in self._by_identity:
-            self.held[id(asked)] = at_s
-
-    def answer_at_s(self, asked: RemotingCommand) -> float | None:
-        """Return when the answer that is given now may leave; None where one was given before."""
-        at_s = self.held.get(id(asked), -math.inf)
-        if id(asked) in self.held:
-            self.held[id(asked)] = None
-        return at_s
-
     def finish(self, asked: RemotingCommand) -> OpenRequest | None:
         """Give back what a request held; None where it is not open."""
         request = self._by_identity.pop(id(asked), None)
         if request is not None:
             request.limiter.release()
             self.size_bytes -= request.size_bytes
-            if self.held:
-                self.held.pop(id(asked), None)
         return request
 
     def end_all(self) -> None:
@@ -100,5 +82,4 @@ class OpenRequests:
         for request in self._by_identity.values():
             request.limiter.release()
         self._by_identity.clear()
-        self.held.clear()
         self.size_bytes = 0

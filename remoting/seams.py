@@ -1,6 +1,6 @@
 """The world as product code sees it: clock, randomness, network, worker threads.
 
-Real implementations stand in `dledger.remoting.machine` and `dledger.remoting.tcp`; a simulation brings its own.
+Real implementations stand in `remoting.machine` and `remoting.tcp`; a simulation brings its own.
 The disk has its seam in `dledger.commitlog.seams`.
 """
 

@@ -1,6 +1,6 @@
 """Administration of accounts that stand in the log of broker groups.
 
-`dledger.client.admin.admin.Admin` has these as its own methods. Each broker group has accounts of its own,
+`client.admin.admin.Admin` has these as its own methods. Each broker group has accounts of its own,
 so a change goes to each; no answer has a secret.
 """
 

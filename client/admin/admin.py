@@ -19,8 +19,6 @@ from dledger.client.admin.messages import (
     DeadLetters,
     MessageQueries,
 )
-from dledger.client.admin.quotas import QuotaAdmin
-from dledger.client.admin.schedules import ScheduleAdmin
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import (
     ClientError,
@@ -105,7 +103,7 @@ def judge_group(broker_name: str, members: Mapping[str, Mapping[str, Any] | None
     )
 
 
-class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmin):
+class Admin(DaemonQueries, MessageQueries, AccessAdmin):
     """Administration through a client instance. Holds nothing open of its own."""
 
     def __init__(self, instance: ClientInstance) -> None:
@@ -388,7 +386,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
     async def plan_offset_reset(
         self, group: str, topic: str, timestamp_ms: int, *, offset: int | None = None
     ) -> dict[MessageQueue, OffsetMove]:
-        """Return what `reset_offsets` would do; `dledger.client.admin.groups.GroupAdmin.plan_reset`."""
+        """Return what `reset_offsets` would do; `client.admin.groups.GroupAdmin.plan_reset`."""
         await self._learn_leaders()
         return await self._groups.plan_reset(group, topic, timestamp_ms, offset=offset)
 
@@ -401,7 +399,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
         *,
         offset: int | None = None,
     ) -> OffsetsReset:
-        """Let a group go on elsewhere, running or not; `dledger.client.admin.groups.GroupAdmin.reset`.
+        """Let a group go on elsewhere, running or not; `client.admin.groups.GroupAdmin.reset`.
 
         Args:
             timestamp_ms: At the first message stored at or after it, ms since the epoch; 0: the
@@ -414,7 +412,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin, QuotaAdmin, ScheduleAdmi
         return await self._groups.reset(group, topic, timestamp_ms, moves, offset=offset)
 
     async def clone_offsets(self, source: str, target: str, *, topic: str | None = None) -> None:
-        """Let group *target* begin where *source* is; `dledger.client.admin.groups.GroupAdmin.clone`."""
+        """Let group *target* begin where *source* is; `client.admin.groups.GroupAdmin.clone`."""
         await self._groups.clone(source, target, topic, await self._leading())
 
     async def broker_stats(self, name: str, key: str) -> dict[str, BrokerStatsData]:

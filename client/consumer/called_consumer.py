@@ -156,7 +156,7 @@ class ConsumerAnswers:
         return self.instance.clock.wall_ms() - int(age_s * 1000)
 
     async def consume_directly(self, message: MessageExt) -> bodies.ConsumeMessageDirectlyResult:
-        """See `dledger.client.core.broker_requests.CalledConsumer`; an error of the listener is an answer.
+        """See `client.core.broker_requests.CalledConsumer`; an error of the listener is an answer.
 
         Cancellation: An async listener is cancelled.
         """

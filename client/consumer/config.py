@@ -56,8 +56,8 @@ class PushConfig:
         follower_reads: See `dledger.client.consumer.pull_consumer.PullConsumer`.
         offset_folder: For the offset files of broadcasting consumers; empty: they keep none and
             begin at `consume_from` each time.
-        consume_message_hooks: Called around every call of the listener; see `dledger.client.core.hooks`.
-        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `dledger.client.trace`.
+        consume_message_hooks: Called around every call of the listener; see `client.core.hooks`.
+        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `client.trace`.
         trace_topic: Where to.
     """
 

@@ -13,7 +13,6 @@
     ├── BrokerRefusedError        a broker refuses, and will again                      not_stored
     │   ├── BrokerBusyError       a broker refuses for now (busy, not leader)           not_stored
     │   ├── TransactionDecidedError  the transaction has another decision, for good     not_stored
-    │   ├── OffsetNotExpectedError  the queue's next offset is another one          not_stored
     │   ├── StepOvertakenError    another consumer of the group was quicker            not_stored
     │   ├── AlreadyDeliveredError a message to be recalled was delivered                not_stored
     │   └── RequesterAwayError    a reply for a client that is not connected            not_stored
@@ -123,18 +122,6 @@ class TransactionDecidedError(BrokerRefusedError):
     def __init__(self, message: str, *, code: int, remark: str = "", decision: str = "") -> None:
         super().__init__(message, code=code, remark=remark)
         self.decision = decision
-
-
-class OffsetNotExpectedError(BrokerRefusedError):
-    """The queue's next offset is not the one that the send expects. Nothing was stored.
-
-    Attributes:
-        next_offset: The queue's next offset on its leader, messages on their way included.
-    """
-
-    def __init__(self, message: str, *, code: int, remark: str = "", next_offset: int) -> None:
-        super().__init__(message, code=code, remark=remark)
-        self.next_offset = next_offset
 
 
 class StepOvertakenError(BrokerRefusedError):

@@ -39,7 +39,7 @@ from dledger.remoting.errors import RequestTimedOutError as CallTimedOutError
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import ExtFields, RemotingCommand, SerializeType, request
 from dledger.remoting.protocol.outcome import outcome_of
-from dledger.remoting.protocol.own_fields import EXPECTS_FIELD, NAMES_STALE_FIELD
+from dledger.remoting.protocol.own_fields import NAMES_STALE_FIELD
 from dledger.remoting.protocol.signature import SIGNED_TOO_LONG_AGO
 
 _log = structlog.get_logger()
@@ -56,7 +56,6 @@ class Link:
         records: It takes SEND_RECORDS.
         bulk_pull: It may take BULK_PULL; cleared when it refuses.
         idempotent: It distinguishes a repeated send from a new one.
-        expects: It stores a send only at the offset that this expects.
         names_stale: It names the stale receipts of a batch of acknowledgements.
         identity: Of the broker's group, as it reports; empty: not reported.
         refused: Why it does not report anything of this; empty: it does not know the question.
@@ -70,7 +69,6 @@ class Link:
     records: bool
     bulk_pull: bool
     idempotent: bool = False
-    expects: bool = False
     names_stale: bool = False
     identity: str = ""
     refused: str = ""
@@ -318,7 +316,6 @@ class Links:
                     records=ours and truth(answer.ext.get("records")),
                     bulk_pull=ours,
                     idempotent=ours and truth(answer.ext.get("idempotent")),
-                    expects=ours and truth(answer.ext.get(EXPECTS_FIELD)),
                     names_stale=ours and truth(answer.ext.get(NAMES_STALE_FIELD)),
                     identity=str(answer.ext.get("groupIdentity") or "") if ours else "",
                     refused="" if ours or is_old else _refused(address, answer),

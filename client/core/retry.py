@@ -32,7 +32,6 @@ from dledger.remoting.protocol.codes import ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.outcome import (
     LEADER_FIELD,
-    NEXT_OFFSET_FIELD,
     REASON_FIELD,
     RETRIABLE_FIELD,
     RETRY_AFTER_FIELD,
@@ -275,7 +274,6 @@ class Failure:
         retry_after_s: Shortest pause, as the broker asks for.
         is_repeatable: Asking again can help.
         is_forgotten: The broker does not know (any more) what became of a sequence.
-        next_offset: Of the queue, where that is why it was refused.
     """
 
     kind: FailureKind
@@ -284,7 +282,6 @@ class Failure:
     retry_after_s: float = 0.0
     is_repeatable: bool = True
     is_forgotten: bool = False
-    next_offset: int = -1
 
 
 _FORGOTTEN: Final = frozenset({Condition.PRODUCER_UNKNOWN.value, Condition.SEQUENCE_TOO_OLD.value})
@@ -303,15 +300,7 @@ def failure_from_answer(answer: RemotingCommand, kind: FailureKind) -> Failure:
         retry_after_s(answer),
         is_retriable(answer),
         answer.ext.get(REASON_FIELD) in _FORGOTTEN,
-        _next_offset(answer),
     )
-
-
-def _next_offset(answer: RemotingCommand) -> int:
-    try:
-        return int(answer.ext.get(NEXT_OFFSET_FIELD, -1))
-    except (TypeError, ValueError):
-        return -1
 
 
 def failure_from_error(error: MQError) -> Failure:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dledger.client.core.client_instance import ClientInstance
-from dledger.client.core.errors import MessageIllegalError
 from dledger.client.core.links import Link
 from dledger.client.core.retry import (
     Failure,
@@ -318,9 +317,6 @@ class Attempts:
                 return Answered(missed, [], batch.slots())
         command: RemotingCommand | None = None
         if batch.is_alone:
-            if batch.slots()[0].expected_offset is not None and not link.expects:
-                # It would pass over the field, and store the message anywhere.
-                raise MessageIllegalError(f"broker {address} compares no expected offset")
             command = self._encoder.request_of(batch.slots()[0])
         if held is None and self._is_numbered(link, command):
             held = missed.held = await lane.sequences.enter(

@@ -38,7 +38,7 @@ class ProducerConfig:
         max_request_records: Most records in one.
         max_waiting_bytes: Per broker group; beyond it sends wait.
         send_message_hooks: Called for every send; see `dledger.client.core.hooks`.
-        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `dledger.client.trace`.
+        enable_msg_trace: Send to *trace_topic* what becomes of messages; see `client.trace`.
         trace_topic: Where to.
     """
 

@@ -27,7 +27,6 @@ from dledger.commitlog.record import SYS_FLAG_PREPARED, RecordTemplate, encode_r
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.headers import SendMessageHeader
-from dledger.remoting.protocol.own_fields import EXPECTED_FIELD
 from dledger.remoting.seams import Clock
 
 SINGLE_PROPERTIES: Final = frozenset(
@@ -289,10 +288,7 @@ class SlotEncoder:
             batch=code == RequestCode.SEND_BATCH_MESSAGE,
             bname=slot.queue.broker_name,
         )
-        command = request(code, dict(header.encode_v2()), body)
-        if slot.expected_offset is not None:
-            command.ext[EXPECTED_FIELD] = str(slot.expected_offset)
-        return command
+        return request(code, dict(header.encode_v2()), body)
 
     def _deadline(self, timeout_s: float | None) -> float:
         return self._clock.monotonic() + budget_s(timeout_s, self._config.send_timeout_s)

@@ -113,20 +113,17 @@ class SendEngine:
         pinned: bool,
         timeout_s: float | None,
         mode: CommunicationMode,
-        expected_offset: int | None = None,
     ) -> SendSlot:
         """Put *message* on its way to *queue*, however full *lane* is. Never blocks.
 
         Args:
             pinned: It is never moved to another queue.
-            expected_offset: It is stored only at this offset of *queue*.
         Raises:
             MessageIllegalError: It cannot be sent.
         """
-        is_alone = lane.records is False or expected_offset is not None or goes_alone(message)
+        is_alone = lane.records is False or goes_alone(message)
         encode = self._encoder.single if is_alone else self._encoder.record
         slot = encode(message, queue, pinned, timeout_s)
-        slot.expected_offset = expected_offset
         if self.sends.has_hooks:
             self._hooks.before(slot, mode)
         if is_alone:

@@ -230,19 +230,9 @@ class Producer(ManagedScope):
         message: Message,
         *,
         timeout_s: float | None = None,
-        expected_queue_offset: int | None = None,
     ) -> SendResult:
-        """Send *message* to *queue* and nowhere else; otherwise as `send`.
-
-        Args:
-            expected_queue_offset: Store it at this offset or not at all: of two writers that
-                expect the same offset one succeeds.
-        Raises:
-            OffsetNotExpectedError: The queue's next offset is another one; the error has it.
-            UnknownOutcomeError: Also where a first attempt got no answer and a repetition is
-                refused: the offset may have been taken by this message.
-        """
-        return await self._send(message, queue, timeout_s, expected_queue_offset)
+        """Send *message* to *queue* and nowhere else; otherwise as `send`."""
+        return await self._send(message, queue, timeout_s)
 
     async def send_async(
         self,
@@ -432,7 +422,6 @@ class Producer(ManagedScope):
         message: Message,
         queue: MessageQueue | None,
         timeout_s: float | None,
-        expected_offset: int | None = None,
     ) -> SendResult:
         topic = self._topics.known(message.topic)
         if topic is None:
@@ -442,7 +431,7 @@ class Producer(ManagedScope):
         if not lane.line.has_space:
             timeout_s = await self._wait_for_space(lane, timeout_s)
         mode = CommunicationMode.SYNC
-        slot = engine.enqueue(lane, message, queue, pinned, timeout_s, mode, expected_offset)
+        slot = engine.enqueue(lane, message, queue, pinned, timeout_s, mode)
         await engine.sends.wait(slot)
         return result_of_one(slot)
 

@@ -16,7 +16,6 @@ from dledger.client.core.errors import (
     BrokerUnreachableError,
     ClientError,
     MessageIllegalError,
-    OffsetNotExpectedError,
     RequesterAwayError,
     UnknownOutcomeError,
 )
@@ -51,7 +50,6 @@ class SendSlot:
         "count",
         "deadline",
         "error",
-        "expected_offset",
         "message",
         "message_ids",
         "nbytes",
@@ -115,7 +113,6 @@ class SendSlot:
         self.status = 0
         self.offset_message_id: str | None = None
         self.recall_handle = ""
-        self.expected_offset: int | None = None
         self.place = 0
         """In the line of its group, in the order of offers."""
         self.reason = ""
@@ -208,10 +205,6 @@ def error_of(slot: SendSlot, failure: Failure, broker_name: str) -> ClientError:
     if code == ResponseCode.MESSAGE_ILLEGAL:
         return MessageIllegalError(f"{where}: {remark}", remark=remark)
     text = f"{where}: refused with code {code}: {remark}"
-    if code == ResponseCode.OFFSET_NOT_EXPECTED and failure.next_offset >= 0:
-        return OffsetNotExpectedError(
-            text, code=code, remark=remark, next_offset=failure.next_offset
-        )
     if kind is FailureKind.REQUESTER_AWAY:
         return RequesterAwayError(text, code=code, remark=remark)
     if kind in (FailureKind.BUSY, FailureKind.NOT_LEADER, FailureKind.REDIRECTED):

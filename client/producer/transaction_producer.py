@@ -66,7 +66,7 @@ class TransactionProducerConfig:
             does not arrive is asked for.
         retry_end: Send it again when it is unknown whether it arrived.
         checks_at_once: Calls of `check_local_transaction` at a time.
-        end_transaction_hooks: Called with every decision a broker has; see `dledger.client.core.hooks`.
+        end_transaction_hooks: Called with every decision a broker has; see `client.core.hooks`.
             Those of `producer` are called for half messages.
         topics: Topics whose brokers are to know this producer from the beginning on. Those of
             others know it, and can ask it, once it has sent something there.

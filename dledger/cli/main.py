@@ -39,12 +39,6 @@ COMMANDS = (
         LOOK,
         "Show consumer groups: members, lag, offsets; move offsets.",
     ),
-    (
-        "schedule",
-        "dledger.cli.schedule_command:app",
-        LOOK,
-        "Send messages again and again, as cron does; list, pause, remove.",
-    ),
     ("producer", "dledger.cli.producer_command:app", LOOK, "Show connected producers."),
     ("stats", "dledger.cli.stats_command:stats", LOOK, "Show rates, counts and lag."),
     ("top", "dledger.cli.top_command:top", LOOK, "Show members, rates and lag on one screen."),
@@ -68,12 +62,6 @@ COMMANDS = (
         "dledger.cli.acl_command:app",
         LOOK,
         "Show and change accounts, of a file or of a cluster.",
-    ),
-    (
-        "quota",
-        "dledger.cli.quota_command:app",
-        LOOK,
-        "Show and change quotas of accounts and clients.",
     ),
     ("msg", "dledger.cli.message_command:msg", MESSAGES, "Show messages and their trace."),
     (

@@ -126,7 +126,7 @@ async def send(
             next_step="give a body, or lines on standard input",
             exit_code=ExitCode.USAGE,
         )
-    properties = properties_of(property_ or ())
+    properties = _properties(property_ or ())
     source = -1
     if not bodies:
         source = os.open(file, os.O_RDONLY) if is_named and file else sys.stdin.fileno()
@@ -202,7 +202,7 @@ def check_delay_level(level: int, settings: Mapping[str, Mapping[str, str]]) -> 
             )
 
 
-def properties_of(pairs: tuple[str, ...]) -> dict[str, str]:
+def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

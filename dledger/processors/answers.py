@@ -129,7 +129,6 @@ def propose_change(
     change: StateChange,
     notes: Callable[[], Iterable[OnDone]],
     when_known: Callable[[Callable[[], None]], None] | None = None,
-    stored: Callable[[], RemotingCommand] | None = None,
 ) -> None:
     """Propose a change of tables; answer *command* once its outcome is known.
 
@@ -138,12 +137,9 @@ def propose_change(
             returns is called before *command* is answered.
         when_known: Calls its argument when others know of the change, too: what is stored is
             answered then.
-        stored: Makes the answer where it is stored; None: success without fields.
     """
     noted: list[OnDone] = []
-    answer = answer_when_done(
-        connection, command, group, None if stored is None else lambda _: stored()
-    )
+    answer = answer_when_done(connection, command, group)
 
     def done(proposed: Proposed) -> None:
         for note in noted:

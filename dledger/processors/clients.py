@@ -29,7 +29,6 @@ from dledger.processors.client_table import (
 )
 from dledger.processors.get_message import PropertyFilters
 from dledger.processors.handles import HEARTBEAT, SUB, UNREGISTERS, Limit, handles, needs
-from dledger.processors.metering import METERED_CONNECTION, note_client
 from dledger.remoting.access.accounts import SIGNED
 from dledger.remoting.access.gate import limited_account
 from dledger.remoting.connection import Connection
@@ -210,7 +209,6 @@ class ClientsProcessor:
         RequestCode.HEART_BEAT,
         limit=Limit.CLIENT,
         rule=HEARTBEAT,
-        meter=METERED_CONNECTION,
     )
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 34 at once. An unknown group is not made: its first pull makes it."""
@@ -232,7 +230,6 @@ class ClientsProcessor:
         except (RefusedError, TableFullError) as error:
             return refusal(command, error)
         connection.note_heartbeat()
-        note_client(connection, data.client_id)
         self._notify(changed)
         return response_to(command, 0, None, {"IS_SUPPORT_HEART_BEAT_V2": "false"})
 

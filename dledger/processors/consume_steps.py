@@ -18,7 +18,6 @@ from dledger.group_api import BrokerGroup, OffsetCommit, OnDone, Proposed
 from dledger.processors.answers import RefusedError, born_host_of, check_group_name
 from dledger.processors.handles import CONSUMES_AND_SENDS, Limit, handles
 from dledger.processors.idempotent_sends import behind
-from dledger.processors.metering import METERED_RECORDS
 from dledger.processors.send_records import SendRecordsProcessor
 from dledger.remoting.access.gate import limited_account
 from dledger.remoting.connection import Connection
@@ -53,7 +52,6 @@ class ConsumeStepProcessor:
         limit=Limit.SEND,
         rule=CONSUMES_AND_SENDS,
         appends=True,
-        meter=METERED_RECORDS,
     )
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 51111: refusals at once, everything else when the step is applied."""

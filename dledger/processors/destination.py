@@ -15,7 +15,7 @@ from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.entry import RecordBatch, Run
 from dledger.commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, leaves_space
 from dledger.filters.expiry import marked
-from dledger.group_api import BrokerGroup, ExpectedOffset, OnDone, Proposed
+from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.answers import RefusedError, check_sendable
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.seams import Rng
@@ -182,7 +182,6 @@ class Destinations:
         noted: StateRecord | None = None,
         ahead: StateRecord | None = None,
         is_applied: bool = True,
-        expected: ExpectedOffset | None = None,
     ) -> int:
         """Propose *records*, all for *target*, behind the topic *create* if there is one to make.
 
@@ -190,7 +189,6 @@ class Destinations:
             noted: Stands right before *records*.
             ahead: Stands before *noted*.
             is_applied: As `BrokerGroup.propose`; with a topic to make it always is.
-            expected: As `BrokerGroup.propose`.
         Returns:
             How many bytes of the proposal come before the first of *records*.
         Raises:
@@ -199,7 +197,7 @@ class Destinations:
         if create is None and noted is None and ahead is None:
             sizes = np.array([len(record) for record in records], np.uint32)
             batch = RecordBatch(records=b"".join(records), sizes=sizes, runs=(target,))
-            self._group.propose(batch, on_done, is_applied=is_applied, expected=expected)
+            self._group.propose(batch, on_done, is_applied=is_applied)
             return 0
         made: OnDone | None = None
 
@@ -216,9 +214,7 @@ class Destinations:
             sizes=np.array([len(record) for record in every], np.uint32),
             runs=(*(head.run for head in heads), target),
         )
-        self._group.propose(
-            batch, done, is_applied=is_applied or create is not None, expected=expected
-        )
+        self._group.propose(batch, done, is_applied=is_applied or create is not None)
         if create is not None:
             made = self._topics.pending.put(create.topic, create)
         return sum(len(head.record) for head in heads)

@@ -28,7 +28,6 @@ from dledger.commitlog.properties import decode_properties
 from dledger.commitlog.record import decode_record
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import not_leader
-from dledger.processors.metering import Meter
 from dledger.remoting.access.accounts import (
     ADMIN,
     Permission,
@@ -66,12 +65,10 @@ class Places:
     Attributes:
         topic_at: Topic of the message at a position of the log.
         reply_topic: The cluster's topic for replies; a replier needs no right to it.
-        topic_of_schedule: Topic of a repeated schedule, by its name; None where there is none.
     """
 
     topic_at: TopicAt
     reply_topic: str
-    topic_of_schedule: Callable[[str], str | None] = lambda _name: None
 
 
 RuleOf: TypeAlias = Rule | Callable[[Places], Rule]
@@ -108,16 +105,6 @@ def topic_of_message_at(group: BrokerGroup) -> TopicAt:
         return record.topic
 
     return topic_at
-
-
-def topic_of_schedule(group: BrokerGroup) -> Callable[[str], str | None]:
-    """Return a function that finds the topic of an applied schedule by its name."""
-
-    def topic_of(name: str) -> str | None:
-        row = group.state.schedules.get(name)
-        return None if row is None else row.config.topic
-
-    return topic_of
 
 
 def _text(command: RemotingCommand, name: str) -> str:
@@ -222,28 +209,6 @@ def sends_back(places: Places) -> Rule:
     return Rule(rights=rights)
 
 
-def puts_schedule(places: Places) -> Rule:
-    """Return the rule of a schedule that is put: its topic, and the one that it had before."""
-    changes = changes_schedule(places)
-
-    def rights(command: RemotingCommand) -> Iterator[Right]:
-        yield topic_right(_text(command, "topic"), PUB)
-        yield from changes.rights(command) if changes.rights is not None else ()
-
-    return Rule(admin=True, rights=rights)
-
-
-def changes_schedule(places: Places) -> Rule:
-    """Return the rule of a change of a schedule: its topic."""
-
-    def rights(command: RemotingCommand) -> Iterator[Right]:
-        topic = places.topic_of_schedule(_text(command, "name"))
-        if topic is not None:
-            yield topic_right(topic, PUB)
-
-    return Rule(admin=True, rights=rights)
-
-
 SENDS: Final = Rule(rights=_send)
 """The right to the topic; traces are written by every account."""
 SENDS_RECORDS: Final = Rule(rights=_send_records)
@@ -262,8 +227,6 @@ CONSUMES: Final = needs(SUB, topic="topic", group="consumerGroup")
 
 # ---------------------------------------------------------------------------------- declared
 
-
-Metered: TypeAlias = Callable[[Handler, Meter], Handler]
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
 
@@ -319,7 +282,6 @@ class Declaration:
         administers: It is an administrative act although its rule is not that of administrators.
         administers_if: Which of its requests are; None: all or none, as `administers` has it.
         subject: Names in a request what it is about, for the audit line.
-        meter: How it counts against the quota of its sender; None: it does not.
     """
 
     codes: tuple[RequestCode, ...]
@@ -332,7 +294,6 @@ class Declaration:
     administers: bool
     administers_if: IsAct | None
     subject: SubjectOf
-    meter: Meter | None
 
     @property
     def is_administrative(self) -> bool:
@@ -355,7 +316,6 @@ def handles(
     administers: bool = False,
     administers_if: IsAct | None = None,
     subject: SubjectOf = fields_of,
-    meter: Meter | None = None,
 ) -> Callable[[HandlerT], HandlerT]:
     """Declare that a method answers requests with *codes*; `Declaration` explains the rest."""
     declaration = Declaration(
@@ -369,7 +329,6 @@ def handles(
         administers,
         administers_if,
         subject,
-        meter,
     )
 
     def declare(method: HandlerT) -> HandlerT:
@@ -428,12 +387,9 @@ def handlers_of(
     processors: Iterable[object],
     limiters: Mapping[Limit, Limiter],
     group: BrokerGroup,
-    metered: Metered | None = None,
 ) -> dict[RequestCode, tuple[Handler, Limiter]]:
     """Return the switchboard: for each declared code its handler and its limiter.
 
-    Args:
-        metered: Puts the quotas before a handler that declares a meter.
     Raises:
         ConfigError: Two handlers declare the same code.
     """
@@ -445,8 +401,6 @@ def handlers_of(
                 handler = _when_applied(group, handler)
             if declaration.reads:
                 handler = _when_readable(group, handler)
-            if declaration.meter is not None and metered is not None:
-                handler = metered(handler, declaration.meter)
             for code in declaration.codes:
                 if code in handlers:
                     raise ConfigError(f"request code {code} has a handler already")

@@ -15,7 +15,6 @@ from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError, refusal, require_leader
 from dledger.processors.get_message import FLAG_SUBSCRIPTION, PullChecks
 from dledger.processors.handles import CONSUMES, Limit, handles
-from dledger.processors.metering import METERED_RECEIVE
 from dledger.processors.pop_messages import PopMessages
 from dledger.processors.pull import MAX_SUSPEND_MS
 from dledger.remoting.access.accounts import (
@@ -121,7 +120,6 @@ class PopProcessor:
         limit=Limit.POP,
         rule=CONSUMES,
         reads=True,
-        meter=METERED_RECEIVE,
     )
     def pop(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 200050 when the grant is applied, or when the time to wait is over."""

@@ -38,7 +38,6 @@ from dledger.processors.get_message import (
     read_units,
 )
 from dledger.processors.handles import CONSUMES, Limit, handles
-from dledger.processors.metering import METERED_RECEIVE
 from dledger.remoting.connection import Connection
 from dledger.remoting.processor import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
@@ -270,7 +269,6 @@ class PullProcessor:
         limit=Limit.PULL,
         rule=CONSUMES,
         reads=True,
-        meter=METERED_RECEIVE,
     )
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 11, 361 and 51103."""

@@ -38,7 +38,7 @@ from dledger.remoting.processor import Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import Condition
-from dledger.remoting.protocol.own_fields import EXPECTS_FIELD, NAMES_STALE_FIELD
+from dledger.remoting.protocol.own_fields import NAMES_STALE_FIELD
 from dledger.remoting.seams import Clock
 
 # ------------------------------------------------------------------------------- changes of members
@@ -312,7 +312,6 @@ class CapabilitiesProcessor:
             "bulkPull": "true",
             "syncOffsets": "true",
             "idempotent": "true",
-            EXPECTS_FIELD: "true",
             NAMES_STALE_FIELD: "true",
             "lockTokens": "true",
             "version": _version(),

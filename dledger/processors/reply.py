@@ -35,7 +35,6 @@ from dledger.processors.answers import RefusedError, born_host_of, refusal, requ
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.destination import Destinations, body_refused, check_room
 from dledger.processors.handles import Limit, handles, replies
-from dledger.processors.metering import METERED_MESSAGES
 from dledger.remoting.connection import Connection
 from dledger.remoting.processor import Answered, Handled
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
@@ -96,7 +95,6 @@ class ReplyProcessor:
         RequestCode.SEND_REPLY_MESSAGE_V2,
         limit=Limit.REPLY,
         rule=replies,
-        meter=METERED_MESSAGES,
     )
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 324 and 325: refusals at once, else when the requester has confirmed the reply."""

@@ -40,7 +40,7 @@ from dledger.commitlog.record import (
     encode_record,
 )
 from dledger.filters.expiry import EXPIRE_MARK, expire_after_ms
-from dledger.group_api import BrokerGroup, ExpectedOffset, Proposed
+from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import (
     RefusedError,
     answer_when_done,
@@ -63,7 +63,6 @@ from dledger.processors.idempotent_sends import (
     behind,
     first_records,
 )
-from dledger.processors.metering import METERED_MESSAGES
 from dledger.processors.timer_sends import TimedSend, TimerSends, handle_of
 from dledger.remoting.access.gate import limited_account
 from dledger.remoting.connection import Connection
@@ -73,7 +72,7 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import SendMessageHeader
 from dledger.remoting.protocol.outcome import Condition
-from dledger.remoting.protocol.own_fields import ProducerStamp, expected_offset_of, stamp_of_texts
+from dledger.remoting.protocol.own_fields import ProducerStamp, stamp_of_texts
 from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import (
     TIMER_MARK,
@@ -155,7 +154,6 @@ class SendProcessor:
         limit=Limit.SEND,
         rule=SENDS,
         appends=True,
-        meter=METERED_MESSAGES,
     )
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 10, 310 and 320: refusals at once, everything else when its outcome is known."""
@@ -457,7 +455,6 @@ class SendProcessor:
         ahead: StateRecord | None = None
         if timed is not None and timed.recalls is not None:
             answer, ahead = self._timers.recalling(timed.recalls, answer)
-        expected = _expected(command, target, destination)
         # Services, and a transaction's end, look for what is stored elsewhere than it was sent to.
         is_applied = target.topic != destination.topic or ahead is not None
         if stamp is None:
@@ -473,7 +470,6 @@ class SendProcessor:
                 done,
                 ahead=ahead,
                 is_applied=is_applied,
-                expected=expected,
             )
             return
         flight = SendInFlight(b"".join(records), (), [answer])
@@ -491,7 +487,6 @@ class SendProcessor:
             noted=noted,
             ahead=ahead,
             is_applied=is_applied,
-            expected=expected,
         )
         self._sends.add(stamp, flight)
 
@@ -571,23 +566,3 @@ def _identities(header: SendMessageHeader, command: RemotingCommand) -> list[Mes
     if any(key is None for key, _ in found):
         raise BadRequestError("the messages of an idempotent send have a UNIQ_KEY each")
     return found
-
-
-def _expected(
-    command: RemotingCommand, target: Run, destination: _Destination
-) -> ExpectedOffset | None:
-    """Return the offset that a send expects of its queue.
-
-    Raises:
-        RefusedError: It is stored elsewhere first, or its dead letter queue.
-        BadRequestError: It is no offset.
-    """
-    offset = expected_offset_of(command.ext)
-    if offset is None:
-        return None
-    if target.topic != destination.topic or destination.clear_delay:
-        raise RefusedError(
-            Condition.MESSAGE_ILLEGAL,
-            "a message that is delayed, timed or part of a transaction expects no offset",
-        )
-    return ExpectedOffset(target.topic, target.queue_id, offset)

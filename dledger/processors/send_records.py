@@ -55,7 +55,6 @@ from dledger.processors.idempotent_sends import (
     first_records,
     identities,
 )
-from dledger.processors.metering import METERED_RECORDS
 from dledger.remoting.access.gate import limited_account
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import BadRequestError
@@ -164,7 +163,6 @@ class SendRecordsProcessor:
         limit=Limit.SEND,
         rule=SENDS_RECORDS,
         appends=True,
-        meter=METERED_RECORDS,
     )
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 51101: refusals at once, everything else when its outcome is known."""

@@ -40,7 +40,6 @@ from dledger.processors.handles import (
 )
 from dledger.processors.idempotent_sends import OpenProducerProcessor, ProducerSends
 from dledger.processors.locks import QueueLocksProcessor
-from dledger.processors.metering import Metering
 from dledger.processors.offsets import OffsetsProcessor
 from dledger.processors.operator_offsets import CloneOffsetsProcessor, ResetOffsetsProcessor
 from dledger.processors.pop import PopProcessor
@@ -51,10 +50,8 @@ from dledger.processors.queries import (
     KeyQueryProcessor,
     MessageViewProcessor,
 )
-from dledger.processors.quotas import QuotasProcessor
 from dledger.processors.raft import CapabilitiesProcessor, RaftChangeProcessor, RaftStatusProcessor
 from dledger.processors.reply import ReplyProcessor
-from dledger.processors.schedules import SchedulesProcessor
 from dledger.processors.send import SendProcessor
 from dledger.processors.send_back import SendBackProcessor
 from dledger.processors.send_records import SendRecordsProcessor
@@ -74,7 +71,6 @@ from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_grants import PopGrants
 from dledger.services.queue_locks import QueueLocks
-from dledger.services.repeated_messages import ScheduleView
 from dledger.services.throughput import Throughput
 from dledger.settings_tables import BrokerTable
 from dledger.waiting import every_second
@@ -100,7 +96,6 @@ PROCESSORS: Final[tuple[type, ...]] = (
     SubscriptionGroupsProcessor,
     ConsumeStatsProcessor,
     TopicsProcessor,
-    SchedulesProcessor,
     QueueLocksProcessor,
     KeyQueryProcessor,
     MessageViewProcessor,
@@ -111,7 +106,6 @@ PROCESSORS: Final[tuple[type, ...]] = (
     SlaveSyncProcessor,
     BrokerConfigProcessor,
     AccessProcessor,
-    QuotasProcessor,
     RaftChangeProcessor,
     RaftStatusProcessor,
     CapabilitiesProcessor,
@@ -123,19 +117,14 @@ LOCAL_ADMIN: Final = local_codes(PROCESSORS)
 control they come from the broker's own machine, unless `server.open_admin` is on."""
 
 
-def broker_rules(
-    topic_at: TopicAt,
-    cluster: str,
-    topic_of_schedule: Callable[[str], str | None] = lambda _name: None,
-) -> dict[int, Rule]:
+def broker_rules(topic_at: TopicAt, cluster: str) -> dict[int, Rule]:
     """Return the rule of each request code that a broker answers.
 
     Args:
         topic_at: Topic of the message at a position of the log.
         cluster: Name of the cluster; answering needs no right to its topic for replies.
-        topic_of_schedule: Topic of a repeated schedule, by its name.
     """
-    return rules_of(PROCESSORS, Places(topic_at, reply_topic(cluster), topic_of_schedule))
+    return rules_of(PROCESSORS, Places(topic_at, reply_topic(cluster)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +170,6 @@ class _Shared:
     space: DiskSpace
     transactions: TransactionDecisions
     destinations: Destinations
-    schedules: ScheduleView
 
 
 @dataclass(slots=True)
@@ -195,13 +183,11 @@ class BrokerProcessors:
     locks: QueueLocks
     throughput: Throughput
     timer_claims: TimerClaims
-    schedules: ScheduleView
     space: DiskSpace
     pull: PullProcessor
     pops: PopGrants
     clients_processor: ClientsProcessor
     transactions: TransactionDecisions
-    metering: Metering
     limiters: dict[str, Limiter]
     """How many requests of each kind are open."""
     handlers: dict[RequestCode, tuple[Handler, Limiter]]
@@ -225,7 +211,6 @@ class BrokerProcessors:
             group, settings, checks, shared.throughput, seams.clock, seams.executor
         )
         pops, pop_processors = _pops(shared, checks, pull)
-        metering = Metering(group, seams.clock)
         clients = ClientsProcessor(
             group, shared.topics, shared.clients, shared.filters, clock=seams.clock
         )
@@ -238,7 +223,6 @@ class BrokerProcessors:
             *_consumer_tables(shared),
             *_queries(shared),
             *_administration(shared, folder, limiters),
-            QuotasProcessor(group, metering.buckets),
         )
         group.on_applied.append(shared.throughput.on_applied)
         group.on_applied.append(pull.on_applied)
@@ -254,15 +238,13 @@ class BrokerProcessors:
             locks=shared.locks,
             throughput=shared.throughput,
             timer_claims=shared.timer_claims,
-            schedules=shared.schedules,
             space=shared.space,
             pull=pull,
             pops=pops,
             clients_processor=clients,
             transactions=shared.transactions,
-            metering=metering,
             limiters={limit.value: limiter for limit, limiter in limiters.items()},
-            handlers=handlers_of(processors, limiters, group, metering.metered),
+            handlers=handlers_of(processors, limiters, group),
         )
 
     def register(self, table: ProcessorTable) -> None:
@@ -339,7 +321,6 @@ def _shared(
         space=space,
         transactions=TransactionDecisions(group, topics),
         destinations=Destinations(group, topics, settings, space, seams.rng),
-        schedules=ScheduleView(group, topics),
     )
 
 
@@ -433,7 +414,6 @@ def _administration(
     pools = {"send": sends, "pull": pulls, "litePull": pulls, "query": limiters[Limit.CLIENT]}
     return (
         TopicsProcessor(group, shared.topics, settings, clock=clock),
-        SchedulesProcessor(group, shared.topics, shared.schedules, settings, clock),
         RuntimeInfoProcessor(
             group,
             settings,

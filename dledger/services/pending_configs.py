@@ -21,8 +21,6 @@ from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.services.limits import AccountShares, Made, TableLimits
 from dledger.state.accounts import AccountConfig
-from dledger.state.quotas import QuotaConfig
-from dledger.state.schedules import ScheduleConfig
 from dledger.state.state_record import (
     StateChange,
     SubscriptionGroupsChange,
@@ -39,9 +37,7 @@ from dledger.state.topics import (
     TopicConfig,
 )
 
-ConfigT = TypeVar(
-    "ConfigT", TopicConfig, SubscriptionGroupConfig, AccountConfig, QuotaConfig, ScheduleConfig
-)
+ConfigT = TypeVar("ConfigT", TopicConfig, SubscriptionGroupConfig, AccountConfig)
 
 
 @dataclass(slots=True, eq=False)

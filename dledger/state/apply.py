@@ -34,8 +34,6 @@ from dledger.state.pending_timers import piece_of
 from dledger.state.pop import PopChange, apply_pop, drop_rows
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.queue_lock import QueueLocksChange, apply_queue_locks, drop_topic
-from dledger.state.quotas import QuotasChange, apply_quotas
-from dledger.state.schedules import SchedulesChange, apply_schedules, drop_schedules_of
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
@@ -382,11 +380,6 @@ def _apply_change(
                 tables.white_addresses = change.white_addresses
             tables.access_counter += 1
             tables.access_changed_ms = header.store_time_ms
-        case QuotasChange():
-            tables.marks.quotas.update(apply_quotas(tables.quotas, change))
-        case SchedulesChange():
-            tables.marks.schedules |= apply_schedules(tables.schedules, change, header.index)
-            tables.schedules_index = header.index
 
 
 def _apply_pop(tables: StateTables, change: PopChange, header: EntryHeader) -> None:
@@ -425,8 +418,6 @@ def _delete_topic(tables: StateTables, topic: str) -> None:
     tables.marks.locks.update(drop_topic(tables.queue_locks, topic))
     tables.marks.pops.update(drop_rows(tables.pops, topic=topic))
     tables.request_modes.pop(topic, None)
-    if tables.schedules:
-        tables.marks.schedules |= drop_schedules_of(tables.schedules, topic)
 
 
 # -------------------------------------------------------------------- entries that are read at once

@@ -26,11 +26,8 @@ from dledger.state.accounts import AccountConfig
 from dledger.state.pending_timers import RECALLED_KEPT
 from dledger.state.pop import PopKey, PopRowCopy
 from dledger.state.queue_lock import LockKey, QueueLock
-from dledger.state.quotas import QuotaConfig
-from dledger.state.schedules import Schedule
 from dledger.state.snapshot import (
     ACCESS_COUNTER,
-    SCHEDULES_INDEX,
     format_of,
     framed,
     scalars,
@@ -63,8 +60,6 @@ class Cut:
     producers: list[tuple[bytes, list[Any] | None]]
     pops: list[tuple[PopKey, PopRowCopy | None]]
     accounts: list[tuple[str, AccountConfig | None]]
-    quotas: list[tuple[str, QuotaConfig | None]]
-    schedules: list[tuple[str, Schedule | None]]
 
     def __len__(self) -> int:
         """Return how many rows there are, all queues of a topic being one."""
@@ -81,8 +76,6 @@ class Cut:
             + len(self.producers)
             + len(self.pops)
             + len(self.accounts)
-            + len(self.quotas)
-            + len(self.schedules)
         )
 
 
@@ -108,8 +101,6 @@ def cut_everything(tables: StateTables) -> Cut:
         recalled=tables.timers.recalled(),
         pops=set(tables.pops),
         accounts=set(tables.accounts),
-        quotas=set(tables.quotas),
-        schedules=set(tables.schedules),
     )
     return _cut(tables, everything, tables.producers.ids())
 
@@ -149,8 +140,6 @@ def _cut(tables: StateTables, marks: Marks, producers: Iterable[bytes]) -> Cut:
             (key, tables.pops[key].copied() if key in tables.pops else None) for key in marks.pops
         ],
         accounts=[(name, tables.accounts.get(name)) for name in marks.accounts],
-        quotas=[(key, tables.quotas.get(key)) for key in marks.quotas],
-        schedules=[(name, tables.schedules.get(name)) for name in marks.schedules],
     )
 
 
@@ -180,8 +169,6 @@ class Image:
         self._recalled: dict[int, None] = {}
         self._producers: OrderedDict[bytes, bytes] = OrderedDict()
         self._accounts = _EncodedMap()
-        self._quotas = _EncodedMap()
-        self._schedules = _EncodedMap()
 
     def take(self, cut: Cut) -> None:
         """Go on to the index of *cut*, which follows the one before without a gap."""
@@ -199,12 +186,8 @@ class Image:
             self._offsets.put(group_name, topic_name, None if offsets is None else _dumps(offsets))
         for access_key, account in cut.accounts:
             self._accounts.put(access_key, None if account is None else _dumps(account.to_state()))
-        for key, quota in cut.quotas:
-            self._quotas.put(key, None if quota is None else _dumps(quota.to_state()))
         self._take_locks(cut)
         self._take_services(cut)
-        for name, row in cut.schedules:
-            self._schedules.put(name, None if row is None else _dumps(row.to_state()))
 
     def _take_locks(self, cut: Cut) -> None:
         changed = set()
@@ -288,10 +271,6 @@ class Image:
         body.put("producers", _head(_ARRAY, len(rows)) + b"".join(rows.values()))
         if ACCESS_COUNTER in self._scalars:
             body.put("accounts", self._accounts.joined())
-        if len(self._quotas):
-            body.put("quotas", self._quotas.joined())
-        if SCHEDULES_INDEX in self._scalars:
-            body.put("schedules", self._schedules.joined())
         return framed(body.joined(), format_of(body))
 
 

@@ -23,8 +23,6 @@ from dledger.state.pending_timers import PendingTimers
 from dledger.state.pop import rows_from_state, rows_to_state
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import locks_from_state, locks_to_state
-from dledger.state.quotas import QuotaConfig
-from dledger.state.schedules import Schedule
 from dledger.state.state_record import floor_from_state, floor_to_state
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
@@ -55,23 +53,18 @@ def scalars(tables: StateTables) -> dict[str, Any]:
         small["white_addresses"] = tables.white_addresses
         small[ACCESS_COUNTER] = tables.access_counter
         small["access_changed_ms"] = tables.access_changed_ms
-    if tables.schedules_index:
-        small[SCHEDULES_INDEX] = tables.schedules_index
     return small
 
 
 ACCESS_COUNTER: Final = "access_counter"
 """Only in snapshots of tables whose accounts ever changed."""
 
-SCHEDULES_INDEX: Final = "schedules_index"
-"""Only in snapshots of tables that ever had a schedule."""
-
 
 SNAPSHOT_MAGIC = b"DLSTATE\n"
-SNAPSHOT_FORMAT: Final = 4
-"""The newest that is read here; written where there ever was a schedule."""
+SNAPSHOT_FORMAT: Final = 2
+"""The newest that is read here; written where accounts ever changed."""
 FIRST_FORMAT: Final = 1
-FORMATS: Final = {"schedules": SNAPSHOT_FORMAT, "quotas": 3, "accounts": 2}
+FORMATS: Final = {"accounts": SNAPSHOT_FORMAT}
 """Written where the body has that, the newest first."""
 _HEADER = struct.Struct(">8sIIQ")
 
@@ -109,10 +102,6 @@ def snapshot(tables: StateTables, *, hints: bool = False) -> bytes:
     }
     if tables.access_counter:
         value["accounts"] = {name: row.to_state() for name, row in tables.accounts.items()}
-    if tables.quotas:
-        value["quotas"] = {key: row.to_state() for key, row in tables.quotas.items()}
-    if tables.schedules_index:
-        value["schedules"] = {name: row.to_state() for name, row in tables.schedules.items()}
     if hints:
         positions: dict[str, dict[int, int]] = {}
         for (topic, queue_id), bounds in tables.queues.items():
@@ -196,11 +185,6 @@ def load(
         white_addresses=value.get("white_addresses", ""),
         access_counter=value.get(ACCESS_COUNTER, 0),
         access_changed_ms=value.get("access_changed_ms", 0),
-        quotas={key: QuotaConfig.from_state(item) for key, item in value.get("quotas", {}).items()},
-        schedules={
-            name: Schedule.from_state(item) for name, item in value.get("schedules", {}).items()
-        },
-        schedules_index=value.get(SCHEDULES_INDEX, 0),
     )
 
 

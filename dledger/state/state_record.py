@@ -2,8 +2,8 @@
 
 A body is one canonical CBOR map; ``v`` is the version of its form. Queue 0 changes topics, 1
 subscription groups, 2 consumer offsets, 3 the progress of delayed delivery, 4 the floor, 5
-transactions, 6 messages that are out by POP, 7 repeated schedules, 8 queue locks, 10 producer
-sessions, 12 messages with a time of their own, 13 queues that begin later, 14 accounts, 15 quotas.
+transactions, 6 messages that are out by POP, 8 queue locks, 10 producer
+sessions, 12 messages with a time of their own, 13 queues that begin later, 14 accounts.
 
 Beside a floor stands why messages were given up: the cause, the settings in force, and what was
 measured. Every member and every checker can judge afterwards whether the move was entitled.
@@ -27,8 +27,6 @@ from dledger.commitlog.record import encode_record
 from dledger.state.accounts import AccessChange
 from dledger.state.pop import PopChange
 from dledger.state.queue_lock import QueueLocksChange
-from dledger.state.quotas import QuotasChange
-from dledger.state.schedules import SchedulesChange
 from dledger.state.topics import (
     ACCESS_QUEUE,
     CONSUMER_OFFSETS_QUEUE,
@@ -38,8 +36,6 @@ from dledger.state.topics import (
     PRODUCER_SESSIONS_QUEUE,
     QUEUE_FLOORS_QUEUE,
     QUEUE_LOCKS_QUEUE,
-    QUOTAS_QUEUE,
-    SCHEDULES_QUEUE,
     STATE_TOPIC,
     SUBSCRIPTION_GROUPS_QUEUE,
     TIMERS_QUEUE,
@@ -241,8 +237,6 @@ StateChange = (
     | QueueLocksChange
     | PopChange
     | AccessChange
-    | QuotasChange
-    | SchedulesChange
 )
 
 
@@ -320,12 +314,6 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
         case AccessChange():
             queue_id = ACCESS_QUEUE
             body = change.to_state()
-        case QuotasChange():
-            queue_id = QUOTAS_QUEUE
-            body = change.to_state()
-        case SchedulesChange():
-            queue_id = SCHEDULES_QUEUE
-            body = change.to_state()
     body["v"] = STATE_RECORD_VERSION
     return queue_id, cbor2.dumps(body, canonical=True)
 
@@ -394,10 +382,6 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
             return PopChange.from_state(value)
         if queue_id == ACCESS_QUEUE:
             return AccessChange.from_state(value)
-        if queue_id == QUOTAS_QUEUE:
-            return QuotasChange.from_state(value)
-        if queue_id == SCHEDULES_QUEUE:
-            return SchedulesChange.from_state(value)
     except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError, AttributeError) as exc:
         raise InvariantBroken(f"unreadable state record on queue {queue_id}: {exc}") from exc
     raise InvariantBroken(f"state record on unknown queue {queue_id}")

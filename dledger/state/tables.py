@@ -18,8 +18,6 @@ from dledger.state.pending_timers import PendingTimers
 from dledger.state.pop import PopKey, PopRows
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import LockKey, QueueLock
-from dledger.state.quotas import QuotaConfig
-from dledger.state.schedules import Schedule
 from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
 from dledger.state.transactions import TransactionTable
 
@@ -40,8 +38,6 @@ class Marks:
     recalled: list[int] = field(default_factory=list)
     pops: set[PopKey] = field(default_factory=set)
     accounts: set[str] = field(default_factory=set)
-    quotas: set[str] = field(default_factory=set)
-    schedules: set[str] = field(default_factory=set)
 
     def __len__(self) -> int:
         return (
@@ -56,8 +52,6 @@ class Marks:
             + len(self.recalled)
             + len(self.pops)
             + len(self.accounts)
-            + len(self.quotas)
-            + len(self.schedules)
         )
 
 
@@ -125,13 +119,6 @@ class StateTables:
     """Changes of accounts and white addresses so far; 0: there never was one."""
     access_changed_ms: int = 0
     """Store time of the newest of them."""
-
-    quotas: dict[str, QuotaConfig] = field(default_factory=dict)
-    """Quotas of accounts and clients, by their keys."""
-    schedules: dict[str, Schedule] = field(default_factory=dict)
-    """Repeated schedules by name, and how far each is."""
-    schedules_index: int = 0
-    """Index of the newest applied record about them; 0: there never was one."""
 
     topics_counter: int = 0
     """Changes of the topic table so far: the counter of its DataVersion."""

@@ -335,7 +335,7 @@ class _Claim:
 
 
 class CrashDisk:
-    """A `dledger.commitlog.seams.Disk` in memory; `power_cut` gives the disk that the next process finds.
+    """A `commitlog.seams.Disk` in memory; `power_cut` gives the disk that the next process finds.
 
     Attributes:
         files: Every file by its path, as processes see them; a test may change their bytes.

@@ -212,7 +212,7 @@ class MemoryListener:
 
 
 class MemoryNetwork:
-    """A `dledger.remoting.seams.Network` of one process; refused where nothing listens. TLS is ignored.
+    """A `remoting.seams.Network` of one process; refused where nothing listens. TLS is ignored.
 
     Attributes:
         listeners: What listens, by its address.

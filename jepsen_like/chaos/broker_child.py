@@ -1,4 +1,4 @@
-"""``python -m dledger.jepsen_like.chaos.broker_child PARENT CONFIG CLOCK AHEAD``: a broker under test.
+"""``python -m jepsen_like.chaos.broker_child PARENT CONFIG CLOCK AHEAD``: a broker under test.
 
 The product's own broker process with a clock that the runner steers. AHEAD is how many versions
 its peer protocol is newer than the others'. It dies with its parent. The runner writes how far the

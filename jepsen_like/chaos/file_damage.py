@@ -264,7 +264,7 @@ def tear_tail(
     never flushed this is a power cut, with any other it is rot.
 
     Args:
-        keep_marked: Leave alone what the commit mark covers: see `dledger.jepsen_like.nemesis.ground`.
+        keep_marked: Leave alone what the commit mark covers: see `jepsen_like.nemesis.ground`.
     Returns:
         What was done, durably; None when there is nothing to be written over.
     Raises:

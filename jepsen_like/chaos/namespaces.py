@@ -15,7 +15,7 @@ next one; the processes in it have died with their runner.
 
 Everything here blocks, for tens of milliseconds as a rule.
 
-``python -m dledger.jepsen_like.chaos.namespaces PARENT NAMESPACE MODULE …`` runs MODULE in the network
+``python -m jepsen_like.chaos.namespaces PARENT NAMESPACE MODULE …`` runs MODULE in the network
 namespace of that file, with PARENT and the rest as its arguments.
 """
 

@@ -278,12 +278,8 @@ _OF: Final = {
     F.GIVEN_UP: "pop",
     F.STEP: "steps",
     F.STEP_FOUND: "steps",
-    F.SCHEDULE: "schedules",
-    F.FIRED: "schedules",
     F.PERISHABLE: "time-to-live",
     F.LIVING: "time-to-live",
-    F.LIMITED: "quotas",
-    F.QUOTA: "quotas",
 }
 LOCKERS: Final = "lockers"
 """The consumer group that commits under locks."""

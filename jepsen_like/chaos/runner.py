@@ -1,6 +1,6 @@
 """One run against real processes: set up, load and faults, heal, demand progress, read, judge.
 
-The same phases, plans, clients and checkers as the simulator's; see `dledger.jepsen_like.simulation.play`.
+The same phases, plans, clients and checkers as the simulator's; see `jepsen_like.simulation.play`.
 Everything the run made is in its folder; every process it started has ended when it returns.
 """
 

@@ -27,11 +27,9 @@ from dledger.jepsen_like.checkers import (
     pop,
     producer_order,
     queue_log,
-    quotas,
     replicas,
     retention,
     retries,
-    schedules,
     steps,
     total_queue,
     transactions,
@@ -92,7 +90,6 @@ class Settings(msgspec.Struct, frozen=True):
         rows_max: Rows that a check which cannot be split may want.
         late_effect_ns: How long after its answer a write may be lost to a fault, see
             `with_late_effect`; only a history in memory is judged so.
-        pace_error_ns: How far a broker's clock that no date moves may have run ahead or behind.
     """
 
     settled: bool | None = None
@@ -108,7 +105,6 @@ class Settings(msgspec.Struct, frozen=True):
     keeps: retention.Keeps | None = None
     rows_max: int = ROWS_MAX
     late_effect_ns: int = 0
-    pace_error_ns: int = 0
 
 
 def check_everything(
@@ -126,7 +122,6 @@ def check_everything(
     late_quiet_max_ns: int | None = None,
     keeps: retention.Keeps | None = None,
     late_effect_ns: int = 0,
-    pace_error_ns: int = 0,
 ) -> list[Verdict]:
     """Return one verdict per checker over a history in memory; arguments are those of `Settings`.
 
@@ -144,7 +139,6 @@ def check_everything(
         election_ns,
         late_quiet_max_ns,
         keeps,
-        pace_error_ns=pace_error_ns,
     )
     if late_effect_ns:
         history = with_late_effect(history, late_effect_ns)
@@ -413,30 +407,12 @@ class _Check:
         rows = _of(self.rows.rest, *steps.OPERATIONS)
         return steps.check_history(rows) if rows else None
 
-    def schedules(self) -> Verdict | None:
-        rows = _of(self.rows.rest, *schedules.OPERATIONS)
-        if not rows:
-            return None
-        return schedules.check_history(
-            rows,
-            clock_error_ns=self.settings.clock_error_ns,
-            drained=self.rows.settled,
-            record=self.rows.record,
-        )
-
     def lifetimes(self) -> Verdict | None:
         rows = _of(self.rows.rest, *lifetimes.OPERATIONS)
         if not rows:
             return None
         error_ns = self.settings.clock_error_ns
         return lifetimes.check_history(rows, clock_error_ns=error_ns, drained=self.rows.settled)
-
-    def quotas(self) -> Verdict | None:
-        rows = _of(self.rows.rest, *quotas.OPERATIONS)
-        if not rows:
-            return None
-        pace_error_ns = self.settings.pace_error_ns
-        return quotas.check_history(rows, pace_error_ns=pace_error_ns, drained=self.rows.settled)
 
     def transactions(self) -> Verdict | None:
         rows = _of(self.rows.rest, *transactions.OPERATIONS)
@@ -466,9 +442,7 @@ CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
     locks.NAME: _Check.locks,
     pop.NAME: _Check.pop,
     steps.NAME: _Check.steps,
-    schedules.NAME: _Check.schedules,
     lifetimes.NAME: _Check.lifetimes,
-    quotas.NAME: _Check.quotas,
     transactions.NAME: _Check.transactions,
     filters.NAME: _Check.filters,
     producer_order.NAME: _Check.producer_order,

@@ -142,9 +142,9 @@ def _joined(spans: Iterable[Span]) -> list[Span]:
     return joined
 
 
-WRITES: Final = frozenset({F.SEND, F.COMMIT, F.STEP, F.SCHEDULE, F.PERISHABLE, F.LIMITED, F.QUOTA})
+WRITES: Final = frozenset({F.SEND, F.COMMIT, F.STEP, F.PERISHABLE})
 """What such a group acknowledges early, of all that is judged so: sends, offsets, steps,
-schedules, messages with a time to live, sends of clients that have quotas, and their quotas."""
+messages with a time to live."""
 
 NO_FAULTS: Final = frozenset({"healed"})
 """Kinds of events that end faults."""
@@ -179,5 +179,5 @@ def _judged(op: Operation, window_ns: int, faults: Faults) -> Operation:
         return op
     if not faults.meet(op.call_ns - window_ns, op.ret_ns + window_ns):
         return op
-    off = NOTHING if op.f in (F.SEND, F.PERISHABLE, F.LIMITED) else op.off
+    off = NOTHING if op.f in (F.SEND, F.PERISHABLE) else op.off
     return replace(op, outcome=int(Outcome.INFO), ret_ns=NEVER, off=off)

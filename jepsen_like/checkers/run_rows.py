@@ -47,12 +47,8 @@ ROW_WISE: Final = tuple(
         F.STEP,
         F.STEP_FOUND,
         F.GIVEN_UP,
-        F.SCHEDULE,
-        F.FIRED,
         F.PERISHABLE,
         F.LIVING,
-        F.LIMITED,
-        F.QUOTA,
     )
 )
 REST: Final = Want(

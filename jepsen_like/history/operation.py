@@ -33,12 +33,6 @@ NEVER: Final = (1 << 63) - 1
 NOTHING: Final = -1
 """An integer field without a value."""
 
-QUOTA_EXCEEDED: Final = "QuotaExceeded"
-"""Error of a send that is refused because the quota of its client is spent."""
-
-SCHEDULE_ABSENT: Final = "ScheduleAbsent"
-"""Error of a step with a repeated schedule that the broker does not know."""
-
 CLIENT_BITS: Final = 40
 """A value is ``client << CLIENT_BITS | counter``: unique per attempt within a run."""
 
@@ -78,20 +72,11 @@ class F(IntEnum):
     GIVEN_UP = 21
     """A copy found, at the end, in the dead letter topic of a group that receives by POP: *value*,
     handed out *cnt* times."""
-    SCHEDULE = 22
-    """A step on the repeated schedule *group*: *status* names which, see `checkers.schedules`."""
-    FIRED = 23
-    """A message of the schedule *group*, of its put *txn*, found for the instant *min_off*."""
     PERISHABLE = 24
     """A send of *value* with a time to live of *cnt* ms."""
     LIVING = 25
     """A read of such messages, or one that it found; *status* names which, see
     `checkers.lifetimes`."""
-    LIMITED = 26
-    """A send by the client *group*, which may have a quota, or a message found of such; *status*
-    names which, see `checkers.quotas`."""
-    QUOTA = 27
-    """A change of the quota of the client *group*, or one that was found; *status* names which."""
 
 
 @unique

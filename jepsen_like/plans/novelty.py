@@ -56,9 +56,7 @@ SERVICES: Final[Mapping[str, str]] = {
     "filters": "filterers",
     "pop": "receivers",
     "steps": "steppers",
-    "schedules": "schedulers",
     "time to live": "expirers",
-    "quotas": "limited",
     "push": "push_members",
     "orderly": "push_orderly",
     "idempotent": "idempotent",
@@ -111,9 +109,7 @@ def _rate(workload: Workload) -> float:
         + workload.filterers
         + workload.receivers
         + workload.steppers
-        + workload.schedulers
         + workload.expirers
-        + workload.limited
         + 2 * workload.push_members
     )
     return 1000 * clients / workload.interval_ms

@@ -121,7 +121,7 @@ class Kind(StrEnum):
     MEMBER_REPLACE = "member_replace"
     CHANGE_WITHOUT_MINORITY = "change_without_minority"
     """The members are changed while a minority of them is away for `for_ms`: killed, with an odd
-    `arg` cut off. `arg` // 2 % 4 is the change, see `dledger.jepsen_like.nemesis.members`. Those away
+    `arg` cut off. `arg` // 2 % 4 is the change, see `jepsen_like.nemesis.members`. Those away
     when the plan ends stay away until the others have elected and changed the members again."""
     # NameServers and clients.
     NAMESRV_KILL = "namesrv_kill"
@@ -251,9 +251,7 @@ class Workload(msgspec.Struct, frozen=True):
         steppers: Logical clients that read, send and commit in exactly-once steps.
         proxies: Proxies of the gRPC protocol that producers and receivers go through; 0: they use
             the SDK. Real processes only.
-        schedulers: Logical clients that put, change, pause, resume and remove repeated schedules.
         expirers: Logical clients that send messages with a time to live, and read them.
-        limited: Logical clients that send within quotas of their own and above, and change them.
     """
 
     producers: int = 2
@@ -282,9 +280,7 @@ class Workload(msgspec.Struct, frozen=True):
     steppers: int = 0
     shared_receivers: bool = False
     proxies: int = 0
-    schedulers: int = 0
     expirers: int = 0
-    limited: int = 0
 
     @property
     def fits_proxies(self) -> bool:
@@ -304,9 +300,7 @@ LATER_FIELDS: Final = (
     ("workload", "steppers"),
     ("workload", "shared_receivers"),
     ("workload", "proxies"),
-    ("workload", "schedulers"),
     ("workload", "expirers"),
-    ("workload", "limited"),
     ("settings", "async_master"),
     ("settings", "sessions_max"),
     ("settings", "timer_load_units"),

@@ -30,7 +30,6 @@ class Promised(TypedDict):
     late_quiet_max_ns: int
     keeps: Keeps | None
     late_effect_ns: int
-    pace_error_ns: int
 
 
 LATE_EFFECT_NS: Final = 5_000_000_000
@@ -52,7 +51,6 @@ def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
         late_quiet_max_ns=LATE_QUIET_MAX_NS,
         keeps=None if is_foreign else keeps(plan),
         late_effect_ns=LATE_EFFECT_NS if plan.settings.async_master else 0,
-        pace_error_ns=pace_error_ns(plan),
     )
 
 
@@ -110,11 +108,6 @@ def clock_error_ns(plan: Plan, slack_ns: int = REAL_SLACK_NS) -> int:
     return int(moved_ms * 1e6) + slack_ns
 
 
-def pace_error_ns(plan: Plan, slack_ns: int = REAL_SLACK_NS) -> int:
-    """Return how far clocks that only drift, and never jump, may be apart in a plan."""
-    return int(sum(map(abs, _drifts_ms(plan))) * 1e6) + slack_ns
-
-
 def clock_ahead_ns(plan: Plan) -> int:
     """Return how far brokers' dates may have been ahead of the time."""
     moved_ms = sum(max(moved, 0) for moved in _moved_ms(plan))
@@ -124,9 +117,5 @@ def clock_ahead_ns(plan: Plan) -> int:
 def _moved_ms(plan: Plan) -> list[float]:
     """Return by how much each step moves a clock, in ms; drift is in parts per million."""
     jumps = [float(step.arg) for step in plan.steps if step.kind is Kind.CLOCK_JUMP]
-    return jumps + _drifts_ms(plan)
-
-
-def _drifts_ms(plan: Plan) -> list[float]:
-    steps = (step for step in plan.steps if step.kind is Kind.CLOCK_DRIFT)
-    return [step.arg * step.for_ms / 1e6 for step in steps]
+    drifts = (step for step in plan.steps if step.kind is Kind.CLOCK_DRIFT)
+    return jumps + [step.arg * step.for_ms / 1e6 for step in drifts]

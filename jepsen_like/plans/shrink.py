@@ -211,9 +211,7 @@ def _calm_workload(plan: Plan, search: _Search) -> Plan:
         {"lockers": min(2, plan.workload.lockers)},
         {"receivers": min(2, plan.workload.receivers)},
         {"steppers": min(2, plan.workload.steppers)},
-        {"schedulers": min(1, plan.workload.schedulers)},
         {"expirers": min(1, plan.workload.expirers)},
-        {"limited": min(1, plan.workload.limited)},
         {"producers": 1},
         {"queues": 1},
     ):

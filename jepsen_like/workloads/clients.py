@@ -32,10 +32,8 @@ from dledger.jepsen_like.plans.plan import Plan
 from dledger.jepsen_like.workloads.consumers import Consumers, Filterers, Lockers, Retriers
 from dledger.jepsen_like.workloads.lifetimes import Lifetimes
 from dledger.jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIMEOUT_S, Producers
-from dledger.jepsen_like.workloads.quotas import Quotas
 from dledger.jepsen_like.workloads.receivers import Receivers
 from dledger.jepsen_like.workloads.recorder import BROKER, TOPIC, Recorder, Stage, unrecorded
-from dledger.jepsen_like.workloads.schedules import Schedules
 from dledger.jepsen_like.workloads.steps import Steps
 from dledger.jepsen_like.workloads.through import Through
 from dledger.jepsen_like.workloads.transactions import Transactions
@@ -89,9 +87,7 @@ class WorkloadClients(Recorder):
             self, plan.seed, is_sharing=plan.workload.shared_receivers, through=through
         )
         self._steps = Steps(self)
-        self._schedules = Schedules(self)
         self._lifetimes = Lifetimes(self)
-        self._quotas = Quotas(self)
         self._producers = Producers(self, stage, plan, self._transactions, through)
         gives_back = plan.workload.send_back_per_mille
         levels_ms = parse_delay_levels(plan.settings.delay_levels)
@@ -121,12 +117,8 @@ class WorkloadClients(Recorder):
             await self._set_up(instance)
             if self._plan.workload.steppers:
                 await self._steps.make_topic(instance)
-            if self._plan.workload.schedulers:
-                await self._schedules.make_topic(instance)
             if self._plan.workload.expirers:
                 await self._lifetimes.make_topic(instance)
-            if self._plan.workload.limited:
-                await self._quotas.make_topic(instance)
             if self._plan.workload.receivers:
                 await self._receivers.make_groups(instance)
             self.ready.set()
@@ -150,10 +142,6 @@ class WorkloadClients(Recorder):
                 nursery.start_soon(self._steps.consume, instance, index)
             for index in range(workload.expirers):
                 nursery.start_soon(self._lifetimes.act, instance, index)
-            for index in range(workload.limited):
-                nursery.start_soon(self._quotas.act, instance, index)
-            if workload.schedulers:
-                nursery.start_soon(self._schedules.run, instance, workload.schedulers)
             if workload.lockers:
                 nursery.start_soon(self._lockers.run, instance, workload.lockers)
         await trio.sleep_forever()  # the instance is still needed, to drain
@@ -165,8 +153,6 @@ class WorkloadClients(Recorder):
         async with trio.open_nursery() as nursery:
             if self._plan.workload.transactions_per_mille:
                 nursery.start_soon(self._transactions.answer, instance)
-            if self._plan.workload.schedulers:
-                nursery.start_soon(self._schedules.watch, instance)
             for index in range(self._plan.workload.readers):
                 nursery.start_soon(self._read, instance, index)
 
@@ -308,12 +294,8 @@ class WorkloadClients(Recorder):
             await self._receivers.drain(instance, ends)
         if self._plan.workload.steppers:
             await self._steps.drain(instance)
-        if self._plan.workload.schedulers:
-            await self._schedules.drain(instance)
         if self._plan.workload.expirers:
             await self._lifetimes.drain(instance)
-        if self._plan.workload.limited:
-            await self._quotas.drain(instance)
         await self._read_offsets(instance, process)
 
     async def _read_offsets(self, instance: ClientInstance, process: int) -> None:

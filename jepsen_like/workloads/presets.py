@@ -117,31 +117,10 @@ PRESETS: Final[dict[str, Preset]] = {
         " message is worked off exactly once",
         _workload(producers=16, consumers=0, readers=4, steppers=24),
     ),
-    "schedules": Preset(
-        "clients that put, change, pause, resume and remove repeated schedules: of each instant one"
-        " message at most, none without a right to, none missed without a fault",
-        _workload(producers=16, consumers=0, readers=4, schedulers=12),
-    ),
-    "schedule-dates": Preset(
-        "repeated schedules while dates are set: of each instant one message at most, and what is"
-        " missed is counted",
-        _workload(producers=16, consumers=0, readers=4, schedulers=12),
-        frozenset({Kind.CLOCK_JUMP}),
-    ),
     "time-to-live": Preset(
         "messages that expire, and others beside them: none is delivered after its time, none"
         " within it is passed over",
         _workload(producers=12, consumers=0, readers=4, expirers=28),
-    ),
-    "quotas": Preset(
-        "clients that send below and above quotas of their own, and change them: no more is"
-        " acknowledged than they allow, none refused while they are not spent",
-        _workload(producers=16, consumers=0, readers=4, limited=12),
-    ),
-    "quota-dates": Preset(
-        "quotas while dates are set: brokers count by a clock that no date moves",
-        _workload(producers=16, consumers=0, readers=4, limited=12),
-        frozenset({Kind.CLOCK_JUMP, Kind.CLOCK_DRIFT}),
     ),
     "filters": Preset(
         "consumers that ask for tags or with SQL92: all that matches is seen, nothing else",
@@ -263,9 +242,7 @@ def simulated_workload(name: str) -> Workload:
         receivers=min(4, workload.receivers),
         steppers=min(4, workload.steppers),
         proxies=0,
-        schedulers=min(3, workload.schedulers),
         expirers=min(6, workload.expirers),
-        limited=min(4, workload.limited),
         queues=2,
         interval_ms=SIMULATED_INTERVAL_MS,
     )

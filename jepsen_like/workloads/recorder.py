@@ -149,7 +149,6 @@ OUTCOMES: Final[dict[type[Exception], Outcome]] = {
     client_errors.BrokerBusyError: Outcome.FAIL,
     client_errors.TransactionDecidedError: Outcome.FAIL,
     client_errors.AlreadyDeliveredError: Outcome.FAIL,
-    client_errors.OffsetNotExpectedError: Outcome.FAIL,
     client_errors.StepOvertakenError: Outcome.FAIL,
     client_errors.OffsetIllegalError: Outcome.FAIL,
     client_errors.RequestFailedError: Outcome.FAIL,

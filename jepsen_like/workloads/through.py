@@ -67,7 +67,7 @@ ReceivedT = TypeVar("ReceivedT", bound=Received)
 
 
 class ReceivingConsumer(Protocol[ReceivedT]):
-    """Receives messages one by one; see `dledger.client.consumer.simple_consumer.SimpleConsumer`."""
+    """Receives messages one by one; see `client.consumer.simple_consumer.SimpleConsumer`."""
 
     @property
     def group(self) -> str:

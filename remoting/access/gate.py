@@ -80,12 +80,6 @@ def limited_account(connection: Connection) -> str:
     return account
 
 
-def admit_as(connection: Connection, account: str, limited: str) -> None:
-    """Let accounts count again that were admitted for a request that has waited since."""
-    connection.attributes[_ADMITTED] = account
-    connection.attributes[_LIMITED] = limited
-
-
 class AccessGate:
     """Lets a request through to its handler, or refuses it before anything has happened.
 

@@ -248,17 +248,6 @@ class RequestCode(IntEnum):
     OPEN_PRODUCER = 51110
     # Messages and a consumer group's offsets, all of them or nothing.
     CONSUME_STEP = 51111
-    # Put or delete a quota; the leader answers.
-    CHANGE_QUOTA = 51114
-    # Quotas, and what this broker did because of them.
-    LIST_QUOTAS = 51115
-    # A schedule, as it is to be from now on; or only what it would do.
-    PUT_SCHEDULE = 51120
-    DELETE_SCHEDULE = 51121
-    # Let a schedule rest, or go on.
-    PAUSE_SCHEDULE = 51122
-    # The schedules of a broker group, how far each is, and when it is due next.
-    LIST_SCHEDULES = 51123
 
 
 OWN_CODES = range(51100, 51200)
@@ -317,8 +306,6 @@ class ResponseCode(IntEnum):
     # Ours, answered only to senders of a field of ours.
     # The lock of the queue was lost: a newer grant stands, or none.
     STALE_LOCK_TOKEN = 51151
-    # The queue's next offset is another one than the sender expects.
-    OFFSET_NOT_EXPECTED = 51152
     # The consumer group's offset is another one than the step begins at.
     COMMIT_NOT_EXPECTED = 51153
 

@@ -31,7 +31,6 @@ OUTCOME_FIELD: Final = "outcome"
 LEADER_FIELD: Final = "leaderAddr"
 TERM_FIELD: Final = "term"
 RETRIABLE_FIELD: Final = "retriable"
-NEXT_OFFSET_FIELD: Final = "nextOffset"
 REASON_FIELD: Final = "reason"
 """Which condition it is, where a code alone does not tell."""
 RETRY_AFTER_FIELD: Final = "retryAfterMs"
@@ -67,7 +66,6 @@ class Condition(StrEnum):
     PENDING_FULL = "pending_full"
     BUSY = "busy"
     SEQUENCE_GAP = "sequence_gap"
-    QUOTA_EXCEEDED = "quota_exceeded"
     TIMER_FLOW_CONTROL = "timer_flow_control"
     REQUESTER_AWAY = "requester_away"
     # Refused before append; the same call will be refused again.
@@ -90,7 +88,6 @@ class Condition(StrEnum):
     SEQUENCE_REUSED = "sequence_reused"
     ILLEGAL_OPERATION = "illegal_operation"
     STALE_LOCK_TOKEN = "stale_lock_token"
-    OFFSET_NOT_EXPECTED = "offset_not_expected"
     COMMIT_NOT_EXPECTED = "commit_not_expected"
     STALE_RECEIPT = "stale_receipt"
     POP_AT_WORK = "pop_at_work"
@@ -124,7 +121,6 @@ ANSWERS: Final[Mapping[Condition, Answer]] = {
     Condition.DISK_FULL: Answer(ResponseCode.SERVICE_NOT_AVAILABLE, "not_stored", True),
     Condition.PENDING_FULL: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
     Condition.BUSY: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
-    Condition.QUOTA_EXCEEDED: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
     Condition.SEQUENCE_GAP: Answer(ResponseCode.SYSTEM_BUSY, "not_stored", True),
     Condition.TIMER_FLOW_CONTROL: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", True),
     Condition.REQUESTER_AWAY: Answer(ResponseCode.SYSTEM_ERROR, "not_stored", True),
@@ -156,7 +152,6 @@ ANSWERS: Final[Mapping[Condition, Answer]] = {
     Condition.SEQUENCE_REUSED: Answer(ResponseCode.MESSAGE_ILLEGAL, "not_stored", False),
     Condition.ILLEGAL_OPERATION: Answer(ResponseCode.ILLEGAL_OPERATION, "not_stored", False),
     Condition.STALE_LOCK_TOKEN: Answer(ResponseCode.STALE_LOCK_TOKEN, "not_stored", False),
-    Condition.OFFSET_NOT_EXPECTED: Answer(ResponseCode.OFFSET_NOT_EXPECTED, "not_stored", False),
     Condition.COMMIT_NOT_EXPECTED: Answer(ResponseCode.COMMIT_NOT_EXPECTED, "not_stored", False),
     # RocketMQ's clients take it for "no such message": the handle is good for nothing any more.
     Condition.STALE_RECEIPT: Answer(ResponseCode.NO_MESSAGE, "not_stored", False),

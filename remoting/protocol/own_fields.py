@@ -11,7 +11,6 @@ A step of a consumer names in `COMMITS_FIELD` the offsets that it moves, and fro
 
 A commit with `BY_OPERATOR_FIELD` is one that an operator wants, and no consumer makes.
 
-A send with `EXPECTED_FIELD` is stored only where the queue's next offset is that one.
 
 Records of another cluster come with the queue and the offset that they have there.
 
@@ -42,34 +41,6 @@ from dledger.remoting.protocol.command import ExtFields
 
 BY_OPERATOR_FIELD: Final = "byOperator"
 """Of UPDATE_CONSUMER_OFFSET: `true`, it is an administrative act, and has an audit line."""
-
-
-# --------------------------------------------------------------------------------- expected offsets
-
-
-EXPECTS_FIELD: Final = "expectedOffsets"
-"""Of the answer to CAPABILITIES: `true`, sends may name the offset they expect."""
-
-EXPECTED_FIELD: Final = "expectedQueueOffset"
-"""Of 10, 310 and 320: the queue offset that the first message has to get."""
-
-
-def expected_offset_of(ext: ExtFields) -> int | None:
-    """Return the offset that a send expects, None when it expects none.
-
-    Raises:
-        BadRequestError: It is no offset.
-    """
-    text = ext.get(EXPECTED_FIELD)
-    if text is None:
-        return None
-    try:
-        offset = int(text)
-    except (TypeError, ValueError):
-        offset = -1
-    if not 0 <= offset < 1 << 63:
-        raise BadRequestError(f"{EXPECTED_FIELD} is no queue offset: {str(text)[:32]!r}")
-    return offset
 
 
 # ------------------------------------------------------------------------------ expired messages

@@ -32,9 +32,6 @@ MORE_PAGES = (
     "/message?topic=orders&broker=broker-a&queue=0&offset=1",
     "/dead-letters/group?name=billing",
     "/settings?all=1",
-    "/schedule?name=nightly",
-    "/schedule?name=odd",
-    "/quota?kind=account&name=order-service",
     "/topics?system=1",
 )
 
@@ -169,47 +166,6 @@ def test_dead_letters_are_given_back(page: Page, served: ConsoleCluster) -> None
     assert done(page).startswith("Done: give all new dead letters back to billing")
     page.goto(f"{served.address}/changes")
     expect(page.locator("tbody tr").first).to_contain_text("no account from 127.0.0.1")
-
-
-def test_a_schedule_is_added_rests_and_is_removed(page: Page, served: ConsoleCluster) -> None:
-    page.goto(f"{served.address}/schedules")
-    expect(page.locator("tr", has_text="nightly")).to_contain_text("Europe/Berlin")
-    expect(page.locator("tr", has_text="hourly")).to_contain_text("paused")
-    for field, text in (
-        ("name", "made-here"),
-        ("expression", "0 6 * * mon-fri"),
-        ("time_zone", "Asia/Tokyo"),
-        ("topic", "orders"),
-        ("body", "good morning"),
-    ):
-        page.locator(f"[name={field}]").fill(text)
-    page.get_by_role("button", name="Add").click()
-    assert done(page).startswith("Done: add schedule made-here: 0 6 * * mon-fri Asia/Tokyo")
-    expect(page.locator("#body")).to_have_text("good morning")
-    page.get_by_role("button", name="Pause the schedule").click()
-    assert done(page).startswith("Done: pause schedule made-here")
-    expect(page.locator("#state")).to_have_text("paused")
-    page.get_by_role("button", name="Resume the schedule").click()
-    expect(page.locator("#state")).to_have_text("active")
-    page.locator("[name=again]").fill("made-here")
-    page.get_by_role("button", name="Remove the schedule").click()
-    assert done(page).startswith("Done: remove schedule made-here")
-    expect(page.locator("tbody")).not_to_contain_text("made-here")
-
-
-def test_a_quota_is_set_changed_and_removed(page: Page, served: ConsoleCluster) -> None:
-    page.goto(f"{served.address}/quotas")
-    page.locator("[name=name]").fill("made-here")
-    page.locator("[name=sent_messages_per_s]").fill("2000")
-    page.get_by_role("button", name="Set", exact=True).click()
-    assert done(page).startswith("Done: set the quota of account made-here")
-    expect(page.locator("table")).to_contain_text("2,000 messages/s")
-    page.locator("[name=connections]").fill("7")
-    page.get_by_role("button", name="Change", exact=True).click()
-    expect(page.locator("table")).to_contain_text("0 / 7")
-    page.get_by_role("button", name="Remove the quota").click()
-    assert done(page).startswith("Done: remove the quota of account made-here")
-    expect(page.locator("tbody")).not_to_contain_text("made-here")
 
 
 def test_the_cluster_moves_without_a_reload(page: Page) -> None:

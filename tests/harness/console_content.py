@@ -73,7 +73,6 @@ async def filled(namesrv: str) -> AsyncIterator[None]:
             )
             await producer.send(Message("orders", bytes(range(256)), keys="binary"))
             await producer.send(Message("payments", b"reminder", delay_level=18))
-            await _schedules_and_quotas(admin)
             await payer.send_in_transaction(
                 Message("payments", b"half", keys="payment-1"), _undecided
             )
@@ -89,16 +88,6 @@ async def filled(namesrv: str) -> AsyncIterator[None]:
                     while not await _is_complete(admin):
                         await trio.sleep(0.1)
                 yield
-
-
-async def _schedules_and_quotas(admin: Admin) -> None:
-    report = Message("payments", b"make the report", tags="night", keys="report")
-    await admin.put_schedule("nightly", "30 3 * * *", report, time_zone="Europe/Berlin")
-    await admin.put_schedule("hourly", "@every 1h", Message("orders", b"count"), paused=True)
-    await admin.put_schedule("odd", "@daily", Message("orders", HOSTILE.encode()))
-    await admin.set_quota(account="order-service", sent_messages_per_s=2000, connections=20)
-    await admin.set_quota(account="", received_bytes_per_s=20 << 20, connections=50)
-    await admin.set_quota(client="batch-import")
 
 
 async def _is_complete(admin: Admin) -> bool:

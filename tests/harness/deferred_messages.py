@@ -1,8 +1,7 @@
-"""Delays, timers, transactions and schedules together, beside a model of what was answered.
+"""Delays, timers and transactions together, beside a model of what was answered.
 
 Rounds of hostile steps, each followed by quiet: then each message that was answered as stored is in
-its topic once and was not early, what was recalled or rolled back is nowhere, and each instant of a
-schedule has one message. Time is virtual.
+its topic once and was not early, and what was recalled or rolled back is nowhere. Time is virtual.
 """
 
 from __future__ import annotations
@@ -25,13 +24,10 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.headers import RecallHandle
 from dledger.remoting.protocol.outcome import outcome_of
-from dledger.remoting.protocol.schedule_bodies import ScheduleBody
-from dledger.services.repeated_messages import RepeatedMessageService
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.settings_tables import BrokerTable, StoreTable
-from dledger.state.schedules import SchedulesChange
 from dledger.state.topics import SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from tests.harness.broker import LEVELS_MS, Broker
 from tests.harness.deferred_model import Message
@@ -64,7 +60,6 @@ class Deferred:
         self.replies: list[tuple[RemotingCommand, RemotingCommand]] = []
         self.dates: list[tuple[float, int]] = []
         """When the date was set back, and what it was before."""
-        self.instants: dict[str, list[int]] = {}
         self.there: dict[tuple[str, int], list[bytes]] = {}
         self.removals: list[list[str]] = []
         """Outcomes, empty without one, of removals of topic U that are not applied."""
@@ -112,9 +107,6 @@ class Deferred:
                 RULES,
                 StoreTable(file_reserved_time=1),
                 clock=self.clock,
-            ),
-            RepeatedMessageService(
-                self.group, self.clock, processors.schedules, topics, self.broker.settings
             ),
         )
         self.scopes: dict[str, trio.CancelScope] = {}
@@ -184,18 +176,8 @@ class Deferred:
         for topic in applied.deleted_topics:
             self.there = {key: found for key, found in self.there.items() if key[0] != topic}
             self.removals.pop(0)
-        for change in applied.changes:
-            for name in change.delete if isinstance(change, SchedulesChange) else ():
-                self.instants.pop(name, None)
 
     def stored(self, record: Record, topic: str) -> None:
-        if (name := record.property_map.get("SCHEDULE_NAME")) is not None:
-            due_ms = int(record.property_map["SCHEDULE_DUE_MS"])
-            before = self.instants.setdefault(name, [])
-            assert not before or due_ms > before[-1], f"{name} is sent again for {due_ms}"
-            assert due_ms <= self.latest_ms(self.clock.monotonic() - 600), "early"
-            before.append(due_ms)
-            return
         message = self.messages[bytes(record.body)]
         if topic == TRANS_CHECK_MAX_TIME_TOPIC:
             message.given_up += 1
@@ -309,23 +291,6 @@ class Deferred:
         ext = end_ext(message.half, decision, fromTransactionCheck=is_checked)
         self.ask(CODE.END_TRANSACTION, ext, answered)
 
-    def put_schedule(self) -> None:
-        expression = self.rng.choice(["@every 1s", "@every 3s", "* * * * *", "*/2 * * * *"])
-        body = ScheduleBody(
-            expression=expression,
-            body=b"%d" % self.rng.randrange(3),
-            paused=self.rng.random() < 0.2,
-        )
-        ext = {"name": self.rng.choice("ab"), "topic": self.rng.choice(list(TOPICS))}
-        self.ask(CODE.PUT_SCHEDULE, ext, lambda _: None, body.encode())
-
-    def pause_schedule(self) -> None:
-        ext = {"name": self.rng.choice("ab"), "paused": self.rng.choice(["true", "false"])}
-        self.ask(CODE.PAUSE_SCHEDULE, ext, lambda _: None)
-
-    def delete_schedule(self) -> None:
-        self.ask(CODE.DELETE_SCHEDULE, {"name": self.rng.choice("ab")}, lambda _: None)
-
     def remove_topic(self) -> None:
         outcome: list[str] = []
 
@@ -348,13 +313,6 @@ class Deferred:
         """Remove the topic, make it again, and go on with it, all at once."""
         for request_of in (self.remove_topic, self.make_topic, self.plain, self.plain):
             request_of()
-            if self.rng.random() < 0.5:
-                self.group.append()
-
-    def switch_schedule(self) -> None:
-        """Change schedules and change them back, all at once."""
-        for _ in range(4):
-            self.pause_schedule()
             if self.rng.random() < 0.5:
                 self.group.append()
 
@@ -437,9 +395,8 @@ class Deferred:
     def step(self) -> None:
         steps = (
             (self.plain, 6), (self.delayed, 8), (self.timed, 8), (self.half, 8),
-            (self.recall, 5), (self.end, 14), (self.put_schedule, 4), (self.pause_schedule, 3),
-            (self.delete_schedule, 1), (self.remove_topic, 3), (self.make_topic, 5),
-            (self.remake_topic, 2), (self.switch_schedule, 2),
+            (self.recall, 5), (self.end, 14),
+            (self.remove_topic, 3), (self.make_topic, 5), (self.remake_topic, 2),
             (self.group.append, 6), (self.settle, 6), (self.refuse, 2), (self.stall, 3),
             (self.unknown, 2), (self.not_stored, 2), (self.set_date, 1), (self.break_off, 2),
             (self.depose, 1), (self.damage, 1), (self.leave, 1), (self.register, 2),
@@ -464,7 +421,6 @@ class Deferred:
         self.lift()
         self.make_topic()
         self.register()
-        self.delete_schedules()
         self.pause_s = 0.5
         await trio.sleep(QUIET_S)
         self.pause_s = 0.02
@@ -480,7 +436,3 @@ class Deferred:
             message.check()
         for (topic, queue_id), bodies in self.there.items():
             assert self.world.bodies(topic, queue_id) == bodies
-
-    def delete_schedules(self) -> None:
-        for name in "ab":
-            self.ask(CODE.DELETE_SCHEDULE, {"name": name}, lambda _: None)

@@ -19,11 +19,11 @@ from tests.harness.shipped_files import ROOT
 
 PAGE: Final = ROOT / "docs" / "reference" / "errors.md"
 MODULES: Final = (
-    client.core.errors,
+    dledger.client.core.errors,
     dledger.broker_errors,
     dledger.filters.errors,
-    namesrv.errors,
-    remoting.errors,
+    dledger.namesrv.errors,
+    dledger.remoting.errors,
 )
 
 WHEN: Final = {
@@ -46,7 +46,6 @@ WHEN: Final = {
         "`max_pending_bytes` wait for a majority, or something has waited for it too long"
     ),
     Condition.BUSY: "too many requests of this kind are open",
-    Condition.QUOTA_EXCEEDED: "its account or client is above its quota",
     Condition.SEQUENCE_GAP: "an idempotent send came before one that it follows",
     Condition.TIMER_FLOW_CONTROL: "too many messages wait for their time",
     Condition.REQUESTER_AWAY: "the requester of a reply is not connected here, or refused it",
@@ -76,7 +75,6 @@ WHEN: Final = {
     Condition.CONSUMER_NOT_ONLINE: "no consumer of the group is connected here",
     Condition.CLIENT_SILENT: "a client that was asked through the broker gave no answer in time",
     Condition.STALE_LOCK_TOKEN: "the lock token shown is not that of the grant that stands",
-    Condition.OFFSET_NOT_EXPECTED: "the queue's next offset is not the one that the send expects",
     Condition.COMMIT_NOT_EXPECTED: "the consumer group's offset is not where the step begins",
 }
 

@@ -30,7 +30,6 @@ from dledger.commitlog.record import encode_record, pack_host
 from dledger.commitlog.store_paths import StorePaths
 from dledger.group_api import (
     AppliedListener,
-    ExpectedOffset,
     OffsetCommit,
     OnBarrier,
     OnDone,
@@ -64,14 +63,11 @@ class Term:
 class _Waiting:
     batch: RecordBatch
     on_done: OnDone
-    expected: ExpectedOffset | None = None
     commits: Sequence[OffsetCommit] = ()
 
     @property
     def is_conditional(self) -> bool:
-        return self.expected is not None or any(
-            commit.expected is not None for commit in self.commits
-        )
+        return any(commit.expected is not None for commit in self.commits)
 
 
 @dataclass
@@ -159,7 +155,6 @@ class FakeGroup:
         on_done: OnDone,
         *,
         is_applied: bool = True,
-        expected: ExpectedOffset | None = None,
         commits: Sequence[OffsetCommit] = (),
     ) -> None:
         if self.leadership is None:
@@ -169,7 +164,7 @@ class FakeGroup:
         size = len(memoryview(batch.records)) + SIZE_FIELD_BYTES * len(batch.sizes)
         if size + ENTRY_HEADER_BYTES > self.log.max_entry_bytes:
             raise LocalProtocolError(f"a batch of {size} bytes fits no entry")
-        self._waiting.append(_Waiting(batch, on_done, expected, commits))
+        self._waiting.append(_Waiting(batch, on_done, commits))
 
     def report_damage(self, position: int, size: int) -> None:
         self.damage_reports.append((position, size))
@@ -217,13 +212,11 @@ class FakeGroup:
         self.apply()
 
     def append(self) -> None:
-        """Append everything that waits as one entry; what expects an offset begins another one."""
+        """Append everything that waits as one entry; what expects a commit begins another one."""
         waiting: list[_Waiting] = []
         while self._waiting and not (waiting and self._waiting[0].is_conditional):
             item = self._waiting.pop(0)
-            error: MQError | None = self._commits.refusal_of(item.commits)
-            if item.expected is not None:
-                error = error or self._offsets.refusal_of(item.expected)
+            error = self._commits.refusal_of(item.commits)
             if error is None:
                 waiting.append(item)
             else:
@@ -361,9 +354,6 @@ class FakeConnection:
     asked: list[RemotingCommand] = field(default_factory=list)
     closed: str = ""
     heartbeats: int = 0
-    held: list[float] = field(default_factory=list)
-    """Seconds by which answers are to be held."""
-    leaves: str = ""
     when_answered_: dict[int, tuple[RemotingCommand, Callable[[RemotingCommand], None]]] = field(
         default_factory=dict
     )
@@ -375,12 +365,6 @@ class FakeConnection:
         self, asked: RemotingCommand, on_response: Callable[[RemotingCommand], None]
     ) -> None:
         self.when_answered_[id(asked)] = (asked, on_response)
-
-    def hold_answer(self, _asked: RemotingCommand, delay_s: float) -> None:
-        self.held.append(delay_s)
-
-    def leave_soon(self, reason: str = "") -> None:
-        self.leaves = reason
 
     def answered(self, asked: RemotingCommand, response: RemotingCommand) -> None:
         """Let those know that wait for the answer."""

@@ -10,7 +10,7 @@ import trio
 
 from dledger.commitlog.entry import RecordBatch, Run
 from dledger.commitlog.record import Record, decode_record, encode_record
-from dledger.group_api import ExpectedOffset, OffsetCommit, OnDone
+from dledger.group_api import OffsetCommit, OnDone
 from dledger.processors.transactions import CheckBack
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
@@ -76,10 +76,9 @@ class ServedGroup:
             on_done: OnDone,
             *,
             is_applied: bool = True,
-            expected: ExpectedOffset | None = None,
             commits: Sequence[OffsetCommit] = (),
         ) -> None:
-            propose(batch, on_done, is_applied=is_applied, expected=expected, commits=commits)
+            propose(batch, on_done, is_applied=is_applied, commits=commits)
             proposed.set()
 
         self.group.propose = noted  # type: ignore[method-assign]  # counts calls

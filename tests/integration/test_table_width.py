@@ -45,8 +45,6 @@ TABLES = [
     "config get brokerName fileReservedTime",
     "dlq ls",
     "context ls",
-    f"schedule add nightly @daily go --topic {TOPIC} --time-zone Europe/Berlin",
-    "schedule ls",
     "log inspect FOLDER",
     "log verify FOLDER",
     "raft history FOLDER",

@@ -29,15 +29,8 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-PACKAGES = (
-    "client",
-    "commitlog",
-    "dledger",
-    "jepsen_like",
-    "namesrv",
-    "remoting",
-    "spark_jobs",
-)
+LINKED = ("client", "commitlog", "jepsen_like", "namesrv", "remoting", "spark_jobs")
+PACKAGES = ("dledger", *(f"dledger.{linked}" for linked in LINKED))
 SCRIPTS = (
     *("dledger", "dledger-broker", "dledger-namesrv"),
     *("dledger-chaos", "dledger-proxy", "dledger-console"),
@@ -152,13 +145,13 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_holds_the_seven_packages_and_nothing_else(wheel: Path) -> None:
+def test_wheel_holds_one_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     (information,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
-    assert {name.split("/")[0] for name in names} == {*PACKAGES, information}
+    assert {name.split("/")[0] for name in names} == {"dledger", information}
     in_tree = {
-        path.relative_to(ROOT).as_posix()
-        for package in PACKAGES
+        (Path(below) / path.relative_to(ROOT)).as_posix()
+        for package, below in [("dledger", ""), *((linked, "dledger") for linked in LINKED)]
         for path in (ROOT / package).rglob("*")
         if path.suffix in SHIPPED
     }
@@ -175,7 +168,7 @@ def test_wheel_needs_nothing_of_tests_or_spark(wheel: Path) -> None:
 
 def test_wheel_types_are_those_of_every_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+    assert {f"{package.replace('.', '/')}/py.typed" for package in PACKAGES} <= set(names)
     assert "Typing :: Typed" in metadata(wheel, "Classifier")
 
 
@@ -208,7 +201,11 @@ def test_packages_are_loaded_from_where_the_wheel_was_installed(clean: Path) -> 
     assert len(files) == len(PACKAGES)
     for package, file in zip(PACKAGES, files, strict=True):
         assert Path(file).is_relative_to(clean / "venv"), file
-        assert Path(file).parent.name == package
+        assert Path(file).parent.name == package.split(".")[-1]
+    (site,) = (clean / "venv" / "lib").glob("python*/site-packages")
+    installed = {path.name for path in site.iterdir() if path.name != "dependencies.pth"}
+    (information,) = (name for name in installed if name.endswith(".dist-info"))
+    assert installed == {"dledger", information}
 
 
 def test_the_scripts_run(clean: Path) -> None:

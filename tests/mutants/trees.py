@@ -14,7 +14,15 @@ from typing import Final
 from tests.mutants.patches import Patch, plant, read_patches
 
 ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("commitlog", "remoting", "client", "namesrv", "dledger", "jepsen_like")
+PACKAGES: Final = (
+    "commitlog",
+    "remoting",
+    "client",
+    "namesrv",
+    "dledger",
+    "jepsen_like",
+    "spark_jobs",
+)
 
 
 def planted_text(patch: Patch) -> dict[str, str]:
@@ -62,12 +70,12 @@ def copy_tree(folder: Path, *, with_tests: bool = False) -> Path:
             check=True,
         )
         for name in map(os.fsdecode, listed.stdout.split(b"\0")):
-            if name and (ROOT / name).is_file():
+            if name and (ROOT / name).exists():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, folder / name)
+                shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
     else:
         for package in PACKAGES:
-            shutil.copytree(ROOT / package, folder / package, dirs_exist_ok=True)
+            shutil.copytree(ROOT / package, folder / package, symlinks=True, dirs_exist_ok=True)
     shutil.copy2(ROOT / "tests/mutants/planted_chance.py", folder)
     return folder
 

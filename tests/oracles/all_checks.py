@@ -14,10 +14,8 @@ from dledger.jepsen_like.checkers import (
     locks,
     polls,
     pop,
-    quotas,
     retention,
     retries,
-    schedules,
     steps,
     transactions,
 )
@@ -53,7 +51,6 @@ def check_row_wise(
     late_quiet_max_ns: int | None = None,
     keeps: retention.Keeps | None = None,
     late_effect_ns: int = 0,
-    pace_error_ns: int = 0,
 ) -> list[Verdict]:
     """Return one verdict per checker; arguments as of `dledger.jepsen_like.checkers.all_checks`."""
     if late_effect_ns:
@@ -110,33 +107,12 @@ def check_row_wise(
         )
     if any(op.f in steps.OPERATIONS for op in operations):
         verdicts.append(checked(steps.NAME, lambda: steps.check_history(operations)))
-    if any(op.f in schedules.OPERATIONS for op in operations):
-        verdicts.append(
-            checked(
-                schedules.NAME,
-                lambda: schedules.check_history(
-                    operations,
-                    clock_error_ns=clock_error_ns,
-                    drained=settled,
-                    record=record_of(history.events, election_ns),
-                ),
-            )
-        )
     if any(op.f in lifetimes.OPERATIONS for op in operations):
         verdicts.append(
             checked(
                 lifetimes.NAME,
                 lambda: lifetimes.check_history(
                     operations, clock_error_ns=clock_error_ns, drained=settled
-                ),
-            )
-        )
-    if any(op.f in quotas.OPERATIONS for op in operations):
-        verdicts.append(
-            checked(
-                quotas.NAME,
-                lambda: quotas.check_history(
-                    operations, pace_error_ns=pace_error_ns, drained=settled
                 ),
             )
         )

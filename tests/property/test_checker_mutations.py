@@ -39,9 +39,7 @@ TESTS = Path(__file__).parents[1] / "unit" / "jepsen_like" / "checkers"
 WITH_TESTS_OF_THEIR_OWN = (
     "pop",
     "steps",
-    "schedules",
     "lifetimes",
-    "quotas",
     "producer_order",
     "push_group",
     "retries",

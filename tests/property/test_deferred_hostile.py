@@ -1,8 +1,7 @@
-"""Delays, timers, transactions and schedules together, beside a model of what was answered.
+"""Delays, timers and transactions together, beside a model of what was answered.
 
 Rounds of hostile steps, each followed by quiet: then each message that was answered as stored is in
-its topic once and was not early, what was recalled or rolled back is nowhere, and each instant of a
-schedule has one message. Time is virtual.
+its topic once and was not early, and what was recalled or rolled back is nowhere. Time is virtual.
 """
 
 from __future__ import annotations

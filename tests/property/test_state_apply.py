@@ -14,8 +14,6 @@ from dledger.commitlog.record import encode_record
 from dledger.proposals import PendingQueueOffsets
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import apply_entry
-from dledger.state.quotas import QuotaConfig, QuotasChange
-from dledger.state.schedules import Fired, Schedule, ScheduleConfig, SchedulesChange
 from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
@@ -75,33 +73,6 @@ access_change = st.builds(
     st.lists(st.sampled_from(["account-a", "account-b", "never-there"]), max_size=2).map(tuple),
     st.one_of(st.none(), st.just(""), st.just("10.0.0.*")),
 )
-quota = st.builds(
-    QuotaConfig,
-    st.sampled_from(["account", "client"]),
-    st.sampled_from(["", "a"]),
-    st.one_of(st.none(), st.integers(1, 9)),
-)
-quotas_change = st.builds(
-    QuotasChange,
-    st.lists(quota, max_size=2).map(tuple),
-    st.lists(st.sampled_from(["account:a", "client:"]), max_size=2).map(tuple),
-)
-schedule = st.builds(
-    ScheduleConfig,
-    st.sampled_from(["schedule-a", "schedule-b"]),
-    TOPICS,
-    st.just(b"go"),
-    st.sampled_from(["@every 5s", "@daily"]),
-    paused=st.booleans(),
-)
-schedules_change = st.builds(
-    SchedulesChange,
-    st.lists(schedule, max_size=2).map(tuple),
-    st.integers(1, 1000),
-    st.lists(st.sampled_from(["schedule-a", "never-there"]), max_size=1).map(tuple),
-)
-fire = st.tuples(st.just("fire"), st.integers(1, 99))
-"""All schedules there are, that much later than they stand."""
 delay_step = st.tuples(st.integers(1, 18), st.integers(1, 50))
 
 # Deleting a topic and sending to it never stand in one entry: processors keep them apart.
@@ -111,9 +82,6 @@ step = st.one_of(
     groups_change,
     offsets_change,
     access_change,
-    quotas_change,
-    schedules_change,
-    fire,
     delay_step,
 )
 
@@ -129,16 +97,9 @@ class Model:
         self.progress: dict[int, int] = {}
         self.accounts: dict[str, AccountConfig] = {}
         self.white, self.access_changes = "", 0
-        self.quotas: dict[str, QuotaConfig] = {}
-        self.schedules: dict[str, Schedule] = {}
 
     def change(self, change: StateChange) -> None:
         if isinstance(change, TopicsChange):
-            self.schedules = {
-                name: row
-                for name, row in self.schedules.items()
-                if row.config.topic not in change.delete
-            }
             for config in change.put:
                 self.topics[config.topic] = config
             for name in change.delete:
@@ -166,39 +127,6 @@ class Model:
                 self.accounts.pop(name, None)
             self.white = self.white if change.white_addresses is None else change.white_addresses
             self.access_changes += 1
-        elif isinstance(change, QuotasChange):
-            for quota in change.put:
-                self.quotas[f"{quota.kind}:{quota.name}"] = quota
-            for name in change.delete:
-                self.quotas.pop(name, None)
-        elif isinstance(change, SchedulesChange):
-            self.change_schedules(change)
-
-    def change_schedules(self, change: SchedulesChange) -> None:
-        for config in change.put:
-            old = self.schedules.get(config.name)
-            if old is None:
-                row = Schedule(config, change.at_ms, change.at_ms)
-            else:
-                is_other = old.config.expression != config.expression
-                counts_ms = change.at_ms if is_other else old.counts_from_ms
-                after_ms = old.after_ms
-                if is_other or old.config.paused != config.paused:
-                    after_ms = max(after_ms, change.at_ms)
-                row = Schedule(config, counts_ms, after_ms, old.last_ms, old.fired, old.missed)
-            self.schedules[config.name] = row
-        for name in change.delete:
-            self.schedules.pop(name, None)
-        for item in change.fired:
-            old = self.schedules[item.name]
-            self.schedules[item.name] = Schedule(
-                old.config,
-                old.counts_from_ms,
-                item.due_ms,
-                item.due_ms,
-                old.fired + 1,
-                old.missed + item.missed,
-            )
 
     def check(self, tables: StateTables) -> None:
         ends = {key: bounds.max_offset for key, bounds in tables.queues.items()}
@@ -207,8 +135,6 @@ class Model:
         assert tables.subscription_groups == self.groups
         assert tables.delay_progress == self.progress
         assert tables.accounts == self.accounts
-        assert tables.quotas == self.quotas
-        assert tables.schedules == self.schedules
         assert (tables.white_addresses, tables.access_counter) == (self.white, self.access_changes)
         offsets = {
             (group, topic, queue_id): offset
@@ -232,14 +158,7 @@ def batch_for(model: Model, item: Any) -> RecordBatch:
             runs.append(Run(topic, queue_id, count))
             model.ends[topic, queue_id] += count
         return batch_of(records, *runs)
-    if isinstance(item, tuple) and item[0] == "fire":
-        item = SchedulesChange(
-            fired=tuple(
-                Fired(name, row.after_ms, row.after_ms + item[1], item[1] // 10)
-                for name, row in sorted(model.schedules.items())
-            )
-        )
-    elif isinstance(item, tuple):
+    if isinstance(item, tuple):
         level, more = item
         at = model.progress.get(level, 0)
         item = DelayProgressChange(level, at, at + more)

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import pytest
 
+from dledger.client.core.errors import ClientError
 from dledger.client.core.message import Message
+from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
 from dledger.jepsen_like.simulation.node import ClientNode
 from dledger.jepsen_like.simulation.world import World, run_world
 from dledger.spark_jobs.run import judge_run
 from tests.harness.shipped_files import ROOT
 from tests.harness.walks import counts, files_of, first_missed, stated_counts, stays
-from tests.simulation.test_expected_offsets import make_topic
 
 SEND = "One send"
 HISTORY = "One history of a chaos run"
+
+
+async def make_topic(node: ClientNode) -> None:
+    assert node.instance is not None
+    async with Producer(node.instance, "makers") as producer:
+        while True:
+            with suppress(ClientError):
+                queues = await producer.publish_queues("TBW102")
+                queue = MessageQueue("Orders", queues[0].broker_name, 0)
+                await producer.send_to(queue, Message("Orders", b"made"))
+                return
+            await node.clock.sleep(0.5)
 
 
 @pytest.mark.parametrize("title", [SEND, HISTORY])

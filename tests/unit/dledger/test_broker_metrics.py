@@ -27,7 +27,6 @@ from dledger.remoting.protocol.bodies import (
     SubscriptionData,
 )
 from dledger.remoting.protocol.codes import RequestCode
-from dledger.services.quota_buckets import Figures
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, TopicConfig
 from dledger.testing.doubles import ManualClock
@@ -179,9 +178,6 @@ def test_raft_metrics_carry_the_members_name(watched: Watched) -> None:
         "dledger_held_pulls": 0,
         "dledger_transactions_given_up_total": 0,
         "dledger_expired_messages_total": 0,
-        "dledger_schedules": 0,
-        "dledger_schedule_messages_total": 0,
-        "dledger_schedule_missed_total": 0,
         "dledger_disk_used_ratio": 0,
         "dledger_listener_failures_total": 0,
         "dledger_connections": 0,
@@ -334,21 +330,6 @@ def test_names_of_clients_cannot_break_the_page(watched: Watched) -> None:
     assert shown == r"g\"} 1\n"
 
 
-def test_quotas_show_what_they_held_by_name(watched: Watched) -> None:
-    figures = watched.broker.processors.metering.buckets.figures
-    figures["account:orders"] = Figures(1.5, 2)
-    figures["client:a:b"] = Figures(0.25, 0)
-    figures[""] = Figures(3.0, 4)
-    page = watched.page()
-    assert page.of("dledger_quota_throttled_seconds_total", "kind", "name") == {
-        ("account", "orders"): 1.5,
-        ("client", "a:b"): 0.25,
-        ("", ""): 3.0,
-    }
-    refused = page.of("dledger_quota_refused_total", "kind", "name")
-    assert (refused["account", "orders"], refused["", ""]) == (2, 4)
-
-
 def test_transactions_are_counted_when_they_are_decided(watched: Watched) -> None:
     broker = watched.broker
     halves = [begin(broker) for _ in range(4)]
@@ -400,7 +381,6 @@ def test_guide_lists_exactly_the_metrics(watched: Watched) -> None:
     tables = "".join(line for line in guide.splitlines() if line.startswith("| `"))
     named = set(re.findall(r"`((?:rocketmq|dledger)_[a-z_]+)`", tables))
     watched.port.ends.note("h:1", "idle", 0.0)
-    broker.processors.metering.buckets.figures["account:a"] = Figures(1.5, 2)
     routes = RouteInfoManager()
     watched.latency.answered(RequestCode.SEND_MESSAGE_V2, 0, 0.002)
     of_broker = watched.page().kinds.keys()

@@ -9,15 +9,16 @@ import trio
 
 from dledger.applier import APPLY_AT_ONCE_ENTRIES, APPLY_INTERVAL_S
 from dledger.broker_errors import (
+    CommitNotExpectedError,
     NotLeaderError,
-    OffsetNotExpectedError,
     PendingFullError,
     ShuttingDownError,
     UnknownOutcomeError,
 )
 from dledger.commitlog.record import decode_record
-from dledger.group_api import ExpectedOffset, Proposed
+from dledger.group_api import OffsetCommit, Proposed
 from dledger.proposals import GroupSettings
+from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from tests.harness.groups import Groups, bodies, running_groups
 from tests.harness.raft_cluster import batch
 
@@ -53,35 +54,35 @@ async def test_what_arrives_during_one_flush_becomes_one_entry(tmp_path: Path) -
         assert [result.first_offsets[0] for result in results] == [n // 4 for n in range(50)]
 
 
-async def test_expected_offset_counts_what_waits_before_it(tmp_path: Path) -> None:
+async def test_commit_that_a_step_expects_counts_what_waits_before_it(tmp_path: Path) -> None:
     """Of those that wait for one flush each is compared with all before it."""
     async with running_groups(tmp_path) as groups:
         leader = (await groups.leader()).group
-        await leader.submit(batch(b"first"))
         results: dict[str, Proposed] = {}
 
-        def propose(name: str, expected: int | None) -> None:
+        def propose(name: str, offset: int, expected: int | None) -> None:
             def on_done(proposed: Proposed) -> None:
                 results[name] = proposed
 
-            wanted = None if expected is None else ExpectedOffset("T", 0, expected)
-            leader.propose(batch(name.encode()), on_done, expected=wanted)
+            change = ConsumerOffsetsChange((("g", "T", 0, offset),))
+            commit = OffsetCommit("g", "T", 0, offset, expected)
+            leader.propose(state_batch(change), on_done, commits=[commit])
 
-        for name, expected in (
-            ("plain", None), ("early", 1), ("right", 2), ("twice", 2), ("behind", None),
-            ("last", 4), ("beyond", 9),
+        for name, offset, expected in (
+            ("plain", 1, None), ("early", 5, 0), ("right", 2, 1), ("twice", 3, 1),
+            ("behind", 3, None), ("last", 4, 3), ("beyond", 9, 8),
         ):  # fmt: skip
-            propose(name, expected)
+            propose(name, offset, expected)
         leader.kick()
         with trio.fail_after(60):
             while len(results) < 7:
                 await trio.sleep(0.01)
-        stored = {name: p.first_offsets for name, p in results.items() if p.outcome == "stored"}
-        assert stored == {"plain": (1,), "right": (2,), "behind": (3,), "last": (4,)}
-        refused = {name: results[name].error for name in ("early", "twice", "beyond")}
-        assert all(isinstance(error, OffsetNotExpectedError) for error in refused.values())
-        assert [error.next_offset for error in refused.values()] == [2, 3, 5]  # type: ignore[union-attr]  # seen above
-        assert bodies(leader) == [b"first", b"plain", b"right", b"behind", b"last"]
+        stored = {name for name, proposed in results.items() if proposed.outcome == "stored"}
+        assert stored == {"plain", "right", "behind", "last"}
+        refused = [results[name].error for name in ("early", "twice", "beyond")]
+        assert all(isinstance(error, CommitNotExpectedError) for error in refused)
+        assert [error.committed for error in refused] == [1, 2, 4]  # type: ignore[union-attr]  # seen above
+        assert leader.state.consumer_offset("g", "T", 0) == 4
 
 
 async def test_a_send_is_answered_when_it_is_committed(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ FAIL = """
 import sys
 {before}
 from dledger.remoting.log import get_logger
-log = get_logger("client.x")
+log = get_logger("dledger.client.x")
 def listener(secret):
     raise ValueError("no")
 log.debug("queues_given", queues=3)
@@ -73,7 +73,7 @@ def test_a_line_is_filtered_before_it_is_made(caplog: pytest.LogCaptureFixture) 
             raise AssertionError("was formatted")
 
     structlog.reset_defaults()
-    log = get_logger("client.y")
+    log = get_logger("dledger.client.y")
     with caplog.at_level(logging.WARNING, logger="dledger"):
         log.info("nothing", what=Costly())
         log.bind(peer="n1").warning("something 100%", n=1)

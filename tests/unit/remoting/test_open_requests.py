@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,23 +30,6 @@ def test_larger_request_than_the_limit_is_admitted_alone() -> None:
     assert held.finish(large) is None
     assert (len(held), held.size_bytes, limiter.in_use) == (0, 0, 0)
     assert held.admit(small, limiter, 3.0) is None
-
-
-def test_answer_is_held_while_its_request_is_open() -> None:
-    held, limiter = OpenRequests(LIMITS), Limiter("send", 10)
-    slow, quick, closed = asked(1), asked(1), asked(1)
-    for command in (slow, quick):
-        assert held.admit(command, limiter, 1.0) is None
-    held.hold(slow, 2.5)
-    held.hold(closed, 2.5)
-    assert len(held.held) == 1, "what is not open has no answer"
-    assert held.answer_at_s(quick) == -math.inf
-    assert (held.answer_at_s(slow), held.answer_at_s(slow)) == (2.5, None)
-    held.finish(slow)
-    assert held.held == {}
-    held.hold(quick, 2.5)
-    held.end_all()
-    assert held.held == {}
 
 
 def test_full_limiter_is_named_and_nothing_is_held() -> None:

@@ -54,7 +54,6 @@ TABLE = """
     subscription_not_latest 25  not_stored  retriable
     not_found            22  not_stored  final
     offset_moved         21  not_stored  final
-    quota_exceeded        2  not_stored  retriable
     sequence_gap          2  not_stored  retriable
     sequence_too_old      1  unknown     final
     sequence_undecided    1  unknown     retriable
@@ -64,7 +63,6 @@ TABLE = """
     sequence_reused      13  not_stored  final
     illegal_operation   604  not_stored  final
     stale_lock_token        51151 not_stored final
-    offset_not_expected     51152 not_stored final
     commit_not_expected     51153 not_stored final
     stale_receipt           208 not_stored final
     pop_at_work             16 not_stored retriable

@@ -32,9 +32,7 @@ from dledger.commitlog.seams import DiskFile
 from dledger.commitlog.store_paths import StorePaths
 from dledger.maintenance import members_of
 from dledger.raft.identity import Identity
-from dledger.state.schedules import Fired, Schedule, ScheduleConfig, SchedulesChange
 from dledger.state.snapshot import snapshot
-from dledger.state.state_record import state_batch
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from tests.harness.replica_folders import SEGMENT_BYTES, flip, settings, usual, write_folder
@@ -124,20 +122,6 @@ def test_restored_folder_has_the_entries_tables_and_units(
         assert (identity.cluster, identity.group, identity.name) == ("c2", "G2", "m0")
         assert identity.voters == {"m0": members.members[0].incarnation}
         assert identity.is_of_another_group({"n0": "1" * 32})
-
-
-def test_schedules_come_back_where_they_stood(tmp_path: Path) -> None:
-    writer = usual(20)
-    config = ScheduleConfig("nightly", "T", b"go", "@daily")
-    writer.batch(state_batch(SchedulesChange((config,), 5)))
-    writer.batch(state_batch(SchedulesChange(fired=(Fired("nightly", 5, 9, 2),))))
-    source = write_folder(tmp_path / "n0", writer.frames, clean=False)
-    identity = StorePaths(str(source)).identity
-    Identity.found(OsDisk(), identity, cluster="c", group="G", name="n0", incarnation="1" * 32)
-    back_up(source, tmp_path / "bk")
-    restored(tmp_path / "bk", tmp_path / "new")
-    with opened(tmp_path / "new") as after:
-        assert after.tables.schedules == {"nightly": Schedule(config, 5, 9, 9, 1, 2)}
 
 
 @pytest.mark.parametrize("old", [0, 20])

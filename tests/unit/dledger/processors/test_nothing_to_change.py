@@ -21,7 +21,6 @@ TOPIC = {
     "order": "false",
 }
 GROUP = b'{"groupName":"readers","consumeEnable":true,"retryQueueNums":2}'
-QUOTA = {"op": "put", "kind": "account", "name": "orders", "sentMessagesPerS": "5"}
 
 
 @pytest.mark.parametrize(
@@ -31,8 +30,6 @@ QUOTA = {"op": "put", "kind": "account", "name": "orders", "sentMessagesPerS": "
         (CODE.DELETE_TOPIC_IN_BROKER, {"topic": "absent"}, b"", False),
         (CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, GROUP, True),
         (CODE.DELETE_SUBSCRIPTIONGROUP, {"groupName": "absent"}, b"", False),
-        (CODE.CHANGE_QUOTA, QUOTA, b"", True),
-        (CODE.CHANGE_QUOTA, {"op": "delete", "kind": "account", "name": "absent"}, b"", False),
         (
             CODE.CLONE_GROUP_OFFSET,
             {"srcGroup": "absent", "destGroup": "readers", "topic": "orders", "offline": "false"},

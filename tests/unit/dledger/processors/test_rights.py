@@ -50,8 +50,7 @@ def group(name: str) -> Right:
 
 
 MESSAGES = {100: "T", 200: "%RETRY%g", 300: "SCHEDULE_TOPIC_XXXX"}
-SCHEDULES = {"nightly": "U"}
-RULES = broker_rules(MESSAGES.get, "Default", SCHEDULES.get)
+RULES = broker_rules(MESSAGES.get, "Default")
 
 
 def rights(code: int, ext: dict[str, Any] | None = None, body: object = None) -> list[Right]:
@@ -129,12 +128,6 @@ def test_rights_keep_cluster_changes_for_administrators() -> None:
         "AUTH_GET_ACL",
         "AUTH_LIST_ACL",
         "RAFT_CHANGE",
-        "CHANGE_QUOTA",
-        "LIST_QUOTAS",
-        "PUT_SCHEDULE",
-        "DELETE_SCHEDULE",
-        "PAUSE_SCHEDULE",
-        "LIST_SCHEDULES",
         "SET_MESSAGE_REQUEST_MODE",
         "GET_ALL_MESSAGE_REQUEST_MODE",
     }
@@ -156,14 +149,6 @@ WITH_RIGHTS: dict[RequestCode, tuple[dict[str, Any], object, list[Right]]] = {
         None,
         [topic("T", PUB), group("g"), topic("U", SUB)],
     ),
-    # One that is replaced needs the right to the topic that it had, too.
-    CODE.PUT_SCHEDULE: (
-        {"topic": "T", "name": "nightly"},
-        None,
-        [topic("T", PUB), topic("U", PUB)],
-    ),
-    CODE.DELETE_SCHEDULE: ({"name": "nightly"}, None, [topic("U", PUB)]),
-    CODE.PAUSE_SCHEDULE: ({"name": "not-there"}, None, []),
     CODE.RECALL_MESSAGE: ({"topic": "T"}, None, [topic("T", PUB)]),
     CODE.PULL_MESSAGE: (
         {"topic": "T", "consumerGroup": "g"},

@@ -208,7 +208,6 @@ ENCODERS = {
     "processors/send_records.py": "bytes of a client, which were verified",
     "processors/reply.py": "bytes of a client",
     "services/leader_loop.py": "a note of our own",
-    "services/repeated_messages.py": "messages of a schedule, which is state",
     "services/stored_record.py": "the one place for copies",
     "state/state_record.py": "state",
     "cli/bench_store.py": "a measurement",

@@ -70,7 +70,7 @@ def test_an_access_record_is_read_as_it_was_written() -> None:
 def test_an_access_record_with_a_new_field_stops_the_node() -> None:
     """Without it this member would grant what another refuses."""
     body = cbor2.loads(encode_change(AccessChange((ACCOUNT,)))[1])
-    body["put"][0]["quota"] = 5
+    body["put"][0]["language"] = 5
     with pytest.raises(InvariantBroken, match="unreadable state record on queue 14"):
         decode_change(ACCESS_QUEUE, cbor2.dumps(body))
 

@@ -27,7 +27,6 @@ from dledger.state.pop import (
     RequestMode,
 )
 from dledger.state.queue_lock import LockGrant, LockRelease, QueueLocksChange
-from dledger.state.quotas import QuotaConfig, QuotasChange
 from dledger.state.snapshot import framed, load, snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
@@ -131,7 +130,7 @@ def steps(group: FakeGroup, rng: random.Random) -> Iterator[None]:
     state = group.state
     while True:
         topic, name = rng.choice(topics), rng.choice(names)
-        match rng.randrange(13):
+        match rng.randrange(12):
             case 0:
                 change(group, TopicsChange(put=(TopicConfig(topic, rng.randrange(1, 40)),)))
             case 1:
@@ -192,9 +191,6 @@ def steps(group: FakeGroup, rng: random.Random) -> Iterator[None]:
                 put = (AccountConfig(f"account-{name}", "s" * rng.randrange(7, 40)),)
                 white = rng.choice([None, "", "10.0.0.*"])
                 change(group, AccessChange(put, (f"account-{rng.choice(names)}",), white))
-            case 11:
-                quota = QuotaConfig("account", name, rng.choice([None, 5, 500]))
-                change(group, QuotasChange((quota,), (f"account:{rng.choice(names)}",)))
             case _:
                 at = state.delay_progress.get(3, 0)
                 change(group, DelayProgressChange(3, at, at + 1))

@@ -24,6 +24,4 @@ def test_every_part_of_the_checks_has_a_workload() -> None:
     assert workload_for("drain", 1000).consumers == 0
     assert workload_for("queue-log", 1000).readers > 0
     assert workload_for("locks", 1000).lockers > 0
-    assert workload_for("schedules", 1000).schedulers > 0
     assert workload_for("time-to-live", 1000).expirers > 0
-    assert workload_for("quotas", 1000).limited > 0

@@ -15,7 +15,6 @@ from dledger.client.core.errors import (
     BrokerRefusedError,
     ClientError,
     OffsetIllegalError,
-    OffsetNotExpectedError,
     ReplyTimedOutError,
     RequestFailedError,
     RequestTimedOutError,
@@ -46,8 +45,6 @@ def make(kind: type[MQError]) -> MQError:
         return kind("x", send_result=None)  # type: ignore[arg-type]  # it is not read
     if issubclass(kind, OffsetIllegalError):
         return kind("x", next_begin_offset=0, min_offset=0, max_offset=0)
-    if issubclass(kind, OffsetNotExpectedError):
-        return kind("x", code=1, next_offset=0)
     if issubclass(kind, StepOvertakenError):
         return kind("x", code=1, committed_offset=0)
     if issubclass(kind, BrokerRefusedError | BrokerBusyError):
