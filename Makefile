@@ -29,7 +29,7 @@ TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
 TWO_AT_A_TIME := -n 2 --dist loadgroup
 ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
 
-.PHONY: setup docs console-pictures proto matrix peer-fuzz small-histories clean-histories check lint types imports unit unit-together unit-alone test test-long slow-together slow-alone chromium deploy-tools java spark bench-spark notebook demo bench bench-peers leader-kills determinism mutants mutants-unseen soak chaos chaos-mutants interop mqadmin coverage clean
+.PHONY: setup docs proto matrix peer-fuzz small-histories clean-histories check lint types imports unit unit-together unit-alone test test-long slow-together slow-alone chromium deploy-tools java spark bench-spark notebook demo bench bench-peers leader-kills determinism mutants mutants-unseen soak chaos chaos-mutants interop mqadmin coverage clean
 
 setup: $(STAMP)
 
@@ -87,10 +87,6 @@ chromium:
 # so. helm is no package of Debian's: it is used where it is installed.
 deploy-tools:
 	@command -v promtool >/dev/null && command -v docker-compose >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus docker-compose >/dev/null; } || echo "Some files in deploy/ are not read by their tools: as root, apt-get install prometheus docker-compose"
-
-# The pictures of docs/operate/console.md, from a running cluster.
-console-pictures: setup chromium
-	$(BIN)/python -m tests.harness.console_pictures
 
 # Spark needs a Java runtime of version 17 or later; without one its tests are skipped and say so.
 java:

@@ -42,6 +42,10 @@ class ClusterLook:
     registered: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
 
+    def leaders(self) -> dict[str, str | None]:
+        """Return the address of the leader of each broker group; None: there is none."""
+        return {name: judge_group(name, members).leader for name, members in self.groups.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
@@ -49,12 +53,10 @@ class MemberRow:
 
     Attributes:
         name: Its id in the group; empty where it never answered.
-        address: Where clients reach it.
         role: ``leader``, ``follower``, ``candidate``, ``learner``,
             ``observer``; ``no answer``, ``refused``.
         lag: Entries it has to apply until it is where the leader's commit stands; None: not known.
-        acked_ms_ago: When it last acknowledged something to its leader.
-        disk_used: Share of its disk that is used, 0 to 1; None: not known.
+        disk: Share of its disk that is used, as it reports it.
         remarks: What an operator should see.
     """
 
@@ -62,14 +64,10 @@ class MemberRow:
     address: str
     role: str
     term: int | None = None
-    last_index: int | None = None
     commit_index: int | None = None
     applied_index: int | None = None
     lag: int | None = None
-    acked_ms_ago: int | None = None
-    disk_used: float | None = None
-    disk_text: str = ""
-    elections: int | None = None
+    disk: str = ""
     remarks: tuple[str, ...] = ()
 
 
@@ -133,29 +131,24 @@ def known_members(members: Mapping[str, Status | None]) -> dict[str, Status | No
     leader = judge_group("", members).leader
     found = dict(members)
     if leader is not None:
-        named = {
-            str(member["client_address"])
-            for member in (members[leader] or {}).get("members", ())
-            if member.get("client_address")
-        }
+        listed = (members[leader] or {}).get("members", ())
+        named = [str(m["client_address"]) for m in listed if m.get("client_address")]
         if named:
             found = {a: said for a, said in found.items() if said is not None or a in named}
             found = dict.fromkeys(named) | found
-    names = names_in(members)
+    names = _names_in(members)
     return {a: found[a] for a in sorted(found, key=lambda a: (names.get(a, ""), a))}
 
 
-def names_in(members: Mapping[str, Status | None]) -> dict[str, str]:
-    """Return address → id in the group, of every member that any of them names. Pure."""
+def _names_in(members: Mapping[str, Status | None]) -> dict[str, str]:
+    """Return address → id in the group, of every member that any of them names."""
     found: dict[str, str] = {}
     for address, said in members.items():
+        for member in () if said is None else said.get("members", ()):
+            found[str(member.get("client_address"))] = str(member.get("name", ""))
         if said is not None:
-            found |= {
-                str(member.get("client_address")): str(member.get("name", ""))
-                for member in said.get("members", ())
-            }
             found[address] = str(said.get("self", ""))
-    return {address: name for address, name in found.items() if name}
+    return found
 
 
 def group_views(look: ClusterLook) -> list[GroupView]:
@@ -166,58 +159,38 @@ def group_views(look: ClusterLook) -> list[GroupView]:
 def _group_view(look: ClusterLook, name: str, members: Mapping[str, Status | None]) -> GroupView:
     health = judge_group(name, members)
     leading: Status = {} if health.leader is None else members[health.leader] or {}
-    names = names_in(members)
+    names = _names_in(members)
     rows = tuple(
         _member_row(look, address, said, leading, names.get(address, ""))
         for address, said in members.items()
     )
-    reasons = tuple(
-        f"{address} refuses this console's account"
-        for address in members
-        if address in look.refused
-    ) + tuple(reason for reason in health.reasons if reason.partition(" ")[0] not in look.refused)
-    return GroupView(name, health.healthy, health.leader, health.term, reasons, rows)
+    refusing = [f"{a} refuses this console's account" for a in members if a in look.refused]
+    reasons = [text for text in health.reasons if text.partition(" ")[0] not in look.refused]
+    return GroupView(name, health.healthy, health.leader, health.term, (*refusing, *reasons), rows)
 
 
 def _member_row(
     look: ClusterLook, address: str, said: Status | None, leading: Status, name: str
 ) -> MemberRow:
     commit = leading.get("commit_index")
+    is_refused = address in look.refused
     peer: Status = leading.get("peers", {}).get(name, {})
-    acked = peer.get("acked_ms_ago")
+    applied = peer.get("match_index") if said is None else said.get("applied_index")
+    lag = None if commit is None or applied is None else max(0, int(commit) - int(applied))
     if said is None:
-        behind = None
-        if commit is not None and peer.get("match_index") is not None:
-            behind = max(0, int(commit) - int(peer["match_index"]))
-        is_refused = address in look.refused
-        return MemberRow(
-            name,
-            address,
-            "refused" if is_refused else "no answer",
-            lag=behind,
-            acked_ms_ago=acked,
-            remarks=(
-                "answers, and refuses the account of this console"
-                if is_refused
-                else "does not answer this console",
-            ),
-        )
-    applied = said.get("applied_index")
-    figures = look.figures.get(address, {})
+        remarks = ("answers, and refuses the account of this console",) if is_refused else ()
+        role = "refused" if is_refused else "no answer"
+        return MemberRow(name, address, role, lag=lag, remarks=remarks)
     return MemberRow(
-        str(said.get("self", name)),
+        name,
         address,
         _role(said),
-        term=said.get("term"),
-        last_index=said.get("last_index"),
-        commit_index=said.get("commit_index"),
-        applied_index=applied,
-        lag=None if commit is None or applied is None else max(0, int(commit) - int(applied)),
-        acked_ms_ago=acked,
-        disk_used=_ratio(figures.get("commitLogDiskRatio")),
-        disk_text=figures.get("commitLogDirCapacity", "").rstrip("."),
-        elections=said.get("elections"),
-        remarks=tuple(_remarks(look, address, said)),
+        said.get("term"),
+        said.get("commit_index"),
+        said.get("applied_index"),
+        lag,
+        look.figures.get(address, {}).get("commitLogDiskRatio", ""),
+        tuple(_remarks(look, address, said)),
     )
 
 
@@ -229,25 +202,13 @@ def _role(said: Status) -> str:
 
 
 def _remarks(look: ClusterLook, address: str, said: Status) -> list[str]:
-    found = []
-    if said.get("role") == "leader" and not said.get("serving"):
-        found.append("leads and does not serve yet")
-    if said.get("doubtful"):
-        found.append("may have lost entries: has no vote until it is filled again")
-    if said.get("damaged"):
-        found.append("its log is damaged")
-    if said.get("refilling"):
-        found.append("is filled again from its leader")
-    if (said.get("scrub") or {}).get("damaged_entries"):
-        found.append(f"scrub: {said['scrub']['damaged_entries']} damaged entries")
-    if look.registered and address not in look.registered:
-        found.append("no NameServer knows it")
-    return found
-
-
-def _ratio(text: str | None) -> float | None:
-    try:
-        value = float(text) if text is not None else -1.0
-    except ValueError:
-        return None
-    return value if 0 <= value <= 1 else None
+    damaged = (said.get("scrub") or {}).get("damaged_entries")
+    remarks = {
+        "leads and does not serve yet": said.get("role") == "leader" and not said.get("serving"),
+        "may have lost entries: has no vote until it is filled again": said.get("doubtful"),
+        "its log is damaged": said.get("damaged"),
+        "is filled again from its leader": said.get("refilling"),
+        f"scrub: {damaged} damaged entries": damaged,
+        "no NameServer knows it": look.registered and address not in look.registered,
+    }
+    return [text for text, holds in remarks.items() if holds]
