@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests in these folders only compute: they share the processors. Those in any other folder have
 # real processes, sockets and disks. With bounds on real time they run one at a time, nothing
 # beside them but what is nice; those that are marked side_by_side only wait, so two run at a time.
-ONLY_COMPUTE := tests/unit tests/property tests/simulation
+ONLY_COMPUTE := tests/unit tests/property tests/simulation tools/bench/tests
 PYTEST := $(BIN)/python -m pytest -q
 TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
 TWO_AT_A_TIME := -n 2 --dist loadgroup
@@ -180,7 +180,7 @@ leader-kills: setup
 	LEADER_KILLS=$(LEADER_KILLS) $(BIN)/python -m pytest -q -s -x --timeout 3600 tests/integration/test_leader_kills.py
 
 bench-peers: setup
-	$(BIN)/python -m tests.peers $(PEERS)
+	$(BIN)/python -m tools.bench $(PEERS)
 
 soak: setup
 	$(BIN)/dledger sim soak --minutes $(SOAK_MINUTES) --jobs 2 --at-least $(SOAK_AT_LEAST)
