@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest -q
 # Tests in these folders only compute. Those of the others have real processes, sockets and disks,
 # and wait for them: more run at a time than there are processors.
-COMPUTE := tests/unit tests/property tests/simulation -n auto --dist worksteal
+COMPUTE := tests/unit tests/property tests/simulation tools/bench/tests -n auto --dist worksteal
 PROCESSES := tests/integration tests/browser -n 4 --dist loadgroup
 STAGES := $(PYTHON) tests/gate/stages.py
 
@@ -219,7 +219,7 @@ bench: setup
 PEERS ?= --docs
 
 bench-peers: setup
-	$(BIN)/python -m tests.peers $(PEERS)
+	$(BIN)/python -m tools.bench $(PEERS)
 
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest -q

@@ -9,10 +9,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from dledger.jepsen_like.report.canvas import BLUE, GOOD, GREY, INK, ORANGE, SAND, VERMILLION
-from tests.peers.figures import Row
-from tests.peers.loads import CASES
-from tests.peers.plan import CONTENDERS, FLUSH
-from tests.peers.table import Report
+from tools.bench.figures import Row
+from tools.bench.loads import CASES
+from tools.bench.plan import CONTENDERS, FLUSH
+from tools.bench.table import Report
 
 COLOURS: Final = {
     "nats": SAND,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from dledger.output import CliError
-from tests.peers.figures import Measured, Row, Target, rows_of, targets
-from tests.peers.loads import CASE
-from tests.peers.plan import CONTENDER
+from tools.bench.figures import Measured, Row, Target, rows_of, targets
+from tools.bench.loads import CASE
+from tools.bench.plan import CONTENDER
 
 BEGIN = "<!-- peers -->"
 END = "<!-- end of peers -->"

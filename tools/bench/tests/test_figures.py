@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.figures import Measured, Target, rank, ratio, rows_of, targets
+from tools.bench.figures import Measured, Target, rank, ratio, rows_of, targets
 
 OURS = ("ours", "64")
 NATS = ("nats", "64")

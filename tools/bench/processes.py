@@ -14,7 +14,7 @@ import trio
 
 from dledger.output import CliError
 from tests.harness.shipped_files import ROOT
-from tests.peers.loads import Lines
+from tools.bench.loads import Lines
 
 STOP_TIMEOUT_S: Final = 10.0
 """After SIGTERM; then SIGKILL."""
@@ -43,7 +43,7 @@ class Program:
         with self.log_path.open("ab") as log:
             # From this thread: the kernel ends the child with the thread that made it.
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.peers.tied", str(os.getpid()), *self.argv],
+                [sys.executable, "-m", "tools.bench.tied", str(os.getpid()), *self.argv],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if piped else log,
                 stderr=log,

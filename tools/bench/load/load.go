@@ -1,4 +1,4 @@
-// NATS' Go client as a load. Arguments and output: tests/peers/loads.py.
+// NATS' Go client as a load. Arguments and output: tools/bench/loads.py.
 //
 // One outstanding send is synchronous; more are asynchronous, which costs this client half as much as
 // a goroutine for each.

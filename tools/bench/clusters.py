@@ -16,8 +16,8 @@ from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.ports import free_ports, is_free
 from dledger.cli.topic_command import create_topic
 from dledger.output import CliError
-from tests.peers.processes import Program, run_program
-from tests.peers.tools import SOURCES, Tools
+from tools.bench.processes import Program, run_program
+from tools.bench.tools import SOURCES, Tools
 
 TOPIC: Final = "peers"
 QUEUES: Final = 4

@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from dledger.output import CliError, ExitCode
-from tests.peers.loads import CASE
-from tests.peers.tools import NATS_VERSION, ROCKETMQ_VERSION
+from tools.bench.loads import CASE
+from tools.bench.tools import NATS_VERSION, ROCKETMQ_VERSION
 
 PAGE_CACHE: Final = "page cache of a majority"
 FLUSH: Final = "flush on a majority"

@@ -1,4 +1,4 @@
-"""``python -m tests.peers``: NATS, RocketMQ and this project, measured in turn on this machine."""
+"""``python -m tools.bench``: NATS, RocketMQ and this project, measured in turn on this machine."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Annotated, Final
 import trio
 from cyclopts import App, Parameter
 
-from dledger.cli.bench_command import flush_time
+from dledger.cli.bench_command import flush_ms
 from dledger.cli.main import run as run_app
 from dledger.output import CliError, ExitCode, note
-from tests.harness.shipped_files import ROOT
-from tests.peers.figures import Measured
-from tests.peers.picture import draw
-from tests.peers.plan import chains_of, estimate_s, plan
-from tests.peers.rounds import Settings, play
-from tests.peers.table import Machine, as_json, as_markdown, report_of, spliced
-from tests.peers.tools import fetch
+from tools.bench.figures import Measured
+from tools.bench.picture import draw
+from tools.bench.plan import chains_of, estimate_s, plan
+from tools.bench.rounds import Settings, play
+from tools.bench.table import Machine, as_json, as_markdown, report_of, spliced
+from tools.bench.tools import fetch
 
+ROOT: Final = Path(__file__).parents[2]
 WORK: Final = ROOT / "build" / "peers"
 PAGE: Final = ROOT / "docs" / "operate" / "performance.md"
 BESIDE_PAGE: Final = PAGE.parent / "peers"
@@ -83,7 +83,7 @@ async def measure(
     machine = Machine(
         cores=len(os.sched_getaffinity(0)),
         load_average=load_average,
-        flush_ms=flush_time().measured,
+        flush_ms=flush_ms(),
         rounds=rounds,
         seconds=seconds,
         warm_s=warm,

@@ -15,17 +15,16 @@ from typing import Final
 import msgspec
 import trio
 
-from dledger.cli.bench_load import cpu_s
-from dledger.cli.bench_scale import rss_mib
+from dledger.cli.bench_load import cpu_s, rss_mib
 from dledger.commitlog.errors import MQError
 from dledger.output import CliError
-from tests.peers import clusters
-from tests.peers.clusters import TOPIC, Cluster
-from tests.peers.figures import Measured
-from tests.peers.loads import CASE, Case, Lines, arguments
-from tests.peers.plan import Contender, Step, kills_of
-from tests.peers.processes import Program
-from tests.peers.tools import Tools
+from tools.bench import clusters
+from tools.bench.clusters import TOPIC, Cluster
+from tools.bench.figures import Measured
+from tools.bench.loads import CASE, Case, Lines, arguments
+from tools.bench.plan import Contender, Step, kills_of
+from tools.bench.processes import Program
+from tools.bench.tools import Tools
 
 SETTLE_S: Final = 1.0
 """Sends before each kill."""
@@ -232,7 +231,7 @@ def client_command(client: str, tools: Tools) -> list[str]:
             "-Dcom.rocketmq.sendMessageWithVIPChannel=false",
             *("-cp", f"{tools.jars}/*:{tools.java_classes}", "Load"),
         ]
-    return [sys.executable, "-m", "tests.peers.sdk_load"]
+    return [sys.executable, "-m", "tools.bench.sdk_load"]
 
 
 class _Cpu:

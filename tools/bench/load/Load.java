@@ -17,7 +17,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
- * RocketMQ's own Java client as a load. Arguments and output: tests/peers/loads.py.
+ * RocketMQ's own Java client as a load. Arguments and output: tools/bench/loads.py.
  *
  * <p>Up to 64 outstanding sends are synchronous, each in a thread of its own; more are asynchronous.
  */

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.output import CliError
-from tests.peers.processes import run_program
+from tools.bench.processes import run_program
 
 NATS_SERVER: Final = "github.com/nats-io/nats-server/v2@v2.15.2"
 NATS_VERSION: Final = "2.15.2"

@@ -1,4 +1,4 @@
-"""``python -m tests.peers.tied PARENT_PID PROGRAM…``: a program that dies with its parent."""
+"""``python -m tools.bench.tied PARENT_PID PROGRAM…``: a program that dies with its parent."""
 
 from __future__ import annotations
 
