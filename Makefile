@@ -23,13 +23,13 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests in these folders only compute: they share the processors. Those in any other folder have
 # real processes, sockets and disks. With bounds on real time they run one at a time, nothing
 # beside them but what is nice; those that are marked side_by_side only wait, so two run at a time.
-ONLY_COMPUTE := tests/unit tests/property tests/simulation
+ONLY_COMPUTE := tests/unit tests/property tests/simulation tools/bench/tests
 PYTEST := $(BIN)/python -m pytest -q
 TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
 TWO_AT_A_TIME := -n 2 --dist loadgroup
 ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
 
-.PHONY: setup docs console-pictures proto matrix peer-fuzz small-histories clean-histories check lint types imports unit unit-together unit-alone test test-long slow-together slow-alone chromium deploy-tools java spark bench-spark notebook demo bench bench-peers leader-kills determinism mutants mutants-unseen soak chaos chaos-mutants interop mqadmin coverage clean
+.PHONY: setup docs proto matrix peer-fuzz small-histories clean-histories check lint types imports unit unit-together unit-alone test test-long slow-together slow-alone chromium deploy-tools java spark bench-spark notebook demo bench bench-peers leader-kills determinism mutants mutants-unseen soak chaos chaos-mutants interop mqadmin coverage clean
 
 setup: $(STAMP)
 
@@ -87,10 +87,6 @@ chromium:
 # so. helm is no package of Debian's: it is used where it is installed.
 deploy-tools:
 	@command -v promtool >/dev/null && command -v docker-compose >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus docker-compose >/dev/null; } || echo "Some files in deploy/ are not read by their tools: as root, apt-get install prometheus docker-compose"
-
-# The pictures of docs/operate/console.md, from a running cluster.
-console-pictures: setup chromium
-	$(BIN)/python -m tests.harness.console_pictures
 
 # Spark needs a Java runtime of version 17 or later; without one its tests are skipped and say so.
 java:
@@ -184,7 +180,7 @@ leader-kills: setup
 	LEADER_KILLS=$(LEADER_KILLS) $(BIN)/python -m pytest -q -s -x --timeout 3600 tests/integration/test_leader_kills.py
 
 bench-peers: setup
-	$(BIN)/python -m tests.peers $(PEERS)
+	$(BIN)/python -m tools.bench $(PEERS)
 
 soak: setup
 	$(BIN)/dledger sim soak --minutes $(SOAK_MINUTES) --jobs 2 --at-least $(SOAK_AT_LEAST)

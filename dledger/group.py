@@ -173,13 +173,6 @@ class Group(Proposals):
         return "" if secret is None else secret.membership_proof(self.group_identity)
 
     @property
-    def member_addresses(self) -> tuple[str, ...]:
-        """Advertised addresses of the members, as far as known."""
-        members = self.node.roster.members
-        found = (m.client_address for m in (() if members is None else members.members))
-        return tuple(sorted({address for address in found if address}))
-
-    @property
     def has_other_members(self) -> bool:
         """Whether another member may have a copy of what is damaged here."""
         return len(self.node.peers) > 0

@@ -210,10 +210,6 @@ class BrokerGroup(Protocol):
         """What members alone can send to NameServers, the same for each; empty without a secret."""
 
     @property
-    def member_addresses(self) -> tuple[str, ...]:
-        """Advertised ``ip:port`` of every member, as far as known."""
-
-    @property
     def readable(self) -> bool:
         """Whether queues and log hold what the state has; not while a snapshot is refilled."""
 

@@ -470,7 +470,6 @@ class Registration:
             body_crc32=zlib.crc32(body) & CRC_MASK,
             group_identity=self._group.group_identity,
             membership_proof=self._group.membership_proof or None,
-            member_addresses=";".join(self._group.member_addresses),
             topics_since=None if since is None else since.text,
         )
         return request(RequestCode.REGISTER_BROKER, header.encode(), body)

@@ -270,8 +270,7 @@ class InstallationRecord:
       a snapshot that is still there means nothing.
 
     Attributes:
-        phase: None when none was ever recorded: there was no installation, or it was one of a
-            version that kept no record.
+        phase: None when none was ever recorded: there was no installation.
     """
 
     def __init__(self, disk: Disk, path: str) -> None:

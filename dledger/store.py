@@ -176,10 +176,11 @@ class ReplicaStore:
 
     def _load_tables(self) -> None:
         own = self._tables_in(self.paths.snapshot)
-        given = self._given(own)
-        if given is not None:
-            self._refill_from(given)
-            return
+        if self._installation.phase is Phase.REFILLING:
+            given = self._tables_in(self.paths.install)
+            if given is not None:
+                self._refill_from(given)
+                return
         self._end_installation()
         if own is not None and self._holds(own):
             self._continue_from(own)
@@ -198,19 +199,6 @@ class ReplicaStore:
             self._note_damaged_log("log_without_tables", first_index=self.log.first_index)
             self._begin_log_anew(Anchor(), Phase.DONE)
             self._derive_from_first()
-
-    def _given(self, own: StateTables | None) -> StateTables | None:
-        """Return the tables of an installation under way; None when there is none."""
-        if self._installation.phase is Phase.REFILLING:
-            return self._tables_in(self.paths.install)
-        if self._installation.phase is not None:
-            return None
-        # A version without the record: a snapshot counts until a checkpoint has passed it. Its
-        # file may be an older one that a power cut has brought back.
-        given = self._tables_in(self.paths.install)
-        if given is None or (own is not None and own.applied_index > given.applied_index):
-            return None
-        return None if given.floor.first_index < self.log.first_index else given
 
     def _note_damaged_log(self, event: str, **facts: int) -> None:
         """Record that acknowledgements are lost, before the log that shows it is changed."""

@@ -18,7 +18,6 @@ from dledger.commitlog.errors import ConfigError
 from dledger.namesrv.errors import RegistrationRefusedError, SettingLockedError
 from dledger.namesrv.name_server import ORDER_TOPIC_CONFIG, NameServer, route_dialect
 from dledger.namesrv.registration import (
-    MEMBERS_MAX,
     PROOF_CHARS_MAX,
     SHOWN_CHARACTERS,
     BrokerLiveInfo,
@@ -210,7 +209,6 @@ class NameServerProcessor:
                 connection=self._number_of(connection),
                 identity=header.group_identity or "",
                 proof=(header.membership_proof or "")[:PROOF_CHARS_MAX],
-                members=frozenset((header.member_addresses or "").split(";")[:MEMBERS_MAX]),
                 since=None
                 if header.topics_since is None
                 else DataVersion.of_text(header.topics_since),

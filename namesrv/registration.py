@@ -2,8 +2,7 @@
 
 A group of ours carries its identity in every registration. While one address with an identity is
 registered under a broker name, the name belongs to that identity: another one is refused, and so
-is an address without any, unless a member with the identity names it as another member. Those are
-members of an older release in the middle of an upgrade; they may take an id that is free.
+is an address without any.
 Brokers of RocketMQ send no identity, and names without one follow RocketMQ's rules.
 
 An identity is no secret. Members that share one send a proof too, which is the same for all of
@@ -50,9 +49,6 @@ from dledger.remoting.protocol.bodies import (
 # ---------------------------------------------------------------------------------- what may enter
 
 
-MEMBERS_MAX: Final = 64
-"""Addresses of members that one registration may name."""
-
 PROOF_CHARS_MAX: Final = 64
 """Longer than that is no proof of ours."""
 
@@ -85,13 +81,12 @@ class Claim:
         return bool(self.identity) + bool(self.identity and self.proof)
 
 
-def refuses_identity(claim: Claim, *, owner: str, proof: str, is_member: bool) -> str:
+def refuses_identity(claim: Claim, *, owner: str, proof: str) -> str:
     """Return why *claim* may not enter a broker name, or an empty text when it may.
 
     Args:
         owner: The identity that the broker name belongs to; empty: to none.
         proof: Proof of registered members of it; empty: none.
-        is_member: Whether a registered address with that identity names this one as a member.
     """
     if claim.identity and not IDENTITY.fullmatch(claim.identity):
         return "the group identity is not 32 hexadecimal digits"
@@ -109,11 +104,9 @@ def refuses_identity(claim: Claim, *, owner: str, proof: str, is_member: bool) -
             f"it belongs to the group {owner}, and this broker is of the group {claim.identity}:"
             " two groups cannot have one name. Give one of them another brokerName, or stop it"
         )
-    if is_member:
-        return ""
     return (
-        f"it belongs to the group {owner}, and this broker names no group. Give it another"
-        " brokerName; upgrade it if it is a member of that group"
+        f"it belongs to the group {owner}, and this broker names no group: give it another"
+        " brokerName"
     )
 
 
@@ -223,7 +216,6 @@ class BrokerLiveInfo:
     connection: int | None
     identity: str = ""
     proof: str = ""
-    members: frozenset[str] = frozenset()
 
     @property
     def claim(self) -> Claim:
@@ -249,9 +241,8 @@ class Registration:
         heartbeat_timeout_ms: Silence after which it is removed, ten minutes at most; None takes
             the NameServer's.
         connection: Number of the connection it came over; None when there is none to lose.
-        identity: Of the broker group; empty: it is a broker of RocketMQ, or of an older release.
+        identity: Of the broker group; empty: it is a broker of RocketMQ.
         proof: What members of that group alone can say; empty: they share no secret.
-        members: Addresses of all members of that group.
         since: *topics* are only those that changed since this version; None: they are all.
         removed_topics: With *since*, topics that were removed.
     """
@@ -269,7 +260,6 @@ class Registration:
     connection: int | None = None
     identity: str = ""
     proof: str = ""
-    members: frozenset[str] = frozenset()
     since: DataVersion | None = None
     removed_topics: Sequence[str] = ()
 

@@ -152,7 +152,6 @@ class RouteInfoManager:
             connection=registration.connection,
             identity=registration.identity,
             proof=registration.proof if registration.identity else "",
-            members=registration.members if registration.identity else frozenset(),
         )
         self._remove_strangers(broker)
         if moved and holder is not None:
@@ -400,24 +399,12 @@ class RouteInfoManager:
         """Return the identity of the group that a broker name belongs to; empty: to none."""
         return next((live.identity for live in self._lives(broker_name) if live.identity), "")
 
-    def members_of(self, broker_name: str) -> set[str]:
-        """Return the addresses that members with an identity name as members."""
-        return {addr for live in self._lives(broker_name) for addr in live.members}
-
-    def stated_identities(self, topic: str) -> dict[str, list[str]]:
-        """Return what clients get of the groups of a topic.
-
-        Returns:
-            Broker name to the identity of its group and the addresses of members that are
-            registered without one, or not at all; without names that belong to no identity.
-        """
-        stated: dict[str, list[str]] = {}
-        for name in sorted(self.topic_queue_table.get(topic, ())):
-            identity = self.identity_of(name)
-            if identity:
-                named = {live.key.broker_addr for live in self._lives(name) if live.identity}
-                stated[name] = [identity, *sorted(self.members_of(name) - named)]
-        return stated
+    def stated_identities(self, topic: str) -> dict[str, str]:
+        """Return broker names of a topic that belong to an identity, and that identity."""
+        owners = {
+            name: self.identity_of(name) for name in sorted(self.topic_queue_table.get(topic, ()))
+        }
+        return {name: identity for name, identity in owners.items() if identity}
 
     # Inside
 
@@ -431,17 +418,15 @@ class RouteInfoManager:
         ]
 
     def _remove_strangers(self, broker: BrokerData) -> None:
-        """Remove brokers that came before the name had an identity or a proof, and is no member."""
+        """Remove brokers that came before the name had an identity or a proof, and have none."""
         name = broker.broker_name
         if not self.identity_of(name):
             return
         proved = any(live.proof for live in self._lives(name))
-        members = self.members_of(name)
         strangers = [
             live.key
             for live in self._lives(name)
-            if (not live.identity and live.key.broker_addr not in members)
-            or (proved and live.identity and not live.proof)
+            if not live.identity or (proved and not live.proof)
         ]
         if strangers:
             self._remove(strangers)
@@ -461,7 +446,6 @@ class RouteInfoManager:
             registration.claim,
             owner=self.identity_of(name),
             proof=next((live.proof for live in self._lives(name) if live.proof), ""),
-            is_member=addr in self.members_of(name),
         )
         if reason:
             raise RegistrationRefusedError(f"broker name {name} is not for {addr}: {reason}")

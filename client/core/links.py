@@ -100,8 +100,6 @@ NAMES_MAX: Final = 10_000
 @dataclass(slots=True)
 class _Known:
     identity: str
-    without: frozenset[str]
-    """Addresses of members that are of an older release, and say nothing of their group."""
     unsaid_since_s: float | None = None
 
 
@@ -111,25 +109,23 @@ class GroupIdentities:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
-    def take(self, stated: Mapping[str, list[str]], names: Iterable[str], now_s: float) -> None:
+    def take(self, stated: Mapping[str, str], names: Iterable[str], now_s: float) -> None:
         """Take what came with a route.
 
         Args:
-            stated: Broker name to its identity, followed by the addresses of members that name
-                none.
+            stated: Broker name to its identity.
             names: All broker names of the route.
         """
         for name in names:
-            words = stated.get(name)
+            identity = stated.get(name)
             known = self._known.get(name)
-            if words:
-                identity, *without = words
+            if identity:
                 if known is not None and known.identity != identity:
                     _log.warning(
                         "group_replaced", broker=name, was=known.identity, identity=identity
                     )
                 if known is not None or len(self._known) < NAMES_MAX:
-                    self._known[name] = _Known(identity, frozenset(without))
+                    self._known[name] = _Known(identity)
             elif known is None:
                 continue
             elif known.unsaid_since_s is None:
@@ -137,27 +133,25 @@ class GroupIdentities:
             elif now_s - known.unsaid_since_s > KEPT_S:
                 del self._known[name]
 
-    def refusal(self, broker_name: str, address: str, identity: str) -> str:
-        """Return why nothing may be sent to *address* for that broker name; empty: it may.
+    def refusal(self, broker_name: str, identity: str) -> str:
+        """Return why nothing may be sent to a broker under that name; empty: it may.
 
         Args:
-            identity: As the broker there reports; empty: not reported.
+            identity: As the broker reports; empty: not reported.
         """
         known = self._known.get(broker_name)
         if known is None or identity == known.identity:
-            return ""
-        if not identity and address in known.without:
             return ""
         said = f"is of the group {identity}" if identity else "names no group"
         return f"it {said}, and {broker_name} is the group {known.identity}; nothing was sent"
 
 
-def stated_identities(text: object) -> dict[str, list[str]]:
+def stated_identities(text: object) -> dict[str, str]:
     """Return what a NameServer's field holds; empty without one, or when it cannot be read."""
     if not isinstance(text, str):
         return {}
     try:
-        return msgspec.json.decode(text, type=dict[str, list[str]])
+        return msgspec.json.decode(text, type=dict[str, str])
     except msgspec.DecodeError:
         return {}
 
@@ -253,7 +247,7 @@ class Links:
         if ready is not None:
             return ready
         link = await self._open(address, timeout_s)
-        refusal = self._identities.refusal(group, address, link.identity) if group else ""
+        refusal = self._identities.refusal(group, link.identity) if group else ""
         if refusal:
             # Asked again at the next use: it may be another process by then.
             if self.opened.get(address) is link:
@@ -267,7 +261,7 @@ class Links:
         link = self.opened.get(address)
         if link is None or link.connection.is_closed:
             return None
-        if group and self._identities.refusal(group, address, link.identity):
+        if group and self._identities.refusal(group, link.identity):
             return None
         return link
 

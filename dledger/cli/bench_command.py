@@ -6,54 +6,51 @@
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from cyclopts import App, Parameter
 
-from dledger.output import CliError, ExitCode, Output, addresses, note, print_json, print_table
-
-# ---------------------------------------------------------------------------------- commands
-
+from dledger.cli.bench_closed import (
+    ConsumeLoad,
+    ProduceLoad,
+    bench_consume,
+    bench_failover,
+    bench_produce,
+)
+from dledger.cli.bench_latency import LatencyLoad, bench_latency
+from dledger.cli.bench_load import POSITIVE, Figures, Target, Temporary
+from dledger.cli.bench_pop import PopLoad, bench_pop
+from dledger.cli.bench_scale import ScaleLoad, bench_scale
+from dledger.cli.bench_store import StoreLoad, bench_store
+from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 
 app = App(name="bench", help="Measure sending, consuming and storing.", backend="trio")
 
-if TYPE_CHECKING:
-    from dledger.cli.bench_load import Target
+MIB: Final = 1 << 20
+FLUSHES: Final = 500
+"""Flushes timed to say how fast the disk is."""
 
-MIB = 1 << 20
-
-ClusterFolder = Annotated[
-    Path | None, Parameter(name="--dir", help="Where the temporary cluster keeps its data.")
-]
-ClusterSettings = Annotated[
-    tuple[str, ...] | None,
-    Parameter(
-        name="--set", help="Setting of the temporary cluster, table.name=value; may be repeated."
-    ),
-]
-BenchNamesrv = Annotated[
-    str | None,
-    Parameter(name=["--namesrv", "-n"], help="An existing cluster, host:port;host:port."),
-]
+FAILOVER_SENDS: Final = 32
+"""Sends outstanding while the leader is killed."""
 
 
-def print_result(title: str, result: Any, output: str) -> None:
+def print_result(title: str, values: Figures, output: str) -> int:
     """Print a measurement: one JSON object, or a table of names and values."""
-    values: dict[str, Any] = msgspec.to_builtins(result)
     if output == "json":
         print_json(values)
-        return
-    rows = [
-        [name.replace("_", " "), f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"]
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-        else [name.replace("_", " "), str(value)]
-        for name, value in values.items()
-    ]
-    print_table(title, ["what", "value"], rows)
+    else:
+        rows = [
+            [name.replace("_", " "), f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"]
+            for name, value in values.items()
+        ]
+        print_table(title, ["what", "value"], rows)
+    return ExitCode.OK
 
 
 @app.command
@@ -71,167 +68,76 @@ def store(
     output: Output = "table",
 ) -> int:
     """Measure MB/s into one log with records, CRC and queue units, beside a raw write."""
-    import tempfile
-
-    from dledger.cli.bench_load import StoreLoad, bench_store
-
     if not (0 < size < 4 * MIB and 1_024 <= entry <= 64 * MIB and total_mib > 0):
         raise CliError("--size up to 4 MiB, --entry from 1 KiB to 64 MiB", exit_code=ExitCode.USAGE)
     where = Path(tempfile.mkdtemp(prefix="dledger-bench-", dir=folder))
-    result = bench_store(
-        where, StoreLoad(body_bytes=size, entry_bytes=entry, total_bytes=total_mib * MIB)
-    )
-    print_result("One log beside a raw sequential write", result, output)
-    return ExitCode.OK
+    load = StoreLoad(body_bytes=size, entry_bytes=entry, total_bytes=total_mib * MIB)
+    return print_result("One log beside a raw sequential write", bench_store(where, load), output)
 
 
 @app.command
 async def produce(
-    *,
-    size: Annotated[int, Parameter(help="Bytes of a body.")] = 256,
-    inflight: Annotated[int, Parameter(help="Outstanding sends.")] = 64,
-    batch: Annotated[int, Parameter(help="Messages of one send.")] = 1,
-    duration: Annotated[float, Parameter(help="Seconds, after one second of warming up.")] = 10.0,
-    queues: Annotated[int, Parameter(help="Queues of the topic.")] = 4,
-    topic: Annotated[str, Parameter(help="Topic to create and use.")] = "bench",
-    idempotent: Annotated[
-        bool, Parameter(negative="--no-idempotent", help="Number the sends, as the SDK does.")
-    ] = True,
-    in_asyncio: Annotated[
-        bool,
-        Parameter(name="--asyncio", negative=(), help="Send through dledger.aio, not in trio."),
-    ] = False,
-    namesrv: BenchNamesrv = None,
-    folder: ClusterFolder = None,
-    set_: ClusterSettings = None,
-    output: Output = "table",
+    *, load: ProduceLoad = ProduceLoad(), target: Target = Target(), output: Output = "table"
 ) -> int:
     """Send for some seconds; report rate, latency and failures.
 
     Without --namesrv a temporary cluster of three brokers is started on this machine.
     """
-    from dledger.cli.bench_load import ProduceLoad, bench_produce
-
-    _positive(size=size, inflight=inflight, batch=batch, duration=duration, queues=queues)
-    load = ProduceLoad(topic, size, inflight, batch, duration, queues, idempotent, in_asyncio)
-    result = await bench_produce(_target(namesrv, folder, set_), load, note)
-    print_result("", result, output)
-    return ExitCode.OK
+    return print_result("", await bench_produce(target, load, note), output)
 
 
 @app.command
 async def latency(
-    *,
-    rate: Annotated[float, Parameter(help="Messages a second, whatever the answers do.")] = 1_000.0,
-    duration: Annotated[float, Parameter(help="Seconds, after one second of warming up.")] = 10.0,
-    size: Annotated[int, Parameter(help="Bytes of a body.")] = 256,
-    queues: Annotated[int, Parameter(help="Queues of the topic.")] = 4,
-    topic: Annotated[str, Parameter(help="Topic to create and use.")] = "bench-latency",
-    namesrv: BenchNamesrv = None,
-    folder: ClusterFolder = None,
-    set_: ClusterSettings = None,
-    output: Output = "table",
+    *, load: LatencyLoad = LatencyLoad(), target: Target = Target(), output: Output = "table"
 ) -> int:
     """Send at a fixed rate; report latencies from the intended times, and the achieved rate.
 
     The rate does not fall while the cluster is slow: what waits then is in the percentiles.
     Without --namesrv a temporary cluster of three brokers is started on this machine.
     """
-    from dledger.cli.bench_latency import LatencyLoad, bench_latency
-
-    _positive(rate=rate, duration=duration, size=size, queues=queues)
-    load = LatencyLoad(topic, rate, duration, size, queues)
-    result = await bench_latency(_target(namesrv, folder, set_), load, note)
-    print_result("", result, output)
-    return ExitCode.OK
+    return print_result("", await bench_latency(target, load, note), output)
 
 
 @app.command
 async def consume(
-    *,
-    size: Annotated[int, Parameter(help="Bytes of a body.")] = 256,
-    messages: Annotated[int, Parameter(help="Messages to write, then read.")] = 400_000,
-    queues: Annotated[int, Parameter(help="Queues of the topic, one consumer each.")] = 4,
-    topic: Annotated[str, Parameter(help="Topic to create and use.")] = "bench-consume",
-    namesrv: BenchNamesrv = None,
-    folder: ClusterFolder = None,
-    set_: ClusterSettings = None,
-    output: Output = "table",
+    *, load: ConsumeLoad = ConsumeLoad(), target: Target = Target(), output: Output = "table"
 ) -> int:
     """Write a backlog, then read all of it; report the reading.
 
     Without --namesrv a temporary cluster of three brokers is started on this machine.
     """
-    from dledger.cli.bench_load import ConsumeLoad, bench_consume
-
-    _positive(size=size, messages=messages, queues=queues)
-    load = ConsumeLoad(topic, size, messages, queues)
-    result = await bench_consume(_target(namesrv, folder, set_), load, note)
-    print_result("", result, output)
-    return ExitCode.OK
+    return print_result("", await bench_consume(target, load, note), output)
 
 
 @app.command
 async def pop(
-    *,
-    size: Annotated[int, Parameter(help="Bytes of a body.")] = 256,
-    messages: Annotated[int, Parameter(help="Messages to write, then consume.")] = 20_000,
-    queues: Annotated[int, Parameter(help="Queues of the topic.")] = 4,
-    receivers: Annotated[int, Parameter(help="Receives under way at the same time.")] = 64,
-    batch: Annotated[int, Parameter(help="Messages of a receive of the batches.")] = 32,
-    topic: Annotated[str, Parameter(help="Topic to create and use.")] = "bench-pop",
-    namesrv: BenchNamesrv = None,
-    folder: ClusterFolder = None,
-    set_: ClusterSettings = None,
-    output: Output = "table",
+    *, load: PopLoad = PopLoad(), target: Target = Target(), output: Output = "table"
 ) -> int:
     """Write a backlog, consume it by push, then by receipts; report the rates and their ratios.
 
     Without --namesrv a temporary cluster of three brokers is started on this machine.
     """
-    from dledger.cli.bench_pop import PopLoad, bench_pop
-
-    _positive(size=size, messages=messages, queues=queues, receivers=receivers, batch=batch)
-    load = PopLoad(topic, size, messages, queues, receivers, batch)
-    result = await bench_pop(_target(namesrv, folder, set_), load, note)
-    print_result("", result, output)
-    return ExitCode.OK
+    return print_result("", await bench_pop(target, load, note), output)
 
 
 @app.command
 async def scale(
     *,
-    topics: Annotated[int, Parameter(help="Topics to create.")] = 2_000,
-    queues: Annotated[int, Parameter(help="Queues of each topic; each gets a message.")] = 5,
-    groups: Annotated[int, Parameter(help="Consumer groups.")] = 200,
-    offsets: Annotated[int, Parameter(help="Committed offsets, over all groups.")] = 10_000,
-    clients: Annotated[int, Parameter(help="Connected clients with heartbeats.")] = 200,
-    rate: Annotated[int, Parameter(help="Sends a second, over all queues.")] = 50,
-    duration: Annotated[float, Parameter(help="Seconds of sending.")] = 60.0,
-    idle: Annotated[
-        float, Parameter(help="Seconds for each measurement of the idle cluster.")
-    ] = 20.0,
-    folder: ClusterFolder = None,
-    set_: ClusterSettings = None,
+    load: ScaleLoad = ScaleLoad(),
+    target: Temporary = Temporary(),
     output: Output = "table",
 ) -> int:
     """Fill a temporary cluster of three brokers with topics, groups and clients, and measure it.
 
     Exits 0 whatever the figures are: machines differ.
     """
-    from dledger.cli.bench_scale import ScaleLoad, bench_scale
-
-    _positive(topics=topics, queues=queues, groups=groups, rate=rate, duration=duration, idle=idle)
-    load = ScaleLoad(topics, queues, groups, offsets, clients, rate, duration, idle)
-    result = await bench_scale(_target(None, folder, set_), load, note)
-    print_result("", result, output)
-    return ExitCode.OK
+    return print_result("", await bench_scale(target, load, note), output)
 
 
 @app.command(name="all")
 async def all_figures(
     *,
-    duration: Annotated[float, Parameter(help="Seconds of each load.")] = 10.0,
+    duration: Annotated[float, POSITIVE, Parameter(help="Seconds of each load.")] = 10.0,
     output: Annotated[
         Literal["table", "json", "markdown"],
         Parameter(
@@ -243,57 +149,20 @@ async def all_figures(
 
     Exit 0 whatever was measured: machines differ. Takes about two minutes.
     """
-    import sys
-
-    _positive(duration=duration)
     figures = await measure_all(duration, note)
     if output == "json":
         print_json(msgspec.to_builtins(figures))
     elif output == "markdown":
         sys.stdout.write(as_markdown(figures))
     else:
-        print_table(
-            "Measured and aimed at",
-            ["what", "measured", "target", "met", "repeat with"],
-            [
-                [
-                    f.what,
-                    f"{f.measured:,.2f} {f.unit}",
-                    f.target,
-                    "yes" if f.met else "no",
-                    f.command,
-                ]
-                for f in figures
-            ],
-        )
+        print_table("Measured and aimed at", HEAD, [_cells(one) for one in figures])
     return ExitCode.OK
-
-
-def _target(
-    namesrv: str | None, folder: Path | None, assignments: tuple[str, ...] | None
-) -> Target:
-    from dledger.cli.bench_load import Target
-    from dledger.cli.broker_command import parse_options
-
-    return Target(
-        addresses(namesrv) if namesrv else None, folder, parse_options(assignments or (), {})
-    )
-
-
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise CliError(f"--{name} must be more than 0", exit_code=ExitCode.USAGE)
 
 
 # -------------------------------------------------------------------------- every figure in one run
 
 
-FLUSHES = 500
-"""Flushes timed to say how fast the disk is."""
-
-FAILOVER_SENDS = 32
-"""Sends outstanding while the leader is killed."""
+HEAD: Final = ["what", "measured", "target", "met", "repeat with"]
 
 
 class Figure(msgspec.Struct, kw_only=True, frozen=True):
@@ -309,71 +178,40 @@ class Figure(msgspec.Struct, kw_only=True, frozen=True):
 
 async def measure_all(duration_s: float, tell: Callable[[str], None]) -> list[Figure]:
     """Measure one after the other; each has a cluster of its own."""
-    import tempfile
-
-    from dledger.cli.bench_load import (
-        ConsumeLoad,
-        ProduceLoad,
-        StoreLoad,
-        Target,
-        bench_consume,
-        bench_failover,
-        bench_produce,
-        bench_store,
-    )
-
-    figures = [flush_time()]
-    one = await bench_produce(Target(), ProduceLoad("bench", 256, 1, 1, duration_s, 4), tell)
-    figures.append(
-        _at_most("one outstanding send, p50", one.p50_ms, "ms", 1.5, "produce --inflight 1")
-    )
-    many = await bench_produce(Target(), ProduceLoad("bench", 256, 64, 1, duration_s, 4), tell)
-    figures.append(
-        _at_least("64 outstanding sends", many.messages_per_s, "msg/s", 25_000, "produce")
-    )
-    batches = await bench_produce(Target(), ProduceLoad("bench", 256, 16, 100, duration_s, 4), tell)
-    figures.append(
-        _at_least(
-            "batches of 100, 16 outstanding",
-            batches.messages_per_s,
-            "msg/s",
-            150_000,
-            "produce --inflight 16 --batch 100",
+    flushed_ms = flush_ms()
+    one, many, batches = [
+        await bench_produce(
+            Target(), ProduceLoad(inflight=inflight, batch=batch, duration=duration_s), tell
         )
-    )
-    read = await bench_consume(Target(), ConsumeLoad("bench-consume", 256, 400_000, 4), tell)
-    figures.append(
-        _at_least("consuming a backlog", read.messages_per_s, "msg/s", 200_000, "consume")
-    )
+        for inflight, batch in ((1, 1), (64, 1), (16, 100))
+    ]
+    read = await bench_consume(Target(), ConsumeLoad(), tell)
     with tempfile.TemporaryDirectory(prefix="dledger-bench-") as folder:
         stored = bench_store(Path(folder) / "log", StoreLoad())
-    figures.append(_at_least("one log, with queues", stored.mb_per_s, "MB/s", 600, "store"))
-    figures.append(
-        Figure(
-            what="the same bytes, raw sequential write",
-            measured=stored.raw_mb_per_s,
-            unit="MB/s",
-            target="beside it",
-            met=True,
-            command="dledger bench store",
-        )
-    )
-    figures.append(
-        _at_most(
-            "kill of the leader to the next acknowledgement",
-            await bench_failover(FAILOVER_SENDS, tell),
-            "ms",
-            2_000,
-            "all",
-        )
-    )
-    return figures
+    failover_ms = await bench_failover(FAILOVER_SENDS, tell)
+    return [
+        _beside(
+            "one flush of 400 bytes on this disk, p50",
+            *(flushed_ms, "ms", "for comparison", "all"),
+        ),
+        _at_most("one outstanding send, p50", one["p50_ms"], 1.5, "produce --inflight 1"),
+        _at_least("64 outstanding sends", many["messages_per_s"], "msg/s", 25_000, "produce"),
+        _at_least(
+            "batches of 100, 16 outstanding",
+            *(batches["messages_per_s"], "msg/s", 150_000, "produce --inflight 16 --batch 100"),
+        ),
+        _at_least("consuming a backlog", read["messages_per_s"], "msg/s", 200_000, "consume"),
+        _at_least("one log, with queues", stored["mb_per_s"], "MB/s", 600, "store"),
+        _beside(
+            "the same bytes, raw sequential write",
+            *(stored["raw_mb_per_s"], "MB/s", "beside it", "store"),
+        ),
+        _at_most("kill of the leader to the next acknowledgement", failover_ms, 2_000, "all"),
+    ]
 
 
-def flush_time() -> Figure:
-    """Time small flushes: what a durable acknowledgement costs at least, on this disk."""
-    import tempfile
-
+def flush_ms() -> float:
+    """Return what a durable acknowledgement costs at least on this disk: a small flush, p50."""
     with tempfile.TemporaryFile(dir=tempfile.gettempdir()) as file:
         os.posix_fallocate(file.fileno(), 0, MIB)
         os.fsync(file.fileno())
@@ -383,44 +221,35 @@ def flush_time() -> Figure:
             os.pwrite(file.fileno(), bytes(400), number * 400)
             os.fdatasync(file.fileno())
             times.append(time.perf_counter() - began)
-    return Figure(
-        what="one flush of 400 bytes on this disk, p50",
-        measured=sorted(times)[FLUSHES // 2] * 1000,
-        unit="ms",
-        target="for comparison",
-        met=True,
-        command="dledger bench all",
-    )
+    return sorted(times)[FLUSHES // 2] * 1000
 
 
-def _at_most(what: str, measured: float, unit: str, limit: float, command: str) -> Figure:
-    return Figure(
-        what=what,
-        measured=measured,
-        unit=unit,
-        target=f"≤ {limit:,g}",
-        met=measured <= limit,
-        command=f"dledger bench {command}",
-    )
+def _figure(what: str, measured: float, unit: str, aim: str, met: bool, command: str) -> Figure:
+    command = f"dledger bench {command}"
+    return Figure(what=what, measured=measured, unit=unit, target=aim, met=met, command=command)
+
+
+def _beside(what: str, measured: float, unit: str, target: str, command: str) -> Figure:
+    return _figure(what, measured, unit, target, True, command)
+
+
+def _at_most(what: str, measured: float, limit_ms: float, command: str) -> Figure:
+    return _figure(what, measured, "ms", f"≤ {limit_ms:,g}", measured <= limit_ms, command)
 
 
 def _at_least(what: str, measured: float, unit: str, limit: float, command: str) -> Figure:
-    return Figure(
-        what=what,
-        measured=measured,
-        unit=unit,
-        target=f"≥ {limit:,.0f}",
-        met=measured >= limit,
-        command=f"dledger bench {command}",
-    )
+    return _figure(what, measured, unit, f"≥ {limit:,.0f}", measured >= limit, command)
+
+
+def _cells(f: Figure) -> list[str]:
+    met = "yes" if f.met else "no"
+    return [f.what, f"{f.measured:,.2f} {f.unit}", f.target, met, f.command]
 
 
 def as_markdown(figures: list[Figure]) -> str:
     """Return the table of docs/operate/performance.md."""
-    lines = ["| what | measured | target | met | repeat with |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {f.what} | {f.measured:,.2f} {f.unit} | {f.target} | {'yes' if f.met else '**no**'} |"
-        f" `{f.command}` |"
-        for f in figures
-    ]
+    lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+    for what, measured, target, met, command in map(_cells, figures):
+        strong = met if met == "yes" else f"**{met}**"
+        lines.append(f"| {what} | {measured} | {target} | {strong} | `{command}` |")
     return "\n".join(lines) + "\n"

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
-import msgspec
-import numpy as np
 import trio
+from cyclopts import Parameter
 
 from dledger.cli.ask_cluster import open_client
-from dledger.cli.bench_load import WARM_UP_S, Target, cluster_for_bench
+from dledger.cli.bench_load import (
+    POSITIVE,
+    WARM_UP_S,
+    Duration,
+    Figures,
+    Queues,
+    Size,
+    Target,
+    Topic,
+    percentiles_ms,
+)
 from dledger.cli.topic_command import create_topic
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
@@ -30,51 +39,19 @@ MAX_OUTSTANDING: Final = 10_000
 SEND_TIMEOUT_S: Final = 30.0
 """More than a producer's 10 s: a late acknowledgement is a latency, a failed send is none."""
 
-PERCENTILES: Final = (50, 90, 99, 99.9, 100)
 
-
-@dataclass(frozen=True, slots=True)
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyLoad:
-    """What is sent.
+    """What is sent; measured after `WARM_UP_S` at the same rate."""
 
-    Args:
-        rate_per_s: Messages that are meant to leave in each second.
-        duration_s: Seconds that are measured, after `WARM_UP_S` at the same rate.
-        size: Bytes of a body.
-    """
-
-    topic: str
-    rate_per_s: float = 1_000.0
-    duration_s: float = 10.0
-    size: int = 256
-    queues: int = 4
-
-
-class LatencyBench(msgspec.Struct, kw_only=True):
-    """What was measured.
-
-    Times count from the intended time of a message to its acknowledgement. Failed sends are in
-    none of them: with any, the percentiles are those of a part of the messages. *late* is by how
-    much this program began its sends after their time; it is part of the latencies.
-    """
-
-    intended: int
-    acknowledged: int
-    not_stored: int
-    unknown: int
-    rate_per_s: float
-    achieved_per_s: float
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
-    p999_ms: float
-    max_ms: float
-    late_p50_ms: float
-    late_p99_ms: float
-    late_max_ms: float
-    seconds: float
-    size: int
-    queues: int
+    rate: Annotated[
+        float, POSITIVE, Parameter(help="Messages a second, whatever the answers do.")
+    ] = 1_000.0
+    duration: Duration = 10.0
+    size: Size = 256
+    queues: Queues = 4
+    topic: Topic = "bench-latency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,26 +93,24 @@ class Tally:
     """The last acknowledgement, in seconds of the schedule's clock."""
 
 
-async def bench_latency(
-    target: Target, load: LatencyLoad, tell: Callable[[str], None]
-) -> LatencyBench:
+async def bench_latency(target: Target, load: LatencyLoad, tell: Callable[[str], None]) -> Figures:
     """Send at a fixed rate and return the latencies.
 
     Raises:
         CliError: The cluster cannot be reached, or not one send succeeded.
     """
-    async with cluster_for_bench(target, tell) as (addresses, _):
-        await create_topic(addresses, load.topic, queues=load.queues)
+    async with target.opened(tell) as (namesrvs, _):
+        await create_topic(namesrvs, load.topic, queues=load.queues)
         config = ProducerConfig(send_timeout_s=SEND_TIMEOUT_S)
-        async with open_client(addresses) as client, Producer(client, "bench", config) as producer:
+        async with open_client(namesrvs) as client, Producer(client, "bench", config) as producer:
             body = bytes(load.size)
 
             async def send() -> None:
                 await producer.send(Message(load.topic, body))
 
             await send()  # the route, the connection: once, before the first intended time
-            tell(f"{load.rate_per_s:,g} sends/s of {load.size} bytes for {load.duration_s:g} s")
-            schedule = Schedule(trio.current_time(), load.rate_per_s, load.duration_s)
+            tell(f"{load.rate:,g} sends/s of {load.size} bytes for {load.duration:g} s")
+            schedule = Schedule(trio.current_time(), load.rate, load.duration)
             tally = await send_on_schedule(send, schedule)
     return summary(load, schedule, tally)
 
@@ -178,8 +153,12 @@ async def send_on_schedule(
     return tally
 
 
-def summary(load: LatencyLoad, schedule: Schedule, tally: Tally) -> LatencyBench:
-    """Return the result. Pure.
+def summary(load: LatencyLoad, schedule: Schedule, tally: Tally) -> Figures:
+    """Return the result.
+
+    Times count from the intended time of a message to its acknowledgement. Failed sends are in
+    none of them: with any, the percentiles are those of a part of the messages. *late* is by how
+    much this program began its sends after their time; it is part of the latencies.
 
     The achieved rate is that of acknowledgements until the last of them: less than the intended
     one where messages failed or the last ones were acknowledged long after their time.
@@ -191,30 +170,19 @@ def summary(load: LatencyLoad, schedule: Schedule, tally: Tally) -> LatencyBench
         raise CliError(
             f"no send succeeded; failed: {tally.failures}", next_step="see dledger cluster health"
         )
-    took_s = max(load.duration_s, tally.ended_s - schedule.measured_from_s)
-    p50, p90, p99, p999, worst = _percentiles_ms(tally.latencies_s)
-    late_p50, _, late_p99, _, late_worst = _percentiles_ms(tally.late_s)
-    return LatencyBench(
-        intended=sum(map(schedule.is_measured, range(schedule.messages))),
-        acknowledged=len(tally.latencies_s),
-        not_stored=tally.failures.get("not_stored", 0),
-        unknown=tally.failures.get("unknown", 0),
-        rate_per_s=load.rate_per_s,
-        achieved_per_s=round(len(tally.latencies_s) / took_s, 3),
-        p50_ms=p50,
-        p90_ms=p90,
-        p99_ms=p99,
-        p999_ms=p999,
-        max_ms=worst,
-        late_p50_ms=late_p50,
-        late_p99_ms=late_p99,
-        late_max_ms=late_worst,
-        seconds=load.duration_s,
-        size=load.size,
-        queues=load.queues,
-    )
-
-
-def _percentiles_ms(values_s: list[float]) -> list[float]:
-    values_ms = np.percentile(np.array(values_s), PERCENTILES) * 1_000
-    return [round(value, 3) for value in values_ms.tolist()]
+    took_s = max(load.duration, tally.ended_s - schedule.measured_from_s)
+    ranks = {"p50_ms": 50, "p90_ms": 90, "p99_ms": 99, "p999_ms": 99.9, "max_ms": 100}
+    late = {"late_p50_ms": 50, "late_p99_ms": 99, "late_max_ms": 100}
+    return {
+        "intended": sum(map(schedule.is_measured, range(schedule.messages))),
+        "acknowledged": len(tally.latencies_s),
+        "not_stored": tally.failures.get("not_stored", 0),
+        "unknown": tally.failures.get("unknown", 0),
+        "rate_per_s": load.rate,
+        "achieved_per_s": round(len(tally.latencies_s) / took_s, 3),
+        **dict(zip(ranks, percentiles_ms(tally.latencies_s, *ranks.values()), strict=True)),
+        **dict(zip(late, percentiles_ms(tally.late_s, *late.values()), strict=True)),
+        "seconds": load.duration,
+        "size": load.size,
+        "queues": load.queues,
+    }

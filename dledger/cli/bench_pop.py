@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-import msgspec
 import trio
+from cyclopts import Parameter
 
 from dledger.cli.ask_cluster import open_client
-from dledger.cli.bench_load import ConsumeLoad, Target, cluster_for_bench, fill
+from dledger.cli.bench_load import POSITIVE, Figures, Queues, Size, Target, Topic, fill
 from dledger.cli.topic_command import create_topic
 from dledger.client.consumer.config import PushConfig
 from dledger.client.consumer.listener import ConsumeContext, DeliveredMessage
@@ -30,49 +29,30 @@ EMPTY_WAIT_S: Final = 1.0
 """How long a receive waits when there is nothing left."""
 
 
-@dataclass(frozen=True, slots=True)
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PopLoad:
-    """A backlog that is written once and consumed by three groups, one after another.
+    """A backlog that is written once and consumed by three groups, one after another."""
 
-    Args:
-        receivers: Calls of receive under way at the same time.
-        batch: Messages of one receive of the batches, acknowledged together.
-    """
-
-    topic: str
-    size: int = 256
-    messages: int = 20_000
-    queues: int = 4
-    receivers: int = 64
-    batch: int = 32
+    size: Size = 256
+    messages: Annotated[int, POSITIVE, Parameter(help="Messages to write, then consume.")] = 20_000
+    queues: Queues = 4
+    receivers: Annotated[int, POSITIVE, Parameter(help="Receives under way at the same time.")] = 64
+    batch: Annotated[int, POSITIVE, Parameter(help="Messages of a receive of the batches.")] = 32
+    topic: Topic = "bench-pop"
 
 
-class PopBench(msgspec.Struct, kw_only=True):
-    """Messages a second that each way consumed and acknowledged, and what part of push it is."""
-
-    messages: int
-    push_per_s: float
-    single_per_s: float
-    batch_per_s: float
-    single_of_push: float
-    batch_of_push: float
-    receivers: int
-    batch: int
-    queues: int
-    size: int
-
-
-async def bench_pop(target: Target, load: PopLoad, tell: Callable[[str], None]) -> PopBench:
+async def bench_pop(target: Target, load: PopLoad, tell: Callable[[str], None]) -> Figures:
     """Write a backlog, consume it by push, one by one and in batches, and return the rates.
 
     Raises:
         CliError: The cluster cannot be reached, or not all messages came in time.
     """
-    async with cluster_for_bench(target, tell) as (addresses, _):
-        await create_topic(addresses, load.topic, queues=load.queues)
-        async with open_client(addresses) as client:
+    async with target.opened(tell) as (namesrvs, _):
+        await create_topic(namesrvs, load.topic, queues=load.queues)
+        async with open_client(namesrvs) as client:
             tell(f"writing {load.messages:,} messages of {load.size} bytes")
-            await fill(client, ConsumeLoad(load.topic, load.size, load.messages, load.queues))
+            await fill(client, load.topic, load.size, load.messages)
             tell("consuming them by push")
             push_s = await _pushed(client, load)
             tell("receiving and acknowledging them one by one")
@@ -82,20 +62,20 @@ async def bench_pop(target: Target, load: PopLoad, tell: Callable[[str], None]) 
     return rates(load, push_s, single_s, batch_s)
 
 
-def rates(load: PopLoad, push_s: float, single_s: float, batch_s: float) -> PopBench:
-    """Return the result, from how long each way took. Pure."""
-    return PopBench(
-        messages=load.messages,
-        push_per_s=load.messages / push_s,
-        single_per_s=load.messages / single_s,
-        batch_per_s=load.messages / batch_s,
-        single_of_push=push_s / single_s,
-        batch_of_push=push_s / batch_s,
-        receivers=load.receivers,
-        batch=load.batch,
-        queues=load.queues,
-        size=load.size,
-    )
+def rates(load: PopLoad, push_s: float, single_s: float, batch_s: float) -> Figures:
+    """Return messages a second that each way consumed, and what part of push it is."""
+    return {
+        "messages": load.messages,
+        "push_per_s": load.messages / push_s,
+        "single_per_s": load.messages / single_s,
+        "batch_per_s": load.messages / batch_s,
+        "single_of_push": push_s / single_s,
+        "batch_of_push": push_s / batch_s,
+        "receivers": load.receivers,
+        "batch": load.batch,
+        "queues": load.queues,
+        "size": load.size,
+    }
 
 
 class _Count:
@@ -150,14 +130,9 @@ async def _received(client: ClientInstance, load: PopLoad, together: int, group:
                     await consumer.ack_all(messages)
                 count.add(messages)
 
-        async with _running(load.receivers, receive):
-            return await count.took_s()
-
-
-@asynccontextmanager
-async def _running(tasks: int, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    async with trio.open_nursery() as nursery:
-        for _ in range(tasks):
-            nursery.start_soon(work)
-        yield
-        nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            for _ in range(load.receivers):
+                nursery.start_soon(receive)
+            seconds = await count.took_s()
+            nursery.cancel_scope.cancel()
+        return seconds

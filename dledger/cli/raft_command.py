@@ -359,8 +359,8 @@ def raft_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "lag_entries": last - int(row["last_index"]) if "last_index" in row else None,
             "elections": row.get("elections"),
             "truncations": row.get("truncations"),
-            "damaged_entries": scrub_of(row).get("damaged_entries"),
-            "scrub_progress": scrub_of(row).get("progress"),
+            "damaged_entries": (row.get("scrub") or {}).get("damaged_entries"),
+            "scrub_progress": (row.get("scrub") or {}).get("progress"),
             "store_time_ahead_ms": row.get("store_time_ahead_ms"),
             "clock_behind_voters_ms": row.get("clock_behind_voters_ms"),
             "scrub": row.get("scrub"),
@@ -409,9 +409,3 @@ def _standing(row: dict[str, Any]) -> str | None:
     listed = [m["standing"] for m in row.get("members") or () if m["name"] == name]
     # As a voter of another incarnation: its place is kept until this one learns.
     return next((s for s in listed if s != "voter"), "learner") if listed else "no member"
-
-
-def scrub_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what a member reports of its scrub; nothing when it is of an older version."""
-    scrub = row.get("scrub")
-    return scrub if isinstance(scrub, dict) else {}

@@ -1,4 +1,4 @@
-"""Signing in with an account of the cluster, and the changes that were asked for here."""
+"""Signing in with an account of the cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dledger.commitlog.errors import MQError
 from dledger.console.console import Console, RefusedError
 from dledger.console.guard import SESSION_MS
 from dledger.console.known import is_access_refusal, is_admin_refusal, sentence
-from dledger.console.paging import paged
 from dledger.remoting.protocol.signature import Credentials
 
 REFUSED_PAUSE_S: Final = 1.0
@@ -39,28 +38,20 @@ async def sign_in(request: Request) -> Response:
     console: Console = request.app.state.console
     form = await console.form(request)
     access_key, secret_key = form.get("access_key", "").strip(), form.get("secret_key", "")
-    host = request.client.host if request.client is not None else "an unknown address"
+    session, remark, is_done = console.session_of(request), "signed in", False
     try:
         if not access_key or not secret_key:
             raise RefusedError("name and secret are needed")
         credentials = Credentials(access_key, secret_key)
         await _proved(console, credentials)
+        console.sessions.sign_out(session)
+        session, is_done = console.sessions.sign_in(credentials), True
     except MQError as error:
         await console.client.clock.sleep(REFUSED_PAUSE_S)
-        change = console.changes.record(
-            console.now_ms,
-            f"{access_key or 'no account'} from {host}",
-            "sign in",
-            is_done=False,
-            remark=sentence(error),
-        )
-        return RedirectResponse(f"/accounts?done={change.number}", 303)
-    change = console.changes.record(
-        console.now_ms, f"{access_key} from {host}", "sign in", is_done=True, remark="signed in"
-    )
-    response = RedirectResponse(f"/accounts?done={change.number}", 303)
-    console.sessions.sign_out(console.session_of(request))
-    console.keep_session(response, console.sessions.sign_in(credentials))
+        remark = sentence(error)
+    console.record(request, session, "sign in", remark, is_done=is_done, who=access_key)
+    response = RedirectResponse("/accounts", 303)
+    console.keep_session(response, session)
     return response
 
 
@@ -120,10 +111,3 @@ async def sign_out(request: Request) -> Response:
     response = RedirectResponse("/accounts", 303)
     console.keep_session(response, console.sessions.new_id())
     return response
-
-
-async def changes(request: Request) -> Response:
-    """Show the newest changes."""
-    console: Console = request.app.state.console
-    page = paged(list(console.changes.newest), request.query_params.get("page"))
-    return console.page(request, "changes.html.j2", "Changes", listing=page, rows=page.rows)

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,7 +23,6 @@ from dledger.console import (
     dead_letters_page,
     groups_page,
     messages_page,
-    runs_page,
     state_pages,
     topics_page,
 )
@@ -41,7 +40,7 @@ def routes() -> list[Route | Mount]:
         return Route(path, endpoint, methods=["POST"])
 
     return [
-        Route("/", cluster_page.home),
+        Route("/", _home),
         Route("/cluster", cluster_page.cluster),
         Route("/cluster/live", cluster_page.live),
         post("/cluster/transfer", cluster_page.transfer),
@@ -65,17 +64,14 @@ def routes() -> list[Route | Mount]:
         Route("/accounts", account_pages.accounts),
         post("/sign-in", account_pages.sign_in),
         post("/sign-out", account_pages.sign_out),
-        Route("/changes", account_pages.changes),
-        Route("/runs", runs_page.runs),
-        Route("/runs/report", runs_page.report),
         Route(ALIVE_PATH, _alive),
-        Route(READY_PATH, _ready),
+        Route(READY_PATH, _alive),
         Mount("/static", StaticFiles(directory=STATIC), name="static"),
     ]
 
 
 class FixedHeaders:
-    """Puts `HEADERS` on every answer that has none of that name."""
+    """Puts `HEADERS` on every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -85,23 +81,18 @@ class FixedHeaders:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
 
 
+async def _home(_request: Request) -> Response:
+    return RedirectResponse("/cluster")
+
+
 async def _alive(_request: Request) -> Response:
     return PlainTextResponse("alive\n")
-
-
-async def _ready(request: Request) -> Response:
-    console: Console = request.app.state.console
-    if console.watch.look is None:
-        return PlainTextResponse("the cluster has not been looked at yet\n", 503)
-    return PlainTextResponse("ready\n")
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -135,9 +126,7 @@ def make_app(console: Console, hosts: Sequence[str] = ()) -> Starlette:
         middleware=[
             Middleware(FixedHeaders),
             Middleware(
-                TrustedHostMiddleware,
-                allowed_hosts=[*LOOPBACK_HOSTS, *hosts],
-                www_redirect=False,
+                TrustedHostMiddleware, allowed_hosts=[*LOOPBACK_HOSTS, *hosts], www_redirect=False
             ),
         ],
         exception_handlers={

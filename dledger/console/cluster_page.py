@@ -1,47 +1,36 @@
-"""The cluster: groups, members and their lag as it moves, elections, disks, NameServers."""
+"""The cluster: groups, members and their lag as it moves, disks, NameServers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from dledger.client.admin.admin import Admin
-from dledger.console.cluster_look import group_views
-from dledger.console.cluster_watch import LANE_HEIGHT, LANE_WIDTH, LOOK_EVERY_S
 from dledger.console.console import Console, Form, RefusedError
-
-
-async def home(_request: Request) -> Response:
-    """Lead to the cluster."""
-    return RedirectResponse("/cluster")
+from dledger.console.look import ClusterLook, group_views
 
 
 async def cluster(request: Request) -> Response:
-    """Show the cluster as it was seen last."""
+    """Show the cluster."""
     console: Console = request.app.state.console
-    values = await _values(console)
+    values = shown(await console.newest_look())
     return console.page(request, "cluster.html.j2", "Cluster", refresh_s=5, **values)
 
 
 async def live(request: Request) -> Response:
     """Return the part of the page that moves."""
     console: Console = request.app.state.console
-    session = console.session_of(request)
-    return console.fragment(
-        "cluster_live.html.j2",
-        **await _values(console),
-        allow_changes=console.settings.allow_changes,
-        token=console.sessions.token(session),
-    )
+    values = shown(await console.newest_look())
+    changes = console.settings.allow_changes
+    return console.fragment("cluster_live.html.j2", allow_changes=changes, **values)
 
 
-async def _values(console: Console) -> dict[str, Any]:
-    look = await console.newest_look()
-    views = group_views(look)
+def shown(look: ClusterLook) -> dict[str, Any]:
+    """Return what the template shows of a look. Pure."""
+    views, problems = group_views(look), []
     silent = [address for address, known in look.name_servers.items() if known is None]
-    problems = []
     if look.name_servers and len(silent) == len(look.name_servers):
         problems.append(
             "no NameServer answers: what is shown of members comes from themselves, and a group"
@@ -50,34 +39,24 @@ async def _values(console: Console) -> dict[str, Any]:
     elif silent:
         problems.append(f"NameServer {', '.join(silent)} does not answer")
     for view in views:
-        quiet = [row for row in view.members if row.role == "no answer"]
-        refused = sum(row.role == "refused" for row in view.members)
-        if refused:
+        roles = [row.role for row in view.members]
+        if "refused" in roles:
             problems.append(
-                f"{refused} of {len(view.members)} members of {view.name} refuse the account of"
-                " this console: their terms, indexes and disks are not known"
+                f"{roles.count('refused')} of {len(roles)} members of {view.name} refuse the"
+                " account of this console: their terms, indexes and disks are not known"
             )
         elif view.leader is None:
             problems.append(
                 f"{view.name} has no leader now: nothing can be stored there, lag is not known"
             )
-        if quiet:
+        if "no answer" in roles:
             problems.append(
-                f"{len(quiet)} of {len(view.members)} members of {view.name} do not answer:"
+                f"{roles.count('no answer')} of {len(roles)} members of {view.name} do not answer:"
                 " their terms, indexes and disks are not known"
             )
     if not views:
         problems.append("no broker group is known")
-    return {
-        "groups": views,
-        "look": look,
-        "lanes": console.watch.lanes(),
-        "lane_width": LANE_WIDTH,
-        "lane_height": LANE_HEIGHT,
-        "events": list(console.watch.events)[:50],
-        "problems": problems,
-        "stale": console.now_ms - look.at_ms > 5_000 * LOOK_EVERY_S,
-    }
+    return {"groups": views, "look": look, "problems": problems}
 
 
 async def transfer(request: Request) -> Response:

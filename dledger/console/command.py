@@ -52,9 +52,6 @@ async def console(
     allow_changes: Annotated[
         bool, Parameter(help="Let people change the cluster; without it pages only show.")
     ] = False,
-    runs: Annotated[
-        Path | None, Parameter(help="Folder with runs of fault injection, to show them.")
-    ] = None,
     trace_topic: Annotated[str, Parameter(help="Where clients send message trace.")] = TRACE_TOPIC,
     tls_cert_file: Annotated[
         Path | None, Parameter(help="Certificate: browsers then use https.")
@@ -75,8 +72,6 @@ async def console(
     the console may read: it listens on this machine alone, unless --host names another address.
     """
     check_binding(host, tls_cert_file, tls_key_file, plain_http=plain_http)
-    if runs is not None and not runs.is_dir():
-        raise ConfigError(f"--runs: {runs} is no folder")
     configure_logs(form="text")
     config = Config()
     config.bind = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
@@ -87,7 +82,7 @@ async def console(
     if tls_cert_file is not None:
         config.certfile = str(tls_cert_file)
         config.keyfile = str(tls_key_file)
-    settings = ConsoleSettings(allow_changes, runs, tls_cert_file is not None, trace_topic)
+    settings = ConsoleSettings(allow_changes, tls_cert_file is not None, trace_topic)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(serve, namesrv, settings, config, (host, *host_name)))
@@ -139,6 +134,5 @@ async def serve(
         app = cast(Any, make_app(console, hosts))
         bound = await nursery.start(partial(hypercorn.trio.serve, app, config, mode="asgi"))
         print(f"console: {bound[0]}", flush=True)
-        nursery.start_soon(console.keep_looking)
         task_status.started(bound[0])
         await trio.sleep_forever()

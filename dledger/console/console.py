@@ -1,14 +1,13 @@
-"""What all pages share: the client of the cluster, the watch over it, templates, and changes."""
+"""What all pages share: the client of the cluster, templates, sessions, and changes."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl
 
 import jinja2
 import structlog
@@ -21,24 +20,22 @@ from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.client.trace import TRACE_TOPIC
 from dledger.commitlog.errors import MQError
 from dledger.console import texts
-from dledger.console.cluster_look import ClusterLook, look_at
-from dledger.console.cluster_watch import LOOK_EVERY_S, ClusterWatch
 from dledger.console.guard import (
     FORM_BYTES_MAX,
     SESSION_COOKIE,
     SESSION_MS,
-    TOKEN_FIELD,
+    SESSIONS_MAX,
     Sessions,
     foreign_origin,
 )
 from dledger.console.known import is_access_refusal, sentence
+from dledger.console.look import ClusterLook, look_at
 from dledger.remoting.protocol.signature import Credentials
 
 CHANGE_S: Final = 30.0
 """A change may wait for a new leader and for its commit."""
-
-CHANGES_KEPT: Final = 500
-"""Shown on the page; the log has all of them."""
+LOOK_AGE_MS: Final = 1_000
+"""A page shows a look that is no older."""
 
 Form = Mapping[str, str]
 Act = Callable[[Admin, Form], Awaitable[str]]
@@ -53,8 +50,6 @@ PAGES: Final = (
     ("/clients", "Clients"),
     ("/settings", "Settings"),
     ("/accounts", "Accounts"),
-    ("/runs", "Fault runs"),
-    ("/changes", "Changes"),
 )
 """Address and name of every page in the navigation."""
 
@@ -74,46 +69,16 @@ class RefusedError(MQError):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One change that was asked for.
+class Note(NamedTuple):
+    """What came of a change: shown once, on the next page of its browser.
 
     Attributes:
-        number: Counts from 1 since the console began.
-        at_ms: When it ended.
-        who: The account and the address it came from.
-        what: What was to be done, in a few words.
         is_done: It was carried out; otherwise it was refused, or its outcome is not known.
-        remark: What came of it.
     """
 
-    number: int
-    at_ms: int
-    who: str
     what: str
     is_done: bool
     remark: str
-
-
-class ChangeLog:
-    """Logs each change, and keeps the newest for the page."""
-
-    def __init__(self) -> None:
-        self.newest: deque[Change] = deque(maxlen=CHANGES_KEPT)
-        self._count = 0
-
-    def record(self, at_ms: int, who: str, what: str, *, is_done: bool, remark: str) -> Change:
-        """Log a change and return it."""
-        self._count += 1
-        change = Change(self._count, at_ms, who, what, is_done, remark)
-        self.newest.appendleft(change)
-        log = logger.info if is_done else logger.warning
-        log("console_change", who=who, what=what, is_done=is_done, remark=remark)
-        return change
-
-    def find(self, number: str | None) -> Change | None:
-        """Return a change by its number as a page's address has it; None: there is none."""
-        return next((each for each in self.newest if str(each.number) == number), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +87,11 @@ class ConsoleSettings:
 
     Attributes:
         allow_changes: Forms are there, and what they send is carried out.
-        runs: Folder with runs of fault injection; None: there is none.
-        trace_topic: Where clients send message trace.
         is_secure: Browsers reach it by https: cookies say so.
+        trace_topic: Where clients send message trace.
     """
 
     allow_changes: bool = False
-    runs: Path | None = None
     is_secure: bool = False
     trace_topic: str = TRACE_TOPIC
 
@@ -140,14 +103,15 @@ class Console:
     Attributes:
         client: Open while the console serves.
         open_client: Makes a client with other credentials, not yet open.
+        notes: What came of the newest change of each session that has not been shown.
     """
 
     client: ClientInstance
     open_client: Callable[[ClientConfig], ClientInstance]
     settings: ConsoleSettings = field(default_factory=ConsoleSettings)
-    watch: ClusterWatch = field(default_factory=ClusterWatch)
-    changes: ChangeLog = field(default_factory=ChangeLog)
+    notes: OrderedDict[str, Note] = field(default_factory=OrderedDict)
     sessions: Sessions = field(init=False)
+    _look: ClusterLook | None = None
     _templates: jinja2.Environment = field(init=False)
 
     def __post_init__(self) -> None:
@@ -166,19 +130,14 @@ class Console:
 
     async def look(self) -> ClusterLook:
         """Look at the cluster now, and return what was seen."""
-        look = await look_at(self.admin, self.watch.look, self.now_ms)
-        self.watch.take(look)
-        return look
-
-    async def keep_looking(self) -> None:
-        """Look again and again, until cancelled."""
-        while True:
-            await self.look()
-            await self.client.clock.sleep(LOOK_EVERY_S)
+        self._look = await look_at(self.admin, self._look, self.now_ms)
+        return self._look
 
     async def newest_look(self) -> ClusterLook:
-        """Return the newest look; takes one if there is none yet."""
-        return self.watch.look or await self.look()
+        """Return a look at the cluster that is not older than `LOOK_AGE_MS`."""
+        if self._look is None or self.now_ms - self._look.at_ms > LOOK_AGE_MS:
+            return await self.look()
+        return self._look
 
     # ------------------------------------------------------------------------------- pages
 
@@ -212,10 +171,9 @@ class Console:
             pages=PAGES,
             path="/" + request.url.path.strip("/").partition("/")[0],
             problems=problems or [],
-            token=self.sessions.token(session),
             account=None if account is None else account.access_key,
             allow_changes=self.settings.allow_changes,
-            done=self.changes.find(request.query_params.get("done")),
+            done=self.notes.pop(session, None),
             now_ms=self.now_ms,
             **values,
         )
@@ -236,9 +194,7 @@ class Console:
 
     def fragment(self, template: str, **values: Any) -> Response:
         """Return a part of a page, for the script that keeps it new."""
-        return HTMLResponse(
-            self._templates.get_template(template).render(now_ms=self.now_ms, **values)
-        )
+        return HTMLResponse(self._templates.get_template(template).render(values))
 
     # ------------------------------------------------------------------------------- changes
 
@@ -246,7 +202,7 @@ class Console:
         """Return the fields of a form that one of our own pages sent.
 
         Raises:
-            RefusedError: It is none, it is too large, or another site's page sent it.
+            RefusedError: It is too large, or another site's page sent it.
         """
         if (origin := foreign_origin(request.headers)) is not None:
             raise RefusedError(f"a page of {origin} sent this form: refused", 403)
@@ -259,11 +215,19 @@ class Console:
                 body += part
                 if len(body) > FORM_BYTES_MAX:
                     raise RefusedError(f"a form has at most {FORM_BYTES_MAX} bytes", 413)
-        fields = dict(parse_qsl(bytes(body).decode("utf-8", "replace"), keep_blank_values=True))
-        session = request.cookies.get(SESSION_COOKIE, "")
-        if not self.sessions.owns(session, fields.get(TOKEN_FIELD, "")):
-            raise RefusedError("this form is too old: load its page again and send it again", 403)
-        return fields
+        return dict(parse_qsl(bytes(body).decode("utf-8", "replace"), keep_blank_values=True))
+
+    def record(
+        self, request: Request, session: str, what: str, remark: str, *, is_done: bool, who: str
+    ) -> None:
+        """Log a change, and show it on the next page of *session*."""
+        host = request.client.host if request.client is not None else "an unknown address"
+        note = Note(texts.plain(what), is_done, texts.plain(remark))
+        self.notes[session] = note
+        while len(self.notes) > SESSIONS_MAX:
+            self.notes.popitem(last=False)
+        log = logger.info if is_done else logger.warning
+        log("console_change", who=f"{who or 'no account'} from {host}", **note._asdict())
 
     async def change(
         self, request: Request, what: Callable[[Form], str], back: Callable[[Form], str], act: Act
@@ -272,7 +236,7 @@ class Console:
 
         Args:
             what: Names the change.
-            back: Address of the page that shows it, without a fragment.
+            back: Address of the page that shows it.
             act: Does it; returns what came of it.
         Raises:
             RefusedError: The form is not from a page of ours; nothing was done or logged.
@@ -282,34 +246,25 @@ class Console:
             The change may be done or not; logged so.
         """
         form = await self.form(request)
-        done = await self._carried_out(request, form, what(form), act)
-        where = back(form)
-        return RedirectResponse(
-            f"{where}{'&' if '?' in where else '?'}{urlencode({'done': done.number})}", 303
-        )
-
-    async def _carried_out(self, request: Request, form: Form, what: str, act: Act) -> Change:
-        account = self.sessions.account(self.session_of(request))
-        host = request.client.host if request.client is not None else "an unknown address"
-        who = f"{account.access_key if account else 'no account'} from {host}"
-        is_done, remark = False, f"no answer within {CHANGE_S:g} s: it may be done or not"
+        session = self.session_of(request)
+        account = self.sessions.account(session)
+        is_done, remark = False, "the console failed: it may be done or not"
         try:
-            with trio.move_on_after(CHANGE_S):
+            with trio.move_on_after(CHANGE_S) as scope:
                 try:
                     remark = await self._act(account, form, act)
                     is_done = True
                 except MQError as error:
                     remark = sentence(error)
-        except BaseException as error:
+            if scope.cancelled_caught:
+                remark = f"no answer within {CHANGE_S:g} s: it may be done or not"
+        finally:
             # Also where the server ends the request: what was asked of brokers by then may stand.
-            remark = f"the console failed ({type(error).__name__}): it may be done or not"
-            self.changes.record(
-                self.now_ms, who, texts.plain(what), is_done=False, remark=texts.plain(remark)
-            )
-            raise
-        return self.changes.record(
-            self.now_ms, who, texts.plain(what), is_done=is_done, remark=texts.plain(remark)
-        )
+            who = "" if account is None else account.access_key
+            self.record(request, session, what(form), remark, is_done=is_done, who=who)
+        response = RedirectResponse(back(form), 303)
+        self.keep_session(response, session)
+        return response
 
     async def _act(self, account: Credentials | None, form: Form, act: Act) -> str:
         if not self.settings.allow_changes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 from urllib.parse import urlencode
@@ -11,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dledger.client.admin.admin import Admin
-from dledger.client.admin.messages import DEAD_LETTER_PREFIX, DeadLetterGroup
+from dledger.client.admin.messages import DEAD_LETTER_PREFIX
 from dledger.client.core.message_ext import MessageExt
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.properties import (
@@ -21,49 +20,26 @@ from dledger.commitlog.properties import (
 from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError
 from dledger.console.known import asking
-from dledger.console.messages_page import MessageRow, message_row
-from dledger.console.paging import matching, paged
+from dledger.console.messages_page import address_of, head_of
+from dledger.console.paging import paged
 
 LETTERS_SHOWN: Final = 20
 """Dead letters of one page of a group."""
 
 
-@dataclass(frozen=True, slots=True)
-class LetterRow:
-    """One dead letter.
-
-    Attributes:
-        key: Its broker group, queue and offset, for the form that gives it back.
-        origin: The topic that it was first sent to.
-        tries: How often the group got it.
-    """
-
-    key: str
-    message: MessageRow
-    origin: str
-    tries: int
-
-
-def letter_row(queue: MessageQueue, letter: MessageExt) -> LetterRow:
-    """Return what the page shows of a dead letter."""
+def origin_of(letter: MessageExt) -> str:
+    """Return the topic that a dead letter was first sent to; empty: not known."""
     properties = letter.properties
-    origin = properties.get(PROPERTY_DLQ_ORIGIN_TOPIC) or properties.get(PROPERTY_RETRY_TOPIC, "")
-    return LetterRow(
-        f"{queue.broker_name}/{queue.queue_id}/{letter.queue_offset}",
-        message_row(letter),
-        origin,
-        letter.reconsume_times + 1,
-    )
+    return properties.get(PROPERTY_DLQ_ORIGIN_TOPIC) or properties.get(PROPERTY_RETRY_TOPIC, "")
 
 
 def place_of(text: str) -> tuple[str, int, int] | None:
     """Return broker group, queue and offset that *text* names as a letter's key does."""
-    broker, _, rest = text.partition("/")
-    first, _, second = rest.partition("/")
-    queue, offset = texts.whole(first), texts.whole(second)
-    if not broker or queue is None or offset is None:
+    broker, queue, offset = [*text.split("/"), "", "", ""][:3]
+    numbers = texts.whole(queue), texts.whole(offset)
+    if not broker or None in numbers:
         return None
-    return broker, queue, offset
+    return broker, numbers[0] or 0, numbers[1] or 0
 
 
 def chosen(form: Form) -> list[tuple[str, int, int]]:
@@ -93,7 +69,7 @@ async def dead_letters(request: Request) -> Response:
         for topic in topics.value
         if topic.startswith(DEAD_LETTER_PREFIX)
     ]
-    page = paged(matching(names, query), request.query_params.get("page"), {"q": query})
+    page = paged(names, request.query_params.get("page"), q=query)
     async with asking() as ask_groups:
         found = {
             name: ask_groups(
@@ -101,15 +77,12 @@ async def dead_letters(request: Request) -> Response:
             )
             for name in page.rows
         }
-    rows: list[tuple[str, DeadLetterGroup | None]] = [
-        (name, known.value) for name, known in found.items()
-    ]
     return console.page(
         request,
         "dead_letters.html.j2",
         "Dead letters",
         problems=[*ask.problems, *ask_groups.problems[:3]],
-        rows=rows,
+        rows=[(name, known.value) for name, known in found.items()],
         listing=page,
         query=query,
         letters_known=not topics.problem,
@@ -124,28 +97,28 @@ async def dead_letter_group(request: Request) -> Response:
     if (place := place_of(request.query_params.get("from", ""))) is not None:
         begin = MessageQueue(DEAD_LETTER_PREFIX + name, *place[:2]), place[2]
 
-    async def read() -> list[LetterRow]:
-        return [
-            letter_row(queue, letter)
-            async for queue, letter in console.admin.dead_letters(
-                name, limit=LETTERS_SHOWN, begin=begin
-            )
-        ]
+    async def read() -> list[tuple[MessageQueue, MessageExt]]:
+        letters = console.admin.dead_letters(name, limit=LETTERS_SHOWN, begin=begin)
+        return [pair async for pair in letters]
 
     async with asking() as ask:
-        letters = ask(read, "the letters", list[LetterRow]())
+        letters = ask(read, "the letters", list[tuple[MessageQueue, MessageExt]]())
         counts = ask(partial(console.admin.dead_letter_group, name), "how many there are", None)
     following = None
     if len(letters.value) == LETTERS_SHOWN:
-        queue_key, _, last = letters.value[-1].key.rpartition("/")
-        following = f"?{urlencode({'name': name, 'from': f'{queue_key}/{int(last) + 1}'})}"
+        queue, last = letters.value[-1]
+        following_place = f"{queue.broker_name}/{queue.queue_id}/{last.queue_offset + 1}"
+        following = f"?{urlencode({'name': name, 'from': following_place})}"
     return console.page(
         request,
         "dead_letter_group.html.j2",
         f"Dead letters of {name}",
         problems=ask.problems,
         name=name,
-        rows=letters.value,
+        rows=[
+            (queue, letter, address_of(letter), origin_of(letter), head_of(letter))
+            for queue, letter in letters.value
+        ],
         counts=counts.value,
         is_first=begin is None,
         following=following,

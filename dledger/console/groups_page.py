@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
 import trio
@@ -20,7 +19,7 @@ from dledger.commitlog.errors import MQError
 from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError
 from dledger.console.known import asking
-from dledger.console.paging import matching, paged
+from dledger.console.paging import paged
 from dledger.remoting.protocol.bodies import (
     ConsumerConnection,
     OffsetWrapper,
@@ -28,24 +27,16 @@ from dledger.remoting.protocol.bodies import (
 )
 
 RETRY_PREFIX: Final = "%RETRY%"
-SYSTEM_GROUPS: Final = frozenset(
-    {
-        "TOOLS_CONSUMER",
-        "FILTERSRV_CONSUMER",
-        "SELF_TEST_C_GROUP",
-        "CID_ONS-HTTP-PROXY",
-        "CID_ONSAPI_PERMISSION",
-        "CID_ONSAPI_OWNER",
-        "CID_ONSAPI_PULL",
-        "CID_RMQ_SYS_TRANS",
-    }
+SYSTEM_GROUPS: Final = (
+    *("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY"),
+    *("CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_ONSAPI_PULL", "CID_RMQ_SYS_TRANS"),
 )
 OLDEST_LOOKED_AT: Final = 64
 """Queues of a group whose oldest unread message is read for its time; one request each."""
+MODELS: Final = {"CLUSTERING": "shared", "BROADCASTING": "each client gets all"}
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRow:
+class GroupRow(NamedTuple):
     """One consumer group of the list.
 
     Attributes:
@@ -65,44 +56,6 @@ class GroupRow:
         return bool(self.lag) and self.members == 0
 
 
-@dataclass(frozen=True, slots=True)
-class QueueProgress:
-    """How far a group is in one queue.
-
-    Attributes:
-        behind_ms: How long the oldest unread message has been stored; None: not known, or none.
-        owner: The client that has the queue; None: none that reports it.
-    """
-
-    topic: str
-    broker: str
-    number: int
-    consumed: int
-    end: int
-    last_consumed_ms: int
-    behind_ms: int | None
-    owner: str | None
-
-    @property
-    def lag(self) -> int:
-        """Messages still to come."""
-        return max(0, self.end - self.consumed)
-
-
-@dataclass(frozen=True, slots=True)
-class MoveRow:
-    """What a reset does to one queue."""
-
-    broker: str
-    number: int
-    move: OffsetMove
-
-    @property
-    def by(self) -> int:
-        """Messages that are skipped; below zero: that come once more."""
-        return self.move.after - self.move.before
-
-
 def is_system_group(name: str) -> bool:
     """Return whether a group belongs to brokers or tools, not to an application."""
     return name in SYSTEM_GROUPS or name.startswith(RESEND_GROUP_PREFIX)
@@ -119,47 +72,17 @@ def group_row(
     """
     subscribed = set(() if connection is None else connection.subscription_table)
     named = sorted(t for t in subscribed | set(lags or ()) if not t.startswith(RETRY_PREFIX))
-    return GroupRow(
-        name,
-        (0 if connection is None else len(connection.connection_set)) if is_known else None,
-        model_text(connection),
-        tuple(named),
-        None if lags is None else sum(lags.values()),
-    )
+    members = 0 if connection is None else len(connection.connection_set)
+    lag = None if lags is None else sum(lags.values())
+    return GroupRow(name, members if is_known else None, model_text(connection), tuple(named), lag)
 
 
 def model_text(connection: ConsumerConnection | None) -> str:
     """Return how the clients of a group share messages, in words."""
     if connection is None or connection.message_model is None:
         return ""
-    model = {"CLUSTERING": "shared", "BROADCASTING": "each client gets all"}
-    return model.get(str(connection.message_model.value), str(connection.message_model.value))
-
-
-def progress_rows(
-    progress: Mapping[MessageQueue, OffsetWrapper],
-    owners: Mapping[MessageQueue, str],
-    oldest_ms: Mapping[MessageQueue, int],
-    now_ms: int,
-) -> list[QueueProgress]:
-    """Return how far a group is, queue by queue. Pure.
-
-    Args:
-        oldest_ms: When the oldest unread message of a queue was stored.
-    """
-    return [
-        QueueProgress(
-            queue.topic,
-            queue.broker_name,
-            queue.queue_id,
-            said.consumer_offset,
-            said.broker_offset,
-            said.last_timestamp,
-            max(0, now_ms - oldest_ms[queue]) if queue in oldest_ms else None,
-            owners.get(queue),
-        )
-        for queue, said in sorted(progress.items())
-    ]
+    model = str(connection.message_model.value)
+    return MODELS.get(model, model)
 
 
 async def oldest_unread(
@@ -169,60 +92,46 @@ async def oldest_unread(
 
     A queue whose message cannot be read is left out.
     """
-    behind = sorted(
-        (queue for queue, said in progress.items() if said.broker_offset > said.consumer_offset),
-        key=lambda queue: progress[queue].consumer_offset - progress[queue].broker_offset,
-    )
-    found: dict[MessageQueue, int] = {}
+    lags = {q: said.broker_offset - said.consumer_offset for q, said in progress.items()}
+    behind = sorted((q for q, lag in lags.items() if lag > 0), key=lambda q: -lags[q])
+    oldest: dict[MessageQueue, int] = {}
 
     async def read(queue: MessageQueue) -> None:
         try:
             messages = await admin.read_queue(queue, progress[queue].consumer_offset, 1)
         except MQError:
             return
-        for message in messages:
-            found[queue] = message.store_timestamp_ms
+        oldest.update((queue, message.store_timestamp_ms) for message in messages)
 
     async with trio.open_nursery() as nursery:
         for queue in behind[:OLDEST_LOOKED_AT]:
             nursery.start_soon(read, queue)
-    return found
+    return oldest
 
 
 async def groups(request: Request) -> Response:
     """Show the consumer groups, page by page."""
     console: Console = request.app.state.console
-    query = request.query_params.get("q", "")
+    admin, query = console.admin, request.query_params.get("q", "")
     with_system = request.query_params.get("system") == "1"
     async with asking() as ask:
-        known = ask(
-            console.admin.subscription_groups,
-            "the list of groups",
-            dict[str, SubscriptionGroupConfig](),
-        )
-        lags = ask(console.admin.lags, "lag", dict[str, dict[str, int]]())
+        none = dict[str, SubscriptionGroupConfig]()
+        known = ask(admin.subscription_groups, "the list of groups", none)
+        lags = ask(admin.lags, "lag", dict[str, dict[str, int]]())
     names = sorted({*known.value, *lags.value})
     shown = [name for name in names if with_system or not is_system_group(name)]
-    page = paged(
-        matching(shown, query),
-        request.query_params.get("page"),
-        {"q": query, "system": "1" if with_system else ""},
-    )
+    system = "1" if with_system else ""
+    page = paged(shown, request.query_params.get("page"), q=query, system=system)
     async with asking() as ask_clients:
         clients = {
-            name: ask_clients(
-                partial(console.admin.consumer_connection, name), f"clients of {name}", None
-            )
+            name: ask_clients(partial(admin.consumer_connection, name), f"clients of {name}", None)
             for name in page.rows
         }
     rows = [
         group_row(
-            name,
-            clients[name].value,
-            not clients[name].problem,
-            None if lags.problem else lags.value.get(name, {}),
+            name, said.value, not said.problem, None if lags.problem else lags.value.get(name, {})
         )
-        for name in page.rows
+        for name, said in clients.items()
     ]
     return console.page(
         request,
@@ -239,26 +148,18 @@ async def groups(request: Request) -> Response:
 async def group(request: Request) -> Response:
     """Show one group: members, which queue is whose, lag in messages and time."""
     console: Console = request.app.state.console
-    name = request.query_params.get("name", "")
+    admin, name = console.admin, request.query_params.get("name", "")
     async with asking() as ask:
-        connection = ask(partial(console.admin.consumer_connection, name), "members", None)
-        progress = ask(
-            partial(console.admin.group_progress, name),
-            "offsets and lag",
-            dict[MessageQueue, OffsetWrapper](),
-        )
-        owners = ask(
-            partial(console.admin.queue_owners, name),
-            "which member has which queue",
-            dict[MessageQueue, str](),
-        )
+        connection = ask(partial(admin.consumer_connection, name), "members", None)
+        none = dict[MessageQueue, OffsetWrapper]()
+        progress = ask(partial(admin.group_progress, name), "offsets and lag", none)
+        unowned = dict[MessageQueue, str]()
+        owners = ask(partial(admin.queue_owners, name), "which member has which queue", unowned)
     async with asking() as ask_oldest:
-        oldest = ask_oldest(
-            partial(oldest_unread, console.admin, progress.value),
-            "lag in time",
-            dict[MessageQueue, int](),
-        )
-    rows = progress_rows(progress.value, owners.value, oldest.value, console.now_ms)
+        unread = partial(oldest_unread, admin, progress.value)
+        oldest = ask_oldest(unread, "lag in time", dict[MessageQueue, int]())
+    now_ms = console.now_ms
+    behind_ms = {queue: max(0, now_ms - at_ms) for queue, at_ms in oldest.value.items()}
     table = {} if connection.value is None else connection.value.subscription_table
     return console.page(
         request,
@@ -270,10 +171,11 @@ async def group(request: Request) -> Response:
         connection_known=not connection.problem,
         model=model_text(connection.value),
         subscriptions=sorted(table.items()),
-        rows=rows,
-        lag=sum(row.lag for row in rows),
-        behind_ms=max((row.behind_ms or 0 for row in rows), default=0),
-        topics=sorted({row.topic for row in rows} | set(table)),
+        rows=sorted(progress.value.items()),
+        owners=owners.value,
+        behind_ms=behind_ms,
+        lag=sum(max(0, p.broker_offset - p.consumer_offset) for p in progress.value.values()),
+        topics=sorted({queue.topic for queue in progress.value} | set(table)),
     )
 
 
@@ -291,10 +193,8 @@ def reset_time(form: Form) -> int:
             return FIRST_MS
         case "last":
             return LAST_MS
-        case "time":
-            found = texts.time_ms(form.get("time", ""))
-            if found is not None and found > 0:
-                return found
+        case "time" if at_ms := texts.time_ms(form.get("time", "")):
+            return at_ms
     raise RefusedError("choose the first message, the end, or a date and time (UTC)")
 
 
@@ -310,10 +210,9 @@ async def plan_reset(request: Request) -> Response:
         problems = [str(error)]
     else:
         async with asking() as ask:
-            plan = ask(
-                partial(console.admin.plan_offset_reset, name, topic, time_ms), "the plan", moves
-            )
-        problems, moves = ask.problems, plan.value
+            plan = partial(console.admin.plan_offset_reset, name, topic, time_ms)
+            known = ask(plan, "the plan", moves)
+        problems, moves = ask.problems, known.value
     return console.page(
         request,
         "reset.html.j2",
@@ -322,7 +221,7 @@ async def plan_reset(request: Request) -> Response:
         name=name,
         topic=topic,
         time_ms=time_ms,
-        rows=[MoveRow(q.broker_name, q.queue_id, move) for q, move in sorted(moves.items())],
+        rows=sorted(moves.items()),
         form=form,
     )
 
@@ -331,13 +230,10 @@ async def reset(request: Request) -> Response:
     """Move a group in a topic."""
 
     async def act(admin: Admin, form: Form) -> str:
-        name, topic = form.get("name", ""), form.get("topic", "")
-        time_ms = reset_time(form)
+        name, topic, time_ms = form.get("name", ""), form.get("topic", ""), reset_time(form)
         moves = await admin.plan_offset_reset(name, topic, time_ms)
         done = await admin.reset_offsets(name, topic, time_ms, moves)
-        missing = [
-            queue for queue in moves if queue not in done.notified and queue not in done.stored
-        ]
+        missing = [q for q in moves if q not in done.notified and q not in done.stored]
         if missing:
             raise RefusedError(f"{len(missing)} queues still have their old offsets: do it again")
         return (

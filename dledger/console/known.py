@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 import trio
@@ -39,15 +39,12 @@ class Known(Generic[T]):
     Attributes:
         value: The answer; a neutral value where there is none.
         problem: Why there is none; empty when *value* is an answer.
-        error: What was raised, if anything was.
     """
 
     value: T
-    problem: str = ""
-    error: BaseException | None = None
+    problem: str = f"no answer within {ANSWER_S:g} s"
 
 
-@dataclass(slots=True)
 class Asks:
     """Asks questions side by side; the answers are there when the block of `asking` ends.
 
@@ -55,11 +52,10 @@ class Asks:
         problems: What is not known, a sentence each.
     """
 
-    nursery: trio.Nursery
-    problems: list[str] = field(default_factory=list)
-    _limiter: trio.CapacityLimiter = field(
-        default_factory=lambda: trio.CapacityLimiter(ASKED_AT_ONCE)
-    )
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.problems: list[str] = []
+        self._nursery = nursery
+        self._limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
 
     def __call__(self, question: Callable[[], Awaitable[T]], what: str, otherwise: T) -> Known[T]:
         """Ask *question*.
@@ -68,27 +64,19 @@ class Asks:
             what: Names the answer, for the sentence that it is missing.
             otherwise: The value where there is no answer.
         """
-        known = Known(otherwise, problem="not answered yet")
-        self.nursery.start_soon(self._ask, question, what, known)
+        known = Known(otherwise)
+        self._nursery.start_soon(self._ask, question, what, known)
         return known
 
     async def _ask(self, question: Callable[[], Awaitable[T]], what: str, known: Known[T]) -> None:
         async with self._limiter:
-            await answer(question, known)
+            with trio.move_on_after(ANSWER_S):
+                try:
+                    known.value, known.problem = await question(), ""
+                except MQError as error:
+                    known.problem = sentence(error)
         if known.problem:
             self.problems.append(f"{what}: {known.problem}")
-
-
-async def answer(question: Callable[[], Awaitable[T]], known: Known[T]) -> None:
-    """Put the answer of *question*, or why there is none, into *known*."""
-    known.problem = f"no answer within {ANSWER_S:g} s"
-    with trio.move_on_after(ANSWER_S):
-        try:
-            known.value = await question()
-        except MQError as error:
-            known.problem, known.error = sentence(error), error
-        else:
-            known.problem = ""
 
 
 def is_access_refusal(error: BaseException) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -19,7 +18,6 @@ from dledger.client.trace import TraceContext, TraceType
 from dledger.console import texts
 from dledger.console.console import Console, RefusedError
 from dledger.console.known import asking
-from dledger.console.texts import BodyText, body_text
 
 FOUND_MAX: Final = 64
 """Messages of one search: a broker's own limit for a key."""
@@ -29,182 +27,104 @@ HEAD_CHARACTERS: Final = 120
 """Of a body in a list."""
 GROUPS_FOLLOWED: Final = 16
 """Consumer groups whose retries and dead letters are searched for one message."""
-Search = Callable[[], Awaitable[list[MessageExt]]]
-
-LANE_WIDTH: Final = 400
 MINUTE_MS: Final = 60_000
 
-
-@dataclass(frozen=True, slots=True)
-class MessageRow:
-    """One message of a list."""
-
-    address: str
-    stored_ms: int
-    message_id: str
-    place: str
-    tags: str
-    keys: str
-    size_bytes: int
-    head: str
+Search = Callable[[], Awaitable[list[MessageExt]]]
+Copies = Mapping[str, Sequence[MessageExt]]
+"""Copies of a message by consumer group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One step of a message's way.
 
     Attributes:
-        lane: What took part: a producer, a broker, a consumer group.
+        part: What took part: a producer, a broker, a consumer group.
         kind: ``sent``, ``stored``, ``delivered``, ``retried``, ``dead``, ``decided``.
         took_ms: How long it took; None: not known, or no span.
         is_bad: It failed, or the message was given up.
     """
 
     at_ms: int
-    lane: str
+    part: str
     kind: str
     text: str
     took_ms: int | None = None
     is_bad: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A step in the picture of its lane: where it begins, and how wide it is."""
-
-    x: float
-    width: float
-    step: Step
-
-
-def place_of(message: MessageExt) -> str:
+def address_of(message: MessageExt) -> str:
     """Return the address of a message's page."""
-    if message.broker_name:
-        place = {
-            "topic": message.topic,
-            "broker": message.broker_name,
-            "queue": message.queue_id,
-            "offset": message.queue_offset,
-        }
-    else:
-        place = {"at": message.offset_message_id}
-    return f"/message?{urlencode(place)}"
+    if not message.broker_name:
+        return f"/message?{urlencode({'at': message.offset_message_id})}"
+    names = ("topic", "broker", "queue", "offset")
+    place = (message.topic, message.broker_name, message.queue_id, message.queue_offset)
+    return f"/message?{urlencode(dict(zip(names, place, strict=True)))}"
 
 
-def message_row(message: MessageExt) -> MessageRow:
-    """Return what a list shows of a message."""
-    body = message.body_bytes
-    shown = body_text(body[: HEAD_CHARACTERS * 4])
-    head = shown.text if shown.kind == "text" else f"{len(body):,} bytes that are no text"
-    return MessageRow(
-        place_of(message),
-        message.store_timestamp_ms,
-        message.message_id,
-        f"{message.broker_name or 'queue'} / {message.queue_id} / {message.queue_offset}",
-        message.tags,
-        message.keys,
-        len(body),
-        " ".join(head.split())[:HEAD_CHARACTERS],
-    )
+def head_of(message: MessageExt) -> str:
+    """Return the beginning of a message's body, on one line."""
+    head = texts.body_text(message.body_bytes[: HEAD_CHARACTERS * 4])
+    return " ".join(head.split())[:HEAD_CHARACTERS]
 
 
 def way_of(
-    message: MessageExt,
-    trace: Iterable[TraceContext],
-    retries: Mapping[str, Sequence[MessageExt]],
-    letters: Mapping[str, Sequence[MessageExt]],
+    message: MessageExt, trace: Iterable[TraceContext], retries: Copies, letters: Copies
 ) -> list[Step]:
     """Return the steps of a message, in order of time. Pure.
 
     Args:
         trace: What clients reported; without trace the log itself still knows some steps.
-        retries: Consumer group → copies of the message in its retry topic.
-        letters: Consumer group → copies in its dead letter topic.
+        retries: From the retry topics.
+        letters: From the dead letter topics.
     """
     host, port = message.born_host
+    place = f"{message.topic}, queue {message.queue_id}, offset {message.queue_offset}"
+    broker = f"broker {message.broker_name}".strip()
     steps = [
         Step(message.born_timestamp_ms, f"client {host}", "sent", f"by {host}:{port}"),
-        Step(
-            message.store_timestamp_ms,
-            f"broker {message.broker_name}".strip(),
-            "stored",
-            f"{message.topic}, queue {message.queue_id}, offset {message.queue_offset}",
-        ),
+        Step(message.store_timestamp_ms, broker, "stored", place),
+        *_reported(trace),
     ]
-    for copies, kind, word in (
-        (retries, "retried", "try"),
-        (letters, "dead", "given up after try"),
-    ):
-        steps += [
-            Step(
-                copy.store_timestamp_ms,
-                f"group {group}",
-                kind,
-                f"{word} {copy.reconsume_times + (kind == 'retried')}, offset {copy.queue_offset}",
-                is_bad=kind == "dead",
-            )
-            for group, found in copies.items()
-            for copy in found
-        ]
-    return sorted([*steps, *_reported(trace)], key=lambda step: step.at_ms)
+    for group, copies in retries.items():
+        for copy in copies:
+            text = f"try {copy.reconsume_times + 1}, offset {copy.queue_offset}"
+            steps.append(Step(copy.store_timestamp_ms, f"group {group}", "retried", text))
+    for group, copies in letters.items():
+        for copy in copies:
+            text = f"given up after try {copy.reconsume_times}, offset {copy.queue_offset}"
+            at_ms = copy.store_timestamp_ms
+            steps.append(Step(at_ms, f"group {group}", "dead", text, is_bad=True))
+    return sorted(steps, key=lambda step: step.at_ms)
 
 
 def _reported(trace: Iterable[TraceContext]) -> list[Step]:
-    found: list[Step] = []
-    begun: dict[str, TraceContext] = {}
+    steps: list[Step] = []
+    begun: list[TraceContext] = []
     ended: dict[str, TraceContext] = {}
-    for step in trace:
-        match step.trace_type:
+    for one in trace:
+        at_ms, producer = one.time_stamp_ms, f"producer {one.group_name}"
+        match one.trace_type:
             case TraceType.PUB:
-                text = "stored" if step.is_success else "not as safe as asked for"
-                lane = f"producer {step.group_name}"
-                found.append(
-                    Step(
-                        step.time_stamp_ms,
-                        lane,
-                        "sent",
-                        text,
-                        step.cost_time_ms,
-                        not step.is_success,
-                    )
-                )
+                text = "stored" if one.is_success else "not as safe as asked for"
+                bad = not one.is_success
+                steps.append(Step(at_ms, producer, "sent", text, one.cost_time_ms, bad))
             case TraceType.END_TRANSACTION:
-                state = step.beans[0].transaction_state
-                lane = f"producer {step.group_name}"
-                found.append(Step(step.time_stamp_ms, lane, "decided", state))
+                state = one.beans[0].transaction_state
+                steps.append(Step(at_ms, producer, "decided", state))
             case TraceType.SUB_BEFORE:
-                begun[step.request_id] = step
+                begun.append(one)
             case TraceType.SUB_AFTER:
-                ended[step.request_id] = step
-    for request_id, first in begun.items():
-        last = ended.get(request_id)
-        tried = first.beans[0].retry_times + 1
-        result = "no end is known" if last is None else "success" if last.is_success else "failed"
-        found.append(
-            Step(
-                first.time_stamp_ms,
-                f"group {first.group_name}",
-                "delivered",
-                f"try {tried}: {result}",
-                None if last is None else last.cost_time_ms,
-                last is not None and not last.is_success,
-            )
-        )
-    return found
-
-
-def lanes_of(steps: Sequence[Step]) -> dict[str, list[Mark]]:
-    """Return the marks of each lane, in the order in which the lanes begin. Pure."""
-    if not steps:
-        return {}
-    first = steps[0].at_ms
-    span = max(1, *(step.at_ms + (step.took_ms or 0) - first for step in steps))
-    scale = (LANE_WIDTH - 8) / span
-    lanes: dict[str, list[Mark]] = {}
-    for step in steps:
-        mark = Mark((step.at_ms - first) * scale, max(6.0, (step.took_ms or 0) * scale), step)
-        lanes.setdefault(step.lane, []).append(mark)
-    return lanes
+                ended[one.request_id] = one
+    for first in begun:
+        last = ended.get(first.request_id)
+        result, took_ms, bad = "no end is known", None, False
+        if last is not None:
+            result = "success" if last.is_success else "failed"
+            took_ms, bad = last.cost_time_ms, not last.is_success
+        text = f"try {first.beans[0].retry_times + 1}: {result}"
+        group = f"group {first.group_name}"
+        steps.append(Step(first.time_stamp_ms, group, "delivered", text, took_ms, bad))
+    return steps
 
 
 # ----------------------------------------------------------------------------------- search
@@ -214,10 +134,9 @@ async def messages(request: Request) -> Response:
     """Search messages; without a search show the forms."""
     console: Console = request.app.state.console
     asked = dict(request.query_params)
-    found: list[MessageExt] = []
+    rows: list[MessageExt] = []
     problems: list[str] = []
-    newer: str | None = None
-    older: str | None = None
+    newer = older = None
     if asked.get("by"):
         try:
             searches = _searches(console.admin, asked)
@@ -226,24 +145,22 @@ async def messages(request: Request) -> Response:
         else:
             async with asking() as ask:
                 answers = [ask(search, what, list[MessageExt]()) for what, search in searches]
-            problems = ask.problems
-            found = [message for known in answers for message in known.value]
-            if asked["by"] == "id" and found:
-                problems = []
+            rows = [message for known in answers for message in known.value]
+            problems = [] if asked["by"] == "id" and rows else ask.problems
     if asked.get("by") == "queue" and not problems:
         offset = int(asked["offset"])
         if offset > 0:
             older = "?" + urlencode(asked | {"offset": max(0, offset - QUEUE_ROWS)})
-        if len(found) == QUEUE_ROWS:
-            newer = "?" + urlencode(asked | {"offset": found[-1].queue_offset + 1})
-    unique = {(m.broker_name, m.phy_offset, m.topic): m for m in found}
+        if len(rows) == QUEUE_ROWS:
+            newer = "?" + urlencode(asked | {"offset": rows[-1].queue_offset + 1})
+    unique = {(m.broker_name, m.phy_offset, m.topic): m for m in rows}
     return console.page(
         request,
         "messages.html.j2",
         "Messages",
         problems=problems,
         asked=asked,
-        rows=[message_row(message) for message in unique.values()],
+        rows=[(address_of(message), message, head_of(message)) for message in unique.values()],
         older=older,
         newer=newer,
         found_max=FOUND_MAX,
@@ -261,12 +178,10 @@ def _searches(admin: Admin, asked: Mapping[str, str]) -> list[tuple[str, Search]
         case "key" if topic and wanted:
             return [("the search", partial(admin.query_messages, topic, wanted))]
         case "id" if wanted:
-            by_key = partial(admin.query_unique_key, topic, wanted)
-            at_place = partial(_at_place, admin, wanted)
-            return [
-                ("the id as a place", at_place),
-                *([(f"the id in {topic}", by_key)] * bool(topic)),
-            ]
+            at_place: Search = partial(_at_place, admin, wanted)
+            by_key: Search = partial(admin.query_unique_key, topic, wanted)
+            searches = [("the id as a place", at_place), (f"the id in {topic}", by_key)]
+            return searches if topic else searches[:1]
         case "time" if topic:
             begin_ms = texts.time_ms(asked.get("from", ""))
             if begin_ms is None:
@@ -275,18 +190,15 @@ def _searches(admin: Admin, asked: Mapping[str, str]) -> list[tuple[str, Search]
             by_time = partial(admin.messages_by_time, topic, begin_ms, end_ms, FOUND_MAX)
             return [("the search", by_time)]
         case "queue" if topic:
-            queue = _queue(asked)
-            return [
-                ("the queue", partial(admin.read_queue, queue, int(asked["offset"]), QUEUE_ROWS))
-            ]
+            return [("the queue", partial(admin.read_queue, *_place(asked), QUEUE_ROWS))]
     raise RefusedError("a topic and what to search for are needed")
 
 
-def _queue(asked: Mapping[str, str]) -> MessageQueue:
+def _place(asked: Mapping[str, str]) -> tuple[MessageQueue, int]:
     queue, offset = texts.whole(asked.get("queue", "")), texts.whole(asked.get("offset", ""))
     if queue is None or offset is None:
         raise RefusedError("queue and offset are numbers from 0 on")
-    return MessageQueue(asked.get("topic", ""), asked.get("broker", ""), queue)
+    return MessageQueue(asked.get("topic", ""), asked.get("broker", ""), queue), offset
 
 
 async def _at_place(admin: Admin, wanted: str) -> list[MessageExt]:
@@ -303,45 +215,47 @@ async def _at_place(admin: Admin, wanted: str) -> list[MessageExt]:
 async def message(request: Request) -> Response:
     """Show one message: where it is, its properties and body, and its way."""
     console: Console = request.app.state.console
-    asked = request.query_params
-    admin = console.admin
-    nothing = list[MessageExt]()
-    search: Search
-    if asked.get("at"):
-        search = partial(_at_place, admin, asked["at"])
-    else:
-        search = partial(admin.read_queue, _queue(asked), int(asked["offset"]), 1)
+    asked, admin = request.query_params, console.admin
+    nothing, offset = list[MessageExt](), None
+    search: Search = partial(_at_place, admin, asked.get("at", ""))
+    if not asked.get("at"):
+        queue, offset = _place(asked)
+        search = partial(admin.read_queue, queue, offset, 1)
     async with asking() as ask:
         known = ask(search, "the message", nothing)
-    if not known.value:
-        text = "" if known.problem else "There is no such message now: it may have expired."
-        return console.page(
-            request, "message.html.j2", "No message", status=404, problems=ask.problems, text=text
-        )
-    found = known.value[0]
-    if not asked.get("at") and found.queue_offset != int(asked["offset"]):
-        text = f"Offset {asked['offset']} is no longer kept; the first is {found.queue_offset}."
-        return console.page(request, "message.html.j2", "No message", status=404, text=text)
+    text = "" if known.problem else "There is no such message now: it may have expired."
+    if known.value and offset not in (None, known.value[0].queue_offset):
+        text = f"Offset {offset} is no longer kept; the first is {known.value[0].queue_offset}."
+    elif known.value:
+        return await _shown(request, console, known.value[0])
+    return console.page(
+        request, "message.html.j2", "No message", status=404, problems=ask.problems, text=text
+    )
+
+
+async def _shown(request: Request, console: Console, message: MessageExt) -> Response:
+    admin, message_id = console.admin, message.message_id
     async with asking() as ask_way:
         lags = ask_way(admin.lags, "the groups that read it", dict[str, dict[str, int]]())
-        trace = ask_way(
-            partial(_trace, admin, found.message_id, console.settings.trace_topic),
-            "trace",
-            list[TraceContext](),
+        reported = partial(
+            admin.message_trace, message_id, trace_topic=console.settings.trace_topic
         )
-    groups = [group for group, lag in lags.value.items() if found.topic in lag][:GROUPS_FOLLOWED]
+        trace = ask_way(partial(_or_none, reported), "trace", list[TraceContext]())
+    groups = [group for group, lag in lags.value.items() if message.topic in lag][:GROUPS_FOLLOWED]
     async with asking() as ask_copies:
         retries, letters = (
             {
                 group: ask_copies(
-                    partial(_copies, admin, prefix + group, found.message_id), "copies", nothing
+                    partial(_or_none, partial(admin.query_unique_key, prefix + group, message_id)),
+                    "copies",
+                    list[MessageExt](),
                 )
                 for group in groups
             }
             for prefix in ("%RETRY%", "%DLQ%")
         )
     steps = way_of(
-        found,
+        message,
         trace.value,
         {group: copies.value for group, copies in retries.items()},
         {group: copies.value for group, copies in letters.items()},
@@ -351,31 +265,19 @@ async def message(request: Request) -> Response:
         "one_message.html.j2",
         "Message",
         problems=[*ask_way.problems, *ask_copies.problems[:3]],
-        message=found,
-        offset_message_id=found.offset_message_id,
-        properties=sorted(found.properties.items()),
-        body=_body(found),
+        message=message,
+        offset_message_id=message.offset_message_id,
+        properties=sorted(message.properties.items()),
+        body=texts.body_text(message.body_bytes),
+        body_shown=texts.BODY_SHOWN_BYTES,
         steps=steps,
-        lanes=lanes_of(steps),
-        lane_width=LANE_WIDTH,
         has_trace=bool(trace.value),
         groups=groups,
     )
 
 
-def _body(found: MessageExt) -> BodyText:
-    return body_text(found.body_bytes)
-
-
-async def _trace(admin: Admin, message_id: str, topic: str) -> list[TraceContext]:
+async def _or_none(question: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
     try:
-        return await admin.message_trace(message_id, trace_topic=topic)
+        return await question()
     except NoRouteError:
-        return []  # no broker has the topic of traces: no client reported any
-
-
-async def _copies(admin: Admin, topic: str, message_id: str) -> list[MessageExt]:
-    try:
-        return await admin.query_unique_key(topic, message_id)
-    except NoRouteError:
-        return []  # the group never gave a message back, or up
+        return []  # no broker has the topic: no client sent a trace, or gave a message back or up

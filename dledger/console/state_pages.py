@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dledger.client.core.route import MessageQueue
-from dledger.console.cluster_look import ClusterLook
 from dledger.console.console import Console
 from dledger.console.known import asking
-from dledger.console.paging import matching, paged
+from dledger.console.look import ClusterLook
+from dledger.console.paging import paged
 from dledger.own_keys import OWN_KEYS
-from dledger.remoting.protocol.bodies import (
-    ConsumerConnection,
-    ProducerInfo,
-    SubscriptionGroupConfig,
-)
+from dledger.remoting.protocol.bodies import ProducerInfo, SubscriptionGroupConfig
 
 DELAY_LEVELS: Final = "messageDelayLevel"
 DELAY_FIGURE: Final = "scheduleMessageOffset_"
@@ -29,91 +24,46 @@ HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 DECIDED_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 
-@dataclass(frozen=True, slots=True)
-class LevelRow:
-    """One delay level of one broker group.
-
-    Attributes:
-        level: From 1 on.
-        delay: How long its messages wait; empty where brokers do not show it.
-        waiting: Messages that wait now.
-    """
-
-    group: str
-    level: int
-    delay: str
-    delivered: int
-    waiting: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeptRow:
-    """A queue of a topic in which brokers keep what is not due or not decided."""
-
-    queue: MessageQueue
-    first_offset: int
-    end_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class SettingRow:
+class SettingRow(NamedTuple):
     """One setting of all daemons.
 
     Attributes:
         values: Daemon → value; None: it has no such setting.
-        is_own: Its value is meant to differ.
     """
 
     key: str
     values: dict[str, str | None]
-    is_own: bool
 
     @property
     def common(self) -> str | None:
         """The value of all daemons; None where they differ."""
-        found = set(self.values.values())
-        return next(iter(found)) if len(found) == 1 else None
+        first, *others = set(self.values.values())
+        return None if others else first
 
     @property
     def differs(self) -> bool:
         """Daemons that should have the same value have not."""
-        return len(set(self.values.values())) > 1 and not self.is_own
+        return len(set(self.values.values())) > 1 and self.key not in OWN_KEYS
 
 
-@dataclass(frozen=True, slots=True)
-class ClientRow:
-    """One client of one group."""
-
-    group: str
-    kind: str
-    client_id: str
-    address: str
-    language: str
-    seen_ms: int | None = None
-
-
-def level_rows(look: ClusterLook, levels: str) -> list[LevelRow]:
+def level_rows(look: ClusterLook, levels: str) -> list[tuple[str, int, str, int, int]]:
     """Return the delay levels that have messages, or had, of each group's leader. Pure.
 
     Args:
         levels: The setting that names the delays.
+    Returns:
+        Broker group, level, how long its messages wait, how many wait now, how many were delivered.
     """
-    delays = levels.split()
-    found = []
-    for group, members in look.groups.items():
-        leader = next((a for a, said in members.items() if said and said.get("serving")), None)
+    delays = dict(enumerate(levels.split(), 1))
+    rows = []
+    for group, leader in look.leaders().items():
         for key, text in look.figures.get(leader or "", {}).items():
             level = key.removeprefix(DELAY_FIGURE)
-            delivered, _, end = text.partition(",")
+            done, _, end = text.partition(",")
             if key.startswith(DELAY_FIGURE) and level.isdecimal() and end.isdecimal():
-                number = int(level)
-                delay = delays[number - 1] if 0 < number <= len(delays) else ""
-                waiting = max(0, int(end) - int(delivered))
-                found.append(LevelRow(group, number, delay, int(delivered), waiting))
-    return sorted(
-        (row for row in found if row.delivered or row.waiting),
-        key=lambda row: (row.group, row.level),
-    )
+                waiting = max(0, int(end) - int(done))
+                rows.append((group, int(level), delays.get(int(level), ""), waiting, int(done)))
+    return sorted(row for row in rows if row[3] or row[4])
 
 
 def setting_rows(settings: Mapping[str, Mapping[str, str]]) -> list[SettingRow]:
@@ -122,40 +72,10 @@ def setting_rows(settings: Mapping[str, Mapping[str, str]]) -> list[SettingRow]:
     Args:
         settings: Daemon → key → value.
     """
-    keys = sorted({key for values in settings.values() for key in values})
     return [
-        SettingRow(
-            key,
-            {daemon: values.get(key) for daemon, values in settings.items()},
-            key in OWN_KEYS,
-        )
-        for key in keys
+        SettingRow(key, {name: values.get(key) for name, values in settings.items()})
+        for key in sorted({key for values in settings.values() for key in values})
     ]
-
-
-def client_rows(
-    producers: Mapping[str, list[ProducerInfo]], consumers: Mapping[str, ConsumerConnection | None]
-) -> list[ClientRow]:
-    """Return every client of some groups, in order of groups. Pure."""
-    found = [
-        ClientRow(
-            group,
-            "producer",
-            client.client_id,
-            client.remote_ip,
-            client.language,
-            client.last_update_timestamp,
-        )
-        for group, clients in producers.items()
-        for client in clients
-    ]
-    found += [
-        ClientRow(group, "consumer", client.client_id, client.client_addr, client.language)
-        for group, connection in consumers.items()
-        if connection is not None
-        for client in connection.connection_set
-    ]
-    return sorted(found, key=lambda row: (row.group, row.kind, row.client_id))
 
 
 async def waiting(request: Request) -> Response:
@@ -180,13 +100,10 @@ async def waiting(request: Request) -> Response:
         )
     without_leader = [
         f"{group} has no leader: its delays are not known"
-        for group, members in look.groups.items()
-        if not any(said and said.get("serving") for said in members.values())
+        for group, leader in look.leaders().items()
+        if leader is None
     ]
-    rows = {
-        topic: [KeptRow(queue, first, end) for queue, (first, end) in sorted(known.value.items())]
-        for topic, known in kept.items()
-    }
+    rows = {topic: sorted(known.value.items()) for topic, known in kept.items()}
     return console.page(
         request,
         "waiting.html.j2",
@@ -195,7 +112,7 @@ async def waiting(request: Request) -> Response:
         levels=level_rows(look, settings.value.get(DELAY_LEVELS, "")),
         timers=rows[TIMER_TOPIC],
         halves=rows[HALF_TOPIC],
-        decided=sum(row.end_offset - row.first_offset for row in rows[DECIDED_TOPIC]),
+        decided=sum(end - first for _, (first, end) in rows[DECIDED_TOPIC]),
     )
 
 
@@ -210,11 +127,8 @@ async def clients(request: Request) -> Response:
             "consumer groups",
             dict[str, SubscriptionGroupConfig](),
         )
-    page = paged(
-        matching(sorted({*producers.value, *known.value}), query),
-        request.query_params.get("page"),
-        {"q": query},
-    )
+    names = sorted({*producers.value, *known.value})
+    page = paged(names, request.query_params.get("page"), q=query)
     async with asking() as ask_groups:
         consumers = {
             group: ask_groups(
@@ -223,13 +137,13 @@ async def clients(request: Request) -> Response:
             for group in page.rows
             if group in known.value
         }
-    shown = {group: producers.value[group] for group in page.rows if group in producers.value}
     return console.page(
         request,
         "clients.html.j2",
         "Clients",
         problems=[*ask.problems, *ask_groups.problems[:3]],
-        rows=client_rows(shown, {group: c.value for group, c in consumers.items()}),
+        producers={g: producers.value[g] for g in page.rows if g in producers.value},
+        consumers={g: c.value.connection_set for g, c in consumers.items() if c.value is not None},
         listing=page,
         query=query,
     )
@@ -242,39 +156,21 @@ async def settings(request: Request) -> Response:
     only_differing = request.query_params.get("all") != "1" and not query
     look = await console.newest_look()
     brokers = [address for members in look.groups.values() for address in members]
+    admin = console.admin
+    asked = (
+        ("Brokers", brokers, admin.broker_settings),
+        ("NameServers", look.name_servers, admin.name_server_settings),
+    )
     async with asking() as ask:
-        of_brokers = {
-            address: ask(
-                partial(console.admin.broker_settings, address),
-                f"settings of {address}",
-                dict[str, str](),
-            )
-            for address in brokers
-        }
-        of_name_servers = {
-            address: ask(
-                partial(console.admin.name_server_settings, address),
-                f"settings of NameServer {address}",
-                dict[str, str](),
-            )
-            for address in look.name_servers
-        }
-    tables = [
-        (title, setting_rows({a: known.value for a, known in found.items() if not known.problem}))
-        for title, found in (("Brokers", of_brokers), ("NameServers", of_name_servers))
-    ]
-    shown = [
-        (
-            title,
-            [
-                row
-                for row in rows
-                if (not only_differing or row.differs) and query.lower() in row.key.lower()
-            ],
-            len(rows),
-        )
-        for title, rows in tables
-    ]
+        answers = [
+            (title, {a: ask(partial(of, a), f"settings of {a}", dict[str, str]()) for a in daemons})
+            for title, daemons, of in asked
+        ]
+    shown = []
+    for title, found in answers:
+        rows = setting_rows({a: known.value for a, known in found.items() if not known.problem})
+        kept = [row for row in rows if row.differs or not only_differing]
+        shown.append((title, [r for r in kept if query.lower() in r.key.lower()], len(rows)))
     return console.page(
         request,
         "settings.html.j2",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -16,59 +15,31 @@ from dledger.client.core.route import MessageQueue
 from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError
 from dledger.console.known import Asks, Known, asking
-from dledger.console.paging import matching, paged
-from dledger.remoting.protocol.bodies import BrokerStatsData
+from dledger.console.paging import paged
 
 RETENTION: Final = "retention.ms"
-TOPIC_PUT_NUMS: Final = "TOPIC_PUT_NUMS"
 HOUR_MS: Final = 3_600_000
 SYSTEM_PREFIXES: Final = ("RMQ_SYS_", "rmq_sys_", "%RETRY%", "%DLQ%")
-SYSTEM_TOPICS: Final = frozenset(
-    {
-        "TBW102",
-        "SELF_TEST_TOPIC",
-        "BenchmarkTest",
-        "OFFSET_MOVED_EVENT",
-        "SCHEDULE_TOPIC_XXXX",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-    }
+SYSTEM_TOPICS: Final = (
+    *("TBW102", "SELF_TEST_TOPIC", "BenchmarkTest", "OFFSET_MOVED_EVENT"),
+    *("SCHEDULE_TOPIC_XXXX", "TRANS_CHECK_MAX_TIME_TOPIC"),
 )
 PERMISSIONS: Final = {"6": "read and write", "4": "read only", "2": "write only", "0": "neither"}
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRow:
-    """One topic of the list, over all broker groups.
+class TopicRow(NamedTuple):
+    """One topic of the list, over all broker groups; each text may be that they differ.
 
     Attributes:
         queues: Queues for writing, of all groups together; None: not known.
-        per_s: Messages a second that came in during the last minute; None: not known.
-        day: Messages that came in within 24 hours, since the brokers began at most.
     """
 
     name: str
-    groups: tuple[str, ...]
+    groups: list[str]
     queues: int | None
     permission: str
+    kept: str
     is_ordered: bool
-    retention: str | None
-    per_s: float | None
-    day: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class QueueRow:
-    """One queue of a topic."""
-
-    broker: str
-    number: int
-    first_offset: int
-    end_offset: int
-
-    @property
-    def messages(self) -> int:
-        """Messages that are kept."""
-        return self.end_offset - self.first_offset
 
 
 def is_system(name: str, own: Iterable[str] = ()) -> bool:
@@ -90,35 +61,24 @@ def permission_text(perm: int) -> str:
     return PERMISSIONS[str(perm & 6)]
 
 
-def topic_row(
-    name: str, configs: Mapping[str, TopicConfig], came: Mapping[str, BrokerStatsData] | None
-) -> TopicRow:
-    """Return what the list shows of a topic. Pure.
+def kept_text(config: TopicConfig) -> str:
+    """Return how long messages of a topic are kept."""
+    kept_ms = config.attributes.get(RETENTION)
+    return "as the log" if kept_ms is None else texts.duration_text(float(kept_ms))
 
-    Args:
-        configs: Broker group → what it has of the topic.
-        came: Leader → what it counted; None: not known.
-    """
-    permissions = {permission_text(config.perm) for config in configs.values()}
-    kept = {config.attributes.get(RETENTION) for config in configs.values()}
-    return TopicRow(
-        name,
-        tuple(sorted(configs)),
-        sum(config.write_queue_nums for config in configs.values()) if configs else None,
-        "differs between groups" if len(permissions) > 1 else next(iter(permissions), "not known"),
-        any(config.order for config in configs.values()),
-        next(iter(kept), None) if len(kept) == 1 else "differs",
-        None if came is None else sum(data.stats_minute.tps for data in came.values()),
-        None if came is None else sum(data.stats_day.sum for data in came.values()),
+
+def topic_row(name: str, configs: Mapping[str, TopicConfig]) -> TopicRow:
+    """Return what the list shows of a topic, as each broker group has it. Pure."""
+    permission, kept = (
+        "differs between groups" if len(found) > 1 else next(iter(found), "not known")
+        for found in (
+            {permission_text(config.perm) for config in configs.values()},
+            {kept_text(config) for config in configs.values()},
+        )
     )
-
-
-def queue_rows(bounds: Mapping[MessageQueue, tuple[int, int]]) -> list[QueueRow]:
-    """Return the queues of a topic in order. Pure."""
-    return [
-        QueueRow(queue.broker_name, queue.queue_id, first, end)
-        for queue, (first, end) in sorted(bounds.items())
-    ]
+    queues = sum(config.write_queue_nums for config in configs.values()) if configs else None
+    is_ordered = any(config.order for config in configs.values())
+    return TopicRow(name, sorted(configs), queues, permission, kept, is_ordered)
 
 
 async def topics(request: Request) -> Response:
@@ -135,35 +95,21 @@ async def topics(request: Request) -> Response:
     # Without a NameServer the leaders' own tables still name the topics.
     known = sorted({*names.value, *(name for table in tables.values() for name in table.value)})
     shown = [name for name in known if with_system or not is_system(name, own)]
-    page = paged(
-        matching(shown, query),
-        request.query_params.get("page"),
-        {"q": query, "system": "1" if with_system else ""},
-    )
-    leaders = _leaders(look.groups)
-    async with asking() as ask_rates:
-        came = {
-            name: ask_rates(
-                partial(console.admin.broker_stats, TOPIC_PUT_NUMS, name), f"rate of {name}", None
-            )
-            for name in (page.rows if info.value is not None else ())
-        }
-    rows = []
-    for name in page.rows:
-        counted = came[name].value if name in came else None
-        configs = {group: t.value[name] for group, t in tables.items() if name in t.value}
-        only = None if counted is None else {a: d for a, d in counted.items() if a in leaders}
-        rows.append(topic_row(name, configs, only))
+    system = "1" if with_system else ""
+    page = paged(shown, request.query_params.get("page"), q=query, system=system)
+    rows = [
+        topic_row(name, {group: t.value[name] for group, t in tables.items() if name in t.value})
+        for name in page.rows
+    ]
     return console.page(
         request,
         "topics.html.j2",
         "Topics",
-        problems=[*ask.problems, *ask_rates.problems[:3]],
+        problems=ask.problems,
         rows=rows,
         listing=page,
         query=query,
         with_system=with_system,
-        groups=sorted(look.groups),
     )
 
 
@@ -175,15 +121,6 @@ def _tables(
             partial(admin.topic_configs, group), f"the topics of {group}", dict[str, TopicConfig]()
         )
         for group in groups
-    }
-
-
-def _leaders(groups: Mapping[str, Mapping[str, object]]) -> set[str]:
-    return {
-        address
-        for members in groups.values()
-        for address, said in members.items()
-        if isinstance(said, Mapping) and said.get("serving")
     }
 
 
@@ -216,7 +153,8 @@ async def topic(request: Request) -> Response:
         permission_text=permission_text,
         permissions=PERMISSIONS,
         retention_hours="" if not kept or not kept.isdigit() else f"{int(kept) / HOUR_MS:g}",
-        queues=queue_rows(bounds.value),
+        queues=sorted(bounds.value.items()),
+        messages=sum(end - first for first, end in bounds.value.values()),
         readers=dict(sorted(readers.items())),
         is_system=is_system(name, look.groups),
     )

@@ -178,9 +178,7 @@ class SubscriptionGroupsProcessor:
         )
         if not is_there and not forget and not len(self._topics.pending_groups):
             return nothing_to_change(self._group, connection, command)
-        change = SubscriptionGroupsChange(
-            delete=(name,), forget=(name,) if forget else (), forget_modes=(name,)
-        )
+        change = SubscriptionGroupsChange(delete=(name,), forget=(name,) if forget else ())
         propose_change(
             connection,
             command,

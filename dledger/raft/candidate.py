@@ -181,10 +181,7 @@ class VoteEligibility:
         return (
             doubtful >= majority(roster.voters)
             and len(hellos) == len(voters)
-            and all(
-                hello.last is not None and is_up_to_date(last_term, last_index, *hello.last)
-                for hello in hellos
-            )
+            and all(is_up_to_date(last_term, last_index, *hello.last) for hello in hellos)
         )
 
     def verified(self, term: int, verified: int, commit_index: int) -> None:
@@ -441,10 +438,5 @@ class Candidate:
         )
         if granted:
             self.timer.give_way(now_s)
-        grant = CERTAIN if granted and self._is_certain_to(peer) else granted
+        grant = CERTAIN if granted and not self.eligibility.doubtful else granted
         state.peers.send(peer, Kind.PRE_VOTE_REPLY, term, grant)
-
-    def _is_certain_to(self, peer: str) -> bool:
-        """Whether *peer* has to know that this member is not `doubtful`, and understands it."""
-        hello = self.state.roster.hellos.get(peer)
-        return not self.eligibility.doubtful and hello is not None and hello.started_ms > 0

@@ -20,9 +20,6 @@ while the other was away) would refuse each other permanently. So a refused dial
 incarnation, as every dialler does; the other one shows that in its own next call, to the address
 where it finds that name, and is answered: it learns only what the dialler knows.
 
-A dialler of the version before neither names the acceptor nor waits for a nonce alone. It is
-answered in one step, with a proof, if it knows the incarnation of a member to introduce itself by.
-
 A data link carries entries, replies and copies for repair, never votes or heartbeats. A frame
 leaves in the turn that has it while the stream takes it: a wake-up of a task, and a turn of its own
 for each frame, would cost more than the frame.
@@ -68,7 +65,7 @@ RECEIVE_BYTES: Final = 256 << 10
 """How much is read from a connection at once."""
 
 CALLED: Final = "to"
-"""Name of the acceptor; a dialler that sends it proves itself first."""
+"""Name of the acceptor."""
 
 SHOWN: Final = "shown"
 """Incarnations that diallers under the name of the acceptor have shown to this dialler."""
@@ -110,8 +107,6 @@ class Introduction:
         secret, rest = self._node.settings.secret, frames[1:]
         if secret is None:
             await self._answer(stream, hello, fields, epoch)
-        elif fields.get(CALLED) is None:
-            rest = await self._exchange_at_once(stream, decoder, secret, hello, fields, epoch, rest)
         else:
             rest = await self._exchange_proofs(stream, decoder, secret, hello, fields, epoch, rest)
         await self._until_known(hello)
@@ -141,7 +136,7 @@ class Introduction:
         frames: list[PeerFrame],
     ) -> list[PeerFrame]:
         check_nonce(fields, hello.name)
-        if fields[CALLED] != self._node.settings.self_id:
+        if fields.get(CALLED) != self._node.settings.self_id:
             raise RemoteProtocolError(f"{hello.name} calls another member")
         challenge = {"v": PROTOCOL_VERSION, NONCE: self._nonce()}
         await self._send(stream, Kind.HELLO_ACK, challenge, epoch)
@@ -150,25 +145,6 @@ class Introduction:
         secret.check(shown, Side.DIALLER, fields, challenge, epoch, who=hello.name)
         # It has the secret: with any folder it belongs to the group.
         await self._send_proved(stream, secret, fields, self._own(hello), epoch)
-        return frames[1:]
-
-    async def _exchange_at_once(
-        self,
-        stream: Stream,
-        decoder: PeerFrameDecoder,
-        secret: GroupSecret,
-        hello: Hello,
-        fields: Map,
-        epoch: int,
-        frames: list[PeerFrame],
-    ) -> list[PeerFrame]:
-        check_nonce(fields, hello.name)
-        if not self._node.roster.is_known(hello.key):
-            raise NotAMemberError(f"{hello.name} is no member of this group")
-        own = self._own(hello)
-        await self._send_proved(stream, secret, fields, own, epoch)
-        frames = frames or await self._receive(stream, decoder, hello.name)
-        secret.check(_proof_in(frames[0]), Side.DIALLER, fields, own, epoch, who=hello.name)
         return frames[1:]
 
     async def _until_known(self, hello: Hello) -> None:
@@ -208,16 +184,15 @@ class Introduction:
         await self._send(stream, Kind.HELLO, own, epoch)
         frames = await self._receive(stream, decoder, peer)
         answer = _fields_of(frames[0], Kind.HELLO_ACK)
-        if secret is not None and "name" not in answer and REFUSED not in answer:
+        if secret is not None and REFUSED not in answer:
             check_version(answer)
             check_nonce(answer, peer)
+            if "name" in answer:
+                raise RemoteProtocolError(f"{peer} answers before it asks for a proof")
             await self._send_proof(stream, secret, own, answer, epoch)
             frames = frames[1:] or await self._receive(stream, decoder, peer)
             answer = _fields_of(frames[0], Kind.HELLO_ACK)
             self._check_proved(secret, own, answer, epoch, peer)
-        elif secret is not None and REFUSED not in answer:
-            self._check_proved(secret, own, answer, epoch, peer)
-            await self._send_proof(stream, secret, own, answer, epoch)
         hello = self._read(answer)
         if hello.name != peer or frames[0].epoch != epoch:
             raise RemoteProtocolError(f"{hello.name} answers where {peer} was expected")

@@ -67,7 +67,7 @@ class Contacts:
             peer=":".join(map(str, settings.peers[settings.self_id])),
             last=(journal.last_term, journal.last_index),
             members=roster.vouches_for() if to_member else (),
-            members_index=journal.members.index,
+            members_index=journal.members.index if to_member else 0,
             started_ms=self._started_ms,
         )
 

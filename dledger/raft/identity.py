@@ -39,7 +39,6 @@ from dledger.raft.membership import MEMBERS_MAX
 from dledger.raft.wire import (
     INDEX_MAX,
     NUMBER_MAX,
-    PROTOCOL_OLDEST,
     PROTOCOL_VERSION,
     TERM_MAX,
     is_incarnation,
@@ -78,9 +77,8 @@ class Hello:
     """What the connection is for: ``data`` or ``control``."""
     peer: str = ""
     """Where this member listens for its peers, ``host:port``."""
-    last: tuple[int, int] | None = None
-    """Term and index of its newest entry; None from versions that do not send it."""
-
+    last: tuple[int, int] = (0, 0)
+    """Term and index of its newest entry."""
     members: tuple[Vouched, ...] = ()
     """The members of the group, as the acceptor knows them; sent to members alone."""
     members_index: int = 0
@@ -90,7 +88,7 @@ class Hello:
 
     def encode(self) -> dict[str, Any]:
         """Return the CBOR map that travels."""
-        fields: dict[str, Any] = {
+        return {
             "v": PROTOCOL_VERSION,
             "cluster": self.cluster,
             "group": self.group,
@@ -101,14 +99,10 @@ class Hello:
             "client": self.client_address,
             "channel": self.channel,
             "peer": self.peer,
-            "last": None if self.last is None else list(self.last),
+            "last": list(self.last),
+            "started": self.started_ms,
+            "members": [self.members_index, [list(member) for member in self.members]],
         }
-        if self.started_ms:
-            fields["started"] = self.started_ms
-        if self.members:
-            rows = [list(member) for member in self.members]
-            fields["members"] = [self.members_index, rows]
-        return fields
 
     @property
     def key(self) -> tuple[str, str]:
@@ -130,7 +124,7 @@ class Hello:
         """Read a peer's introduction.
 
         Raises:
-            RemoteProtocolError: It is of a newer version, not of this shape, or names what no
+            RemoteProtocolError: It is of another version, not of this shape, or names what no
                 member could be called.
         """
         if not isinstance(fields, dict):
@@ -148,10 +142,10 @@ class Hello:
                 doubtful=fields["doubtful"],
                 client_address=fields["client"],
                 channel=fields["channel"],
-                peer=fields.get("peer", ""),
-                last=_last_of(fields.get("last")),
-                started_ms=fields.get("started", 0),
-                **_members_of(fields.get("members", [0, []])),
+                peer=fields["peer"],
+                last=_last_of(fields["last"]),
+                started_ms=fields["started"],
+                **_members_of(fields["members"]),
             )
         except KeyError as error:
             raise RemoteProtocolError(f"a hello without {error}") from None
@@ -182,27 +176,21 @@ def check_version(fields: Mapping[Any, Any]) -> None:
     """Check that this version can read a hello.
 
     Raises:
-        RemoteProtocolError: It is of a newer version, of one too old, or of none.
+        RemoteProtocolError: It is of another version, or of none.
     """
     version, who = fields.get("v"), fields.get("name")
-    if type(version) is not int or not PROTOCOL_OLDEST <= version <= PROTOCOL_VERSION:
+    if type(version) is not int or version != PROTOCOL_VERSION:
         who = who[:_SHOWN_CHARACTERS] if is_name(who) else "a peer"
         shown = repr(version)[:_SHOWN_CHARACTERS] if _is_short(version) else "of no sense"
-        if type(version) is int and 0 <= version < PROTOCOL_OLDEST:
-            limit = f"oldest known here is {PROTOCOL_OLDEST}"
-        else:
-            limit = f"newest known here is {PROTOCOL_VERSION}"
-        raise RemoteProtocolError(f"{who} speaks version {shown}, {limit}")
+        raise RemoteProtocolError(f"{who} speaks version {shown}, known here is {PROTOCOL_VERSION}")
 
 
 def _is_short(version: object) -> bool:
     return is_name(version) or (type(version) is int and abs(version) <= NUMBER_MAX)
 
 
-def _last_of(value: object) -> tuple[int, int] | None:
+def _last_of(value: object) -> tuple[int, int]:
     match value:
-        case None:
-            return None
         case [int(term), int(index)] if 0 <= term <= TERM_MAX and 0 <= index <= INDEX_MAX:
             return term, index
     raise RemoteProtocolError("a hello with fields of the wrong type")
@@ -237,7 +225,7 @@ def owner_of(disk: Disk, path: str) -> tuple[str, str, str]:
 
     Raises:
         CorruptStoreError: The file cannot be read.
-        ForeignStoreError: A newer version wrote it.
+        ForeignStoreError: It is of another format.
     """
     record = _read(disk, path, None)
     if record is None:
@@ -255,14 +243,14 @@ def _read(disk: Disk, path: str, owner: tuple[str, str, str] | None) -> dict[str
             isinstance(version, int)
             and isinstance(record["inc"], str)
             and isinstance(record["voters"], dict)
-            and (version > FORMAT_VERSION or _fits_its_checksum(record))
+            and (version != FORMAT_VERSION or record["crc"] == _checksum(record))
         )
     except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError) as error:
         raise CorruptStoreError(f"{path}: the identity of this member is damaged") from error
     if not whole:
         raise CorruptStoreError(f"{path}: the identity of this member is damaged")
-    if version > FORMAT_VERSION:
-        raise ForeignStoreError(f"{path}: format {version} is newer than this program knows")
+    if version != FORMAT_VERSION:
+        raise ForeignStoreError(f"{path}: format {version}; this program knows {FORMAT_VERSION}")
     if owner is not None and tuple(found) != owner:
         raise ForeignStoreError(
             f"{path}: this folder belongs to member {found[2]} of group {found[1]} in cluster "
@@ -276,13 +264,6 @@ _FIELDS: Final = frozenset(("v", "cluster", "group", "name", "inc", "voters"))
 
 def _checksum(record: Mapping[str, Any]) -> int:
     return zlib.crc32(cbor2.dumps({key: record[key] for key in _FIELDS}, canonical=True))
-
-
-def _fits_its_checksum(record: Mapping[str, Any]) -> bool:
-    """Whether a record is what was written; older versions wrote no checksum."""
-    if "crc" in record:
-        return bool(record["crc"] == _checksum(record))
-    return record.keys() == _FIELDS
 
 
 def _write(disk: Disk, path: str, record: dict[str, Any]) -> None:
@@ -334,7 +315,7 @@ class Identity:
 
         Raises:
             CorruptStoreError: The file is missing or cannot be read.
-            ForeignStoreError: A newer version wrote it.
+            ForeignStoreError: It is of another format.
         """
         record = _read(disk, path, None)
         if record is None:

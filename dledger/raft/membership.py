@@ -33,9 +33,7 @@ from dledger.commitlog.errors import CorruptEntryError
 from dledger.raft.wire import is_host, is_incarnation, is_name, is_port, parse_address
 
 LIST_VERSION: Final = 1
-OBSERVERS_VERSION: Final = 2
-"""Versions of the encoded list, without observers and with some; a newer one stops the node rather
-than being guessed at."""
+"""Version of the encoded list; another one stops the node rather than being guessed at."""
 
 MEMBERS_MAX: Final = 16
 """Members of one group, learners included: an append is sent to each of them."""
@@ -213,28 +211,21 @@ class Members:
             [m.name, m.incarnation, m.host, m.port, m.client_address, m.standing.value]
             for m in self.members
         ]
-        return cbor2.dumps({"v": self._version, "members": rows}, canonical=True)
-
-    @property
-    def _version(self) -> int:
-        """Of its bytes: an older program reads every list that it can follow."""
-        has_observers = any(member.standing is Standing.OBSERVER for member in self.members)
-        return OBSERVERS_VERSION if has_observers else LIST_VERSION
+        return cbor2.dumps({"v": LIST_VERSION, "members": rows}, canonical=True)
 
     @classmethod
     def decode(cls, body: Buffer) -> Members:
         """Return the list in *body*, a result of `encode`.
 
         Raises:
-            CorruptEntryError: It is of a newer version, or no list.
+            CorruptEntryError: It is of another version, or no list.
         """
         try:
             value: Any = cbor2.loads(bytes(body))
             version, rows = value["v"], value["members"]
-            if version not in (LIST_VERSION, OBSERVERS_VERSION):
+            if version != LIST_VERSION:
                 raise CorruptEntryError(
-                    f"a list of members of version {version}; newest known here is "
-                    f"{OBSERVERS_VERSION}"
+                    f"a list of members of version {version}; known here is {LIST_VERSION}"
                 )
             members = [
                 Member(name, incarnation, host, port, client, Standing(standing))
@@ -249,7 +240,7 @@ class Members:
                 for m in members
             )
             found = cls(tuple(members))
-            if not whole or Members.of(members) != found or found._version != version:
+            if not whole or Members.of(members) != found:
                 raise CorruptEntryError("a list of members that this version would not write")
         except (cbor2.CBORDecodeError, ChangeRefusedError, KeyError, TypeError, ValueError) as e:
             raise CorruptEntryError(f"a list of members that cannot be read: {e}") from e

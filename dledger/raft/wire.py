@@ -64,11 +64,8 @@ _HOST_NAME: Final = re.compile(r"(?:[0-9A-Za-z_-]{1,63}\.)*[0-9A-Za-z_-]{1,63}",
 _IPV6: Final = re.compile(r"[0-9A-Fa-f:.]{2,45}(?:%[0-9A-Za-z_.-]{1,32})?", re.ASCII)
 _PORT: Final = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 
-PROTOCOL_VERSION: Final = 2
-"""Version of this file's frames; a peer with a newer one is refused at hello."""
-
-PROTOCOL_OLDEST: Final = 2
-"""Oldest version that can be read: version 1 had heads of CBOR."""
+PROTOCOL_VERSION: Final = 1
+"""Version of this file's frames; a peer with another one is refused at hello."""
 
 FRAME_BYTES_MAX: Final = 32 << 20
 """Largest frame, bytes: one entry at its cap beside a full append, with space for the head."""
@@ -119,7 +116,7 @@ class Field(Enum):
 
 
 CERTAIN: Final = 2
-"""A pre-vote of a member that is not `doubtful`, sent where hellos name the start of a process."""
+"""A pre-vote of a member that is not `doubtful`."""
 
 _TERM, _INDEX, _NUMBER, _FLAG = Field.TERM, Field.INDEX, Field.NUMBER, Field.FLAG
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final, Protocol
 
 import structlog
@@ -311,7 +311,7 @@ class RetentionService:
             position=floor.position,
             bytes=size,
             newest_ms=floor.prev_store_time_ms,
-            **reason.to_state(),
+            **asdict(reason),
         )
         return floor
 

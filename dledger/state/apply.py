@@ -302,18 +302,17 @@ def _apply_change(
             tables.topics_counter += 1
             tables.note_topics((*(config.topic for config in put), *delete))
             tables.topics_changed_ms = header.store_time_ms
-        case SubscriptionGroupsChange(groups, delete, forget, forget_modes):
+        case SubscriptionGroupsChange(groups, delete, forget):
             for group in groups:
                 tables.subscription_groups[group.group_name] = group
                 tables.marks.groups.add(group.group_name)
             for name in delete:
                 tables.subscription_groups.pop(name, None)
                 tables.marks.groups.add(name)
+                _drop_modes(tables, name)
             for name in forget:
                 tables.marks.pops.update(drop_rows(tables.pops, group=name))
                 tables.drop_offsets([(name, topic) for topic in tables.topics_of.get(name, ())])
-            for name in forget_modes:
-                _drop_modes(tables, name)
         case ConsumerOffsetsChange(offsets):
             for group_name, topic, queue_id, offset in offsets:
                 tables.set_offset(group_name, topic, queue_id, offset)

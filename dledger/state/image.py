@@ -5,8 +5,7 @@ Cuts that follow each other without a gap make up the whole state: see `Image`.
 
 `Image` is kept up to date by cuts: a snapshot of a whole group may be many megabytes, and to encode
 it at each checkpoint would cost what there is. Here each row is encoded when it has changed, and a
-snapshot is the rows joined. The bytes are those of `dledger.state.snapshot.snapshot` with its
-hints. Not thread-safe: one worker at a time.
+snapshot is the rows joined; equal tables give equal bytes. Not thread-safe: one worker at a time.
 
 Spec: docs/internals/state.md.
 """
@@ -26,12 +25,7 @@ from dledger.state.accounts import AccountConfig
 from dledger.state.pending_timers import RECALLED_KEPT
 from dledger.state.pop import PopKey, PopRowCopy
 from dledger.state.queue_lock import LockKey, QueueLock
-from dledger.state.snapshot import (
-    ACCESS_COUNTER,
-    format_of,
-    framed,
-    scalars,
-)
+from dledger.state.snapshot import framed, scalars
 from dledger.state.tables import Marks, StateTables
 from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
 from dledger.state.transactions import (
@@ -89,6 +83,17 @@ def cut_everything(tables: StateTables) -> Cut:
     """Copy all rows, and begin to mark again."""
     tables.marks = Marks()
     tables.producers.take_touched()
+    return _whole(tables)
+
+
+def snapshot(tables: StateTables) -> bytes:
+    """Return *tables* as bytes, without hints; nothing is marked."""
+    image = Image()
+    image.take(_whole(tables))
+    return image.snapshot(hints=False)
+
+
+def _whole(tables: StateTables) -> Cut:
     everything = Marks(
         topics=set(tables.topics),
         groups=set(tables.subscription_groups),
@@ -244,8 +249,12 @@ class Image:
             if row is not None:
                 self._producers[producer_id] = _dumps(row)
 
-    def snapshot(self) -> bytes:
-        """Return the tables as they were at `applied_index`, as `snapshot` would."""
+    def snapshot(self, *, hints: bool = True) -> bytes:
+        """Return the tables as they were at `applied_index`; equal tables give equal bytes.
+
+        Args:
+            hints: Also what only saves work, and may differ between equal tables.
+        """
         body = _EncodedMap()
         for name, value in self._scalars.items():
             body.put(name, _dumps(value))
@@ -253,7 +262,8 @@ class Image:
         body.put("subscription_groups", self._groups.joined())
         body.put("consumer_offsets", self._offsets.joined())
         body.put("queues", self._queues.joined())
-        body.put("queue_positions", self._positions.joined())
+        if hints:
+            body.put("queue_positions", self._positions.joined())
         body.put("queue_locks", self._lock_tree.joined())
         body.put("pops", self._pop_tree.joined())
         body.put("timers", _dumps({"pieces": self._timer_pieces, "recalled": list(self._recalled)}))
@@ -269,9 +279,8 @@ class Image:
         )
         rows = self._producers
         body.put("producers", _head(_ARRAY, len(rows)) + b"".join(rows.values()))
-        if ACCESS_COUNTER in self._scalars:
-            body.put("accounts", self._accounts.joined())
-        return framed(body.joined(), format_of(body))
+        body.put("accounts", self._accounts.joined())
+        return framed(body.joined())
 
 
 class _EncodedMap:
@@ -289,9 +298,6 @@ class _EncodedMap:
 
     def __len__(self) -> int:
         return len(self._values)
-
-    def __contains__(self, name: object) -> bool:
-        return _dumps(name) in self._values
 
     def put(self, name: str, value: bytes | None) -> None:
         """Set a value; None removes it."""

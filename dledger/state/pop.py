@@ -262,13 +262,9 @@ class PopRow:
         """Return what a snapshot keeps of the row; it shares nothing that changes."""
         return PopRowCopy(self.floor, self.next_offset, self.out.copy())
 
-    def to_state(self) -> list[Any]:
-        """Return the row as a snapshot keeps it."""
-        return PopRowCopy(self.floor, self.next_offset, self.out).to_state()
-
     @classmethod
     def from_state(cls, value: Iterable[Any]) -> PopRow:
-        """Read what `to_state` made."""
+        """Read what `PopRowCopy.to_state` made."""
         floor, next_offset, packed = value
         return cls(floor, next_offset, {at: Out(*rest) for at, *rest in _OUT.iter_unpack(packed)})
 
@@ -376,16 +372,8 @@ def drop_rows(rows: PopRows, *, topic: str = "", group: str = "") -> list[PopKey
     return dropped
 
 
-def rows_to_state(rows: Mapping[PopKey, PopRow]) -> dict[str, dict[str, dict[int, list[Any]]]]:
-    """Return the rows as a snapshot keeps them."""
-    tree: dict[str, dict[str, dict[int, list[Any]]]] = {}
-    for (group, topic, queue_id), row in rows.items():
-        tree.setdefault(group, {}).setdefault(topic, {})[queue_id] = row.to_state()
-    return tree
-
-
 def rows_from_state(tree: Mapping[str, Mapping[str, Mapping[int, list[Any]]]]) -> PopRows:
-    """Read what `rows_to_state` made."""
+    """Return the rows in a snapshot."""
     return {
         (group, topic, queue_id): PopRow.from_state(row)
         for group, topics in tree.items()

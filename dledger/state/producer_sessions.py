@@ -70,7 +70,7 @@ class ProducerSessions:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ProducerSessions):
             return NotImplemented
-        return self.to_state() == other.to_state()
+        return [self.row(name) for name in self.ids()] == [other.row(name) for name in other.ids()]
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
@@ -171,13 +171,9 @@ class ProducerSessions:
             [[sequence, send.position, *send.refused] for sequence, send in session.stored.items()],
         ]
 
-    def to_state(self) -> list[list[Any]]:
-        """Return the CBOR form of a snapshot, in the order of use."""
-        return [self.row(producer_id) or [] for producer_id in self._sessions]
-
     @classmethod
     def of_state(cls, value: list[list[Any]]) -> ProducerSessions:
-        """Read what `to_state` made."""
+        """Return the sessions in a snapshot: the rows of all producers in the order of use."""
         sessions = cls()
         for producer_id, epoch, floor, used_ms, stored in value:
             sessions._sessions[producer_id] = ProducerSession(

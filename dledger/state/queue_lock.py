@@ -114,20 +114,10 @@ def drop_topic(locks: dict[LockKey, QueueLock], topic: str) -> list[LockKey]:
     return gone
 
 
-def locks_to_state(
-    locks: Mapping[LockKey, QueueLock],
-) -> dict[str, dict[str, dict[int, list[Any]]]]:
-    """Return the grants as a snapshot keeps them."""
-    tree: dict[str, dict[str, dict[int, list[Any]]]] = {}
-    for (group, topic, queue_id), lock in locks.items():
-        tree.setdefault(group, {}).setdefault(topic, {})[queue_id] = [lock.client_id, lock.token]
-    return tree
-
-
 def locks_from_state(
     tree: Mapping[str, Mapping[str, Mapping[int, list[Any]]]],
 ) -> dict[LockKey, QueueLock]:
-    """Read what `locks_to_state` made."""
+    """Return the grants in a snapshot."""
     return {
         (group, topic, queue_id): QueueLock(*lock)
         for group, topics in tree.items()

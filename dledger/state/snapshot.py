@@ -1,8 +1,8 @@
 """The tables as one checksummed piece of canonical CBOR, and back.
 
 Layout: ``magic 8 bytes · format u32 · crc32(body) u32 · body length u64 · body``, big-endian.
-Built-in topics and groups are not in it: they come from the group's settings. The format is the
-first one that has all that is there (`FORMATS`): a version that does not know it must not drop it.
+Built-in topics and groups are not in it: they come from the group's settings. `dledger.state.image`
+writes the body.
 
 Spec: docs/internals/state.md.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import cbor2
@@ -20,9 +20,9 @@ from typing_extensions import Buffer
 from dledger.commitlog.errors import CorruptStoreError, ForeignStoreError
 from dledger.state.accounts import AccountConfig
 from dledger.state.pending_timers import PendingTimers
-from dledger.state.pop import rows_from_state, rows_to_state
+from dledger.state.pop import rows_from_state
 from dledger.state.producer_sessions import ProducerSessions
-from dledger.state.queue_lock import locks_from_state, locks_to_state
+from dledger.state.queue_lock import locks_from_state
 from dledger.state.state_record import floor_from_state, floor_to_state
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
@@ -33,7 +33,7 @@ from dledger.state.transactions import (
 
 def scalars(tables: StateTables) -> dict[str, Any]:
     """Return the parts of a snapshot that are small whatever there is, by their names in it."""
-    small: dict[str, Any] = {
+    return {
         "members_index": tables.members_index,
         "members": tables.members_body,
         "applied_index": tables.applied_index,
@@ -48,76 +48,23 @@ def scalars(tables: StateTables) -> dict[str, Any]:
         "queue_locks_index": tables.queue_locks_index,
         "pop_index": tables.pop_index,
         "request_modes": {topic: dict(modes) for topic, modes in tables.request_modes.items()},
+        "white_addresses": tables.white_addresses,
+        "access_counter": tables.access_counter,
+        "access_changed_ms": tables.access_changed_ms,
     }
-    if tables.access_counter:
-        small["white_addresses"] = tables.white_addresses
-        small[ACCESS_COUNTER] = tables.access_counter
-        small["access_changed_ms"] = tables.access_changed_ms
-    return small
-
-
-ACCESS_COUNTER: Final = "access_counter"
-"""Only in snapshots of tables whose accounts ever changed."""
 
 
 SNAPSHOT_MAGIC = b"DLSTATE\n"
-SNAPSHOT_FORMAT: Final = 2
-"""The newest that is read here; written where accounts ever changed."""
-FIRST_FORMAT: Final = 1
-FORMATS: Final = {"accounts": SNAPSHOT_FORMAT}
-"""Written where the body has that, the newest first."""
+SNAPSHOT_FORMAT: Final = 1
 _HEADER = struct.Struct(">8sIIQ")
 
 LOG_NUMBERS: Final = 1 << 62
 """Below it are indexes, positions, terms and times of entries: the log has 63 bits for each."""
 
 
-def snapshot(tables: StateTables, *, hints: bool = False) -> bytes:
-    """Return *tables* as bytes; equal tables give equal bytes.
-
-    Encodes everything there is: `dledger.state.snapshot` gives the same bytes for what changed.
-
-    Args:
-        hints: Also what only saves work, and may differ between equal tables.
-    """
-    queues: dict[str, dict[int, list[int]]] = {}
-    for (topic, queue_id), bounds in tables.queues.items():
-        queues.setdefault(topic, {})[queue_id] = [bounds.min_offset, bounds.max_offset]
-    offsets: dict[str, dict[str, dict[int, int]]] = {}
-    for (group, topic), by_queue in tables.consumer_offsets.items():
-        offsets.setdefault(group, {})[topic] = by_queue
-    value = {
-        **scalars(tables),
-        "topics": {name: config.to_state() for name, config in tables.topics.items()},
-        "subscription_groups": {
-            name: config.to_state() for name, config in tables.subscription_groups.items()
-        },
-        "consumer_offsets": offsets,
-        "timers": tables.timers.to_state(),
-        "queues": queues,
-        "transactions": tables.transactions.to_state(),
-        "producers": tables.producers.to_state(),
-        "queue_locks": locks_to_state(tables.queue_locks),
-        "pops": rows_to_state(tables.pops),
-    }
-    if tables.access_counter:
-        value["accounts"] = {name: row.to_state() for name, row in tables.accounts.items()}
-    if hints:
-        positions: dict[str, dict[int, int]] = {}
-        for (topic, queue_id), bounds in tables.queues.items():
-            positions.setdefault(topic, {})[queue_id] = bounds.first_position
-        value["queue_positions"] = positions
-    return framed(cbor2.dumps(value, canonical=True), format_of(value))
-
-
-def format_of(body: Container[str]) -> int:
-    """Return the oldest format whose readers know all that is in a snapshot."""
-    return next((version for name, version in FORMATS.items() if name in body), FIRST_FORMAT)
-
-
-def framed(body: bytes, version: int = FIRST_FORMAT) -> bytes:
+def framed(body: bytes) -> bytes:
     """Return an encoded body with its head."""
-    return _HEADER.pack(SNAPSHOT_MAGIC, version, zlib.crc32(body), len(body)) + body
+    return _HEADER.pack(SNAPSHOT_MAGIC, SNAPSHOT_FORMAT, zlib.crc32(body), len(body)) + body
 
 
 def load(
@@ -126,21 +73,21 @@ def load(
     builtin_topics: Mapping[str, TopicConfig],
     builtin_groups: Mapping[str, SubscriptionGroupConfig],
 ) -> StateTables:
-    """Return the tables in *data*, a result of `snapshot`.
+    """Return the tables in *data*, a result of `Image.snapshot`.
 
     Raises:
         CorruptStoreError: Not a whole snapshot.
-        ForeignStoreError: A newer version made it.
+        ForeignStoreError: It is of another format.
     """
     view = memoryview(data)
     if len(view) < _HEADER.size:
         raise CorruptStoreError(f"state snapshot of {len(view)} bytes is too short")
     magic, version, crc, length = _HEADER.unpack_from(view)
-    if magic != SNAPSHOT_MAGIC or not version:
+    if magic != SNAPSHOT_MAGIC:
         raise CorruptStoreError("not a state snapshot")
-    if version > SNAPSHOT_FORMAT:
+    if version != SNAPSHOT_FORMAT:
         raise ForeignStoreError(
-            f"a state snapshot of format {version}; this version knows up to {SNAPSHOT_FORMAT}"
+            f"a state snapshot of format {version}; this program knows {SNAPSHOT_FORMAT}"
         )
     body = view[_HEADER.size :]
     if len(body) != length or zlib.crc32(body) != crc:
@@ -160,36 +107,34 @@ def load(
             for topic, by_queue in topics.items()
         },
         delay_progress=value["delay_progress"],
-        timers=PendingTimers.from_state(value.get("timers", {"pieces": {}, "recalled": []})),
+        timers=PendingTimers.from_state(value["timers"]),
         queues=_queues_of(value),
-        transactions=TransactionTable.from_state(value.get("transactions", {})),
+        transactions=TransactionTable.from_state(value["transactions"]),
         floor=floor_from_state(value["floor"]),
-        producers=ProducerSessions.of_state(value.get("producers", [])),
-        queue_locks=locks_from_state(value.get("queue_locks", {})),
-        queue_locks_index=value.get("queue_locks_index", 0),
+        producers=ProducerSessions.of_state(value["producers"]),
+        queue_locks=locks_from_state(value["queue_locks"]),
+        queue_locks_index=value["queue_locks_index"],
         topics_counter=value["topics_counter"],
         topics_changed_ms=value["topics_changed_ms"],
-        members_index=value.get("members_index", 0),
-        members_body=value.get("members", b""),
+        members_index=value["members_index"],
+        members_body=value["members"],
         applied_index=value["applied_index"],
         applied_term=value["applied_term"],
         applied_chain=value["applied_chain"],
         applied_end_position=value["applied_end_position"],
         last_store_time_ms=value["last_store_time_ms"],
-        pops=rows_from_state(value.get("pops", {})),
-        pop_index=value.get("pop_index", 0),
-        request_modes=value.get("request_modes", {}),
-        accounts={
-            name: AccountConfig.from_state(item) for name, item in value.get("accounts", {}).items()
-        },
-        white_addresses=value.get("white_addresses", ""),
-        access_counter=value.get(ACCESS_COUNTER, 0),
-        access_changed_ms=value.get("access_changed_ms", 0),
+        pops=rows_from_state(value["pops"]),
+        pop_index=value["pop_index"],
+        request_modes=value["request_modes"],
+        accounts={name: AccountConfig.from_state(item) for name, item in value["accounts"].items()},
+        white_addresses=value["white_addresses"],
+        access_counter=value["access_counter"],
+        access_changed_ms=value["access_changed_ms"],
     )
 
 
 def _queues_of(value: Mapping[str, Any]) -> dict[tuple[str, int], QueueBounds]:
-    # An older version wrote no positions, and knows not to look for any.
+    # Hints: the tables are the same without them.
     positions = value.get("queue_positions", {})
     queues = {}
     for topic, by_queue in value["queues"].items():
@@ -209,7 +154,7 @@ def load_checked(data: Buffer, like: StateTables) -> StateTables:
         like: Tables with the same built-in topics and groups.
     Raises:
         CorruptStoreError: It is damaged, or of a shape or a place in the log that cannot be.
-        ForeignStoreError: A newer version wrote it.
+        ForeignStoreError: It is of another format.
     """
     try:
         loaded = load(

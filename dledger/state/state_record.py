@@ -14,7 +14,7 @@ Spec: docs/internals/state.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import cbor2
@@ -84,22 +84,6 @@ class FloorReason:
     force_permille: int
     asked_by: str = ""
 
-    def to_state(self) -> dict[str, Any]:
-        """Return it as it stands in the record."""
-        return asdict(self)
-
-
-_FIELDS: Final = tuple(field.name for field in fields(FloorReason))
-
-
-def floor_reason(value: Mapping[str, Any] | None) -> FloorReason | None:
-    """Return the reason in a record; None in one of an earlier version, which has none.
-
-    Raises:
-        KeyError, TypeError: A field is missing.
-    """
-    return None if value is None else FloorReason(**{name: value[name] for name in _FIELDS})
-
 
 STATE_RECORD_VERSION = 1
 
@@ -111,8 +95,7 @@ ConsumerOffset = tuple[str, str, int, int]
 class TopicsChange:
     """Topics created or changed, and topics deleted.
 
-    ``asked_by`` is the requester of a change that gives up messages; empty for others, and in
-    records of versions that did not note it.
+    ``asked_by`` is the requester of a change that gives up messages; empty for others.
     """
 
     put: tuple[TopicConfig, ...] = ()
@@ -124,14 +107,13 @@ class TopicsChange:
 class SubscriptionGroupsChange:
     """Subscription groups created or changed, and groups deleted.
 
-    ``forget`` names groups whose consumer offsets go, too, and ``forget_modes`` those whose request
-    modes do: records of versions that did not name these leave the modes.
+    The request modes of a deleted group go with it; ``forget`` names groups whose consumer offsets
+    go, too.
     """
 
     put: tuple[SubscriptionGroupConfig, ...] = ()
     delete: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
-    forget_modes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +137,10 @@ class DelayProgressChange:
 
 @dataclass(frozen=True, slots=True)
 class FloorChange:
-    """What stands before *floor* is given up on every replica: retention.
-
-    ``reason`` is None in records of versions that wrote none.
-    """
+    """What stands before *floor* is given up on every replica: retention."""
 
     floor: Anchor
-    reason: FloorReason | None = None
+    reason: FloorReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +197,7 @@ class QueueFloorsChange:
     floors: tuple[tuple[str, int, int], ...]
     """Topic, queue id, first offset kept."""
     decided_ms: int = 0
-    """Wall time of the leader; 0 in records of versions that did not note it."""
+    """Wall time of the leader."""
     retention_ms: tuple[tuple[str, int], ...] = ()
     """Topic, and how long it kept its messages then."""
 
@@ -259,16 +238,18 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
     match change:
         case TopicsChange(put, delete, asked_by):
             queue_id = TOPICS_QUEUE
-            body = {"put": [config.to_state() for config in put], "delete": list(delete)}
-            if asked_by:
-                body["asked_by"] = asked_by
-        case SubscriptionGroupsChange(groups, delete, forget, forget_modes):
+            body = {
+                "put": [config.to_state() for config in put],
+                "delete": list(delete),
+                "asked_by": asked_by,
+            }
+        case SubscriptionGroupsChange(groups, delete, forget):
             queue_id = SUBSCRIPTION_GROUPS_QUEUE
-            body = {"put": [config.to_state() for config in groups], "delete": list(delete)}
-            if forget:
-                body["forget"] = list(forget)
-            if forget_modes:
-                body["forget_modes"] = list(forget_modes)
+            body = {
+                "put": [config.to_state() for config in groups],
+                "delete": list(delete),
+                "forget": list(forget),
+            }
         case ConsumerOffsetsChange(offsets):
             queue_id = CONSUMER_OFFSETS_QUEUE
             tree: dict[str, dict[str, dict[int, int]]] = {}
@@ -280,17 +261,17 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
             body = {"level": level, "from": from_offset, "to": to_offset}
         case FloorChange(floor, reason):
             queue_id = FLOOR_QUEUE
-            body = {"floor": floor_to_state(floor)}
-            if reason is not None:
-                body["reason"] = reason.to_state()
+            body = {"floor": floor_to_state(floor), "reason": asdict(reason)}
         case TimersChange(done, recalled):
             queue_id = TIMERS_QUEUE
             body = {"done": list(done), "recalled": list(recalled)}
         case QueueFloorsChange(floors, decided_ms, keeps):
             queue_id = QUEUE_FLOORS_QUEUE
-            body = {"floors": _by_topic(floors)}
-            if decided_ms:
-                body |= {"at": decided_ms, "retention_ms": dict(keeps)}
+            body = {
+                "floors": _by_topic(floors),
+                "at": decided_ms,
+                "retention_ms": dict(keeps),
+            }
         case ProducerOpenedChange(producer_id):
             queue_id = PRODUCER_SESSIONS_QUEUE
             body = {"open": producer_id}
@@ -336,14 +317,13 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
             return TopicsChange(
                 tuple(TopicConfig.from_state(item) for item in value["put"]),
                 tuple(value["delete"]),
-                value.get("asked_by", ""),
+                value["asked_by"],
             )
         if queue_id == SUBSCRIPTION_GROUPS_QUEUE:
             return SubscriptionGroupsChange(
                 tuple(SubscriptionGroupConfig.from_state(item) for item in value["put"]),
                 tuple(value["delete"]),
-                tuple(value.get("forget", ())),
-                tuple(value.get("forget_modes", ())),
+                tuple(value["forget"]),
             )
         if queue_id == CONSUMER_OFFSETS_QUEUE:
             return ConsumerOffsetsChange(
@@ -357,14 +337,14 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
         if queue_id == DELAY_PROGRESS_QUEUE:
             return DelayProgressChange(value["level"], value["from"], value["to"])
         if queue_id == FLOOR_QUEUE:
-            return FloorChange(floor_from_state(value["floor"]), floor_reason(value.get("reason")))
+            return FloorChange(floor_from_state(value["floor"]), FloorReason(**value["reason"]))
         if queue_id == TIMERS_QUEUE:
             return TimersChange(tuple(value["done"]), tuple(value["recalled"]))
         if queue_id == QUEUE_FLOORS_QUEUE:
             return QueueFloorsChange(
                 _places(value["floors"]),
-                value.get("at", 0),
-                tuple(value.get("retention_ms", {}).items()),
+                value["at"],
+                tuple(value["retention_ms"].items()),
             )
         if queue_id == PRODUCER_SESSIONS_QUEUE:
             if "open" in value:

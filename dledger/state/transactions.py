@@ -93,21 +93,12 @@ class TransactionTable:
         """Where the oldest open half message stands in the log; None without any."""
         return next((half.phy_offset for half in self.open.values()), None)
 
-    def to_state(self) -> dict[str, bytes]:
-        """Return the form of a snapshot: rows of big-endian integers, in the tables' order."""
-        rows = [(half_offset, *half) for half_offset, half in self.open.items()]
-        return {
-            "open": np.array(rows, ">i8").tobytes(),
-            "decided": np.array(list(self.decided), ">i8").tobytes(),
-            "decisions": bytes(self.decided.values()),
-        }
-
     @classmethod
     def from_state(cls, value: dict[str, bytes]) -> TransactionTable:
-        """Read what `to_state` made; an empty map is a table without anything."""
-        rows = np.frombuffer(value.get("open", b""), ">i8").reshape(-1, _OPEN_FIELDS)
-        offsets = np.frombuffer(value.get("decided", b""), ">i8")
-        decisions = map(TransactionDecision, value.get("decisions", b""))
+        """Return the table in a snapshot: rows of big-endian integers, in the table's order."""
+        rows = np.frombuffer(value["open"], ">i8").reshape(-1, _OPEN_FIELDS)
+        offsets = np.frombuffer(value["decided"], ">i8")
+        decisions = map(TransactionDecision, value["decisions"])
         return cls(
             {row[0]: OpenHalf(*row[1:]) for row in rows.tolist()},
             OrderedDict(zip(offsets.tolist(), decisions, strict=True)),

@@ -121,7 +121,6 @@ async def check_broker_group(
     assert leadership is not None
     require(leadership.term == group.term > 0, "a leadership has the newest term")
     require(group.leader_address, "a leader knows its own address")
-    require(group.leader_address in group.member_addresses, "a leader is one of the members")
     require(group.group_identity, "a group that leads has an identity")
     require(group.readable, "a leader can be read")
     status = group.status()

@@ -132,9 +132,6 @@ def check_floors(
 ) -> Verdict:
     """Return the verdict over what was removed.
 
-    A history without a row of floors, as earlier versions wrote it, is unknown where something was
-    removed that may have been removed by right.
-
     Args:
         heads: Where each queue of each replica began when the run was over. Without any the rows
             may not be all, and answers are not judged.
@@ -155,15 +152,10 @@ def check_floors(
     late = [head for head in heads if head.min_off > may_begin.get((head.topic, head.queue), 0)]
     answers = [one for one in named if one.min_off > may_begin.get((one.topic, one.queue), 0)]
     answers = sorted(answers) if heads else []
-    times = [*(head.at_ns for head in late), *(one.call_ns for one in answers)]
-    is_unknown = not rows and any(keeps.keep_bytes or keeps.is_old_enough(at) for at in times)
     counts = {
         "floors": sum(not move.topic and move.index > 0 for move in rows),
         "unexplained": len(late) + len(answers),
     }
-    if is_unknown:
-        reason = "queues begin later, and the history has no row that names the cause"
-        return Verdict(NAME, "unknown", (), counts, reason)
     late.sort(key=lambda head: (head.topic, head.queue, head.node, head.min_off))
     lost = [
         Violation(

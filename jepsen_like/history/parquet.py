@@ -95,7 +95,7 @@ class Ingested(msgspec.Struct):
         samples: What brokers reported of themselves; from another file.
         footers: By table, the size of its file and the checksum of its footer, which Parquet does
             not have.
-        sums: By table, the sum of its rows (`sums`); empty: an older version wrote none.
+        sums: By table, the sum of its rows (`sums`).
     """
 
     run_id: str = ""

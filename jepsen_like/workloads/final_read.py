@@ -25,7 +25,7 @@ from dledger.jepsen_like.history.operation import (
     ReplicaState,
 )
 from dledger.jepsen_like.workloads.recorder import TOPIC, value_of
-from dledger.state.snapshot import snapshot
+from dledger.state.image import snapshot
 from dledger.state.state_record import FloorChange, decode_change
 from dledger.state.tables import StateTables
 from dledger.state.topics import FLOOR_QUEUE, STATE_TOPIC
@@ -74,13 +74,13 @@ def move_of(log: EntryLog, index: int, change: FloorChange, *, node: str, at_ns:
         at_ns,
         node,
         index,
-        cause="" if reason is None else reason.cause,
+        cause=reason.cause,
         position=floor.position,
         end_position=header.position,
         newest_ms=newest_ms,
         stored_ms=header.store_time_ms,
-        keep_bytes=0 if reason is None else reason.keep_bytes,
-        keep_ms=0 if reason is None else reason.reserved_hours * HOUR_MS,
+        keep_bytes=reason.keep_bytes,
+        keep_ms=reason.reserved_hours * HOUR_MS,
     )
 
 

@@ -672,8 +672,6 @@ class RegisterBrokerHeader(Header):
     """Ours: a RocketMQ broker sends none."""
     membership_proof: str | None = None
     """Ours: what members of the group alone can say, where they share a secret."""
-    member_addresses: str | None = None
-    """Ours: where the members of the group are found, ``host:port`` each, with ``;`` between."""
     topics_since: str | None = None
     """Ours: the body has only what changed since this version, as `DataVersion.text` writes it."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -40,10 +39,7 @@ MORE_PAGES = (
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleCluster]:
     """Return a cluster with a console."""
     folder = tmp_path_factory.mktemp("console")
-    run = folder / "runs" / "2031-05-04"
-    run.mkdir(parents=True)
-    (run / "result.json").write_text(json.dumps({"verdict": "valid", "lost": 0}))
-    with console_cluster(folder / "cluster", folder / "runs") as found:
+    with console_cluster(folder / "cluster") as found:
         yield found
 
 
@@ -164,8 +160,6 @@ def test_dead_letters_are_given_back(page: Page, served: ConsoleCluster) -> None
     assert "1 given back" in done(page)
     page.get_by_role("button", name="Give all of them back").click()
     assert done(page).startswith("Done: give all new dead letters back to billing")
-    page.goto(f"{served.address}/changes")
-    expect(page.locator("tbody tr").first).to_contain_text("no account from 127.0.0.1")
 
 
 def test_the_cluster_moves_without_a_reload(page: Page) -> None:
@@ -202,16 +196,12 @@ def test_a_leader_killed_while_looking_is_replaced(page: Page, served: ConsoleCl
         other = page.locator("tr[data-member]", has=page.locator(".tag", has_text="leader"))
         expect(other).to_have_count(1)
         assert other.get_attribute("data-member") != leader
-        expect(page.locator("#events")).to_contain_text(f"before, {leader} led in term")
-        expect(page.locator("#events")).to_contain_text(f"{leader} does not answer")
         expect(page.locator("#problems")).to_contain_text("1 of 3 members of broker-a")
         assert page.evaluate("window.sameDocument")
         page.goto(f"{served.address}/message?topic=orders&broker=broker-a&queue=0&offset=1")
         expect(page.locator("#steps")).to_contain_text("stored")
     finally:
         served.call(heal, served.cluster)
-    page.goto(f"{served.address}/cluster")
-    expect(page.locator("#events")).to_contain_text(f"{leader} answers again")
 
 
 def test_a_name_server_down_leaves_the_members(page: Page, served: ConsoleCluster) -> None:

@@ -16,7 +16,7 @@ from dledger.commitlog.entry import KIND_RECORDS, parse_header, record_starts
 from dledger.commitlog.mark import Anchor
 from dledger.commitlog.properties import get_property
 from dledger.commitlog.record import checked_body, decode_record
-from dledger.state.snapshot import snapshot
+from dledger.state.image import snapshot
 from dledger.state.state_record import (
     FloorChange,
     QueueFloorsChange,
@@ -28,6 +28,7 @@ from dledger.state.tables import StateTables
 from dledger.state.topics import STATE_TOPIC
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
+from tests.harness.expired import EXPIRED
 from tests.harness.replica_folders import Writer
 from tests.harness.replica_folders import settings as small
 
@@ -69,7 +70,7 @@ class LeaderLog(Writer):
 
     def move_floor(self, first: int) -> None:
         """Add the entry by which all replicas give up what stands before entry *first*."""
-        self.batch(state_batch(FloorChange(self.anchor_at(first))))
+        self.batch(state_batch(FloorChange(self.anchor_at(first), EXPIRED)))
         self.floors[self.index] = first
 
     def begin_later(self, topic: str, queue_id: int, offset: int) -> None:

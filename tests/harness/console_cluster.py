@@ -1,4 +1,4 @@
-"""A cluster of real processes with a console, for tests and pictures that drive a browser."""
+"""A cluster of real processes with a console, for tests that drive a browser."""
 
 from __future__ import annotations
 
@@ -35,14 +35,12 @@ class ConsoleCluster:
 
 
 @asynccontextmanager
-async def console_beside_cluster(
-    folder: Path, runs: Path | None
-) -> AsyncIterator[tuple[LocalCluster, str]]:
+async def console_beside_cluster(folder: Path) -> AsyncIterator[tuple[LocalCluster, str]]:
     config = Config()
     config.bind = ["127.0.0.1:0"]
     config.errorlog = None
     config.graceful_timeout = 0.5
-    settings = ConsoleSettings(allow_changes=True, runs=runs)
+    settings = ConsoleSettings(allow_changes=True)
     async with (
         local_cluster(folder, settings=SETTINGS) as cluster,
         filled(cluster.namesrv_address),
@@ -54,7 +52,7 @@ async def console_beside_cluster(
 
 
 @contextmanager
-def console_cluster(folder: Path, runs: Path | None = None) -> Iterator[ConsoleCluster]:
+def console_cluster(folder: Path) -> Iterator[ConsoleCluster]:
     """Run three brokers, their clients, and a console that allows changes."""
-    with opened_in_a_thread(console_beside_cluster(folder, runs)) as ((cluster, address), token):
+    with opened_in_a_thread(console_beside_cluster(folder)) as ((cluster, address), token):
         yield ConsoleCluster(cluster, address, token)

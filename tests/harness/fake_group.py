@@ -110,7 +110,6 @@ class FakeGroup:
         self.leader_address: str | None = LEADER
         self.group_identity = GROUP_IDENTITY
         self.membership_proof = ""
-        self.member_addresses: tuple[str, ...] = (LEADER,)
         self.term = 1
         self.readable = True
         self.service_counts = ServiceCounts()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from dledger.namesrv.registration import (
     Registration,
@@ -46,7 +46,6 @@ def registration(
     connection: int | None = 1,
     acting: bool | None = None,
     identity: str = "",
-    members: Iterable[str] = (),
     proof: str = "",
 ) -> Registration:
     return Registration(
@@ -62,7 +61,6 @@ def registration(
         filter_servers=filters,
         connection=connection,
         identity=identity,
-        members=frozenset(members),
         proof=proof,
     )
 

@@ -56,9 +56,7 @@ def test_newer_broker_is_refused_and_comes_back(tmp_path: Path, target: str) -> 
     (skew,) = [event for event in history.events if event.kind == Kind.VERSION_SKEW]
     newer = skew.node
     others = {f"n{number}" for number in range(3)} - {newer}
-    reason = (
-        f"{newer} speaks version {PROTOCOL_VERSION + 1}, newest known here is {PROTOCOL_VERSION}"
-    )
+    reason = f"{newer} speaks version {PROTOCOL_VERSION + 1}, known here is {PROTOCOL_VERSION}"
     for name in others:
         refused = events_of(tmp_path / "nodes" / f"{name}.log", "peer_refused")
         assert Counter(line["error"] for line in refused)[reason] == 1, refused

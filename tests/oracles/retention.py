@@ -45,10 +45,6 @@ def check_history(history: History, keeps: Keeps) -> Verdict:
     if history.replica_reads:
         lost += _answered(history, entitled)
     counts = {"floors": len(floors), "unexplained": len(lost)}
-    late_ns = [violation.at_ns for _, violation in lost]
-    if not history.floors and lost and (keeps.keep_bytes or _may_be_old(max(late_ns), keeps)):
-        reason = "queues begin later, and the history has no row that names the cause"
-        return Verdict(NAME, "unknown", (), counts, reason)
     found += [violation for _, violation in lost][:REPORTED_MAX]
     looked_at = len(history.replica_reads) + len(history.floors)
     return judge(NAME, found, counts, looked_at=looked_at)

@@ -59,7 +59,8 @@ from dledger.remoting.protocol.bodies import ClusterInfo, TopicRouteData
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import SerializeType, request
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command
-from dledger.state.snapshot import load, snapshot
+from dledger.state.image import snapshot
+from dledger.state.snapshot import load
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,

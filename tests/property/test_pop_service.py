@@ -21,7 +21,8 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.pop_requests import PopMessageResponseHeader
 from dledger.remoting.protocol.receipt_handle import ReceiptHandle
-from dledger.state.snapshot import load, snapshot
+from dledger.state.image import snapshot
+from dledger.state.snapshot import load
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
 from dledger.testing.doubles import ManualClock

@@ -42,7 +42,6 @@ class Node:
     broker_id: int
     identity: str
     proof: str
-    members: frozenset[str]
     version: DataVersion
     seen_ms: int
 
@@ -67,10 +66,6 @@ class Expected:
     def proof(self) -> str:
         return next((node.proof for node in self.nodes.values() if node.proof), "")
 
-    @property
-    def named(self) -> set[str]:
-        return {addr for node in self.nodes.values() for addr in node.members}
-
     def holder(self, broker_id: int) -> str | None:
         return next((a for a, node in self.nodes.items() if node.broker_id == broker_id), None)
 
@@ -84,7 +79,7 @@ class Expected:
             return False
         if one.identity == self.owner:
             return self.proof not in ("", one.proof)
-        return bool(one.identity) or one.broker_addr not in self.named
+        return True
 
     def register(self, one: Registration, now_ms: int, settings: NamesrvTable) -> str:
         """Take a registration in; return what becomes of it."""
@@ -93,7 +88,7 @@ class Expected:
         addr, holder = one.broker_addr, self.holder(one.broker_id)
         new = Node(
             one.broker_id, one.identity, one.proof if one.identity else "",
-            one.members if one.identity else frozenset(), one.data_version, now_ms,
+            one.data_version, now_ms,
         )  # fmt: skip
         known = self.nodes.get(addr)
         if holder not in (None, addr):
@@ -116,11 +111,9 @@ class Expected:
             del self.nodes[str(holder)]
         self.nodes[addr] = new
         if self.owner:
-            named, proved = self.named, self.proof
+            proved = self.proof
             for other, node in list(self.nodes.items()):
-                if (not node.identity and other not in named) or (
-                    proved and node.identity and not node.proof
-                ):
+                if not node.identity or (proved and not node.proof):
                     del self.nodes[other]
         lowest = min(node.broker_id for node in self.nodes.values())
         leads = one.broker_id == 0 or (settings.support_acting_master and one.broker_id == lowest)
@@ -181,11 +174,8 @@ class Server:
                 fresh = None if route is None else route.encode(dialect)
                 assert self.cache.body(topic, dialect) == fresh, topic
         if expected.owner and expected.topics:
-            named = {addr for addr, node in expected.nodes.items() if node.identity}
             topic = next(iter(expected.topics))
-            identity, *others = table.stated_identities(topic)[NAME]
-            assert identity == expected.owner
-            assert set(others) == expected.named - named
+            assert table.stated_identities(topic) == {NAME: expected.owner}
 
 
 class Groups:
@@ -210,13 +200,12 @@ class Groups:
 
     def registration(self, addr: str, server: Server) -> Registration:
         """Return how a member registers now: by what changed where it knows what is there."""
-        rng, members = self.rng, frozenset(MEMBERS)
-        is_old = rng.random() < 0.1  # a member of an older release: it has no identity
+        rng = self.rng
         broker_id = 0 if addr == self.leader else 1 + MEMBERS.index(addr)
         known = server.acknowledged.get(addr)
         since, topics = None, self.topics
         removed: tuple[str, ...] = ()
-        if known is not None and not is_old and rng.random() < 0.8:
+        if known is not None and rng.random() < 0.8:
             since, had = known
             topics = {name: n for name, n in topics.items() if had.get(name) != n}
             removed = tuple(sorted(had.keys() - self.topics.keys()))
@@ -224,9 +213,9 @@ class Groups:
             CLUSTER, NAME, addr, broker_id, tables_of(topics), self.version,
             enable_acting_master=rng.choice([None, True, False]),
             connection=MEMBERS.index(addr),
-            identity="" if is_old else OURS,
-            proof="" if is_old else self.proof,
-            members=members, since=since, removed_topics=removed,
+            identity=OURS,
+            proof=self.proof,
+            since=since, removed_topics=removed,
         )  # fmt: skip
 
     def register(self) -> None:
@@ -264,7 +253,6 @@ class Groups:
             connection=10 + rng.randrange(2),
             identity=rng.choice(["", OURS, THEIRS]),
             proof=rng.choice(["", "q" * 64]),
-            members=frozenset(rng.sample(STRANGERS, 1)),
         )  # fmt: skip
         self.servers[rng.randrange(2)].register(one, self.now_ms)
 

@@ -33,11 +33,12 @@ from dledger.commitlog.mark import SLOT_HEADER_BYTES, SLOT_STRIDE_BYTES
 from dledger.commitlog.store_paths import StorePaths
 from dledger.raft.identity import Identity
 from dledger.raft.journal import TermVote, load_term_vote
-from dledger.state.snapshot import snapshot
+from dledger.state.image import snapshot
 from dledger.state.state_record import FloorChange, state_batch
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk, Inode
+from tests.harness.expired import EXPIRED
 from tests.harness.keyed_messages import ALWAYS
 from tests.harness.replica_folders import SEGMENT_BYTES, install_at_once, settings, usual
 
@@ -186,7 +187,7 @@ def with_floors(*segments: int) -> list[bytes]:
     positions = {index: log.position_at(index) for index in range(1, log.last_index + 1)}
     for count in segments:
         first = next(i for i, at in positions.items() if at >= count * SEGMENT_BYTES)
-        writer.batch(state_batch(FloorChange(log.anchor_at(first))))
+        writer.batch(state_batch(FloorChange(log.anchor_at(first), EXPIRED)))
         writer.some(3)
     return writer.frames
 
@@ -381,7 +382,7 @@ RIGHT: dict[str, dict[str, frozenset[str]]] = {
         "flipped": VOTELESS | REFUSED,
         **dict.fromkeys(("missing", "half", "empty"), VOTELESS),
     },
-    "raft/installation": SLOTS,
+    "raft/installation": SLOTS | dict.fromkeys(("missing", "empty"), VOTELESS | SAME),
     "raft/keyindex": {},
     # A log without its begin is of no use without them.
     "raft/snapshot": dict.fromkeys(

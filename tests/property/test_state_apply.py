@@ -14,7 +14,8 @@ from dledger.commitlog.record import encode_record
 from dledger.proposals import PendingQueueOffsets
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import apply_entry
-from dledger.state.snapshot import load, snapshot
+from dledger.state.image import snapshot
+from dledger.state.snapshot import load
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,

@@ -19,6 +19,7 @@ TOP_LEVEL = {
     *PACKAGES,
     "deploy",
     "tests",
+    "tools",
     "docs",
     "examples",
     "typings",

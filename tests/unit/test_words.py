@@ -19,7 +19,7 @@ WORDS_FILE: Final = ROOT / "tests" / "lint" / "words.txt"
 CLEAN: Final = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml"),
     *("client", "commitlog", "dledger", "jepsen_like", "namesrv", "remoting", "spark_jobs"),
-    *("docs", "examples", "tests"),
+    *("docs", "examples", "tests", "tools"),
 )
 """Files and folders that keep to plain words. Only ever longer."""
 

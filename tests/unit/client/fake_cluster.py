@@ -72,7 +72,7 @@ class NameServer(Node):
                 for g in groups
             ],
         )
-        stated = {g.name: [g.stated, *g.without] for g in groups if g.stated}
+        stated = {g.name: g.stated for g in groups if g.stated}
         ext = {"groupIdentities": msgspec.json.encode(stated).decode()}
         wanted = asked.ext.get("groupIdentities") == "true"
         return response_to(asked, 0, None, ext if stated and wanted else None, data.encode())
@@ -100,7 +100,7 @@ class Broker(Node):
         self.group = group
         # Called with each SEND_RECORDS or 310 when this node leads; returns an answer instead.
         self.intercept: Callable[[RemotingCommand], Handled] | None = None
-        # What it reports of its group; None: nothing, as an older release.
+        # What it reports of its group; None: nothing, as RocketMQ.
         self.identity: str | None = None
         # Codes with which the next questions for its capabilities are refused.
         self.not_now: list[int] = []
@@ -488,7 +488,6 @@ class Group:
         self.registered: dict[int, str] = {}
         # What NameServers report of it: its identity, and the members that name none.
         self.stated = ""
-        self.without: list[str] = []
         self.register()
 
     def identify(self, identity: str) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.cli.bench_load import ProduceLoad, _produced, _Tally, percentiles_ms
+from dledger.cli.bench_closed import ProduceLoad, produced
+from dledger.cli.bench_load import Tally, percentiles_ms
 from dledger.cli.bench_pop import PopLoad, rates
 from dledger.cli.main import main
 from dledger.output import CliError
@@ -15,45 +16,50 @@ from dledger.output import CliError
 
 def test_percentiles_are_milliseconds_of_the_sorted_latencies() -> None:
     latencies_s = [n / 1000 for n in range(1001)]
-    assert percentiles_ms(latencies_s[::-1]) == (500.0, 990.0, 999.0, 1000.0)
+    assert percentiles_ms(latencies_s[::-1], 50, 99, 99.9, 100) == [500.0, 990.0, 999.0, 1000.0]
 
 
 def test_failures_are_counted_apart_and_in_no_rate() -> None:
-    tally = _Tally(begin=10.0, end=20.0)
+    tally = Tally(10.0, 20.0)
     tally.stored(9.0, 9.5, 100)  # warming up
     tally.stored(12.0, 12.5, 100)
     tally.stored(19.0, 20.5, 100)  # ended after the window
-    tally.failed("unknown", 100)
-    tally.failed("not_stored", 100)
-    result = _produced(ProduceLoad("t", size=1_000, batch=100, duration_s=10.0), tally)
-    assert (result.messages, result.failed, result.unknown, result.not_stored) == (
+    tally.failed("unknown", 13.0, 100)
+    tally.failed("not_stored", 9.0, 100)  # warming up
+    tally.failed("not_stored", 20.5, 100)
+    result = produced(ProduceLoad(size=1_000, batch=100), tally, 0.0, 0.0)
+    assert (result["messages"], result["failed"], result["unknown"], result["not_stored"]) == (
         100,
         200,
         100,
         100,
     )
-    assert (result.messages_per_s, result.mb_per_s) == (10.0, 0.01)
-    assert (result.p50_ms, result.max_ms) == (500.0, 500.0)
+    assert (result["messages_per_s"], result["mb_per_s"]) == (10.0, 0.01)
+    assert (result["p50_ms"], result["max_ms"]) == (500.0, 500.0)
 
 
 def test_processor_time_is_that_of_a_message() -> None:
-    tally = _Tally(begin=10.0, end=20.0, brokers_cpu_s=0.5, client_cpu_s=0.01)
+    tally = Tally(10.0, 20.0)
     tally.stored(12.0, 12.5, 1_000)
-    result = _produced(ProduceLoad("t", batch=1_000, duration_s=10.0), tally)
-    assert (result.brokers_cpu_us, result.client_cpu_us) == (500.0, 10.0)
+    result = produced(ProduceLoad(batch=1_000), tally, 0.5, 0.01)
+    assert (result["brokers_cpu_us"], result["client_cpu_us"]) == (500.0, 10.0)
 
 
 def test_a_bench_without_one_success_is_an_error() -> None:
-    tally = _Tally(0.0, 1.0)
-    tally.failed("unknown", 1)
+    tally = Tally(0.0, 1.0)
+    tally.failed("unknown", 0.5, 1)
     with pytest.raises(CliError, match=r"no send succeeded; failed: \{'unknown': 1\}"):
-        _produced(ProduceLoad("t"), tally)
+        produced(ProduceLoad(), tally, 0.0, 0.0)
 
 
 def test_rates_of_pop_are_those_of_messages_beside_push() -> None:
-    result = rates(PopLoad("t", messages=1_000), push_s=0.5, single_s=4.0, batch_s=0.625)
-    assert (result.push_per_s, result.single_per_s, result.batch_per_s) == (2_000, 250, 1_600)
-    assert (result.single_of_push, result.batch_of_push) == (0.125, 0.8)
+    result = rates(PopLoad(messages=1_000), push_s=0.5, single_s=4.0, batch_s=0.625)
+    assert (result["push_per_s"], result["single_per_s"], result["batch_per_s"]) == (
+        2_000,
+        250,
+        1_600,
+    )
+    assert (result["single_of_push"], result["batch_of_push"]) == (0.125, 0.8)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from dledger.commitlog.seams import Disk, utc
 from dledger.group import Group
 from dledger.raft.snapshot import Installation
 from dledger.raft.wire import PeerFrame
-from dledger.replica_records import Phase
+from dledger.replica_records import InstallationRecord, Phase
 from dledger.services.retention import Look, RetentionService, choose_floor, is_in_hours
 from dledger.settings_tables import StoreTable
 from dledger.state.state_record import FloorChange, TransactionsChange, state_batch
@@ -28,6 +28,7 @@ from dledger.state.topics import HALF_TOPIC
 from dledger.state.transactions import TransactionDecision
 from dledger.store import ReplicaStore
 from tests.harness.entry_frames import next_frame
+from tests.harness.expired import EXPIRED
 from tests.harness.fake_group import batch_of
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
 from tests.harness.raft_cluster import batch
@@ -321,6 +322,8 @@ async def test_restart_finishes_an_installation(
         install = store.paths.install
         store.close(clean=False)
         groups.disks[behind].replace(install, data)
+        record = InstallationRecord(groups.disks[behind], store.paths.installation)
+        record.become(Phase.OFFERED)
         for _ in range(3):
             again = await groups.start(behind)
             assert again.group.store.refilling
@@ -404,7 +407,7 @@ async def test_a_floor_is_an_ordinary_state_record(tmp_path: Path) -> None:
     async with running_groups(tmp_path, 1) as groups:
         leader = await fill(groups, 3)
         anchor = leader.group.store.log.anchor_at(2)
-        await leader.group.submit(state_batch(FloorChange(anchor)))
+        await leader.group.submit(state_batch(FloorChange(anchor, EXPIRED)))
         assert leader.group.state.floor == anchor
         assert kept(leader.group) == [0, 1, 2][leader.group.state.min_offset("T", 0) :]
 

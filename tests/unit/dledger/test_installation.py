@@ -14,7 +14,8 @@ from dledger.broker_settings import StoreSettings
 from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import CorruptStoreError
 from dledger.replica_records import goes_on_after
-from dledger.state.snapshot import _HEADER, SNAPSHOT_FORMAT, SNAPSHOT_MAGIC, snapshot
+from dledger.state.image import snapshot
+from dledger.state.snapshot import _HEADER, SNAPSHOT_FORMAT, SNAPSHOT_MAGIC
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
@@ -178,18 +179,6 @@ def test_installation_cut_at_any_step_opens_safely(
             check_and_refill(left, leader, step)
         step += 1
     assert step > 10
-
-
-@pytest.mark.parametrize(
-    "log_of", [BEHIND, REACHES_THE_FLOOR, CONFLICT_ABOVE_THE_FLOOR, CONFLICT_BELOW_THE_FLOOR]
-)
-def test_snapshot_of_an_older_version_opens_safely(
-    log_of: tuple[int, int],
-) -> None:
-    leader = Leader.make()
-    disk = follower(leader, *log_of)
-    disk.replace(f"{ROOT}/raft/install", leader.snapshot)
-    check_and_refill(disk, leader, "old version")
 
 
 @pytest.mark.parametrize("log_of", [REACHES_THE_FLOOR, CONFLICT_ABOVE_THE_FLOOR])

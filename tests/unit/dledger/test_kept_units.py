@@ -9,11 +9,12 @@ import pytest
 
 from dledger.commitlog.errors import DiskFullError
 from dledger.commitlog.queue_unit import UNIT_BYTES
-from dledger.state.snapshot import snapshot
+from dledger.state.image import snapshot
 from dledger.state.state_record import FloorChange, state_batch
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk, disk_full, no_fault
+from tests.harness.expired import EXPIRED
 from tests.harness.replica_folders import SEGMENT_BYTES, Writer, settings
 from tests.unit.dledger.test_shared_queues import checkpoint, units
 
@@ -48,7 +49,7 @@ class Replica:
             self.store.apply_next(self.log.index)
 
     def move_floor(self, index: int) -> None:
-        self.log.batch(state_batch(FloorChange(self.store.log.anchor_at(index))))
+        self.log.batch(state_batch(FloorChange(self.store.log.anchor_at(index), EXPIRED)))
 
     def first_of_segment(self, number: int) -> int:
         log = self.store.log

@@ -67,47 +67,6 @@ def test_stranger_gives_way_to_an_identity() -> None:
     assert addrs_of(table, "T1") == {0: A}
 
 
-def test_older_members_stay_during_an_upgrade() -> None:
-    table = RouteInfoManager()
-    for addr, broker_id in [(A, 0), (B, 2), (C, 3), (THIEF, 8)]:
-        table.register_broker(registration(addr, broker_id, data_version=version(state=5)), 0)
-
-    def upgraded(addr: str, broker_id: int, state: int) -> Registration:
-        return registration(
-            addr, broker_id, identity=OURS, members={A, B, C}, data_version=version(state=state)
-        )
-
-    # C is upgraded and follows; A and B are refreshed as they were. None of them names the thief.
-    table.register_broker(upgraded(C, 3, 5), 1)
-    assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
-    assert table.stated_identities("T1") == {"broker-a": [OURS, A, B]}
-    table.register_broker(registration(A, 0, data_version=version(state=5)), 2)
-    # A stops and B leads; then C takes the lead from B.
-    table.unregister_broker(CLUSTER, "broker-a", A)
-    table.register_broker(registration(B, 0, data_version=version(state=6)), 3)
-    assert addrs_of(table, "T1") == {0: B, 3: C}
-    table.register_broker(upgraded(A, 1, 6), 4)
-    table.register_broker(upgraded(C, 0, 7), 5)
-    assert addrs_of(table, "T1") == {0: C, 1: A}
-    # B was started again as it was, and then upgraded too.
-    table.register_broker(registration(B, 2, data_version=version(state=7)), 6)
-    assert addrs_of(table, "T1") == {0: C, 1: A, 2: B}
-    table.register_broker(upgraded(B, 2, 7), 7)
-    assert table.stated_identities("T1") == {"broker-a": [OURS]}
-    with pytest.raises(RegistrationRefusedError, match="upgrade it"):
-        table.register_broker(registration(THIEF, 8, data_version=version(state=7)), 8)
-
-
-def test_older_member_takes_no_id_from_an_identity() -> None:
-    table = RouteInfoManager()
-    table.register_broker(registration(B, 2, data_version=version(state=5)), 0)
-    leader = registration(A, 0, identity=OURS, members={A, B}, data_version=version(state=5))
-    table.register_broker(leader, 0)
-    result = table.register_broker(registration(B, 0, data_version=version(state=2**62)), 1)
-    assert result.superseded
-    assert addrs_of(table, "T1") == {0: A, 2: B}
-
-
 def test_brokers_of_rocketmq_follow_its_rules() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(A, 0), 0)

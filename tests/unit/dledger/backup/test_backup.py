@@ -32,7 +32,7 @@ from dledger.commitlog.seams import DiskFile
 from dledger.commitlog.store_paths import StorePaths
 from dledger.maintenance import members_of
 from dledger.raft.identity import Identity
-from dledger.state.snapshot import snapshot
+from dledger.state.image import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from tests.harness.replica_folders import SEGMENT_BYTES, flip, settings, usual, write_folder

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.console.app import make_app
-from dledger.console.console import Console, ConsoleSettings
+from dledger.console.console import Console, ConsoleSettings, Note
 from tests.unit.client.fake_cluster import World, open_world
 
 HERE = "http://127.0.0.1:8180"
@@ -33,9 +33,12 @@ class Visitor:
     async def post(self, path: str, page: str = "/cluster", **fields: str) -> httpx.Response:
         """Send a form that a page of the console could have sent."""
         await self.http.get(page)
-        session = self.http.cookies["dledger_console"]
-        data = {"token": self.console.sessions.token(session), **fields}
-        return await self.http.post(path, data=data, headers={"origin": HERE})
+        return await self.http.post(path, data=fields, headers={"origin": HERE})
+
+    @property
+    def note(self) -> Note:
+        """What came of the newest change; it has not been shown yet."""
+        return list(self.console.notes.values())[-1]
 
 
 @asynccontextmanager

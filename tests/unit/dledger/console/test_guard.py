@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import trio
 from starlette.requests import Request
+from starlette.types import Message
+from structlog.testing import capture_logs
 
 from dledger.client.admin.admin import Admin
 from dledger.client.core.client_instance import ClientConfig
 from dledger.commitlog.errors import ConfigError, MQError
 from dledger.console.command import check_binding
-from dledger.console.console import ChangeLog, ConsoleSettings, Form
+from dledger.console.console import ConsoleSettings, Form
 from dledger.console.guard import (
     FORM_BYTES_MAX,
     SESSION_MS,
@@ -30,18 +32,6 @@ from tests.unit.client.fake_cluster import World
 from tests.unit.dledger.console.conftest import HERE, Visitor, visible, visiting
 
 ACCOUNT = Credentials("operator", "a-long-secret")
-
-
-def test_a_token_belongs_to_one_session_of_one_process() -> None:
-    sessions = Sessions(ManualClock(), rng_stream(1))
-    one, other = sessions.new_id(), sessions.new_id()
-    assert one != other
-    assert sessions.owns(one, sessions.token(one))
-    assert not sessions.owns(other, sessions.token(one))
-    assert not sessions.owns("", sessions.token(""))
-    assert not sessions.owns(one, "\udcff")
-    later = Sessions(ManualClock(), rng_stream(2))
-    assert not later.owns(one, sessions.token(one))
 
 
 def test_an_account_is_signed_out_after_its_time() -> None:
@@ -70,7 +60,10 @@ def test_the_oldest_account_makes_way_at_the_limit() -> None:
 @pytest.mark.parametrize(
     ("headers", "origin"),
     [
-        ({"host": "127.0.0.1:8180"}, None),
+        ({"host": "127.0.0.1:8180"}, "an unknown site"),
+        ({"host": "127.0.0.1:8180", "sec-fetch-site": "same-origin"}, None),
+        ({"host": "127.0.0.1:8180", "origin": HERE}, None),
+        ({"host": "127.0.0.1:8180", "sec-fetch-site": "none"}, "none"),
         ({"host": "127.0.0.1:8180", "origin": HERE, "sec-fetch-site": "same-origin"}, None),
         ({"host": "a:1", "origin": "http://a:2"}, "http://a:2"),
         ({"host": "a:1", "origin": "null"}, "null"),
@@ -122,27 +115,17 @@ async def test_every_answer_runs_own_scripts_alone(visitor: Visitor, path: str) 
         assert "SameSite=strict" in cookie
 
 
-async def test_a_form_without_its_token_changes_nothing(world: World, visitor: Visitor) -> None:
-    await visitor.get("/topics")
-    for token in ("", "0" * 64):
-        fields = {"name": "new", "queues": "4", "token": token}
-        answer = await visitor.http.post("/topic/create", data=fields)
-        assert answer.status_code == 403
-        assert "too old" in visible(answer)
-    assert world.count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 0
-    assert not visitor.console.changes.newest
-
-
-async def test_a_form_of_another_page_changes_nothing(world: World, visitor: Visitor) -> None:
-    await visitor.get("/topics")
-    token = visitor.console.sessions.token(visitor.http.cookies["dledger_console"])
-    answer = await visitor.http.post(
-        "/topic/create",
-        data={"name": "new", "queues": "4", "token": token},
-        headers={"origin": "http://127.0.0.1:9999"},
-    )
+@pytest.mark.parametrize("headers", [{}, {"origin": "http://127.0.0.1:9999"}])
+async def test_a_form_of_another_page_changes_nothing(
+    world: World, visitor: Visitor, headers: dict[str, str]
+) -> None:
+    with_access_control(world, b"false")
+    fields = {"name": "new", "queues": "4"}
+    answer = await visitor.http.post("/topic/create", data=fields, headers=headers)
     assert answer.status_code == 403
+    assert "sent this form: refused" in visible(answer)
     assert world.count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 0
+    assert not visitor.console.notes
 
 
 async def test_a_form_that_is_too_large_is_refused(visitor: Visitor) -> None:
@@ -167,9 +150,10 @@ async def test_a_console_that_only_shows_changes_nothing(world: World) -> None:
     with_access_control(world, b"false")
     async with world.client() as client, visiting(client, ConsoleSettings()) as visitor:
         answer = await visitor.post("/topic/create", name="new", queues="4")
+        change = visitor.note
         assert "--allow-changes" in visible(await visitor.get(answer.headers["location"]))
+        assert "--allow-changes" not in visible(await visitor.get("/topics"))
         assert world.count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 0
-        (change,) = visitor.console.changes.newest
         assert not change.is_done
         page = await visitor.get("/topics")
         assert 'method="post"' not in page.text
@@ -178,7 +162,7 @@ async def test_a_console_that_only_shows_changes_nothing(world: World) -> None:
 async def test_access_control_wants_an_account(world: World, visitor: Visitor) -> None:
     with_access_control(world, b"true")
     await visitor.post("/topic/create", name="new", queues="4")
-    (change,) = visitor.console.changes.newest
+    change = visitor.note
     assert not change.is_done
     assert "sign in" in change.remark
     assert world.count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 0
@@ -197,45 +181,55 @@ async def test_settings_that_are_refused_mean_access_control(
 
 async def test_brokers_that_do_not_answer_allow_nothing(world: World, visitor: Visitor) -> None:
     await visitor.post("/topic/create", name="new", queues="4")
-    (change,) = visitor.console.changes.newest
+    change = visitor.note
     assert "access control" in change.remark
     assert world.count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 0
 
 
 async def test_a_change_is_logged_with_its_author(world: World, visitor: Visitor) -> None:
     with_access_control(world, b"false")
-    answer = await visitor.post("/topic/create", name="new", queues="4")
+    with capture_logs() as logged:
+        answer = await visitor.post("/topic/create", name="new", queues="4")
     assert answer.status_code == 303
     assert world.groups["g"].topics["new"] == 4
-    (change,) = visitor.console.changes.newest
-    assert change.is_done
-    assert change.what == "create topic new"
-    assert change.who == "no account from 127.0.0.1"
+    assert visitor.note.is_done
+    (change,) = [line for line in logged if line["event"] == "console_change"]
+    assert (change["what"], change["who"]) == ("create topic new", "no account from 127.0.0.1")
 
 
-def test_changes_are_found_by_number() -> None:
-    log = ChangeLog()
-    change = log.record(1, "a", "b", is_done=True, remark="c")
-    assert log.find("1") is change
-    assert log.find("x") is None
-    assert log.find(None) is None
+async def test_notes_are_bounded(world: World, visitor: Visitor) -> None:
+    for number in range(SESSIONS_MAX + 2):
+        visitor.console.record(
+            own_form(), str(number), "create topic t", "done", is_done=True, who="operator"
+        )
+    assert len(visitor.console.notes) == SESSIONS_MAX
 
 
 async def test_a_change_is_signed_by_the_account(world: World, visitor: Visitor) -> None:
     with_access_control(world, b"true")
-    await visitor.get("/topics")
     session = visitor.console.sessions.sign_in(ACCOUNT)
     visitor.http.cookies.set("dledger_console", session, domain="127.0.0.1")
-    await visitor.http.post(
-        "/topic/create",
-        data={"name": "new", "queues": "4", "token": visitor.console.sessions.token(session)},
-    )
-    (change,) = visitor.console.changes.newest
-    assert change.is_done, change
-    assert change.who.startswith("operator from")
+    with capture_logs() as logged:
+        await visitor.http.post(
+            "/topic/create", data={"name": "new", "queues": "4"}, headers={"origin": HERE}
+        )
+    assert visitor.note.is_done, visitor.note
+    (change,) = [line for line in logged if line["event"] == "console_change"]
+    assert change["who"].startswith("operator from")
     (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_AND_CREATE_TOPIC]
     assert asked["AccessKey"] == "operator"
     assert ClientConfig().credentials is None
+
+
+async def _empty() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def own_form() -> Request:
+    """Return the request of an empty form of a page of ours."""
+    headers = [(b"origin", HERE.encode()), (b"host", HERE.partition("://")[2].encode())]
+    scope = {"type": "http", "headers": headers, "client": ("127.0.0.1", 1)}
+    return Request(scope, _empty)
 
 
 class Failing(BaseException):
@@ -256,20 +250,17 @@ async def test_change_that_fails_is_logged_as_unknown(
     async def act(admin: Admin, form: Form) -> str:
         raise error
 
-    request = Request({"type": "http", "headers": [], "client": ("127.0.0.1", 1)})
     with pytest.raises(type(error)):
-        await visitor.console._carried_out(request, {}, "create topic new", act)
-    (change,) = visitor.console.changes.newest
+        await visitor.console.change(own_form(), lambda _: "create topic new", lambda _: "/", act)
+    change = visitor.note
     assert not change.is_done
     assert change.what == "create topic new"
-    assert change.who == "no account from 127.0.0.1"
-    assert change.remark == (f"the console failed ({type(error).__name__}): it may be done or not")
+    assert change.remark == "the console failed: it may be done or not"
 
 
 async def test_change_that_is_cut_off_is_logged_as_unknown(world: World, visitor: Visitor) -> None:
     with_access_control(world, b"false")
     await visitor.get("/topics")
-    request = Request({"type": "http", "headers": [], "client": ("127.0.0.1", 1)})
     with trio.CancelScope() as scope:
 
         async def act(admin: Admin, form: Form) -> str:
@@ -277,8 +268,8 @@ async def test_change_that_is_cut_off_is_logged_as_unknown(world: World, visitor
             await trio.sleep_forever()
             raise AssertionError
 
-        await visitor.console._carried_out(request, {}, "create topic new", act)
+        await visitor.console.change(own_form(), lambda _: "create topic new", lambda _: "/", act)
     assert scope.cancelled_caught
-    (change,) = visitor.console.changes.newest
+    change = visitor.note
     assert not change.is_done
     assert "it may be done or not" in change.remark

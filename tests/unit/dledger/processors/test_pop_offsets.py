@@ -15,8 +15,9 @@ from dledger.remoting.protocol.headers import PullMessageHeader
 from dledger.services.pop_grants import PASSED_OVER_MS
 from dledger.services.pop_lines import RECENT_S
 from dledger.services.queue_locks import LEASE_S
+from dledger.state.image import snapshot
 from dledger.state.pop import HAS_ROW, PopChange, PopGrant, PopMark
-from dledger.state.snapshot import load, snapshot
+from dledger.state.snapshot import load
 from dledger.state.state_record import state_batch
 from dledger.testing.doubles import ManualClock, VirtualClock
 from tests.harness.broker import Broker

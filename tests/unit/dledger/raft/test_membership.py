@@ -60,11 +60,6 @@ def test_the_same_list_has_the_same_bytes_whatever_its_order() -> None:
     [
         (b"", "cannot be read"),
         (cbor2.dumps({"v": 3, "members": []}), "version 3"),
-        (cbor2.dumps({"v": 2, "members": [["n0", "a", "h", 1, "", "voter"]]}), "would not write"),
-        (
-            cbor2.dumps({"v": 1, "members": [["n0", "a", "h", 1, "", "observer"]]}),
-            "would not write",
-        ),
         (cbor2.dumps({"v": 1}), "cannot be read"),
         (cbor2.dumps({"v": 1, "members": [["n0", "a", "h", 1, "", "king"]]}), "cannot be read"),
         (cbor2.dumps({"v": 1, "members": [["n0", "a", "h", "1", "", "voter"]]}), "would not write"),
@@ -269,13 +264,6 @@ def test_voter_that_lost_its_folder_is_no_observer() -> None:
     found = once.learner("n1")
     assert found is not None
     assert found.standing is Standing.LEARNER
-
-
-def test_list_without_observers_is_read_by_older_versions() -> None:
-    asked = OBSERVED.asked_to_vote(OBSERVED.members[3])
-    versions = [cbor2.loads(listed.encode())["v"] for listed in (THREE, OBSERVED, asked)]
-    assert versions == [1, 2, 1]
-    assert Members.decode(OBSERVED.encode()) == OBSERVED
 
 
 # -- the list in force ---------------------------------------------------------------------

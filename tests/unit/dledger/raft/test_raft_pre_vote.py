@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.raft.wire import Kind
+from dledger.raft.wire import CERTAIN, Kind
 from tests.unit.dledger.raft.paper_group import (
     frame,
     group,
@@ -29,7 +29,7 @@ def test_pre_vote_changes_no_term_and_no_vote() -> None:
     answers = [letter for name in ("n1", "n2") for letter in posted(cluster, name, *Kind)]
 
     assert {(q.frame.kind, q.frame.fields[0]) for q in questions} == {(Kind.PRE_VOTE, 1)}
-    assert [tuple(a.frame.fields) for a in answers] == [(1, True), (1, True)]
+    assert [tuple(a.frame.fields) for a in answers] == [(1, CERTAIN), (1, CERTAIN)]
     assert [cluster.node(name).term for name in cluster.names] == [0, 0, 0]
     assert {cluster.members[name].term_vote.voted_for for name in cluster.names} == {None}
 
@@ -55,7 +55,7 @@ def test_pre_vote_is_granted_by_those_that_would_vote(reason: str, granted: bool
     cluster.node("n1").receive("n0", frame(Kind.PRE_VOTE, 1, 2, last, 1))
     answers = posted(cluster, "n1", Kind.PRE_VOTE_REPLY)
 
-    assert [tuple(answer.frame.fields) for answer in answers] == [(2, granted)]
+    assert [tuple(answer.frame.fields) for answer in answers] == [(2, CERTAIN if granted else 0)]
     assert cluster.node("n1").term == 1
 
 

@@ -210,7 +210,7 @@ ENCODERS = {
     "services/leader_loop.py": "a note of our own",
     "services/stored_record.py": "the one place for copies",
     "state/state_record.py": "state",
-    "cli/bench_load.py": "a measurement",
+    "cli/bench_store.py": "a measurement",
     "testing/group_contract.py": "messages of a check",
 }
 """Modules that may encode a record, and what they make it of."""

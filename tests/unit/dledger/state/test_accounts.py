@@ -1,4 +1,4 @@
-"""Accounts in the tables: put and deleted as a whole, in snapshots that older versions refuse."""
+"""Accounts in the tables: put and deleted as a whole, carried by snapshots."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 import cbor2
 import pytest
 
-from dledger.commitlog.errors import CorruptStoreError, ForeignStoreError, InvariantBroken
+from dledger.commitlog.errors import CorruptStoreError, InvariantBroken
 from dledger.jepsen_like.simulation.reference_replica import digests_by_field
-from dledger.state import snapshot as snapshots
 from dledger.state.accounts import AccessChange, AccountConfig, PolicyConfig
-from dledger.state.image import Image, cut_everything, take_cut
-from dledger.state.snapshot import load, snapshot
+from dledger.state.image import Image, cut_everything, snapshot, take_cut
+from dledger.state.snapshot import load
 from dledger.state.state_record import TopicsChange, decode_change, encode_change, state_batch
 from dledger.state.tables import StateTables
-from dledger.state.topics import ACCESS_QUEUE, TopicConfig, builtin_groups, builtin_topics
+from dledger.state.topics import ACCESS_QUEUE, builtin_groups, builtin_topics
 from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
 
 SECRET = "hunter2-hunter2"
@@ -101,11 +100,7 @@ def test_the_digest_sees_a_changed_secret(group: FakeGroup) -> None:
     assert {name for name in before if before[name] != after[name]} == {"accounts"}
 
 
-def test_a_snapshot_carries_accounts_and_an_older_one_has_none(group: FakeGroup) -> None:
-    change(group, TopicsChange(put=(TopicConfig("T"),)))
-    older = snapshot(group.state)
-    assert int.from_bytes(older[8:12], "big") == 1, "earlier versions read it"
-    assert load(older, **BUILTIN).accounts == {}
+def test_a_snapshot_carries_accounts(group: FakeGroup) -> None:
     change(group, AccessChange((ACCOUNT,), white_addresses="10.9.9.9"))
     data = snapshot(group.state)
     loaded = load(data, **BUILTIN)
@@ -114,29 +109,16 @@ def test_a_snapshot_carries_accounts_and_an_older_one_has_none(group: FakeGroup)
     assert (loaded.access_counter, snapshot(loaded)) == (1, data)
 
 
-def test_an_earlier_version_refuses_a_snapshot_with_accounts(
-    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even without an account that is left: white addresses and counts are replicated, too."""
-    change(group, AccessChange((ACCOUNT,)))
-    change(group, AccessChange(delete=("order-service",)))
-    data = snapshot(group.state)
-    assert int.from_bytes(data[8:12], "big") == 2
-    monkeypatch.setattr(snapshots, "SNAPSHOT_FORMAT", 1)
-    with pytest.raises(ForeignStoreError, match="format 2; this version knows up to 1"):
-        load(data, **BUILTIN)
-
-
 def test_accounts_follow_by_cuts(group: FakeGroup) -> None:
     image = Image()
     image.take(cut_everything(group.state))
-    assert image.snapshot() == snapshot(group.state, hints=True)
+    assert image.snapshot(hints=False) == snapshot(group.state)
     change(group, AccessChange((ACCOUNT, replace(ACCOUNT, access_key="other-service"))))
     image.take(take_cut(group.state))
-    assert image.snapshot() == snapshot(group.state, hints=True)
+    assert image.snapshot(hints=False) == snapshot(group.state)
     change(group, AccessChange((replace(ACCOUNT, enabled=False),), ("other-service",), "10.*.*.*"))
     image.take(take_cut(group.state))
-    assert image.snapshot() == snapshot(group.state, hints=True)
+    assert image.snapshot(hints=False) == snapshot(group.state)
     whole = Image()
     whole.take(cut_everything(group.state))
     assert whole.snapshot() == image.snapshot()

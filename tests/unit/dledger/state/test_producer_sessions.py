@@ -16,7 +16,7 @@ A, B, C = b"A" * 16, b"B" * 16, b"C" * 16
 
 
 def known(sessions: ProducerSessions) -> list[bytes]:
-    return [item[0] for item in sessions.to_state()]
+    return sessions.ids()
 
 
 def test_a_stored_sequence_is_found_at_its_place() -> None:
@@ -115,7 +115,7 @@ def test_sessions_survive_as_state_in_their_order_of_use() -> None:
     sessions.open(B, 2, 5)
     sessions.open(A, 3, 6)
     sessions.note(B, 2, 0, 0, StoredSend(77, (1, 4)), 8)
-    again = ProducerSessions.of_state(sessions.to_state())
+    again = ProducerSessions.of_state([sessions.row(name) or [] for name in sessions.ids()])
     assert again == sessions
     assert known(again) == [A, B]
     session = again.get(B)

@@ -16,18 +16,17 @@ import pytest
 from dledger.commitlog.errors import CorruptStoreError
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import raise_min_offsets
-from dledger.state.image import Image, cut_everything, take_cut
+from dledger.state.image import Image, cut_everything, snapshot, take_cut
 from dledger.state.pop import (
     HAS_ROW,
     PopChange,
     PopGrant,
     PopMark,
-    PopRow,
     PopRowCopy,
     RequestMode,
 )
 from dledger.state.queue_lock import LockGrant, LockRelease, QueueLocksChange
-from dledger.state.snapshot import framed, load, snapshot
+from dledger.state.snapshot import framed, load
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
@@ -57,6 +56,13 @@ BUILTIN: dict[str, Any] = {
     "builtin_topics": builtin_topics(CLUSTER, BROKER),
     "builtin_groups": builtin_groups(),
 }
+
+
+def whole(group: FakeGroup) -> bytes:
+    """Return a snapshot made at once of all there is."""
+    image = Image()
+    image.take(cut_everything(group.state))
+    return image.snapshot()
 
 
 @pytest.fixture
@@ -97,7 +103,7 @@ def test_a_cut_snapshot_is_refused(filled: FakeGroup, kept: int) -> None:
 
 @pytest.mark.parametrize("position", ["x", -1, 1.5, None])
 def test_a_queue_that_begins_at_no_position_is_refused(filled: FakeGroup, position: Any) -> None:
-    body = cbor2.loads(snapshot(filled.state, hints=True)[24:])
+    body = cbor2.loads(whole(filled)[24:])
     body["queue_positions"]["T"][1] = position
     with pytest.raises(CorruptStoreError, match="begins at"):
         load(framed(cbor2.dumps(body)), **BUILTIN)
@@ -211,7 +217,6 @@ def test_a_cut_leaves_packing_to_the_worker(
     change(group, PopChange(grants=(PopGrant(key, 9, 0, 50, fresh),)))
     with monkeypatch.context() as patch:
         patch.setattr(PopRowCopy, "to_state", None)
-        patch.setattr(PopRow, "to_state", None)
         cuts = [take_cut(group.state), cut_everything(group.state)]
     out = group.state.pops[key].out
     change(group, PopChange(acked=(PopMark(key, 7, out[7].token),)))
@@ -237,15 +242,15 @@ def test_image_by_cuts_equals_a_whole_snapshot(group: FakeGroup, seed: int) -> N
             waiting.append(cut)
             assert image.applied_index == group.state.applied_index
             if rng.random() < 0.3:
-                assert image.snapshot() == snapshot(group.state, hints=True)
+                assert image.snapshot() == whole(group)
     for cut in waiting:
         late.take(cut)
     assert late.snapshot() == image.snapshot(), "a cut shares nothing with the tables"
     image.take(take_cut(group.state))
-    assert image.snapshot() == snapshot(group.state, hints=True)
+    assert image.snapshot() == whole(group)
     other = Image()
     other.take(cut_everything(group.state))
-    assert other.snapshot() == snapshot(group.state, hints=True)
+    assert other.snapshot() == whole(group)
 
 
 def test_timers_and_recalls_follow_by_cuts(group: FakeGroup) -> None:
@@ -254,22 +259,22 @@ def test_timers_and_recalls_follow_by_cuts(group: FakeGroup) -> None:
     image = Image()
     image.take(take_cut(group.state))
     assert len(group.state.timers) == 5
-    assert image.snapshot() == snapshot(group.state, hints=True)
+    assert image.snapshot() == whole(group)
 
     change(group, TimersChange(done=(0, 3), recalled=(2,)))
     image.take(take_cut(group.state))
-    assert image.snapshot() == snapshot(group.state, hints=True)
+    assert image.snapshot() == whole(group)
 
     change(group, TimersChange(done=(1, 4)))
     image.take(take_cut(group.state))
-    assert image.snapshot() == snapshot(group.state, hints=True)
+    assert image.snapshot() == whole(group)
 
 
 def test_floor_visits_only_queues_it_changes(group: FakeGroup) -> None:
     for number in range(40):
         group.put(f"T{number:02d}", 0, b"x", b"y")
         group.settle()
-    tables = load(snapshot(group.state, hints=True), builtin_topics={}, builtin_groups={})
+    tables = load(whole(group), builtin_topics={}, builtin_groups={})
     units = {
         topic: group.queues.queue(topic, 0).read(0, 2)["phy_offset"].tolist()
         for topic in (f"T{number:02d}" for number in range(40))

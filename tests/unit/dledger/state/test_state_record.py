@@ -21,14 +21,11 @@ from dledger.state.state_record import (
     TransactionsChange,
     decode_change,
     encode_change,
-    floor_to_state,
     state_batch,
 )
 from dledger.state.topics import (
     CONSUMER_OFFSETS_QUEUE,
     DELAY_PROGRESS_QUEUE,
-    FLOOR_QUEUE,
-    QUEUE_FLOORS_QUEUE,
     STATE_TOPIC,
     SUBSCRIPTION_GROUPS_QUEUE,
     TOPICS_QUEUE,
@@ -55,14 +52,14 @@ GOLDEN: list[tuple[StateChange, int, str]] = [
         TopicsChange(put=(TopicConfig("T", 1, 2, 6, attributes={"k": "v"}),), delete=("D",)),
         TOPICS_QUEUE,
         # {"v": 1, "put": [{"perm": 6, "order": false, "topic": "T", "attributes": {"k": "v"}, …
-        "a3" "6176" "01" "63707574" "81" "a8"
+        "a4" "6176" "01" "63707574" "81" "a8"
         "647065726d" "06" "656f72646572" "f4" "65746f706963" "6154"
         "6a61747472696275746573" "a1" "616b" "6176"
         "6e746f7069635f7379735f666c6167" "00"
         "6f726561645f71756575655f6e756d73" "01"
         "7077726974655f71756575655f6e756d73" "02"
         "71746f7069635f66696c7465725f74797065" "6a53494e474c455f544147"
-        "6664656c657465" "81" "6144",
+        "6664656c657465" "81" "6144" "6861736b65645f6279" "60",
     ),
     (
         TransactionsChange(
@@ -86,7 +83,6 @@ REASON = FloorReason(
 @pytest.mark.parametrize(
     "change",
     [
-        FloorChange(FLOOR),
         FloorChange(FLOOR, REASON),
         QueueFloorsChange((("T", 1, 7),)),
         QueueFloorsChange((("T", 1, 7), ("U", 0, 1)), 1_700_000_300_000, (("T", 5), ("U", 9))),
@@ -94,13 +90,6 @@ REASON = FloorReason(
 )
 def test_floors_are_read_as_they_were_written(change: StateChange) -> None:
     assert decode_change(*encode_change(change)) == change
-
-
-def test_floors_of_an_earlier_version_have_no_reason() -> None:
-    floor = cbor2.dumps({"v": 1, "floor": floor_to_state(FLOOR)})
-    assert decode_change(FLOOR_QUEUE, floor) == FloorChange(FLOOR, None)
-    queues = cbor2.dumps({"v": 1, "floors": {"T": {1: 7}}})
-    assert decode_change(QUEUE_FLOORS_QUEUE, queues) == QueueFloorsChange((("T", 1, 7),), 0, ())
 
 
 @pytest.mark.parametrize(("change", "queue_id", "golden"), GOLDEN)

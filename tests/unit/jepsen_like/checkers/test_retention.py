@@ -120,12 +120,11 @@ def test_without_retention_every_queue_begins_at_offset_0() -> None:
     assert judged_names(history(begins=(2,)), None) == set()
 
 
-def test_history_without_floors_is_unknown_under_retention() -> None:
-    found = verdict(history(begins=(0, 2)), BY_SIZE)
-    assert found.validity == "unknown"
-    assert "no row that names the cause" in found.reason
-    assert verdict(history(begins=(0, 0)), BY_SIZE).is_valid
-    assert verdict(history(begins=(2,), at_ns=2 * HOUR_NS), BY_AGE).validity == "unknown"
+@pytest.mark.parametrize("keeps", [BY_SIZE, BY_AGE])
+def test_history_without_floors_let_nothing_go(keeps: Keeps) -> None:
+    found = verdict(history(begins=(0, 2), at_ns=2 * HOUR_NS), keeps)
+    assert [v.name for v in found.violations] == [retention.REMOVED]
+    assert verdict(history(begins=(0, 0)), keeps).is_valid
 
 
 def judged_names(found: History, keeps: Keeps | None) -> set[str]:
