@@ -6,42 +6,52 @@ alone owns a thread.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias, TypeVar
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import trio
 import trio.from_thread
 
 from dledger.client.admin.admin import Admin
-from dledger.client.admin.groups import OffsetsReset
-from dledger.client.admin.messages import DeadLetterGroup
 from dledger.client.connect import connect
 from dledger.client.consumer.config import PushConfig
 from dledger.client.consumer.listener import Listener
-from dledger.client.consumer.pull_consumer import SUSPEND_S, PullConsumer
+from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.consumer.push_consumer import PushConsumer
 from dledger.client.consumer.subscriptions import SubscriptionExpression
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.client.core.errors import ClientClosedError, UnknownOutcomeError
 from dledger.client.core.hooks import LocalTransactionState
 from dledger.client.core.message import Message
-from dledger.client.core.message_ext import MessageExt, PullResult, SendResult, SendStatus
+from dledger.client.core.message_ext import MessageExt, SendResult, SendStatus
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
-from dledger.client.producer.results import BatchSendResult, SendFuture
+from dledger.client.producer.results import SendFuture
 from dledger.client.producer.transaction import HalfMessage, TransactionSendResult
 from dledger.client.producer.transaction_producer import (
     TransactionProducer,
     TransactionProducerConfig,
 )
 from dledger.remoting.log import get_logger
-from dledger.remoting.protocol.bodies import ClientConnection, ConsumerConnection, OffsetWrapper
 
 _log = get_logger(__name__)
 
@@ -180,7 +190,7 @@ class BlockingClient(_Closing):
         """Return an open producer of transactions; it is closed with the client.
 
         Args:
-            check_local_transaction: Called in threads of their own; may block.
+            check_local_transaction: _Called in threads of their own; may block.
 
         Raises:
             ConfigError: This client has a transaction producer of *group* already.
@@ -268,29 +278,65 @@ async def _end_with(nursery: trio.Nursery, event: trio.Event) -> None:
     nursery.cancel_scope.cancel()
 
 
-class BlockingFuture:
-    """The result of a send that is under way."""
+P = ParamSpec("P")
+I_co = TypeVar("I_co", covariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
-    def __init__(self, client: BlockingClient, future: SendFuture) -> None:
+
+class _Called(Protocol[P, R_co]):
+    """A blocking method with the signature and the docstring of another one."""
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any]) -> Callable[..., R_co]: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, R_co]: ...
+
+
+def called(method: Callable[Concatenate[Any, P], Awaitable[T]]) -> _Called[P, T]:
+    """Return a method that waits for the end of *method*, which runs in the loop."""
+
+    @functools.wraps(method)
+    def call(self: _Face[Any], *args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True
+        return self._client._call(partial(method, self._inner, *args, **kwargs))
+
+    return cast("_Called[P, T]", call)
+
+
+def passed(method: Callable[Concatenate[Any, P], T]) -> _Called[P, T]:
+    """Return a method that calls the plain *method* in the loop."""
+
+    @functools.wraps(method)
+    def call(self: _Face[Any], *args: P.args, **kwargs: P.kwargs) -> T:
+        async def work() -> T:
+            return method(self._inner, *args, **kwargs)
+
+        return self._client._call(work)
+
+    return cast("_Called[P, T]", call)
+
+
+class _Face(Generic[I_co]):
+    """An object of the SDK, for blocking callers."""
+
+    def __init__(self, client: BlockingClient, inner: I_co) -> None:
         self._client = client
-        self._future = future
+        self._inner = inner
+
+
+class BlockingFuture(_Face[SendFuture]):
+    """The result of a send that is under way."""
 
     @property
     def done(self) -> bool:
         """Whether `result` returns or raises without waiting."""
-        return self._future.done
+        return self._inner.done
 
-    def result(self) -> SendResult:
-        """Wait for the end of the send. Raises as `Producer.send`."""
-        return self._client._call(self._future.result)
+    result = called(SendFuture.result)
 
 
-class BlockingProducer:
+class BlockingProducer(_Face[Producer]):
     """`Producer` for blocking callers."""
-
-    def __init__(self, client: BlockingClient, producer: Producer) -> None:
-        self._client = client
-        self._producer = producer
 
     def send(
         self,
@@ -300,47 +346,24 @@ class BlockingProducer:
         queue: MessageQueue | None = None,
     ) -> SendResult:
         """Send and wait until it is stored. Raises as `Producer.send`."""
-
-        async def work() -> SendResult:
-            if queue is not None:
-                return await self._producer.send_to(queue, message, timeout_s=timeout_s)
-            return await self._producer.send(message, timeout_s=timeout_s)
-
-        return self._client._call(work)
-
-    def request(self, message: Message, timeout_s: float) -> MessageExt:
-        """Send a request and wait for its reply. Raises as `Producer.request`."""
-        return self._client._call(self._producer.request, message, timeout_s)
+        if queue is not None:
+            return self._send_to(queue, message, timeout_s=timeout_s)
+        return self._send(message, timeout_s=timeout_s)
 
     def send_async(self, message: Message, *, timeout_s: float | None = None) -> BlockingFuture:
         """Put *message* on its way and return its future."""
+        return BlockingFuture(self._client, self._send_async(message, timeout_s=timeout_s))
 
-        async def work() -> SendFuture:
-            return await self._producer.send_async(message, timeout_s=timeout_s)
-
-        return BlockingFuture(self._client, self._client._call(work))
-
-    def send_oneway(self, message: Message) -> None:
-        """Write *message* to the connection; its outcome is never reported."""
-        self._client._call(self._producer.send_oneway, message)
-
-    def send_batch(
-        self, messages: Sequence[Message], *, timeout_s: float | None = None
-    ) -> BatchSendResult:
-        """Send a batch and wait until it is stored. Raises as `Producer.send_batch`."""
-
-        async def work() -> BatchSendResult:
-            return await self._producer.send_batch(messages, timeout_s=timeout_s)
-
-        return self._client._call(work)
+    _send = called(Producer.send)
+    _send_to = called(Producer.send_to)
+    _send_async = called(Producer.send_async)
+    request = called(Producer.request)
+    send_oneway = called(Producer.send_oneway)
+    send_batch = called(Producer.send_batch)
 
 
-class BlockingTransactionProducer:
+class BlockingTransactionProducer(_Face[TransactionProducer]):
     """`TransactionProducer` for blocking callers."""
-
-    def __init__(self, client: BlockingClient, producer: TransactionProducer) -> None:
-        self._client = client
-        self._producer = producer
 
     def send_in_transaction(
         self,
@@ -350,116 +373,57 @@ class BlockingTransactionProducer:
         timeout_s: float | None = None,
     ) -> TransactionSendResult:
         """As `TransactionProducer.send_in_transaction`; the local part runs in this thread."""
-
-        async def begin() -> HalfMessage:
-            return await self._producer.begin(message, timeout_s=timeout_s)
-
-        half = self._client._call(begin)
+        half = self._begin(message, timeout_s=timeout_s)
         try:
             state = LocalTransactionState.ROLLBACK
             if half.send_result.status is SendStatus.SEND_OK:
                 state = local_transaction(half)
         except BaseException:
-            self._client._call(self._producer.leave_open, half)
+            self._leave_open(half)
             raise
-        return self._client._call(self._producer.finish, half, state)
+        return self._finish(half, state)
+
+    _begin = called(TransactionProducer.begin)
+    _leave_open = called(TransactionProducer.leave_open)
+    _finish = called(TransactionProducer.finish)
 
 
-class BlockingPullConsumer:
+class BlockingPullConsumer(_Face[PullConsumer]):
     """`PullConsumer` for blocking callers."""
 
-    def __init__(self, client: BlockingClient, consumer: PullConsumer) -> None:
-        self._client = client
-        self._consumer = consumer
-
-    def fetch_message_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """As `PullConsumer.fetch_message_queues`."""
-        return self._client._call(self._consumer.fetch_message_queues, topic)
-
-    def pull(
-        self,
-        queue: MessageQueue,
-        offset: int,
-        *,
-        max_messages: int = 32,
-        tags: str | SubscriptionExpression = "*",
-        timeout_s: float = SUSPEND_S,
-        with_expired: bool = False,
-    ) -> PullResult:
-        """As `PullConsumer.pull`."""
-
-        async def work() -> PullResult:
-            return await self._consumer.pull(
-                queue,
-                offset,
-                max_messages=max_messages,
-                tags=tags,
-                timeout_s=timeout_s,
-                with_expired=with_expired,
-            )
-
-        return self._client._call(work)
-
-    def min_offset(self, queue: MessageQueue) -> int:
-        """As `PullConsumer.min_offset`."""
-        return self._client._call(self._consumer.min_offset, queue)
-
-    def max_offset(self, queue: MessageQueue) -> int:
-        """As `PullConsumer.max_offset`."""
-        return self._client._call(self._consumer.max_offset, queue)
-
-    def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """As `PullConsumer.search_offset`."""
-        return self._client._call(self._consumer.search_offset, queue, timestamp_ms)
-
-    def commit_offset(self, queue: MessageQueue, offset: int) -> None:
-        """As `PullConsumer.commit_offset`."""
-        self._client._call(self._consumer.commit_offset, queue, offset)
-
-    def committed_offset(self, queue: MessageQueue) -> int | None:
-        """As `PullConsumer.committed_offset`."""
-        return self._client._call(self._consumer.committed_offset, queue)
+    fetch_message_queues = called(PullConsumer.fetch_message_queues)
+    pull = called(PullConsumer.pull)
+    min_offset = called(PullConsumer.min_offset)
+    max_offset = called(PullConsumer.max_offset)
+    search_offset = called(PullConsumer.search_offset)
+    commit_offset = called(PullConsumer.commit_offset)
+    committed_offset = called(PullConsumer.committed_offset)
 
 
-class BlockingPushConsumer(_Closing):
+class BlockingPushConsumer(_Closing, _Face[PushConsumer]):
     """`PushConsumer` for blocking callers. Use it in ``with``, or not."""
 
     def __init__(self, client: BlockingClient, consumer: PushConsumer, held: _Held) -> None:
-        self._client = client
-        self._consumer = consumer
+        super().__init__(client, consumer)
         self._held = held
 
     @property
     def queues(self) -> frozenset[MessageQueue]:
         """As `PushConsumer.queues`."""
-        return self._on_loop(lambda: self._consumer.queues)
+        queues: frozenset[MessageQueue] = self._get("queues")
+        return queues
 
     @property
     def counts(self) -> dict[str, int]:
         """As `PushConsumer.counts`."""
-        return self._on_loop(lambda: self._consumer.counts)
+        counts: dict[str, int] = self._get("counts")
+        return counts
 
-    def subscribe(self, topic: str, expression: str | SubscriptionExpression = "*") -> None:
-        """As `PushConsumer.subscribe`."""
-        self._on_loop(lambda: self._consumer.subscribe(topic, expression))
-
-    def unsubscribe(self, topic: str) -> None:
-        """As `PushConsumer.unsubscribe`."""
-        self._on_loop(lambda: self._consumer.unsubscribe(topic))
-
-    def suspend(self) -> None:
-        """As `PushConsumer.suspend`."""
-        self._on_loop(self._consumer.suspend)
-
-    def resume(self) -> None:
-        """As `PushConsumer.resume`."""
-        self._on_loop(self._consumer.resume)
-
-    def _on_loop(self, work: Callable[[], T]) -> T:
-        async def run() -> T:
-            return work()
-
-        return self._client._call(run)
+    _get: _Called[[str], Any] = passed(getattr)
+    subscribe = passed(PushConsumer.subscribe)
+    unsubscribe = passed(PushConsumer.unsubscribe)
+    suspend = passed(PushConsumer.suspend)
+    resume = passed(PushConsumer.resume)
 
     def close(self) -> None:
         """Leave the group: finish what runs, store offsets, let others take over. Idempotent.
@@ -477,68 +441,22 @@ class BlockingPushConsumer(_Closing):
             pass  # it was closed with the client
 
 
-class BlockingAdmin:
+class BlockingAdmin(_Face[Admin]):
     """`Admin` for blocking callers."""
 
-    def __init__(self, client: BlockingClient, admin: Admin) -> None:
-        self._client = client
-        self._admin = admin
-
-    def create_topic(self, topic: str, *, queue_nums: int = 8) -> list[str]:
-        """As `Admin.create_topic`."""
-
-        async def work() -> list[str]:
-            return await self._admin.create_topic(topic, queue_nums=queue_nums)
-
-        return self._client._call(work)
-
-    def topic_list(self) -> list[str]:
-        """As `Admin.topic_list`."""
-        return self._client._call(self._admin.topic_list)
-
-    def offsets(self, topic: str) -> dict[MessageQueue, tuple[int, int]]:
-        """As `Admin.offsets`."""
-        return self._client._call(self._admin.offsets, topic)
-
-    def view_message(self, offset_message_id: str) -> MessageExt:
-        """As `Admin.view_message`."""
-        return self._client._call(self._admin.view_message, offset_message_id)
-
-    def consumer_connection(self, group: str) -> ConsumerConnection | None:
-        """As `Admin.consumer_connection`."""
-        return self._client._call(self._admin.consumer_connection, group)
-
-    def producer_connection(self, group: str) -> list[ClientConnection]:
-        """As `Admin.producer_connection`."""
-        return self._client._call(self._admin.producer_connection, group)
-
-    def group_progress(self, group: str) -> dict[MessageQueue, OffsetWrapper]:
-        """As `Admin.group_progress`."""
-        return self._client._call(self._admin.group_progress, group)
-
-    def lags(self) -> dict[str, dict[str, int]]:
-        """As `Admin.lags`."""
-        return self._client._call(self._admin.lags)
-
-    def reset_offsets(
-        self, group: str, topic: str, timestamp_ms: int, *, offset: int | None = None
-    ) -> OffsetsReset:
-        """As `Admin.reset_offsets`."""
-        return self._client._call(
-            partial(self._admin.reset_offsets, offset=offset), group, topic, timestamp_ms
-        )
-
-    def clone_offsets(self, source: str, target: str, *, topic: str | None = None) -> None:
-        """As `Admin.clone_offsets`."""
-
-        async def work() -> None:
-            await self._admin.clone_offsets(source, target, topic=topic)
-
-        self._client._call(work)
-
-    def dead_letter_groups(self) -> list[DeadLetterGroup]:
-        """As `Admin.dead_letter_groups`."""
-        return self._client._call(self._admin.dead_letter_groups)
+    create_topic = called(Admin.create_topic)
+    topic_list = called(Admin.topic_list)
+    offsets = called(Admin.offsets)
+    view_message = called(Admin.view_message)
+    consumer_connection = called(Admin.consumer_connection)
+    producer_connection = called(Admin.producer_connection)
+    group_progress = called(Admin.group_progress)
+    lags = called(Admin.lags)
+    reset_offsets = called(Admin.reset_offsets)
+    clone_offsets = called(Admin.clone_offsets)
+    dead_letter_groups = called(Admin.dead_letter_groups)
+    resend_dead_letters = called(Admin.resend_dead_letters)
+    set_topic_perm = called(Admin.set_topic_perm)
 
     def dead_letters(
         self, group: str, *, first_offset: int = 0, limit: int = DEAD_LETTERS_MAX
@@ -550,28 +468,7 @@ class BlockingAdmin:
         """
 
         async def work() -> list[tuple[MessageQueue, MessageExt]]:
-            letters = self._admin.dead_letters(group, first_offset=first_offset, limit=limit)
+            letters = self._inner.dead_letters(group, first_offset=first_offset, limit=limit)
             return [letter async for letter in letters]
 
         return self._client._call(work)
-
-    def resend_dead_letters(
-        self,
-        group: str,
-        *,
-        offset: int | None = None,
-        limit: int | None = None,
-        queue: MessageQueue | None = None,
-    ) -> int:
-        """As `Admin.resend_dead_letters`."""
-
-        async def work() -> int:
-            return await self._admin.resend_dead_letters(
-                group, offset=offset, limit=limit, queue=queue
-            )
-
-        return self._client._call(work)
-
-    def set_topic_perm(self, topic: str, perm: int) -> list[str]:
-        """As `Admin.set_topic_perm`."""
-        return self._client._call(self._admin.set_topic_perm, topic, perm)

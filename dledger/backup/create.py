@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dledger.backup.entries import EntryDamagedError, entries
-from dledger.backup.manifest import LogBegin, LogEnd, Manifest, Part, Tables
+from dledger.backup.folder import BackupFolder, PartWriter
+from dledger.backup.manifest import Manifest, Part
 from dledger.backup.source import Picture, Source
-from dledger.backup.target import BackupDisk, PartWriter, Target
 from dledger.commitlog.errors import ConfigError, CorruptStoreError
+from dledger.commitlog.mark import Anchor, Mark
 from dledger.commitlog.segment import encode_blank
 
 
@@ -34,85 +35,43 @@ class Created:
 
 
 def create(
-    disk: BackupDisk,
+    folder: BackupFolder,
     source: Source,
-    root: str,
     *,
     made_at_ms: int,
     copied_to: Callable[[int], None] = lambda position: None,
 ) -> Created:
-    """Copy what *source* holds and the backup at *root* does not.
+    """Copy what *source* holds and the backup in *folder* does not.
 
     Every entry is checked before it is written. Until the end the backup is the one of before.
 
     Args:
-        disk: Of the target.
         copied_to: Called with the position in the log that is copied.
     Raises:
         AnotherGroupError, NoBackupError: The target is for something else; nothing was changed.
-        StoreLockedError: Another `create` writes there.
         BackupDamagedError: Its manifest is damaged, or a file is missing; nothing was changed.
-        StoreError: The source is damaged, or lost a segment meanwhile. The backup is what it was.
-        DiskFullError, FlushFailedError: The target. The backup is what it was.
+        StoreError: The source is damaged, or lost a segment meanwhile, or the target fails. The
+            backup is what it was.
     """
-    target = Target(disk, root)
-    old = target.manifest()
+    old = folder.manifest()
     if old is not None:
-        _check_same_group(old, source, root)
-    lock = target.lock()
+        _check_same_group(old, source, folder.root)
+        folder.need_files(old, "nothing was copied. Make a new backup in another folder")
     try:
-        old = target.manifest()
-        target.remove_strays(old)
-        return _create(source, target, old, made_at_ms, copied_to)
+        folder.remove_strays(old)
+        picture = source.look()
+        anchor, before, before_ms = _begin(source, old, picture)
+        copy = _Copy(before, before_ms)
+        copy.run(source, folder, picture, copied_to)
     finally:
         source.close()
-        lock.release()
-
-
-def _check_same_group(old: Manifest, source: Source, root: str) -> None:
-    mine = source.identity
-    if (old.group_identity, old.segment_bytes) != (
-        mine.group_identity,
-        source.log_format.segment_bytes,
+    kept = () if old is None else [part for part in old.parts if part.end > anchor.position]
+    tables = None if old is None else old.tables
+    if picture.tables is not None and (
+        tables is None or tables.applied_index < picture.applied_index
     ):
-        raise AnotherGroupError(
-            f"{root} is the backup of group {old.group} in cluster {old.cluster}, identity "
-            f"{old.group_identity or 'unknown'}; {source.root} is of {mine.group} in "
-            f"{mine.cluster}, identity {mine.group_identity or 'unknown'}. Nothing was changed: "
-            "give another target"
-        )
-
-
-def _create(
-    source: Source,
-    target: Target,
-    old: Manifest | None,
-    made_at_ms: int,
-    copied_to: Callable[[int], None],
-) -> Created:
-    if old is not None:
-        target.need_files(old)
-    picture = source.look()
-    anchor = picture.anchor
-    first_index = anchor.first_index
-    if old is None or old.end.index < first_index:
-        kept: list[Part] = []
-        begin = LogEnd.of(anchor.mark, anchor.prev_store_time_ms)
-    else:
-        if picture.mark.index < old.end.index:
-            raise CorruptStoreError(
-                f"{source.root} knows of committed entries up to {picture.mark.index}, the backup "
-                f"goes up to {old.end.index}: it was taken from a member that was further. "
-                "Nothing was changed; take the folder of another member, or wait"
-            )
-        if old.begin.first_index > first_index:
-            # A member gives segments up when it comes to it: this one has more than the backup.
-            anchor = old.begin.anchor
-        kept = [part for part in old.parts if part.end > anchor.position]
-        begin = old.end
-    copy = _Copy(source, target, picture, begin, copied_to)
-    copy.run()
-    tables = _tables(target, old, picture)
+        # The log of the backup may begin behind the tables of this member.
+        tables = folder.write_tables(picture.tables, picture.applied_index)
     identity = source.identity
     manifest = Manifest(
         cluster=identity.cluster,
@@ -122,95 +81,88 @@ def _create(
         made_at_ms=made_at_ms,
         segment_bytes=source.log_format.segment_bytes,
         index_units_per_file=source.log_format.index_units_per_file,
-        begin=LogBegin.of(anchor),
-        end=LogEnd.of(replace(picture.mark, position=copy.position), copy.store_time_ms),
+        begin=anchor,
+        end=replace(picture.mark, position=copy.newest.position),
+        end_time_ms=copy.newest_ms,
         tables=tables,
         parts=(*kept, *copy.parts),
     )
-    target.finish(manifest)
-    return Created(
-        manifest,
-        sum(part.size for part in copy.parts),
-        copy.count,
-        began_over=old is not None and old.end.index + 1 < first_index,
-    )
+    folder.finish(manifest)
+    began_over = old is not None and old.end.index + 1 < picture.anchor.first_index
+    return Created(manifest, sum(part.size for part in copy.parts), copy.count, began_over)
 
 
-def _tables(target: Target, old: Manifest | None, picture: Picture) -> Tables | None:
-    """Return the newest tables: the log of the backup may begin behind those of this member."""
-    known = None if old is None else old.tables
-    if picture.tables is None or (
-        known is not None and known.applied_index >= picture.applied_index
-    ):
-        return known
-    return target.write_tables(picture.tables, picture.applied_index)
+def _check_same_group(old: Manifest, source: Source, root: str) -> None:
+    mine, segment_bytes = source.identity, source.log_format.segment_bytes
+    if (old.group_identity, old.segment_bytes) != (mine.group_identity, segment_bytes):
+        raise AnotherGroupError(
+            f"{root} is the backup of group {old.group} in cluster {old.cluster}, identity "
+            f"{old.group_identity or 'unknown'}; {source.root} is of {mine.group} in "
+            f"{mine.cluster}, identity {mine.group_identity or 'unknown'}. Nothing was changed: "
+            "give another target"
+        )
+
+
+def _begin(source: Source, old: Manifest | None, picture: Picture) -> tuple[Anchor, Mark, int]:
+    """Return where the backup begins, and the entry before those to copy with its store time."""
+    anchor = picture.anchor
+    if old is None or old.end.index < anchor.first_index:
+        return anchor, anchor.mark, anchor.prev_store_time_ms
+    if picture.mark.index < old.end.index:
+        raise CorruptStoreError(
+            f"{source.root} knows of committed entries up to {picture.mark.index}, the backup "
+            f"goes up to {old.end.index}: it was taken from a member that was further. "
+            "Nothing was changed; take the folder of another member, or wait"
+        )
+    if old.begin.first_index > anchor.first_index:
+        # A member gives segments up when it comes to it: this one has more than the backup.
+        anchor = old.begin
+    return anchor, old.end, old.end_time_ms
 
 
 class _Copy:
-    """The entries behind *begin*, written as they are checked; one file for each segment.
+    """The entries behind *before*, written as they are checked; one file for each segment.
 
     Attributes:
-        position: Begin of the newest entry.
+        newest, newest_ms: The newest entry and its store time.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        target: Target,
-        picture: Picture,
-        begin: LogEnd,
-        copied_to: Callable[[int], None],
-    ) -> None:
-        self._source = source
-        self._target = target
-        self._picture = picture
-        self._begin = begin
-        self._copied_to = copied_to
-        self._writer: PartWriter | None = None
-        self._segment_bytes = source.log_format.segment_bytes
+    def __init__(self, before: Mark, before_ms: int) -> None:
+        self.newest, self.newest_ms = before, before_ms
         self.parts: list[Part] = []
         self.count = 0
-        self.position = begin.position
-        self.store_time_ms = begin.store_time_ms
 
-    def run(self) -> None:
+    def run(
+        self,
+        source: Source,
+        folder: BackupFolder,
+        picture: Picture,
+        copied_to: Callable[[int], None],
+    ) -> None:
         """Copy them all."""
-        picture, begin = self._picture, self._begin
-        walk = entries(
-            self._source.at, begin.mark, begin.store_time_ms, picture.mark, self._segment_bytes
-        )
+        size, last = source.log_format.segment_bytes, picture.mark
+        at, writer = self.newest.end_position, None
         try:
-            for header, frame in walk:
-                self._fill_up_to(header.position)
-                assert self._writer is not None
-                self._writer.add(frame)
+            for header, frame in entries(source.at, self.newest, self.newest_ms, last, size):
+                while writer is None or at < header.position:
+                    if writer is not None:  # a segment ends in a blank
+                        writer.add(encode_blank(size - at % size))
+                        self.parts.append(writer.finish())
+                        at += size - at % size
+                    end = min(at - at % size + size, last.end_position)
+                    writer = PartWriter(folder, at, end)
+                writer.add(frame)
+                at = header.end_position
                 self.count += 1
-                self.position = header.position
-                self.store_time_ms = max(self.store_time_ms, header.store_time_ms)
+                self.newest = Mark(header.index, header.term, header.position, header.chain, at)
+                self.newest_ms = max(self.newest_ms, header.store_time_ms)
                 if header.index == picture.applied_index and header.chain != picture.applied_chain:
                     raise EntryDamagedError(header.position, "the tables are of another log")
-                self._copied_to(header.end_position)
+                copied_to(at)
         except EntryDamagedError as error:
             raise CorruptStoreError(
-                f"{self._source.root}: {error}. The backup is what it was; take the folder of "
+                f"{source.root}: {error}. The backup is what it was; take the folder of "
                 "another member, and see dledger raft status --wide"
             ) from error
-        if self._writer is not None:
-            self.parts.append(self._writer.finish())
-
-    def _fill_up_to(self, position: int) -> None:
-        """Have a file under way that goes on at *position*; segments before it end in a blank."""
-        end = self._begin.end_position if self._writer is None else self._writer.end
-        while end < position or self._writer is None:
-            if self._writer is None:
-                self._writer = self._target.begin_part(end, self._part_end(end))
-                continue
-            free = self._segment_bytes - end % self._segment_bytes
-            self._writer.add(encode_blank(free))
-            self.parts.append(self._writer.finish())
-            end += free
-            self._writer = self._target.begin_part(end, self._part_end(end))
-
-    def _part_end(self, position: int) -> int:
-        segment_end = position - position % self._segment_bytes + self._segment_bytes
-        return min(segment_end, self._picture.mark.end_position)
+        if writer is not None:
+            self.parts.append(writer.finish())

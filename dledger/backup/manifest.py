@@ -46,66 +46,6 @@ class Tables(msgspec.Struct, frozen=True):
     applied_index: int
 
 
-class LogBegin(msgspec.Struct, frozen=True):
-    """Where the log begins; the fields of `dledger.commitlog.mark.Anchor`."""
-
-    first_index: int
-    position: int
-    prev_term: int
-    prev_chain: str
-    prev_store_time_ms: int
-
-    @classmethod
-    def of(cls, anchor: Anchor) -> LogBegin:
-        """Return *anchor* as it stands in a manifest."""
-        return cls(
-            anchor.first_index,
-            anchor.position,
-            anchor.prev_term,
-            f"{anchor.prev_chain:016x}",
-            anchor.prev_store_time_ms,
-        )
-
-    @property
-    def anchor(self) -> Anchor:
-        """The anchor of a log that begins here."""
-        return Anchor(
-            self.first_index,
-            self.position,
-            self.prev_term,
-            int(self.prev_chain, 16),
-            self.prev_store_time_ms,
-        )
-
-
-class LogEnd(msgspec.Struct, frozen=True):
-    """The newest entry; the fields of `dledger.commitlog.mark.Mark`."""
-
-    index: int
-    term: int
-    position: int
-    chain: str
-    end_position: int
-    store_time_ms: int
-
-    @classmethod
-    def of(cls, mark: Mark, store_time_ms: int) -> LogEnd:
-        """Return *mark* as it stands in a manifest."""
-        return cls(
-            mark.index,
-            mark.term,
-            mark.position,
-            f"{mark.chain:016x}",
-            mark.end_position,
-            store_time_ms,
-        )
-
-    @property
-    def mark(self) -> Mark:
-        """The mark of that entry."""
-        return Mark(self.index, self.term, self.position, int(self.chain, 16), self.end_position)
-
-
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a backup holds.
 
@@ -113,6 +53,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         member: Name of the member whose folder it was taken from last.
         group_identity: Of the group; a backup goes on only with the same one.
         made_at_ms: Wall time of the newest `create`.
+        begin, end: Where the log begins, and its newest entry, stored at *end_time_ms*.
         tables: None only while the member had written none: its log begins at entry 1.
     """
 
@@ -124,8 +65,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     made_at_ms: int
     segment_bytes: int
     index_units_per_file: int
-    begin: LogBegin
-    end: LogEnd
+    begin: Anchor
+    end: Mark
+    end_time_ms: int
     tables: Tables | None
     parts: tuple[Part, ...]
 
@@ -166,17 +108,15 @@ def decode_manifest(data: bytes, place: str) -> Manifest:
         place: Name of the file, for errors.
     Raises:
         BackupDamagedError: It is not what `encode_manifest` wrote.
-        ForeignStoreError: A newer version wrote it.
+        ForeignStoreError: It is of another format.
     """
     try:
         version = msgspec.json.decode(data, type=_AnyVersion).manifest.format
-        if version > MANIFEST_FORMAT:
+        if version != MANIFEST_FORMAT:
             raise ForeignStoreError(
-                f"{place} has format {version}; this version knows up to {MANIFEST_FORMAT}"
+                f"{place} has format {version}; this program knows {MANIFEST_FORMAT}"
             )
         manifest = msgspec.json.decode(data, type=_Sealed).manifest
-        manifest.begin.anchor  # noqa: B018  its chain is a number, or this raises
-        manifest.end.mark  # noqa: B018
         is_whole = encode_manifest(manifest) == data
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise BackupDamagedError(f"{place} is damaged: {error}") from error

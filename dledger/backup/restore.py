@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from dledger.backup.folder import BackupFolder
 from dledger.backup.manifest import BackupDamagedError, Manifest
-from dledger.backup.target import Target
 from dledger.backup.verify import check_parts_join, loaded_tables
 from dledger.commitlog.entry import ENTRY_HEADER_BYTES, seal_config
 from dledger.commitlog.errors import ConfigError
@@ -48,7 +48,7 @@ class Owner:
 
 
 def restore(
-    target: Target,
+    backup: BackupFolder,
     disk: Disk,
     folder: str,
     *,
@@ -56,7 +56,7 @@ def restore(
     rng: Rng,
     written_to: Callable[[int], None] = lambda position: None,
 ) -> int:
-    """Make the data folder *folder* out of the backup *target*; return its newest entry's index.
+    """Make the data folder *folder* out of *backup*; return its newest entry's index.
 
     Args:
         disk: Of *folder*.
@@ -71,9 +71,9 @@ def restore(
     for kind, name in (("cluster", owner.cluster), ("group", owner.group), ("member", owner.name)):
         if not is_name(name):
             raise RestoreRefusedError(f"{name!r} is no name of a {kind}; nothing was changed")
-    manifest = target.need_manifest()
-    check_parts_join(manifest, target.root)
-    tables = loaded_tables(target, manifest)
+    manifest = backup.need_manifest()
+    check_parts_join(manifest, backup.root)
+    tables = loaded_tables(backup, manifest)
     there = sorted(set(disk.list_dir(folder)) - {"lost+found"})
     if there:
         raise RestoreRefusedError(
@@ -82,16 +82,16 @@ def restore(
         )
     paths = StorePaths(folder)
     with _removed_on_error(disk, paths):
-        _write_log(disk, target, manifest, paths, written_to)
+        _write_log(disk, backup, manifest, paths, written_to)
         index, frame, incarnation = _alone(manifest, owner, rng)
         _append(disk, paths, manifest, frame)
         if manifest.begin.first_index > 1:
-            store_anchor(disk, paths.anchor, manifest.begin.anchor)
+            store_anchor(disk, paths.anchor, manifest.begin)
         if tables is not None and manifest.tables is not None:
-            disk.replace(paths.snapshot, target.tables(manifest.tables))
+            disk.replace(paths.snapshot, backup.tables(manifest.tables))
         disk.replace(paths.derived_lost, MAKE_AGAIN)
         marks = SlotFile(disk, paths.commit_mark)
-        marks.store(manifest.end.mark.encode())
+        marks.store(manifest.end.encode())
         marks.close()
         slots = SlotFile(disk, paths.vote)
         vote = TermVote(slots)
@@ -125,7 +125,7 @@ def _removed_on_error(disk: Disk, paths: StorePaths) -> Iterator[None]:
 
 def _write_log(
     disk: Disk,
-    target: Target,
+    backup: BackupFolder,
     manifest: Manifest,
     paths: StorePaths,
     written_to: Callable[[int], None],
@@ -142,14 +142,14 @@ def _write_log(
                 base = segment_base(part.position, size)
                 file = disk.create(paths.segment(base), size, reserve=True)
             if part.end > base + size:
-                raise BackupDamagedError(f"{target.root}/{part.file} is longer than a segment")
+                raise BackupDamagedError(f"{backup.root}/{part.file} is longer than a segment")
             into = file
 
             def write(position: int, data: bytes, into: DiskFile = into, base: int = base) -> None:
                 into.write_at(position - base, data)
                 written_to(position + len(data))
 
-            target.check_part(part, write)
+            backup.check_part(part, write)
         assert file is not None
         file.flush()
     finally:
@@ -168,8 +168,8 @@ def _alone(manifest: Manifest, owner: Owner, rng: Rng) -> tuple[int, bytes, str]
         index=end.index + 1,
         term=end.term + 1,
         position=place(end.end_position, ENTRY_HEADER_BYTES + len(body), manifest.segment_bytes),
-        prev_chain=end.mark.chain,
-        store_time_ms=end.store_time_ms,
+        prev_chain=end.chain,
+        store_time_ms=manifest.end_time_ms,
     )
     return end.index + 1, frame, incarnation
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from dledger.backup.entries import EntryDamagedError, entries
+from dledger.backup.folder import BackupFolder
 from dledger.backup.manifest import BackupDamagedError, Manifest
-from dledger.backup.target import BackupDisk, Target
 from dledger.commitlog.derive import Derived, derive
 from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError, MQError
 from dledger.state.snapshot import load
@@ -56,7 +56,7 @@ class Contents:
             "first_index": manifest.begin.first_index,
             "last_index": manifest.end.index,
             "last_term": manifest.end.term,
-            "chain": manifest.end.chain,
+            "chain": f"{manifest.end.chain:016x}",
             "entries": self.entries,
             "messages": self.messages,
             "topics": dict(sorted(self.topics.items())),
@@ -68,46 +68,29 @@ class Contents:
 
 
 def verify(
-    disk: BackupDisk, root: str, *, checked_to: Callable[[int], None] = lambda position: None
+    folder: BackupFolder, *, checked_to: Callable[[int], None] = lambda position: None
 ) -> Contents:
-    """Check the backup at *root* and return what it holds. Nothing is changed.
+    """Check the backup in *folder* and return what it holds. Nothing is changed.
 
     Args:
         checked_to: Called with the position in the log that is checked.
     Raises:
         NoBackupError: There is none.
         BackupDamagedError: It is damaged, naming the place.
-        ForeignStoreError: A newer version made it.
+        ForeignStoreError: It is of another format.
     """
-    target = Target(disk, root)
-    manifest = target.need_manifest()
-    tables = loaded_tables(target, manifest)
+    manifest, root = folder.need_manifest(), folder.root
+    tables = loaded_tables(folder, manifest)
     check_parts_join(manifest, root)
-    contents = _walked(target, manifest, tables, checked_to)
-    # What stands between entries and in front of the first one is in no checksum of an entry.
-    for part in manifest.parts:
-        target.check_part(part)
-    return contents
-
-
-def _walked(
-    target: Target,
-    manifest: Manifest,
-    tables: StateTables | None,
-    checked_to: Callable[[int], None],
-) -> Contents:
-    root = target.root
-    contents = Contents(manifest)
-    reader = target.reader(manifest.parts)
-    begin = manifest.begin.anchor
+    contents, begin = Contents(manifest), manifest.begin
     if tables is not None and tables.applied_index == begin.first_index - 1:
         _check_tables(tables, begin.prev_chain, root)
     try:
         for header, frame in entries(
-            reader.at,
+            folder.reader(manifest.parts),
             begin.mark,
             begin.prev_store_time_ms,
-            manifest.end.mark,
+            manifest.end,
             manifest.segment_bytes,
         ):
             contents.entries += 1
@@ -118,12 +101,13 @@ def _walked(
             checked_to(header.end_position)
     except (EntryDamagedError, CorruptEntryError, CorruptRecordError) as error:
         raise BackupDamagedError(f"{root} is damaged: {error}") from error
-    finally:
-        reader.close()
+    # What stands between entries and in front of the first one is in no checksum of an entry.
+    for part in manifest.parts:
+        folder.check_part(part)
     return contents
 
 
-def loaded_tables(target: Target, manifest: Manifest) -> StateTables | None:
+def loaded_tables(folder: BackupFolder, manifest: Manifest) -> StateTables | None:
     """Return the tables of a backup; None where it has none and needs none.
 
     Raises:
@@ -133,18 +117,18 @@ def loaded_tables(target: Target, manifest: Manifest) -> StateTables | None:
     if found is None:
         if manifest.begin.first_index > 1:
             raise BackupDamagedError(
-                f"{target.root} is damaged: its log begins with entry "
+                f"{folder.root} is damaged: its log begins with entry "
                 f"{manifest.begin.first_index}, and there are no tables"
             )
         return None
-    data = target.tables(found)
+    data = folder.tables(found)
     try:
         tables = load(data, builtin_topics={}, builtin_groups={})
     except MQError as error:
-        raise BackupDamagedError(f"{target.root}/{found.file} is damaged: {error}") from error
+        raise BackupDamagedError(f"{folder.root}/{found.file} is damaged: {error}") from error
     fits = manifest.begin.first_index <= tables.applied_index + 1 <= manifest.end.index + 1
     if tables.applied_index != found.applied_index or not fits:
-        raise BackupDamagedError(f"{target.root}/{found.file} does not fit the log of this backup")
+        raise BackupDamagedError(f"{folder.root}/{found.file} does not fit the log of this backup")
     return tables
 
 

@@ -21,7 +21,6 @@ from dledger.output import (
 
 if TYPE_CHECKING:
     from dledger.backup.source import Source
-    from dledger.backup.target import BackupDisk
 
 app = App(name="backup", help="Back a broker group up, and restore it.", backend="trio")
 
@@ -63,29 +62,24 @@ async def create(
     import msgspec
 
     from dledger.backup.create import create as make
+    from dledger.backup.folder import BackupFolder
     from dledger.backup.source import Source
     from dledger.cli.progress import progress
     from dledger.commitlog.disk import OsDisk
 
-    disk, root = _open(target)
+    folder = BackupFolder.open(target)
     source = Source(OsDisk(), str(data.resolve()))
     if not as_of_checkpoint and is_running(data):
         await _wait_for(source, await _committed(source, addresses(namesrv)))
     with progress(0, "bytes") as line:
-        done = make(
-            disk,
-            source,
-            root,
-            made_at_ms=time.time_ns() // 1_000_000,
-            copied_to=line.to,
-        )
+        done = make(folder, source, made_at_ms=time.time_ns() // 1_000_000, copied_to=line.to)
     manifest = done.manifest
     rows: dict[str, Any] = {
         "group": manifest.group,
         "member": manifest.member,
         "first_index": manifest.begin.first_index,
         "last_index": manifest.end.index,
-        "newest_store_time": when(manifest.end.store_time_ms),
+        "newest_store_time": when(manifest.end_time_ms),
         "copied_entries": done.copied_entries,
         "copied_bytes": done.copied_bytes,
         "size_bytes": manifest.size_bytes,
@@ -105,13 +99,14 @@ async def create(
 @app.command
 def verify(target: TargetFolder, /, *, output: Output = "table") -> int:
     """Check every file and every entry of a backup, and show what it holds; exit 2 if damaged."""
+    from dledger.backup.folder import BackupFolder
     from dledger.backup.manifest import BackupDamagedError
     from dledger.backup.verify import verify as check
     from dledger.cli.progress import progress
 
     try:
         with progress(0, "bytes") as line:
-            contents = check(*_open(target), checked_to=line.to)
+            contents = check(BackupFolder.open(target), checked_to=line.to)
     except BackupDamagedError as error:
         raise CliError(
             str(error), next_step="make a new backup in another folder", exit_code=DAMAGED
@@ -145,15 +140,15 @@ def restore(
     Start its broker: it leads alone, with all that the backup holds. Then start the others with
     empty folders, and add each with dledger raft add. Members of the old group are refused.
     """
+    from dledger.backup.folder import BackupFolder
     from dledger.backup.manifest import BackupDamagedError
     from dledger.backup.restore import Owner
     from dledger.backup.restore import restore as make
-    from dledger.backup.target import Target
     from dledger.cli.progress import progress
     from dledger.commitlog.disk import OsDisk
     from dledger.remoting.machine import SystemRng
 
-    backup = Target(*_open(target))
+    backup = BackupFolder.open(target)
     try:
         manifest = backup.need_manifest()
         owner = Owner(cluster or manifest.cluster, group or manifest.group, member)
@@ -173,17 +168,6 @@ def restore(
     note(f"entry {index} makes {owner.name} the only member of {owner.group} in {owner.cluster}")
     note("start its broker; start the others with empty folders, then dledger raft add each")
     return ExitCode.OK
-
-
-def _open(target: str) -> tuple[BackupDisk, str]:
-    """Return the disk of a backup, and its path there; an address needs the extra."""
-    from dledger.commitlog.disk import OsDisk
-
-    if "://" not in target:
-        return OsDisk(), str(Path(target).resolve())
-    from dledger.backup.address_disk import open_address
-
-    return open_address(target)
 
 
 def _print(rows: dict[str, Any]) -> None:

@@ -15,16 +15,17 @@ from pathlib import Path
 import pytest
 
 from dledger.backup.create import create
+from dledger.backup.folder import MANIFEST, BackupFolder, NoBackupError
 from dledger.backup.manifest import BackupDamagedError
 from dledger.backup.restore import restore
 from dledger.backup.source import Source
-from dledger.backup.target import MANIFEST, NoBackupError, Target
 from dledger.backup.verify import verify
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import CorruptStoreError, DiskFullError, FlushFailedError, StoreError
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
+from tests.harness.disk_files import folder_on
 from tests.harness.replica_folders import settings
 from tests.unit.dledger.backup.test_backup import FRAMES, OWNER, source_folder
 
@@ -79,6 +80,11 @@ class Backup:
         self.disk = CrashDisk()
         self.held: tuple[int, int] | None = None
 
+    @property
+    def folder(self) -> BackupFolder:
+        """The backup's folder on the disk of now."""
+        return folder_on(self.disk, ROOT)
+
     def after(self, folder: Folder) -> tuple[int, int]:
         """Return what a `create` from *folder* has to hold."""
         if self.held is None or self.held[1] < folder.first:
@@ -90,7 +96,7 @@ class Backup:
         wanted = self.after(folder)
         is_behind = self.held is not None and folder.newest < self.held[1]
         try:
-            create(self.disk, Source(OsDisk(), str(folder.path)), ROOT, made_at_ms=1)
+            create(self.folder, Source(OsDisk(), str(folder.path)), made_at_ms=1)
         except CorruptStoreError:
             assert is_behind
             return
@@ -111,14 +117,14 @@ class Backup:
         self.disk.fault = fault
         failed = False
         try:
-            create(self.disk, Source(OsDisk(), str(folder.path)), ROOT, made_at_ms=1)
+            create(self.folder, Source(OsDisk(), str(folder.path)), made_at_ms=1)
         except StoreError:
             failed = True
         self.disk.fault = lambda _kind, _path: None
         if self.rng.random() < 0.5:
             self.disk = self.disk.power_cut(lambda: self.rng.random() < 0.5)
         if self.disk.exists(f"{ROOT}/{MANIFEST}"):
-            begin = Target(self.disk, ROOT).need_manifest()
+            begin = self.folder.need_manifest()
             found = begin.begin.first_index, begin.end.index
             assert found in ((self.held, wanted) if failed else (wanted,))
             self.held = found
@@ -127,9 +133,9 @@ class Backup:
         """It holds all entries between the two, each of them once."""
         if self.held is None:
             with pytest.raises(NoBackupError):
-                verify(self.disk, ROOT)
+                verify(self.folder)
             return
-        contents = verify(self.disk, ROOT)
+        contents = verify(self.folder)
         first, newest = self.held
         manifest = contents.manifest
         assert (manifest.begin.first_index, manifest.end.index) == (first, newest)
@@ -139,7 +145,7 @@ class Backup:
         """Change or cut off bytes of one file: `verify` finds it, and a restore leaves nothing."""
         if self.held is None:
             return
-        name = self.rng.choice(sorted(Target(self.disk, ROOT).need_manifest().files))
+        name = self.rng.choice(sorted(self.folder.need_manifest().files))
         path = f"{ROOT}/{name}"
         disk = self.disk.copy()
         data = bytearray(disk.read(path))
@@ -149,9 +155,9 @@ class Backup:
             del data[self.rng.randrange(len(data)) :]
         disk.replace(path, data)
         with pytest.raises(BackupDamagedError):
-            verify(disk, ROOT)
+            verify(folder_on(disk, ROOT))
         with pytest.raises(BackupDamagedError):
-            restore(Target(disk, ROOT), disk, "/new", owner=OWNER, rng=self.rng)
+            restore(folder_on(disk, ROOT), disk, "/new", owner=OWNER, rng=self.rng)
         assert list(disk.list_dir("/new")) == []
 
     def restore(self) -> None:
@@ -169,10 +175,10 @@ class Backup:
         disk.fault = fault
         first, newest = self.held
         try:
-            restore(Target(disk, ROOT), disk, "/new", owner=OWNER, rng=self.rng)
+            restore(folder_on(disk, ROOT), disk, "/new", owner=OWNER, rng=self.rng)
         except (DiskFullError, FlushFailedError):
             assert list(disk.list_dir("/new")) == []
-            restore(Target(disk, ROOT), disk, "/new", owner=OWNER, rng=self.rng)
+            restore(folder_on(disk, ROOT), disk, "/new", owner=OWNER, rng=self.rng)
         disk.fault = lambda _kind, _path: None
         store = ReplicaStore(disk.power_cut(lambda: False), settings(Path("/new")), StateTables)
         assert not store.damaged

@@ -29,7 +29,6 @@ COMES_WITH = {
 """Modules of a distribution that has another name, or that a declared one cannot be without."""
 
 PROXY = "dledger/proxy/"
-ADDRESSES = "dledger/backup/address_disk.py"
 TELEMETRY = "client/telemetry.py"
 GRPC_CALLS = "jepsen_like/chaos/grpc_calls.py"
 """Parts of a package that need an extra."""
@@ -85,19 +84,14 @@ def test_dependencies_of_brokers_and_clients_need_no_extra() -> None:
         found = third_party(package, without="dledger/console/")
         assert found, package
         for distribution, files in found.items():
-            others = {file for file in files if not file.startswith((PROXY, ADDRESSES, TELEMETRY))}
+            others = {file for file in files if not file.startswith((PROXY, TELEMETRY))}
             assert distribution in always or not others, (distribution, sorted(others))
 
 
 def test_dependencies_of_a_proxy_are_in_its_extra() -> None:
     allowed = declared(None) | declared("proxy")
     for distribution, files in third_party("dledger", without="dledger/console/").items():
-        assert distribution in allowed or files == {ADDRESSES}, (distribution, sorted(files))
-
-
-def test_dependencies_of_addresses_are_in_extra_backup() -> None:
-    found = {name for name, files in third_party("dledger").items() if ADDRESSES in files}
-    assert found - declared(None) == declared("backup") == {"fsspec"}
+        assert distribution in allowed, (distribution, sorted(files))
 
 
 def test_dependencies_of_telemetry_are_in_extra_otel() -> None:

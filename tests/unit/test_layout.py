@@ -111,7 +111,7 @@ def test_layout_core_needs_nothing_for_tests_or_spark() -> None:
     assert "pysyncobj==0.3.17" in core
     assert {"trio", "cbor2"} <= names(core)
     extras = table["optional-dependencies"]
-    assert list(extras) == ["console", "chaos", "spark", "backup", "otel", "proxy"]
+    assert list(extras) == ["console", "chaos", "spark", "otel", "proxy"]
     assert "pyspark" in names(extras["spark"])
     groups = project()["dependency-groups"]
     for_tests = names(groups["test"])

@@ -14,10 +14,10 @@ import pytest
 
 import dledger.backup.restore as restoring
 from dledger.backup.create import AnotherGroupError, Created, create
+from dledger.backup.folder import MANIFEST, BackupFailedError, BackupFolder, NoBackupError
 from dledger.backup.manifest import BackupDamagedError, decode_manifest, encode_manifest
 from dledger.backup.restore import Owner, RestoreRefusedError, restore
 from dledger.backup.source import NotABrokersFolderError, SegmentGoneError, Source
-from dledger.backup.target import MANIFEST, NoBackupError, Target
 from dledger.backup.verify import verify
 from dledger.commitlog.derive import derive
 from dledger.commitlog.disk import OsDisk
@@ -26,7 +26,6 @@ from dledger.commitlog.errors import (
     CorruptStoreError,
     DiskFullError,
     ForeignStoreError,
-    StoreLockedError,
 )
 from dledger.commitlog.seams import DiskFile
 from dledger.commitlog.store_paths import StorePaths
@@ -35,6 +34,7 @@ from dledger.raft.identity import Identity
 from dledger.state.image import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
+from tests.harness.disk_files import folder_on
 from tests.harness.replica_folders import SEGMENT_BYTES, flip, settings, usual, write_folder
 
 FRAMES = usual(60).frames
@@ -52,15 +52,18 @@ def source_folder(
     return root
 
 
+def at(target: Path) -> BackupFolder:
+    return BackupFolder.open(str(target))
+
+
 def back_up(source: Path, target: Path, disk: OsDisk | None = None) -> Created:
-    disk = disk or OsDisk()
-    return create(disk, Source(disk, str(source)), str(target), made_at_ms=1)
+    folder = at(target) if disk is None else folder_on(disk, str(target))
+    return create(folder, Source(disk or OsDisk(), str(source)), made_at_ms=1)
 
 
 def restored(target: Path, folder: Path, disk: OsDisk | None = None) -> int:
     rng = random.Random(1)
-    disk = disk or OsDisk()
-    return restore(Target(disk, str(target)), disk, str(folder), owner=OWNER, rng=rng)
+    return restore(at(target), disk or OsDisk(), str(folder), owner=OWNER, rng=rng)
 
 
 def content(root: Path) -> dict[str, bytes]:
@@ -144,7 +147,7 @@ def test_tables_ahead_of_the_mark_are_committed(tmp_path: Path, old: int) -> Non
 
 def test_verify_states_what_a_backup_holds(tmp_path: Path) -> None:
     back_up(source_folder(tmp_path / "n0"), tmp_path / "bk")
-    contents = verify(OsDisk(), str(tmp_path / "bk"))
+    contents = verify(at(tmp_path / "bk"))
     rows = contents.rows()
     assert (rows["first_index"], rows["last_index"]) == (1, len(FRAMES))
     assert rows["entries"] == len(FRAMES)
@@ -168,7 +171,7 @@ def test_second_create_copies_only_what_is_new(tmp_path: Path) -> None:
         assert len(new) == done.copied_bytes
         log += new
         copied += done.copied_entries
-        assert verify(OsDisk(), str(target)).entries == commit == copied
+        assert verify(at(target)).entries == commit == copied
     assert done.copied_entries == 9
     back_up(source_folder(tmp_path / "n0", commit), tmp_path / "whole")
     whole = content(tmp_path / "whole")
@@ -184,7 +187,7 @@ def test_backup_follows_retention(tmp_path: Path) -> None:
     assert done.copied_entries == len(FRAMES) - 50
     assert done.manifest.begin.first_index > 1
     assert min(content(target / "log")) >= f"{SEGMENT_BYTES:020d}"
-    verify(OsDisk(), str(target))
+    verify(at(target))
     restored(target, tmp_path / "new")
     with opened(tmp_path / "new") as store:
         assert store.tables.applied_index == len(FRAMES)
@@ -195,7 +198,7 @@ def test_backup_goes_on_with_a_member_that_keeps_more(tmp_path: Path) -> None:
     begin = back_up(source_folder(tmp_path / "n0", 50, floor=2), target).manifest.begin
     done = back_up(source_folder(tmp_path / "n1", floor=1), target)
     assert (done.copied_entries, done.manifest.begin) == (len(FRAMES) - 50, begin)
-    assert verify(OsDisk(), str(target)).entries == len(FRAMES) - begin.first_index + 1
+    assert verify(at(target)).entries == len(FRAMES) - begin.first_index + 1
 
 
 def test_backup_begins_over_behind_a_gap(tmp_path: Path) -> None:
@@ -203,7 +206,7 @@ def test_backup_begins_over_behind_a_gap(tmp_path: Path) -> None:
     back_up(source_folder(tmp_path / "n0", 3), target)
     done = back_up(source_folder(tmp_path / "n0", floor=1), target)
     assert done.began_over
-    assert verify(OsDisk(), str(target)).entries == done.copied_entries < len(FRAMES)
+    assert verify(at(target)).entries == done.copied_entries < len(FRAMES)
 
 
 def test_every_damaged_byte_is_found(tmp_path: Path) -> None:
@@ -216,18 +219,18 @@ def test_every_damaged_byte_is_found(tmp_path: Path) -> None:
         for byte in [*range(0, len(data), step), len(data) - 1]:
             flip(target / name, byte)
             with pytest.raises((BackupDamagedError, ForeignStoreError)):
-                verify(OsDisk(), str(target))
+                verify(at(target))
             flip(target / name, byte)
             tried += 1
     assert tried > 60
-    verify(OsDisk(), str(target))
+    verify(at(target))
 
 
 def test_damage_names_the_place_in_the_log(tmp_path: Path) -> None:
     back_up(source_folder(tmp_path / "n0"), tmp_path / "bk")
     flip(next(iter(sorted((tmp_path / "bk" / "log").iterdir()))), len(FRAMES[0]) + 100)
     with pytest.raises(BackupDamagedError, match=f"byte {len(FRAMES[0])} of the log: no entry 2"):
-        verify(OsDisk(), str(tmp_path / "bk"))
+        verify(at(tmp_path / "bk"))
 
 
 def test_missing_and_short_files_are_found(tmp_path: Path) -> None:
@@ -238,12 +241,16 @@ def test_missing_and_short_files_are_found(tmp_path: Path) -> None:
             continue
         (target / name).write_bytes(data[:-1])
         with pytest.raises(BackupDamagedError):
-            verify(OsDisk(), str(target))
+            verify(at(target))
         (target / name).unlink()
         with pytest.raises(BackupDamagedError, match="cannot be read"):
-            verify(OsDisk(), str(target))
+            verify(at(target))
         (target / name).write_bytes(data)
-    verify(OsDisk(), str(target))
+    verify(at(target))
+
+
+FULL = (DiskFullError, BackupFailedError)
+"""Of the member's disk, and of the backup's."""
 
 
 class FullDisk(OsDisk):
@@ -278,7 +285,7 @@ def every_interruption(work: Callable[[FullDisk], object], below: Path) -> int:
     for steps in range(100):
         try:
             work(FullDisk(steps, below))
-        except DiskFullError:
+        except FULL:
             continue
         return steps
     raise AssertionError("it never gets through")
@@ -293,14 +300,14 @@ def test_interrupted_create_leaves_the_earlier_backup(tmp_path: Path) -> None:
     def interrupted(disk: FullDisk) -> None:
         try:
             back_up(tmp_path / "n0", target, disk)
-        except DiskFullError:
+        except FULL:
             if (target / MANIFEST).read_bytes() == manifest:
-                assert verify(OsDisk(), str(target)).entries == 20
+                assert verify(at(target)).entries == 20
             raise
 
     assert every_interruption(interrupted, target) > 4
-    assert verify(OsDisk(), str(target)).entries == len(FRAMES)
-    named = Target(OsDisk(), str(target)).need_manifest().files
+    assert verify(at(target)).entries == len(FRAMES)
+    named = at(target).need_manifest().files
     assert {name for name in content(target) if name != MANIFEST} == named
 
 
@@ -311,14 +318,14 @@ def test_interrupted_first_create_is_no_backup(tmp_path: Path) -> None:
     def interrupted(disk: FullDisk) -> None:
         try:
             back_up(source, target, disk)
-        except DiskFullError:
+        except FULL:
             if not (target / MANIFEST).exists():
                 with pytest.raises(NoBackupError, match="holds no backup"):
-                    verify(OsDisk(), str(target))
+                    verify(at(target))
             raise
 
     assert every_interruption(interrupted, target) > 4
-    verify(OsDisk(), str(target))
+    verify(at(target))
 
 
 def test_failed_restore_leaves_nothing(tmp_path: Path) -> None:
@@ -328,7 +335,7 @@ def test_failed_restore_leaves_nothing(tmp_path: Path) -> None:
     def interrupted(disk: FullDisk) -> None:
         try:
             restored(tmp_path / "bk", new, disk)
-        except DiskFullError:
+        except FULL:
             assert not new.exists() or list(new.iterdir()) == []
             raise
 
@@ -350,7 +357,7 @@ def test_killed_restore_is_taken_for_nothing(
         shutil.rmtree(new, ignore_errors=True)
         try:
             restored(tmp_path / "bk", new, disk)
-        except DiskFullError:
+        except FULL:
             if new.exists() and list(new.iterdir()) and not (new / "raft" / "format").exists():
                 with pytest.raises(RestoreRefusedError, match="is not empty"):
                     restored(tmp_path / "bk", new)
@@ -373,7 +380,7 @@ def test_restore_refuses_a_folder_that_is_not_empty(tmp_path: Path) -> None:
     assert content(source) == before
     with pytest.raises(RestoreRefusedError, match="no name of a member"):
         restore(
-            Target(OsDisk(), str(tmp_path / "bk")), OsDisk(), str(tmp_path / "x"),
+            at(tmp_path / "bk"), OsDisk(), str(tmp_path / "x"),
             owner=Owner("c", "G", ""), rng=random.Random(1),
         )  # fmt: skip
     assert not (tmp_path / "x").exists()
@@ -398,7 +405,7 @@ def test_damaged_source_is_not_copied(tmp_path: Path) -> None:
     flip(source / "commitlog" / f"{newest - newest % SEGMENT_BYTES:020d}", newest % SEGMENT_BYTES)
     with pytest.raises(CorruptStoreError, match=r"of the log: no entry .* another member"):
         back_up(source, target)
-    assert verify(OsDisk(), str(target)).entries == 20
+    assert verify(at(target)).entries == 20
 
 
 def test_source_of_another_group_is_refused(tmp_path: Path) -> None:
@@ -414,7 +421,7 @@ def test_source_that_is_behind_is_refused(tmp_path: Path) -> None:
     back_up(source_folder(tmp_path / "n0"), tmp_path / "bk")
     with pytest.raises(CorruptStoreError, match=r"up to 20, the backup goes up to"):
         back_up(source_folder(tmp_path / "n0", 20), tmp_path / "bk")
-    verify(OsDisk(), str(tmp_path / "bk"))
+    verify(at(tmp_path / "bk"))
 
 
 def test_target_with_other_files_is_refused(tmp_path: Path) -> None:
@@ -443,16 +450,7 @@ def test_source_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SegmentGoneError, match="make it again"):
         back_up(source, tmp_path / "bk")
     with pytest.raises(NoBackupError):
-        verify(OsDisk(), str(tmp_path / "bk"))
-
-
-def test_second_create_at_the_same_time_is_refused(tmp_path: Path) -> None:
-    source = source_folder(tmp_path / "n0")
-    lock = Target(OsDisk(), str(tmp_path / "bk")).lock()
-    with pytest.raises(StoreLockedError):
-        back_up(source, tmp_path / "bk")
-    lock.release()
-    back_up(source, tmp_path / "bk")
+        verify(at(tmp_path / "bk"))
 
 
 def test_newer_backup_is_refused_by_its_version(tmp_path: Path) -> None:
@@ -460,7 +458,7 @@ def test_newer_backup_is_refused_by_its_version(tmp_path: Path) -> None:
     path = tmp_path / "bk" / MANIFEST
     path.write_bytes(path.read_bytes().replace(b'{"format":1,', b'{"format":2,"more":[],'))
     with pytest.raises(ForeignStoreError, match="has format 2"):
-        verify(OsDisk(), str(tmp_path / "bk"))
+        verify(at(tmp_path / "bk"))
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "log/../../x", "..", "log/a\0b", ""])

@@ -1,4 +1,4 @@
-"""Backups at bad moments: power fails, the source moves on meanwhile, two begin together."""
+"""Backups at bad moments: power fails, the source moves on meanwhile."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from dledger.backup.create import create
 from dledger.backup.manifest import BackupDamagedError
 from dledger.backup.restore import restore
 from dledger.backup.source import Source
-from dledger.backup.target import Target
 from dledger.backup.verify import verify
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.entry import parse_header
 from dledger.commitlog.mark import SlotFile
-from dledger.commitlog.seams import Lock
 from dledger.commitlog.store_paths import StorePaths
 from dledger.raft.journal import parse_term_vote
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
+from tests.harness.disk_files import folder_on
 from tests.harness.replica_folders import SEGMENT_BYTES, settings
 from tests.unit.dledger.backup.test_backup import (
     FRAMES,
     OWNER,
+    at,
     back_up,
     content,
     opened,
@@ -47,14 +47,14 @@ def nothing() -> bool:
 
 
 def on(disk: CrashDisk, source: Path) -> None:
-    create(disk, Source(OsDisk(), str(source)), "/bk", made_at_ms=1)
+    create(folder_on(disk, "/bk"), Source(OsDisk(), str(source)), made_at_ms=1)
 
 
 def test_finished_backup_survives_a_power_cut(tmp_path: Path) -> None:
     disk = CrashDisk()
     for commit in (OLD, len(FRAMES)):
         on(disk, source_folder(tmp_path / "n0", commit))
-        assert verify(disk.power_cut(nothing), "/bk").entries == commit
+        assert verify(folder_on(disk.power_cut(nothing), "/bk")).entries == commit
 
 
 def test_power_cut_leaves_the_earlier_backup_or_the_new(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_power_cut_leaves_the_earlier_backup_or_the_new(tmp_path: Path) -> None:
 
     disk.fault = cut
     on(disk, source_folder(tmp_path / "n0"))
-    found = [verify(each, "/bk").entries for each in cuts]
+    found = [verify(folder_on(each, "/bk")).entries for each in cuts]
     assert set(found) == {OLD, len(FRAMES)}
     assert found == sorted(found), "no cut brings the earlier one back"
 
@@ -76,7 +76,7 @@ def test_power_cut_leaves_the_earlier_backup_or_the_new(tmp_path: Path) -> None:
 def test_restored_folder_survives_a_power_cut(tmp_path: Path) -> None:
     disk = CrashDisk()
     on(disk, source_folder(tmp_path / "n0"))
-    restore(Target(disk, "/bk"), disk, "/new", owner=OWNER, rng=random.Random(1))
+    restore(folder_on(disk, "/bk"), disk, "/new", owner=OWNER, rng=random.Random(1))
     store = ReplicaStore(disk.power_cut(nothing), settings(Path("/new")), StateTables)
     assert not store.damaged
     assert (store.log.first_index, store.log.last_index) == (1, len(FRAMES) + 1)
@@ -106,7 +106,7 @@ def test_restored_log_goes_on_behind_a_full_segment(tmp_path: Path) -> None:
             assert taken is not None
             taken.write()
         back_up(tmp_path / f"new{commit}", tmp_path / f"again{commit}")
-        assert verify(OsDisk(), str(tmp_path / f"again{commit}")).entries == commit + 1
+        assert verify(at(tmp_path / f"again{commit}")).entries == commit + 1
         segments.add(begin // SEGMENT_BYTES - (ends[commit] - 1) // SEGMENT_BYTES)
     assert segments == {0, 1}, "one that fits, and one that does not"
 
@@ -172,40 +172,14 @@ def test_backup_of_a_source_that_moves_on_is_whole(tmp_path: Path, steps: int) -
     for look in range(1, 40):
         folder, target = source_folder(tmp_path / "n0", OLD), tmp_path / f"bk{look}"
         disk = MovingDisk(look, partial(checkpoint, folder, later, steps))
-        created = create(disk, Source(disk, str(folder)), str(target), made_at_ms=1)
+        created = create(at(target), Source(disk, str(folder)), made_at_ms=1)
         if disk.is_past():
             break
-        contents = verify(OsDisk(), str(target))
+        contents = verify(at(target))
         assert contents.manifest == created.manifest
         assert contents.manifest.end.index >= OLD
         done += 1
     assert 5 < done < 39
-
-
-class LateDisk(OsDisk):
-    """Does something in front of a lock that is taken."""
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        super().__init__()
-        self._act = act
-
-    def lock(self, path: str) -> Lock:
-        self._act()
-        return super().lock(path)
-
-
-def test_create_goes_on_from_what_another_one_has_made(tmp_path: Path) -> None:
-    source, target = source_folder(tmp_path / "n0"), tmp_path / "bk"
-    made: list[dict[str, bytes]] = []
-
-    def other() -> None:
-        back_up(source, target)
-        made.append(content(target / "log"))
-
-    done = back_up(source, target, LateDisk(other))
-    assert (done.copied_entries, done.copied_bytes) == (0, 0)
-    assert content(target / "log") == made[0]
-    assert verify(OsDisk(), str(target)).entries == len(FRAMES)
 
 
 def test_create_does_not_go_on_without_a_file(tmp_path: Path) -> None:

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from fsspec.spec import AbstractFileSystem
 
-from dledger.backup.address_disk import (
-    AddressDisk,
-    AddressFailedError,
-    UnknownAddressError,
-    open_address,
-)
 from dledger.backup.create import Created, create
+from dledger.backup.folder import (
+    MANIFEST,
+    BackupFailedError,
+    BackupFolder,
+    NoBackupError,
+    UnknownAddressError,
+)
 from dledger.backup.manifest import BackupDamagedError
 from dledger.backup.restore import restore
 from dledger.backup.source import Source
-from dledger.backup.target import MANIFEST, NoBackupError, Target
 from dledger.backup.verify import verify
 from dledger.commitlog.disk import OsDisk
 from tests.unit.dledger.backup.test_backup import (
     FRAMES,
     OWNER,
+    at,
     back_up,
     content,
     restored,
@@ -45,7 +45,7 @@ def service() -> Iterator[MemoryFileSystem]:
 
 
 def back_up_to(service: Any, source: Path) -> Created:
-    return create(AddressDisk(service), Source(OsDisk(), str(source)), ROOT, made_at_ms=1)
+    return create(BackupFolder(service, ROOT), Source(OsDisk(), str(source)), made_at_ms=1)
 
 
 def files_at(service: MemoryFileSystem) -> dict[str, bytes]:
@@ -61,10 +61,10 @@ def test_backup_at_address_has_bytes_of_folder(
         done = back_up_to(service, source)
         assert done.manifest == back_up(source, tmp_path / "bk").manifest
         assert files_at(service) == content(tmp_path / "bk")
-        contents = verify(AddressDisk(service), ROOT)
-        assert contents.rows() == verify(OsDisk(), str(tmp_path / "bk")).rows()
+        contents = verify(BackupFolder(service, ROOT))
+        assert contents.rows() == verify(at(tmp_path / "bk")).rows()
     assert done.copied_entries == len(FRAMES) - 50
-    target = Target(AddressDisk(service), ROOT)
+    target = BackupFolder(service, ROOT)
     rng = random.Random(1)
     index = restore(target, OsDisk(), str(tmp_path / "here"), owner=OWNER, rng=rng)
     assert index == restored(tmp_path / "bk", tmp_path / "there")
@@ -73,6 +73,8 @@ def test_backup_at_address_has_bytes_of_folder(
 
 class FailingService(MemoryFileSystem):
     """Refuses the act number *fails_at*, counted from 1; 0: none."""
+
+    cachable = False
 
     def __init__(self, fails_at: int = 0) -> None:
         super().__init__(skip_instance_cache=True)
@@ -101,49 +103,30 @@ def test_service_that_fails_leaves_backup_of_before(
     tmp_path: Path, service: MemoryFileSystem
 ) -> None:
     back_up_to(service, source_folder(tmp_path / "n0", 50))
-    before = verify(AddressDisk(service), ROOT).rows()
+    before = verify(BackupFolder(service, ROOT)).rows()
     source = source_folder(tmp_path / "n0")
-    errors: list[AddressFailedError] = []
+    errors: list[BackupFailedError] = []
     done = None
     while done is None:
         try:
             done = back_up_to(FailingService(len(errors) + 1), source)
-        except AddressFailedError as error:
+        except BackupFailedError as error:
             errors.append(error)
-            rows = verify(AddressDisk(service), ROOT).rows()
+            rows = verify(BackupFolder(service, ROOT)).rows()
             # The last acts only remove what the new manifest no longer names.
             assert rows["last_index"] in (before["last_index"], len(FRAMES))
     assert len(errors) > 5
     assert all(error.retriable and "the service is away" in str(error) for error in errors)
-    assert verify(AddressDisk(service), ROOT).rows()["last_index"] == len(FRAMES)
+    assert verify(BackupFolder(service, ROOT)).rows()["last_index"] == len(FRAMES)
     assert files_at(service).keys() == done.manifest.files | {MANIFEST}
 
 
-@pytest.mark.parametrize("fails_at", [1, 2])
-def test_service_that_fails_is_no_empty_folder(
-    tmp_path: Path, service: MemoryFileSystem, fails_at: int
-) -> None:
+def test_service_that_fails_is_no_empty_folder(tmp_path: Path, service: MemoryFileSystem) -> None:
     back_up_to(service, source_folder(tmp_path / "n0", 50))
     before = files_at(service)
-    looks: list[str] = []
-
-    class Away(MemoryFileSystem):
-        isfile = AbstractFileSystem.isfile  # that of services: no answer counts as no file
-
-        def info(self, path: str, **more: Any) -> Any:
-            if path.endswith(MANIFEST):
-                looks.append(path)
-                if len(looks) == fails_at:
-                    raise ConnectionResetError("the service is away")
-            return super().info(path, **more)
-
-    away = Away(skip_instance_cache=True)
-    with pytest.raises(AddressFailedError, match="the service is away"):
-        back_up_to(away, source_folder(tmp_path / "n0"))
+    with pytest.raises(BackupFailedError, match="the service is away"):
+        back_up_to(FailingService(1), source_folder(tmp_path / "n0"))
     assert files_at(service) == before, "nothing of the backup is removed"
-    assert AddressDisk(away).exists(f"{ROOT}/{MANIFEST}")
-    assert not AddressDisk(away).exists(ROOT), "a folder is no file"
-    assert not AddressDisk(away).exists(f"{ROOT}/none/{MANIFEST}")
 
 
 def test_service_that_fails_is_no_damage(tmp_path: Path, service: MemoryFileSystem) -> None:
@@ -153,15 +136,15 @@ def test_service_that_fails_is_no_damage(tmp_path: Path, service: MemoryFileSyst
         def cat_file(self, *_: Any, **__: Any) -> bytes:
             raise TimeoutError("no answer")
 
-    with pytest.raises(AddressFailedError, match="no answer"):
-        verify(AddressDisk(Silent(skip_instance_cache=True)), ROOT)
+    with pytest.raises(BackupFailedError, match="no answer"):
+        verify(BackupFolder(Silent(skip_instance_cache=True), ROOT))
 
 
 def test_file_missing_at_address_is_damage(tmp_path: Path, service: MemoryFileSystem) -> None:
     done = back_up_to(service, source_folder(tmp_path / "n0"))
     service.rm_file(f"{ROOT}/{done.manifest.parts[1].file}")
     with pytest.raises(BackupDamagedError, match="cannot be read"):
-        verify(AddressDisk(service), ROOT)
+        verify(BackupFolder(service, ROOT))
 
 
 def test_file_that_rival_create_removed_is_noticed(
@@ -171,26 +154,24 @@ def test_file_that_rival_create_removed_is_noticed(
     removed: list[Any] = []
 
     class Rival(MemoryFileSystem):
-        def pipe_file(self, path: str, value: bytes, **more: Any) -> Any:
+        def open(self, path: str, *args: Any, **more: Any) -> Any:
             if not removed and "/tables/" in path:
-                removed.append(Target(AddressDisk(service), ROOT).manifest())
+                removed.append(BackupFolder(service, ROOT).manifest())
                 service.rm_file(sorted(service.find(f"{ROOT}/log"))[-1])
-            return super().pipe_file(path, value, **more)
+            return super().open(path, *args, **more)
 
     with pytest.raises(BackupDamagedError, match="a second create perhaps"):
         back_up_to(Rival(skip_instance_cache=True), source_folder(tmp_path / "n0"))
-    assert removed[0] == Target(AddressDisk(service), ROOT).manifest()
+    assert removed[0] == BackupFolder(service, ROOT).manifest()
 
 
 def test_address_without_library_is_refused() -> None:
     with pytest.raises(UnknownAddressError, match="nosuch://x/y cannot be opened"):
-        open_address("nosuch://x/y")
+        BackupFolder.open("nosuch://x/y")
 
 
 def test_address_of_local_file_is_its_folder(tmp_path: Path) -> None:
     back_up(source_folder(tmp_path / "n0"), tmp_path / "bk")
-    disk, root = open_address(f"file://{tmp_path}/bk/")
-    assert isinstance(disk, AddressDisk)
-    assert verify(disk, root).entries == len(FRAMES)
+    assert verify(BackupFolder.open(f"file://{tmp_path}/bk/")).entries == len(FRAMES)
     with pytest.raises(NoBackupError):
-        verify(*open_address(f"file://{tmp_path}/empty"))
+        verify(BackupFolder.open(f"file://{tmp_path}/empty"))
