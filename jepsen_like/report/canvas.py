@@ -1,8 +1,8 @@
 """What all pictures have in common: size, margins, time axis, fault bands, legend, files.
 
 The axes of all pictures begin and end at the same place, so one can look straight down the page
-from a peak in the latency to the fault and the change of leader that made it. Each picture is drawn
-twice: wide, and narrow for a telephone, where the text of the wide one could not be read.
+from a peak in the latency to the fault and the change of leader that made it. A telephone shows a
+part of a picture, and scrolls sideways.
 
 Colours: one look per fault kind, the same in every picture of every run. Kinds that mean nearly the
 same share a hue and differ by hatching, so no two are alike, also for people that see few colours.
@@ -119,7 +119,6 @@ TITLES: Final = {
 TITLE_IN: Final = 0.2
 BOTTOM_IN: Final = 0.5
 LEGEND_ROW_IN: Final = 0.185
-LEGEND_BELOW_COLUMNS: Final = 2
 LEGEND_MARGIN_IN: Final = 0.05
 """Between a legend and the bottom of its picture, at least."""
 PNG_DPI: Final = 130
@@ -161,34 +160,15 @@ _NO_METADATA: Final = {"Creator": None, "Date": None, "Format": None, "Type": No
 _NAMES = re.compile(r'(\bid="|url\(#|href="#)')
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where things are in a picture.
-
-    Attributes:
-        suffix: Of ids in the SVG, so that both layouts can stand in one page.
-        width_in: Of the whole picture.
-        left_in: Of the plot, for the names of lanes and values.
-        right_in: Behind the plot.
-        ticks_max: On the time axis.
-        is_wide: The legend stands at the right, and there is a PNG; else below the plot.
-    """
-
-    suffix: str
-    width_in: float
-    left_in: float
-    right_in: float
-    ticks_max: int
-    is_wide: bool
-
-    @property
-    def plot_in(self) -> float:
-        """Width of the plot."""
-        return self.width_in - self.left_in - self.right_in
-
-
-WIDE: Final = Layout("", 11.0, 1.2, 1.85, 11, is_wide=True)
-NARROW: Final = Layout("-narrow", 4.5, 1.0, 0.15, 6, is_wide=False)
+WIDTH_IN: Final = 11.0
+"""Of a whole picture."""
+LEFT_IN: Final = 1.2
+"""Left of the plot, for the names of lanes and values."""
+RIGHT_IN: Final = 1.85
+"""Right of the plot, for the legend."""
+PLOT_IN: Final = WIDTH_IN - LEFT_IN - RIGHT_IN
+TICKS_MAX: Final = 11
+"""On the time axis."""
 
 
 @dataclass(slots=True)
@@ -197,26 +177,21 @@ class Canvas:
 
     Attributes:
         name: Of the PNG file, and prefix of every id in the SVG.
-        layout: Wide or narrow.
         figure: Of matplotlib.
         axes: From top to bottom.
         entries: What the legend will say: lines first, then faults.
-        legend_top: Of a legend below the plot, as a part of the height.
         top_in: Above the plot, for the title.
     """
 
     name: str
-    layout: Layout
     figure: Figure
     axes: list[Axes]
     entries: list[tuple[Artist, str]] = field(default_factory=list)
-    legend_top: float = 0.0
     top_in: float = TOP_IN
 
 
 def canvas(
     name: str,
-    layout: Layout,
     heights_in: Sequence[float],
     *,
     legend_rows: int = 0,
@@ -225,30 +200,25 @@ def canvas(
 ) -> Canvas:
     """Return a canvas with one axes per height, as high as its legend needs."""
     title = title or TITLES.get(name, "")
-    below_in = BOTTOM_IN
-    if layout.is_wide:
-        inner_in = sum(heights_in) + gap_in * (len(heights_in) - 1)
-        missing_in = max(0.0, legend_rows * LEGEND_ROW_IN + 0.1 - inner_in)
-        heights_in = [heights_in[0] + missing_in, *heights_in[1:]]
-    else:
-        below_in += -(-legend_rows // LEGEND_BELOW_COLUMNS) * LEGEND_ROW_IN + 0.05
+    inner_in = sum(heights_in) + gap_in * (len(heights_in) - 1)
+    missing_in = max(0.0, legend_rows * LEGEND_ROW_IN + 0.1 - inner_in)
+    heights_in = [heights_in[0] + missing_in, *heights_in[1:]]
     above_in = TOP_IN + TITLE_IN * bool(title)
-    height_in = sum(heights_in) + gap_in * (len(heights_in) - 1) + above_in + below_in
+    height_in = sum(heights_in) + gap_in * (len(heights_in) - 1) + above_in + BOTTOM_IN
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(layout.width_in, height_in), facecolor="white")
+        figure = Figure(figsize=(WIDTH_IN, height_in), facecolor="white")
         FigureCanvasAgg(figure)
-        made = Canvas(name, layout, figure, [], top_in=above_in)
+        made = Canvas(name, figure, [], top_in=above_in)
         top_in = height_in - above_in
         for own_in in heights_in:
             box = (
-                layout.left_in / layout.width_in,
+                LEFT_IN / WIDTH_IN,
                 (top_in - own_in) / height_in,
-                layout.plot_in / layout.width_in,
+                PLOT_IN / WIDTH_IN,
                 own_in / height_in,
             )
             made.axes.append(figure.add_axes(box))
             top_in -= own_in + gap_in
-        made.legend_top = (top_in + gap_in - BOTTOM_IN) / height_in
         if title:
             made.axes[0].set_title(title, loc="left", fontsize=10, fontweight="bold", pad=5)
     return made
@@ -257,7 +227,7 @@ def canvas(
 def time_axis(made: Canvas, span: Span) -> None:
     """Give all axes the time of *span*; only the lowest shows it."""
     step_s = next(
-        (step for step in _TICK_STEPS_S if span.duration_s / step <= made.layout.ticks_max - 1),
+        (step for step in _TICK_STEPS_S if span.duration_s / step <= TICKS_MAX - 1),
         _TICK_STEPS_S[-1],
     )
     in_seconds = span.duration_s < 180
@@ -304,10 +274,10 @@ def patch_of(kind: str) -> Patch:
 
 
 def draw_legend(made: Canvas) -> None:
-    """Put the legend to the right of the plot, at its top, or below it where it is narrow.
+    """Put the legend to the right of the plot, at its top.
 
-    A picture that is too low for it grows at its bottom: how many lines a legend in columns has is
-    known only when it is drawn.
+    A picture that is too low for it grows at its bottom: how high a legend is is known only when it
+    is drawn.
     """
     if not made.entries:
         return
@@ -320,15 +290,13 @@ def draw_legend(made: Canvas) -> None:
 
 
 def _legend(made: Canvas) -> Legend:
-    layout = made.layout
-    right = (layout.width_in - layout.right_in + 0.12) / layout.width_in
+    right = (WIDTH_IN - RIGHT_IN + 0.12) / WIDTH_IN
     top = 1 - made.top_in / made.figure.get_figheight()
     return made.figure.legend(
         [handle for handle, _ in made.entries],
         [label for _, label in made.entries],
         loc="upper left",
-        bbox_to_anchor=(right, top) if layout.is_wide else (0.02, made.legend_top),
-        ncols=1 if layout.is_wide else LEGEND_BELOW_COLUMNS,
+        bbox_to_anchor=(right, top),
         borderaxespad=0,
         borderpad=0,
         handlelength=1.5,
@@ -345,20 +313,18 @@ def _grow(made: Canvas, more_in: float) -> None:
         box = axes.get_position()
         bottom, height = box.y0 * before_in + more_in, box.height * before_in
         axes.set_position((box.x0, bottom / after_in, box.width, height / after_in))
-    made.legend_top = (made.legend_top * before_in + more_in) / after_in
 
 
 def save(made: Canvas, folder: Path) -> str:
-    """Return the SVG, to be put into a page; the wide one is written as a PNG into *folder*, too.
+    """Return the SVG, to be put into a page; write it as a PNG into *folder*, too.
 
     The SVG asks for nothing from outside, is the same for the same run, and shares no id with
     another picture of the page.
     """
-    name = made.name + made.layout.suffix
+    name = made.name
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         draw_legend(made)
-        if made.layout.is_wide:
-            made.figure.savefig(folder / f"{name}.png", dpi=PNG_DPI)
+        made.figure.savefig(folder / f"{name}.png", dpi=PNG_DPI)
         text = StringIO()
         made.figure.savefig(text, format="svg", metadata=_NO_METADATA)
     svg = text.getvalue()

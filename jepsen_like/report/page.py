@@ -18,14 +18,12 @@ class PageFigure:
     """One picture.
 
     Attributes:
-        wide: Ready to stand in the page.
-        narrow: The same for a narrow screen.
+        svg: Ready to stand in the page.
         alt: What it shows, for readers that do not see it.
         below: A sentence under it; may be empty.
     """
 
-    wide: Markup
-    narrow: Markup
+    svg: Markup
     alt: str
     below: str = ""
 

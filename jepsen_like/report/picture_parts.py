@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +13,6 @@ from markupsafe import Markup
 
 from dledger.jepsen_like.checkers.verdict import Violation
 from dledger.jepsen_like.history.operation import History, Operation
-from dledger.jepsen_like.report.canvas import NARROW, WIDE, Layout
 from dledger.jepsen_like.report.page import PageFigure, Part
 from dledger.jepsen_like.report.pictures import Pictures
 from dledger.jepsen_like.report.run_folder import Run
@@ -77,7 +75,7 @@ def parts_of(
 ) -> tuple[Part, ...]:
     """Return the sections with pictures, from latency to faults."""
     nodes = nodes_of(facts.terms, run.samples)
-    draw = _Both(folder, facts.span, facts.faults, nodes, _healed_s(run.history, facts.span))
+    draw = Pictures(folder, facts.span, facts.faults, nodes, _healed_s(run.history, facts.span))
     lag = lag_of(run.samples, facts.span)
     has_operations = len(facts.columns) > 0
     per = "second" if facts.span.bucket_s == 1 else f"{facts.span.bucket_s} s"
@@ -103,8 +101,8 @@ def parts_of(
             "Leaders and terms",
             "Which node led in which term: look for gaps, when none led, and for two bars above "
             "each other, an old leader that does not know yet. " + _terms_text(facts.terms),
-            draw.figure(
-                lambda one: one.leader(facts.terms, down_of(run.samples, facts.span)),
+            _figure(
+                draw.leader(facts.terms, down_of(run.samples, facts.span)),
                 leader_alt(facts.terms),
             )
             if nodes
@@ -116,7 +114,7 @@ def parts_of(
             "Follower lag",
             f"Entries each follower was behind the leader, the worst of each {per}: look for lines "
             "that do not come down after the fault is over.",
-            draw.figure(lambda one: one.lag(lag), lag_alt(lag)) if lag else (),
+            _figure(draw.lag(lag), lag_alt(lag)) if lag else (),
             "No samples of a leader and its followers were taken (samples.cbor).",
         ),
         Part(
@@ -124,8 +122,8 @@ def parts_of(
             "Availability",
             "For each second, whether any send was acknowledged: look for red that lasts longer "
             "than an election takes. " + _availability_text(facts.availability),
-            draw.figure(
-                lambda one: one.availability(facts.availability),
+            _figure(
+                draw.availability(facts.availability),
                 availability_alt(facts.availability),
             )
             if has_operations
@@ -139,35 +137,14 @@ def parts_of(
             "Faults",
             "What was done to the cluster and for how long: find the bar above or below the "
             "moment another picture made you curious about.",
-            draw.figure(lambda one: one.timeline(), faults_alt(facts.faults))
-            if facts.faults
-            else (),
+            _figure(draw.timeline(), faults_alt(facts.faults)) if facts.faults else (),
             "The history has no faults.",
         ),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Both:
-    """Draws every picture wide and narrow."""
-
-    folder: Path
-    span: Span
-    faults: Sequence[Fault]
-    nodes: Sequence[str]
-    healed_s: float | None
-
-    def figure(
-        self, draw: Callable[[Pictures], str], alt: str, below: str = ""
-    ) -> tuple[PageFigure, ...]:
-        wide, narrow = (
-            Markup(draw(self._pictures(layout)))  # drawn here; names in it are escaped
-            for layout in (WIDE, NARROW)
-        )
-        return (PageFigure(wide, narrow, alt, below),)
-
-    def _pictures(self, layout: Layout) -> Pictures:
-        return Pictures(self.folder, self.span, self.faults, self.nodes, self.healed_s, layout)
+def _figure(svg: str, alt: str, below: str = "") -> tuple[PageFigure, ...]:
+    return (PageFigure(Markup(svg), alt, below),)  # drawn here; names in it are escaped
 
 
 def _healed_s(history: History, span: Span) -> float | None:
@@ -175,14 +152,14 @@ def _healed_s(history: History, span: Span) -> float | None:
     return span.at_s(stamps[-1]) if stamps else None
 
 
-def _latency(draw: _Both, facts: Facts) -> tuple[PageFigure, ...]:
+def _latency(draw: Pictures, facts: Facts) -> tuple[PageFigure, ...]:
     latency = latency_of(facts.columns, facts.span)
-    return draw.figure(lambda one: one.latency(latency), latency_alt(latency))
+    return _figure(draw.latency(latency), latency_alt(latency))
 
 
-def _rate(draw: _Both, facts: Facts) -> tuple[PageFigure, ...]:
+def _rate(draw: Pictures, facts: Facts) -> tuple[PageFigure, ...]:
     rates = rates_of(facts.columns, facts.span)
-    return draw.figure(lambda one: one.rate(rates), rate_alt(rates))
+    return _figure(draw.rate(rates), rate_alt(rates))
 
 
 def _terms_text(terms: Sequence[Leadership]) -> str:
@@ -199,7 +176,7 @@ def _availability_text(availability: Availability) -> str:
     return f"{availability.served_s:,} of {asked:,} seconds ({availability.share:.1%})."
 
 
-def _failover_part(draw: _Both, failover_ms: Sequence[float]) -> Part:
+def _failover_part(draw: Pictures, failover_ms: Sequence[float]) -> Part:
     caption = "How long the group served no client after its leader was lost"
     if failover_ms:
         p50, p99 = (percentile(failover_ms, per_cent) for per_cent in (50, 99))
@@ -212,19 +189,19 @@ def _failover_part(draw: _Both, failover_ms: Sequence[float]) -> Part:
         "failover",
         "Fail-over",
         caption,
-        draw.figure(lambda one: one.failover(failover_ms), caption) if failover_ms else (),
+        _figure(draw.failover(failover_ms), caption) if failover_ms else (),
         "No fail-over was measured.",
     )
 
 
-def _order_part(draw: _Both, run: Run, facts: Facts, violations: Sequence[Violation]) -> Part:
+def _order_part(draw: Pictures, run: Run, facts: Facts, violations: Sequence[Violation]) -> Part:
     orders = orders_of(run.history.operations, violations)
     terms = facts.terms
     figures = tuple(
         figure
         for number, order in enumerate(orders, start=1)
-        for figure in draw.figure(
-            partial(draw_witnesses, order=order, number=number, terms=terms),
+        for figure in _figure(
+            draw_witnesses(draw, order=order, number=number, terms=terms),
             order_alt(order),
             f"{order.queue}: {order.violation.name}, {order.violation.detail}",
         )

@@ -21,9 +21,8 @@ from dledger.jepsen_like.report.canvas import (
     GOOD,
     INK,
     NODE_COLOURS,
-    WIDE,
+    PLOT_IN,
     Canvas,
-    Layout,
     canvas,
     draw_bands,
     look_of,
@@ -70,7 +69,6 @@ class Pictures:
         faults: What was done meanwhile.
         nodes: In the order of their colours.
         healed_s: When the last fault was over and the load was about to end; None: not known.
-        layout: Wide or narrow.
     """
 
     folder: Path
@@ -78,7 +76,6 @@ class Pictures:
     faults: Sequence[Fault]
     nodes: Sequence[str]
     healed_s: float | None = None
-    layout: Layout = WIDE
     bands: dict[str, list[tuple[float, float]]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +85,6 @@ class Pictures:
         """Draw p50, p99 and maximum, on a logarithmic scale."""
         made = canvas(
             "latency",
-            self.layout,
             [2.7],
             title="Latency of acknowledged operations",
             legend_rows=4 + len(self.bands),
@@ -109,7 +105,6 @@ class Pictures:
         """Draw what was acknowledged above, and on a scale of its own what was not below."""
         made = canvas(
             "rate",
-            self.layout,
             [1.9, 0.95],
             title="Operations by how they ended",
             legend_rows=4 + len(self.bands),
@@ -153,7 +148,6 @@ class Pictures:
         """Draw a lane per node, with a bar and its term while it led."""
         made = canvas(
             "leader",
-            self.layout,
             [LANE_IN * max(len(self.nodes), 2)],
             legend_rows=1 + len(self.nodes) + bool(down),
         )
@@ -175,7 +169,7 @@ class Pictures:
 
     def _terms(self, axes: Axes, lane: int, terms: Sequence[Leadership]) -> None:
         """Write terms into their bars, or behind them where there is space."""
-        in_per_s = self.layout.plot_in / self._end_s
+        in_per_s = PLOT_IN / self._end_s
         following = [*(term.begin_s for term in terms), self._end_s][1:]
         for term, next_s in zip(terms, following, strict=True):
             if term.term < 0:
@@ -196,7 +190,6 @@ class Pictures:
         """Draw by how many entries each node was behind, on a logarithmic scale from 0."""
         made = canvas(
             "lag",
-            self.layout,
             [2.2],
             title="Followers behind the leader",
             legend_rows=1 + len(lag) + len(self.bands),
@@ -220,7 +213,6 @@ class Pictures:
         """Draw one strip: served, not served, not asked."""
         made = canvas(
             "availability",
-            self.layout,
             [0.45],
             title="Whether sends were acknowledged",
             legend_rows=4,
@@ -242,7 +234,7 @@ class Pictures:
 
     def failover(self, failover_ms: Sequence[float]) -> str:
         """Draw how many fail-overs took how long, with p50 and p99 marked."""
-        made = canvas("failover", self.layout, [2.2], legend_rows=2)
+        made = canvas("failover", [2.2], legend_rows=2)
         (axes,) = made.axes
         bins = min(HISTOGRAM_BINS_MAX, max(4, math.isqrt(len(failover_ms)) * 2))
         top_ms = max(*failover_ms, 1.0)
@@ -262,7 +254,7 @@ class Pictures:
     def timeline(self) -> str:
         """Draw a row per fault kind, with a bar per fault."""
         kinds = kinds_of(self.faults)
-        made = canvas("faults", self.layout, [LANE_IN * max(len(kinds), 2)], title="Faults")
+        made = canvas("faults", [LANE_IN * max(len(kinds), 2)], title="Faults")
         (axes,) = made.axes
         for lane, kind in enumerate(kinds):
             spells = [(f.begin_s, f.end_s) for f in self.faults if f.kind == kind]
@@ -275,7 +267,7 @@ class Pictures:
             )
         _lanes(axes, [kind_lines(kind) for kind in kinds])
         counts = [sum(fault.kind == kind for fault in self.faults) for kind in kinds]
-        for lane, count in enumerate(counts if self.layout.is_wide else ()):
+        for lane, count in enumerate(counts):
             axes.annotate(
                 f"{count} times" if count > 1 else "once",
                 (1, lane),
@@ -306,7 +298,7 @@ class Pictures:
         axes.step(*self._edges(at_s, values), where="post", color=colour, lw=width)
 
     def _bars(self, spells: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-        least_s = BAR_IN / self.layout.plot_in * self._end_s
+        least_s = BAR_IN / PLOT_IN * self._end_s
         return [(begin, max(end - begin, least_s)) for begin, end in spells]
 
     def _finish(self, made: Canvas, *, has_bands: bool = True) -> str:

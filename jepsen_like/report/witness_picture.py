@@ -26,6 +26,7 @@ from dledger.jepsen_like.report.canvas import (
     INK,
     LEGEND_ROW_IN,
     NODE_COLOURS,
+    PLOT_IN,
     canvas,
     draw_bands,
     look_of,
@@ -198,7 +199,7 @@ class _Drawing:
 
     @property
     def least_s(self) -> float:
-        return (self.end_s - self.begin_s) * MARK_IN / self.draw.layout.plot_in
+        return (self.end_s - self.begin_s) * MARK_IN / PLOT_IN
 
     def spell(self, op: Operation) -> Spell:
         begin_ns, end_ns = ends_of(op)
@@ -227,12 +228,10 @@ def draw_witnesses(
     has_unanswered = any(drawing.is_there(drawing.spell(op)) for op in order.unanswered)
     rows = len(_TEXTS) + 1 + has_unanswered + 2 * len(drawing.letters) + len(bands) + bool(terms)
     lanes_in = (NODE_IN * len(draw.nodes), CLIENT_IN * max(len(clients), 3))
-    offsets_in = OFFSETS_IN
-    if draw.layout.is_wide:
-        offsets_in = max(offsets_in, rows * LEGEND_ROW_IN + 0.15 - sum(lanes_in) - 2 * GAP_IN)
+    offsets_in = max(OFFSETS_IN, rows * LEGEND_ROW_IN + 0.15 - sum(lanes_in) - 2 * GAP_IN)
     heights_in = [height for height in (*lanes_in, offsets_in) if height]
     made = canvas(
-        f"order-{number}", draw.layout, heights_in, legend_rows=rows, gap_in=GAP_IN,
+        f"order-{number}", heights_in, legend_rows=rows, gap_in=GAP_IN,
         title=f"{order.queue}: {order.violation.name}",
     )  # fmt: skip
     *upper, lane_axes, offset_axes = made.axes
@@ -242,7 +241,7 @@ def draw_witnesses(
     _draw_offsets(offset_axes, drawing)
     for axes in made.axes:
         axes.set_xlim(drawing.begin_s, drawing.end_s)
-        axes.xaxis.set_major_locator(MaxNLocator(8 if draw.layout.is_wide else 5))
+        axes.xaxis.set_major_locator(MaxNLocator(8))
         axes.tick_params(axis="x", labelbottom=axes is offset_axes)
         axes.grid(axis="x")
     offset_axes.grid(axis="y")
@@ -301,7 +300,7 @@ def _clients(drawing: _Drawing) -> list[int]:
 
 def _draw_nodes(axes: Axes, drawing: _Drawing, terms: Sequence[Leadership]) -> None:
     draw = drawing.draw
-    in_per_s = draw.layout.plot_in / (drawing.end_s - drawing.begin_s)
+    in_per_s = PLOT_IN / (drawing.end_s - drawing.begin_s)
     for lane, node in enumerate(draw.nodes):
         axes.axhspan(lane - 0.4, lane + 0.06, color=FAINT, alpha=0.45, lw=0, zorder=1)
         for term in terms:

@@ -33,7 +33,6 @@ from dledger.jepsen_like.report.canvas import (
     FAINT,
     GOOD,
     Canvas,
-    Layout,
     canvas,
     draw_bands,
     save,
@@ -129,11 +128,6 @@ class Looked:
     def _draw(self) -> Pictures:
         nodes = nodes_of(self.terms, self.samples)
         return Pictures(self.pictures, self.span, self.faults, nodes)
-
-    @property
-    def layout(self) -> Layout:
-        """Where things are in its pictures."""
-        return self._draw.layout
 
     @property
     def bands(self) -> Mapping[str, Sequence[tuple[float, float]]]:
@@ -279,7 +273,6 @@ def latency_raw(draw: Pictures, columns: Columns) -> str:
     kinds = [f for f in F if (columns.f == f).any()]
     made = canvas(
         "latency-raw",
-        draw.layout,
         [3.2],
         legend_rows=4 + len(kinds) + len(draw.bands),
     )
@@ -312,7 +305,6 @@ def unseen(draw: Pictures, operations: Sequence[Operation]) -> str:
     """Draw how many acknowledged messages no pull had found yet."""
     made = canvas(
         "unseen",
-        draw.layout,
         [2.2],
         legend_rows=2 + len(draw.bands),
     )
@@ -345,7 +337,7 @@ def timeline(draw: Pictures, operations: Sequence[Operation]) -> str:
     every = sorted({op.process for op in operations})
     processes = every[:: -(-len(every) // LANES_MAX)]
     heights_in = [0.13 * max(len(processes), 12)]
-    made = canvas("timeline", draw.layout, heights_in, legend_rows=3 + len(draw.bands))
+    made = canvas("timeline", heights_in, legend_rows=3 + len(draw.bands))
     (axes,) = made.axes
     lane = {process: at for at, process in enumerate(processes)}
     least_s = draw.span.duration_s / 1_000
@@ -375,7 +367,6 @@ def bounds(draw: Pictures, found: Bounds) -> str:
     """Draw for each offset when its append may have happened; red where it cannot have."""
     made = canvas(
         "bounds",
-        draw.layout,
         [3.4],
         legend_rows=4,
         title=f"{found.queue}: when each offset was appended, by what clients saw",

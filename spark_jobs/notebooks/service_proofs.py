@@ -113,7 +113,6 @@ def draw_message(run: Looked, violation: Violation) -> Path:
     bands = run.bands
     made = canvas(
         "message",
-        run.layout,
         [0.45 * len(outs) + 0.4],
         legend_rows=3 + len(bands),
         title=f"{violation.subject}, {violation.detail}: whose it was, by what receivers saw",

@@ -16,7 +16,7 @@ from dledger.jepsen_like.history.operation import F, Outcome
 from tests.browser.conftest import DURATION_S, OPERATIONS, VERDICTS, Look, Looker, Store
 from tests.harness.run_folders import NODES
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 WIDTHS_PX = (1280, 390)
 DRAWN = ("latency", "rate", "leader", "lag", "availability", "failover", "faults")
@@ -178,7 +178,7 @@ def test_counts_by_operation_and_outcome(store: Store, look: Looker) -> None:
 def test_plots_have_their_lines_and_the_bands_of_faults(
     store: Store, look: Looker, name: str
 ) -> None:
-    picture = section(open_run(look, store, "valid").page, name).locator(".wide svg")
+    picture = section(open_run(look, store, "valid").page, name).locator(".picture svg")
     words = picture.locator("text").all_text_contents()
     assert {"kill", "isolate", "disk slow"} <= set(words)
     lines = {
@@ -190,7 +190,7 @@ def test_plots_have_their_lines_and_the_bands_of_faults(
 
 
 def test_the_ribbon_has_a_lane_per_node_and_the_terms(store: Store, look: Looker) -> None:
-    picture = section(open_run(look, store, "valid").page, "leader").locator(".wide")
+    picture = section(open_run(look, store, "valid").page, "leader").locator(".picture")
     words = set(picture.locator("svg text").all_text_contents())
     assert set(NODES) <= words
     assert {f"{node} leads" for node in NODES} <= words
@@ -205,7 +205,7 @@ def test_the_availability_strip_has_red_where_nothing_was_served(
 ) -> None:
     part = section(open_run(look, store, "valid").page, "availability")
     assert re.search(r"\d+ of \d+ seconds \(\d+\.\d%\)", part.inner_text())
-    reported = part.locator(".wide").get_attribute("aria-label") or ""
+    reported = part.locator(".picture").get_attribute("aria-label") or ""
     spells = [(float(a), float(b)) for a, b in re.findall(r"(\d+) to (\d+) s", reported)]
     long = [(a, b) for a, b in store.made["valid"].outages_s if b - a > 2.5]
     assert long, "no outage is long enough to be seen: choose another seed"
@@ -216,7 +216,7 @@ def test_the_availability_strip_has_red_where_nothing_was_served(
 def test_the_queue_is_drawn_only_where_something_is_wrong(store: Store, look: Looker) -> None:
     part = section(open_run(look, store, "invalid").page, "order")
     violation = store.made["invalid"].verdicts[0].violations[0]
-    reported = part.locator(".wide").get_attribute("aria-label") or ""
+    reported = part.locator(".picture").get_attribute("aria-label") or ""
     for op_id in violation.operations:
         assert f"operation {op_id}: " in reported
     assert violation.subject in part.locator("figcaption").inner_text()
@@ -230,7 +230,7 @@ def test_the_timeline_has_a_row_per_kind_and_a_table_that_opens(store: Store, lo
     events = store.made["valid"].history.events
     done = [e for e in events if e.kind != "role" and not e.detail.startswith("skipped")]
     kinds = {event.kind.replace("_", " ") for event in done}
-    assert kinds <= set(part.locator(".wide svg text").all_text_contents())
+    assert kinds <= set(part.locator(".picture svg text").all_text_contents())
     details = part.locator("details").first
     assert not details.locator("table").is_visible()
     details.locator("summary").click()

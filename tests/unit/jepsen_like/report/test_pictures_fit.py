@@ -50,7 +50,7 @@ def faults_of(made: Canvas) -> list[str]:
     legend = [text for one in figure.legends for text in one.get_texts()]
     boxes = [(text.get_text(), text.get_window_extent()) for text in (*own, *legend)]
     whole = figure.bbox
-    name = made.name + made.layout.suffix
+    name = made.name
     found = [
         f"{name}: {text!r} is cut"
         for text, box in boxes
@@ -81,7 +81,7 @@ def test_texts_of_all_pictures_are_whole(
 
     def checked(made: Canvas) -> None:
         draw_legend(made)
-        seen.add(made.name + made.layout.suffix)
+        seen.add(made.name)
         found.extend(faults_of(made))
 
     monkeypatch.setattr(canvas, "draw_legend", checked)
@@ -92,5 +92,5 @@ def test_texts_of_all_pictures_are_whole(
         for event in made.history.events
     ]
     report(write_run(tmp_path / "run", made, duration_s=duration_s))
-    assert {"order-1", "order-1-narrow", "leader", "faults-narrow", "latency-narrow"} <= seen
+    assert {"order-1", "leader", "faults", "latency"} <= seen
     assert found == []
