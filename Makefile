@@ -1,35 +1,26 @@
-# make setup | check | test | docs | spark | bench-spark | notebook | demo | bench-peers | determinism | mutants | soak | chaos | interop | mqadmin | matrix: each sets up what it needs; only Python 3.11+ and make must be there.
+# make setup | check | test | docs | spark | interop | matrix | demo | hunt | bench | notebook: each sets up
+# what it needs; only Python 3.11+ and make must be there.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
-SOAK_MINUTES ?= 10
-SOAK_AT_LEAST ?= 40
-DETERMINISM_SEEDS ?= 200
-TEST_JOBS ?= auto
-TEST_EXTENT ?= 5
-PEER_FUZZ_FRAMES ?= 1000000
-SMALL_HISTORIES ?= 10000000
-CLEAN_HISTORIES ?= 100000
-CHAOS_SECONDS ?= 60
-LEADER_KILLS ?= 100
+HUNT_MINUTES ?= 60
+# What `make hunt` gives each of its stages, in minutes.
+HUNT_SHARE ?= 5
 CHAOS_SEED ?= 6
-CHAOS_MUTANTS ?= --at-least 8
 BENCH_OPS ?= 1000000,10000000
 
 # Thousands of interpreters start here: what they compile is kept, whatever the environment holds.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Tests in these folders only compute: they share the processors. Those in any other folder have
-# real processes, sockets and disks. With bounds on real time they run one at a time, nothing
-# beside them but what is nice; those that are marked side_by_side only wait, so two run at a time.
-ONLY_COMPUTE := tests/unit tests/property tests/simulation tools/bench/tests
 PYTEST := $(BIN)/python -m pytest -q
-TOGETHER := $(ONLY_COMPUTE) -n $(TEST_JOBS) --dist worksteal
-TWO_AT_A_TIME := -n 2 --dist loadgroup
-ALONE := $(ONLY_COMPUTE:%=--ignore=%) --ignore=tests/spark --ignore=tests/interop --ignore=tests/matrix
+# Tests in these folders only compute. Those of the others have real processes, sockets and disks,
+# and wait for them: more run at a time than there are processors.
+COMPUTE := tests/unit tests/property tests/simulation tools/bench/tests -n auto --dist worksteal
+PROCESSES := tests/integration tests/browser -n 4 --dist loadgroup
+STAGES := $(PYTHON) tests/gate/stages.py
 
-.PHONY: setup docs proto matrix peer-fuzz small-histories clean-histories check lint types imports unit unit-together unit-alone test test-long slow-together slow-alone chromium deploy-tools java spark bench-spark notebook demo bench bench-peers leader-kills determinism mutants mutants-unseen soak chaos chaos-mutants interop mqadmin coverage clean
+.PHONY: setup size lint types imports static unit integration check test chromium deploy-tools java docs proto spark interop interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
 
 setup: $(STAMP)
 
@@ -50,34 +41,27 @@ types: setup
 imports: setup
 	$(BIN)/lint-imports
 
-unit: unit-together unit-alone
+size: setup
+	$(BIN)/python -m tests.gate.size
 
-unit-together: setup
-	$(PYTEST) -m "not slow" $(TOGETHER)
+static: lint types imports size
 
-unit-alone: setup
-	$(PYTEST) -m "not slow" $(ALONE)
+# All that only computes; nothing here depends on how fast the machine is.
+unit: setup
+	$(PYTEST) -m "not hunt" --durations=25 $(COMPUTE)
 
-# What reads the code has one thread: it takes what the tests leave of the processors.
+integration: setup
+	$(PYTEST) -m "not hunt" --durations=25 $(PROCESSES)
+
 check: setup
-	$(MAKE) --no-print-directory -j2 unit-together lint types imports
-	$(MAKE) --no-print-directory unit-alone
+	@$(STAGES) unit-fast --beside static
 
-# Those that only compute take what the others leave of the processors: they wait a lot.
-test: deploy-tools check chromium
-	$(MAKE) --no-print-directory -j2 slow-together slow-alone
+unit-fast: setup
+	$(PYTEST) -m "not slow and not hunt" $(COMPUTE)
 
-slow-together: setup
-	nice -n 19 $(PYTEST) -m slow --timeout 600 --durations=25 $(TOGETHER)
-
-slow-alone: setup
-	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -m "slow and side_by_side and not planted" --timeout 600 --durations=25 $(ALONE) $(TWO_AT_A_TIME)
-	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -m "slow and not side_by_side and not planted" --timeout 600 --durations=25 $(ALONE)
-
-# The tests that draw seeds, plans and histories draw $(TEST_EXTENT) times as many: half an hour.
-test-long: setup
-	DLEDGER_TEST_EXTENT=$(TEST_EXTENT) $(PYTEST) --timeout 3600 --durations=25 $(TOGETHER)
-	DLEDGER_TEST_EXTENT=$(TEST_EXTENT) $(PYTEST) --timeout 3600 tests/integration/test_long_log.py
+# Goes on after a stage that failed, and names all failures at the end.
+test: setup chromium deploy-tools
+	@$(STAGES) unit integration --beside static
 
 # The browser tests drive Debian's chromium; without one they are skipped and say so.
 chromium:
@@ -94,33 +78,40 @@ java:
 
 # Two sessions: one of them plans or waits while the other computes.
 spark: setup java
-	$(PYTEST) tests/spark --timeout 580 --durations=10 -n 2 --dist worksteal
+	$(PYTEST) -m "not hunt" tests/spark --durations=10 -n 2 --dist worksteal
 
 # Clients that were not written here, unchanged, from the registries this machine is set to. The
 # C++ client is there for x86-64 only; the others need node, Go, Java 17 with Maven, and Rust 1.85.
-# Tests of one that is missing are skipped and say so. The Rust client is built once, a minute on two
-# cores. Two tests at a time: clients wait for timers of their own.
+# Tests of one that is missing are skipped and say so. `make interop` is a round with those that are
+# there soonest; `make interop-all` builds every one, a minute for the Rust client alone.
 INTEROP := $(VENV)/interop
 CPP_CLIENT := rocketmq==0.4.4
 JS_CLIENT := ali-ons@3.12.0 urllib@2
 GRPC_PYTHON_CLIENT := rocketmq-python-client==5.1.2
 GRPC_NODE_CLIENT := rocketmq-client-nodejs@1.0.8
 JAVA_CLIENTS := 4.9.7 5.5.0
+INTEROP_TESTS := $(PYTEST) -rs --durations=10 -n 4 --dist worksteal tests/interop
+PIP_INTO := -m pip install --quiet --disable-pip-version-check
 
-interop: setup
+interop-clients: setup
 	test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
-	test "$$(uname -m)" != x86_64 || $(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check "$(CPP_CLIENT)"
+	test "$$(uname -m)" != x86_64 || $(INTEROP)/bin/python $(PIP_INTO) "$(CPP_CLIENT)"
 	test -x $(INTEROP)/grpc/bin/python || $(PYTHON) -m venv $(INTEROP)/grpc
-	$(INTEROP)/grpc/bin/python -m pip install --quiet --disable-pip-version-check "$(GRPC_PYTHON_CLIENT)"
-	! command -v npm >/dev/null || test -d $(INTEROP)/node_modules/ali-ons || npm install --silent --no-audit --no-fund --no-package-lock --no-save --prefix $(INTEROP) $(JS_CLIENT)
-	! command -v npm >/dev/null || test -d $(INTEROP)/node_modules/rocketmq-client-nodejs || npm install --silent --no-audit --no-fund --no-package-lock --no-save --prefix $(INTEROP) $(JS_CLIENT) $(GRPC_NODE_CLIENT)
+	$(INTEROP)/grpc/bin/python $(PIP_INTO) "$(GRPC_PYTHON_CLIENT)"
+	! command -v npm >/dev/null || test -d $(INTEROP)/node_modules/ali-ons || npm install --silent --no-audit --no-fund --no-package-lock --no-save --prefix $(INTEROP) $(JS_CLIENT) $(GRPC_NODE_CLIENT)
+	! command -v mvn >/dev/null || $(MAKE) --no-print-directory $(INTEROP)/java-$(lastword $(JAVA_CLIENTS))/complete
+
+interop: interop-clients
+	$(INTEROP_TESTS) -m "not hunt"
+
+interop-all: interop-clients
 	! command -v go >/dev/null || { mkdir -p $(INTEROP)/go && cp tests/interop/grpc_go/* $(INTEROP)/go && cd $(INTEROP)/go && go mod tidy -e 2>/dev/null && go build -o ../grpc_go .; }
 	! command -v go >/dev/null || { mkdir -p $(INTEROP)/go-remoting && cp tests/interop/remoting_go/* $(INTEROP)/go-remoting && cd $(INTEROP)/go-remoting && go mod tidy -e 2>/dev/null && go build -o ../remoting_go .; }
 	! command -v mvn >/dev/null || $(MAKE) --no-print-directory $(JAVA_CLIENTS:%=$(INTEROP)/java-%/complete)
 	! command -v mvn >/dev/null || test -f $(INTEROP)/grpc_java/complete || { mvn -q -B -f tests/interop/grpc_java/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(abspath $(INTEROP))/grpc_java && touch $(INTEROP)/grpc_java/complete; }
 	! { test -f $(INTEROP)/grpc_java/complete && command -v javac >/dev/null; } || javac -nowarn -cp "$(INTEROP)/grpc_java/*" -d $(INTEROP)/grpc_java tests/interop/grpc_java/GrpcClient.java
 	! command -v cargo >/dev/null || { mkdir -p $(INTEROP)/rust && cp -Rp tests/interop/grpc_rust/. $(INTEROP)/rust && cargo build --quiet --manifest-path $(INTEROP)/rust/Cargo.toml --target-dir $(INTEROP)/rust/target && cp $(INTEROP)/rust/target/debug/grpc_rust $(INTEROP)/grpc_rust; }
-	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(PYTEST) -rs --durations=10 -n 2 --dist worksteal tests/interop
+	$(INTEROP_TESTS)
 
 # The client and mqadmin of a version; with the newest RocketMQ's proxy.
 $(INTEROP)/java-%/complete: tests/interop/java/pom.xml
@@ -136,9 +127,12 @@ mqadmin: setup $(JAVA_CLIENTS:%=$(INTEROP)/java-%/complete)
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. dledger/proxy/messaging.proto
 
-# Every service, every trouble of a leader, ten moments each.
+# Services while a leader is in trouble: a part of them; `matrix-all` takes every service, every trouble.
 matrix: setup
-	$(PYTEST) -rP --timeout 580 tests/matrix
+	$(PYTEST) -rP -m "not hunt" tests/matrix
+
+matrix-all: setup
+	$(PYTEST) -rP tests/matrix
 
 # The site of the documentation, in $(SITE): it loads nothing from elsewhere, so it can be opened as
 # files. What builds it reads the product's sources and does not need the product installed.
@@ -169,24 +163,23 @@ notebook: setup
 demo: setup
 	$(BIN)/dledger demo
 
-bench: setup
-	$(BIN)/dledger bench produce --size 256 --inflight 64 --batch 1 --duration 10
+chaos: setup
+	$(BIN)/dledger chaos run --workload mixed --faults all --time 60 --interval 4 --seed $(CHAOS_SEED)
 
-# NATS, RocketMQ and this project in turn: 25 minutes on a machine with nothing else to do. Needs Go
-# and Java with Maven. A short run, which leaves the page alone: PEERS="--rounds 1 --seconds 1".
-PEERS ?= --docs
+# What finds more the longer it runs, within HUNT_MINUTES: by hand, on a machine with nothing else
+# to do. The summary names what ran and what did not.
+hunt: setup chromium java
+	@$(STAGES) --minutes $(HUNT_MINUTES) hunt-tests mutants soak determinism chaos-all matrix-all interop-all clean-histories small-histories peer-fuzz leader-kills chaos-mutants
 
-leader-kills: setup
-	LEADER_KILLS=$(LEADER_KILLS) $(BIN)/python -m pytest -q -s -x --timeout 3600 tests/integration/test_leader_kills.py
-
-bench-peers: setup
-	$(BIN)/python -m tools.bench $(PEERS)
+# The tests that draw seeds, plans and histories draw five times as many.
+hunt-tests: setup
+	DLEDGER_TEST_EXTENT=5 $(PYTEST) -m "hunt and not planted" $(COMPUTE) tests/integration
 
 soak: setup
-	$(BIN)/dledger sim soak --minutes $(SOAK_MINUTES) --jobs 2 --at-least $(SOAK_AT_LEAST)
+	$(BIN)/dledger sim soak --minutes $(HUNT_SHARE) --jobs 2
 
 determinism: setup
-	$(BIN)/dledger sim determinism --seeds $(DETERMINISM_SEEDS) --duration 300
+	$(BIN)/dledger sim determinism --seeds $$((4 * $(HUNT_SHARE))) --duration 300
 
 mutants: setup
 	$(BIN)/python -m tests.mutants hunt --fast --jobs 2
@@ -195,25 +188,38 @@ mutants: setup
 mutants-unseen: setup
 	$(BIN)/python -m tests.mutants unseen
 
-# A million hostile frames at the peer port, over all states of a member.
+# Hostile frames at the peer port, over all states of a member.
 peer-fuzz: setup
-	DLEDGER_PEER_FUZZ_FRAMES=$(PEER_FUZZ_FRAMES) $(PYTEST) --timeout 3600 tests/property/test_peer_port_fuzz.py
+	DLEDGER_PEER_FUZZ_FRAMES=$$((100000 * $(HUNT_SHARE))) $(PYTEST) tests/property/test_peer_port_fuzz.py
 
-# A hundred thousand clean histories: no checker raises an alarm.
+# Clean histories: no checker raises an alarm.
 clean-histories: setup
-	DLEDGER_CLEAN_HISTORIES=$(CLEAN_HISTORIES) $(PYTEST) -m slow -n $(TEST_JOBS) tests/property/test_checker_mutations.py -k clean_histories
+	DLEDGER_CLEAN_HISTORIES=$$((3000 * $(HUNT_SHARE))) $(PYTEST) -n auto tests/property/test_checker_mutations.py -k clean_histories
 
-# Ten million small histories of a queue: the checker agrees with exhaustive search on each.
+# Small histories of a queue: the checker agrees with exhaustive search on each.
 small-histories: setup
-	DLEDGER_SMALL_HISTORIES=$(SMALL_HISTORIES) $(PYTEST) -m slow --timeout 3600 -n $(TEST_JOBS) tests/property/test_small_histories.py
+	DLEDGER_SMALL_HISTORIES=$$((300000 * $(HUNT_SHARE))) $(PYTEST) -n auto tests/property/test_small_histories.py
 
-chaos: setup
-	$(BIN)/dledger chaos run --workload mixed --faults all --time $(CHAOS_SECONDS) --interval 4 --seed $(CHAOS_SEED)
+chaos-all: setup
+	$(BIN)/dledger chaos run --workload mixed --faults all --time $$((60 * $(HUNT_SHARE))) --seed $(CHAOS_SEED)
 
 # Of the twelve it searches: real time is luck, and on a busy machine two plans miss some.
 chaos-mutants: setup
-	$(PYTEST) -m planted --timeout 600 tests/integration
-	$(BIN)/python -m tests.mutants brokers --runs 2 $(CHAOS_MUTANTS)
+	$(PYTEST) -m planted tests/integration
+	$(BIN)/python -m tests.mutants brokers --runs 2 --at-least 8
+
+leader-kills: setup
+	LEADER_KILLS=$$((20 * $(HUNT_SHARE))) $(PYTEST) -s -x tests/integration/test_leader_kills.py
+
+bench: setup
+	$(BIN)/dledger bench produce --size 256 --inflight 64 --batch 1 --duration 10
+
+# NATS, RocketMQ and this project in turn: 25 minutes on a machine with nothing else to do. Needs Go
+# and Java with Maven. A short run, which leaves the page alone: PEERS="--rounds 1 --seconds 1".
+PEERS ?= --docs
+
+bench-peers: setup
+	$(BIN)/python -m tools.bench $(PEERS)
 
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest -q

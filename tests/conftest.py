@@ -12,10 +12,6 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from tests.harness.processor_budget import pytest_runtest_call, pytest_terminal_summary
-
-__all__ = ["pytest_runtest_call", "pytest_terminal_summary"]
-
 
 def pytest_configure() -> None:
     """Let lines that a test logs with an error have a plain traceback: drawn ones cost 0.1 s."""

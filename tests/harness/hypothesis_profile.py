@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
+from tests.harness.extent import EXTENT
+
 
 def use_shared_machine() -> None:
     """Bound no example and no drawing in real time: that would judge the other work of the machine.
 
-    What Hypothesis does by itself where ``CI`` is set, but drawing something new in every run.
-    The timeout of a test bounds all of its examples.
+    Every run of the gate draws the same examples; a hunt draws new ones each time.
     """
     settings.register_profile(
-        "shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        "shared machine",
+        deadline=None,
+        derandomize=EXTENT == 1,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("shared machine")

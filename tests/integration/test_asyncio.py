@@ -75,7 +75,6 @@ async def send_through_a_kill(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 async def test_asyncio_loses_nothing_when_the_leader_dies(tmp_path: Path) -> None:
     settings: dict[str, object] = {"store.mapped_file_size_commit_log": 16 << 20}
     async with local_cluster(tmp_path, settings=settings) as cluster:

@@ -25,7 +25,7 @@ from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.hunt]
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 64 << 20,

@@ -31,7 +31,7 @@ from dledger.remoting.tcp import TcpNetwork
 from tests.harness.eventually import all_statuses, eventually
 from tests.harness.local_settings import SMALL_FILES
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 SECOND_GROUP = "e1" * 16
 PAUSE_S = 0.01

@@ -87,7 +87,7 @@ async def under_load(cluster: LocalCluster, attack: Callable[[], Awaitable[None]
             nursery.start_soon(send, producer)
             await attack()
             over.set()
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await producer.send(Message(topic, b"after"))
         bodies = await everything(client, topic) + await everything(client, "t")
     assert not [body for body in bodies if FORGED in body]

@@ -24,7 +24,7 @@ from dledger.commitlog.errors import MQError
 from tests.harness.eventually import all_statuses, eventually
 from tests.harness.module_cluster import running
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
+pytestmark = pytest.mark.slow
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 1 << 20,
@@ -129,7 +129,6 @@ async def applied_by_all(cluster: LocalCluster) -> int:
     return min(int(status["applied_index"]) for status in statuses.values())
 
 
-@pytest.mark.timeout(300)
 def test_backup_under_load_becomes_a_group_with_all_of_it(tmp_path: Path) -> None:
     target = tmp_path / "saved"
     with running(lay_out(tmp_path / "first", settings=SETTINGS)) as first:

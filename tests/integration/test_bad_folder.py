@@ -23,7 +23,7 @@ from dledger.client.producer.producer import Producer
 from tests.harness.eventually import WITHIN_S, logged, look_until
 from tests.harness.module_cluster import running
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("bad-folder")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bad-folder")]
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 1 << 20,

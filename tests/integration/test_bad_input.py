@@ -42,7 +42,7 @@ from dledger.remoting.protocol.headers import SendMessageHeader
 from tests.harness.eventually import WITHIN_S, logged, look_until
 from tests.harness.module_cluster import running
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("bad-input")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bad-input")]
 
 TOPIC = "bad-input"
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)

@@ -17,7 +17,7 @@ import pytest
 from dledger.remoting.properties import read_properties
 from tests.harness.shipped_files import ROOT, Shipped, lay_out_examples
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
+pytestmark = pytest.mark.slow
 
 WITHIN_S = 60.0
 BIN = Path(sys.executable).parent

@@ -29,7 +29,7 @@ SHOWN = {
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 needs_disks = pytest.mark.skipif(loop_disk.why_not() is not None, reason=str(loop_disk.why_not()))
 

@@ -138,7 +138,6 @@ async def lost_in_cuts(
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
 @needs_loop
 @pytest.mark.parametrize("share", [0.0, 0.5])
 async def test_power_cuts_lose_nothing_a_sync_flush_acknowledged(
@@ -149,7 +148,6 @@ async def test_power_cuts_lose_nothing_a_sync_flush_acknowledged(
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
 @needs_loop
 async def test_power_cuts_lose_what_an_async_flush_acknowledged(
     tmp_path: Path, record_property: Callable[[str, object], None]
@@ -162,7 +160,6 @@ async def test_power_cuts_lose_what_an_async_flush_acknowledged(
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
 @needs_strace
 async def test_a_broker_whose_flush_fails_stops_without_acknowledging(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, brokers=1, settings=SETTINGS) as cluster:
@@ -240,7 +237,6 @@ def paths(stopped_broker: Path, tmp_path: Path) -> StorePaths:
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
 def test_damage_changes_exactly_the_named_bytes(paths: StorePaths) -> None:
     root = Path(paths.root)
     rng = random.Random(3)
@@ -262,7 +258,6 @@ def test_damage_changes_exactly_the_named_bytes(paths: StorePaths) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
 def test_chaos_sees_a_flipped_bit_a_torn_tail_and_a_wipe(paths: StorePaths) -> None:
     root = Path(paths.root)
     (segment,) = [path for path in files_at(paths, Place.SEGMENT) if written_in(path)]

@@ -362,7 +362,7 @@ async def test_one_flush_fails_and_the_next_succeeds(tmp_path: Path) -> None:
     with program(FLUSHER, tmp_path / "file") as process:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fail_second, process.pid)
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 while not is_traced(process.pid):
                     await trio.sleep(0.01)
             assert flush_in(process)[0] == "flushed"

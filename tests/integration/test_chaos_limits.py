@@ -20,12 +20,10 @@ BUSY_MAX = 0.6
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(limits.why_not() is not None, reason=str(limits.why_not())),
 ]
 
 
-@pytest.mark.side_by_side
 def test_broker_without_descriptors_never_spins(tmp_path: Path) -> None:
     _, history = play_plan(
         tmp_path,
@@ -55,7 +53,6 @@ def test_leader_serves_beside_ten_thousand_idle_connections(tmp_path: Path) -> N
     assert sent_during(history, event) > 100
 
 
-@pytest.mark.side_by_side
 def test_a_torn_tail_is_cut_and_refilled(tmp_path: Path) -> None:
     late_mark = Settings(
         heartbeat_ms=100,
@@ -81,7 +78,6 @@ def test_a_torn_tail_is_cut_and_refilled(tmp_path: Path) -> None:
         assert re.search(r'"bytes": [1-9]\d*.*"event": "torn_tail_cut"', log), log[-2_000:]
 
 
-@pytest.mark.side_by_side
 def test_doubled_and_killed_clients_keep_a_run_valid(tmp_path: Path) -> None:
     _, history = play_plan(
         tmp_path,

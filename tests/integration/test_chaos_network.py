@@ -36,7 +36,6 @@ ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(namespaces.why_not() is not None, reason=str(namespaces.why_not())),
 ]
 

@@ -23,7 +23,7 @@ WORKLOAD = Workload(
     proxies=2,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def test_killed_proxies_lose_and_double_nothing(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from tests.harness.compose_player import ComposePlayer, played
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.side_by_side,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(compose_player.why_not() is not None, reason=str(compose_player.why_not())),
 ]
 

@@ -31,7 +31,7 @@ from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import heal, running
 from tests.harness.one_term import in_one_term
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("follower-reads")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("follower-reads")]
 
 EVERYBODY_IS_SLOW: dict[str, object] = {
     **SMALL_FILES,

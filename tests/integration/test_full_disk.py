@@ -113,7 +113,6 @@ def fill_rest(place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 async def test_full_disk_refuses_sends_and_serves_reads(
     tmp_path: Path, small_mount: Callable[[str], Path]
@@ -163,7 +162,6 @@ async def test_full_disk_refuses_sends_and_serves_reads(
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 async def test_broker_without_space_for_its_files_does_not_start(
     tmp_path: Path, small_mount: Callable[[str], Path]
@@ -264,7 +262,6 @@ async def keep_less(cluster: LocalCluster, stored: list[bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 async def test_two_full_disks_of_three_give_up_nothing(
     tmp_path: Path, small_mounts: Callable[[Path, str], None]

@@ -23,7 +23,7 @@ from dledger.client.consumer.offsets import FROM_FIRST
 from dledger.client.core.message import Message
 from dledger.testing.embedded_broker import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("group-commands")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("group-commands")]
 
 WITHIN_S = 60.0
 

@@ -19,7 +19,7 @@ from dledger.client.producer.producer import Producer
 from tests.harness.eventually import logged, look_until
 from tests.harness.groups import running_groups
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
+pytestmark = pytest.mark.slow
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 16 << 20,

@@ -31,7 +31,7 @@ from tests.harness.leader_kill import kill_leaders, read_all
 from tests.harness.module_cluster import running
 from tests.harness.shipped_files import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("idempotent")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("idempotent")]
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 16 << 20,

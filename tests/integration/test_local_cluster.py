@@ -19,7 +19,7 @@ from dledger.commitlog.entry import KIND_NO_OP
 from tests.harness.eventually import WITHIN_S, look_until
 from tests.harness.one_term import in_one_term
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
+pytestmark = pytest.mark.slow
 
 SETTINGS = {
     "store.mapped_file_size_commit_log": 16 << 20,

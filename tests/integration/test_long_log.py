@@ -27,7 +27,7 @@ from tests.harness.eventually import all_statuses, wait_logged
 from tests.harness.extent import EXTENT
 
 # The limit is for a hang: that many sends take as long as the machine takes.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.hunt]
 
 MESSAGES = 2_000_000
 """Memory grows over the first half of them: caches get full."""

@@ -22,7 +22,7 @@ from dledger.client.producer.producer import Producer
 from tests.harness.eventually import eventually, wait_logged
 from tests.harness.metrics_page import MetricsPage
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
+pytestmark = pytest.mark.slow
 
 SENT = 50
 

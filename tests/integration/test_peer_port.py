@@ -88,7 +88,7 @@ async def said_until_closed(cluster: LocalCluster, name: str, data: bytes) -> li
     """Send *data* to a member's peer port; return the frames that come before it closes."""
     decoder = PeerFrameDecoder()
     frames: list[PeerFrame] = []
-    with trio.fail_after(15):
+    with trio.fail_after(60):
         async with await trio.open_tcp_stream(*peer_address(cluster, name)) as stream:
             await stream.send_all(data)
             try:
@@ -122,7 +122,7 @@ async def test_ports_refuse_the_wrong_protocol(
     with pytest.raises(NoAnswerError):
         await ask(f"{host}:{port}", RequestCode.RAFT_STATUS)
     client_host, _, client_port = cluster.brokers["n0"].address.rpartition(":")
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with await trio.open_tcp_stream(client_host, int(client_port)) as stream:
             await stream.send_all(hello())
             try:

@@ -25,7 +25,7 @@ from dledger.testing.clusters import EmbeddedCluster, embedded_cluster
 
 MESSAGES = 120
 WORKERS = 5
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 
 async def send(client: ClientInstance, count: int, topic: str = "T") -> set[bytes]:
@@ -121,7 +121,7 @@ async def test_reset_of_a_group_without_messages_out() -> None:
         async with SimpleConsumer(client, "g", {"T": "*"}, invisible_s=60) as consumer:
             await consumer.ack_all(await consumer.receive(max_messages=3, wait_s=5))
             again = list[ReceivedMessage]()
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 async with trio.open_nursery() as nursery:
 
                     async def wait() -> None:

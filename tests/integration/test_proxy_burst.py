@@ -11,7 +11,7 @@ import pytest
 
 from dledger.proxy.server import OPTIONS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 BURST: Final = 3_000
 """More than gRPC takes by default before the program has begun them."""

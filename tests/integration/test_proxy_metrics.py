@@ -21,7 +21,7 @@ from dledger.proxy.metrics import STOPS
 from dledger.proxy.server import SERVICE, serving
 from tests.harness.metrics_page import MetricsPage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 METADATA = (("x-mq-client-id", "a client"),)
 PRODUCER = pb.TelemetryCommand(
@@ -34,7 +34,7 @@ PRODUCER = pb.TelemetryCommand(
 def get(port: int, path: str) -> tuple[int, str]:
     """Return status and text of a page."""
     try:
-        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode()

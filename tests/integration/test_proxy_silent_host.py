@@ -14,7 +14,7 @@ from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy import server
 from dledger.proxy.server import SERVICE, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 METADATA = (("x-mq-client-id", "a client"),)
 SETTINGS = pb.TelemetryCommand(

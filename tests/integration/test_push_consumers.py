@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,7 +31,6 @@ SETTINGS: dict[str, object] = {
     "store.max_index_num": 40_000,
 }
 QUEUES = 8
-REPLACED_S = 3.0
 
 MEMBER = """\
 import sys, threading
@@ -62,13 +60,11 @@ def own(consumer: PushConsumer) -> int:
     return sum(queue.topic == "push" for queue in consumer.queues)
 
 
-async def owns(consumer: PushConsumer, count: int) -> float:
-    """Wait until *consumer* owns *count* queues; return how long that took."""
-    began = time.monotonic()
+async def owns(consumer: PushConsumer, count: int) -> None:
+    """Wait until *consumer* owns *count* queues."""
     with trio.fail_after(WITHIN_S):
         while own(consumer) != count:
             await trio.sleep(0.02)
-    return time.monotonic() - began
 
 
 async def test_push_group_consumes_all_while_members_are_killed(tmp_path: Path) -> None:
@@ -118,7 +114,7 @@ async def test_push_group_consumes_all_while_members_are_killed(tmp_path: Path) 
             finally:
                 member.kill()
                 member.wait()
-            took_s = await owns(consumer, QUEUES)
+            await owns(consumer, QUEUES)
             leader = await cluster.wait_leader()
             await cluster.kill(leader)
             for number in range(sent, sent + 100):
@@ -132,4 +128,3 @@ async def test_push_group_consumes_all_while_members_are_killed(tmp_path: Path) 
     by_the_other = heard_by(said)
     assert len(by_the_other) > 20
     assert refused == {"7"}
-    assert took_s < REPLACED_S

@@ -27,8 +27,6 @@ APART = ("README.md", TUTORIAL, SPARK)
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
-@pytest.mark.timeout(300)
 def test_readme_prints_what_it_stores(tmp_path: Path) -> None:
     make, start, python, _, settings = run_page("README.md", tmp_path)
     assert make == ""
@@ -39,8 +37,6 @@ def test_readme_prints_what_it_stores(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
-@pytest.mark.timeout(300)
 def test_tutorial_prints_what_it_explains(tmp_path: Path) -> None:
     start, shell, blocking, group, with_trio, kill, stop = run_page(TUTORIAL, tmp_path)
     assert "yes" in start
@@ -59,8 +55,6 @@ def test_tutorial_prints_what_it_explains(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in APART])
 def test_what_other_pages_tell_to_type_works(page: str, tmp_path: Path) -> None:
     if any(language in ("sh", "python") for language, _ in blocks(page)):

@@ -23,7 +23,7 @@ from dledger.client.producer.producer import Producer
 from dledger.client.producer.request_reply import reply_message
 from tests.harness.eventually import all_statuses
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
+pytestmark = pytest.mark.slow
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 16 << 20,

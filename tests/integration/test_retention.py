@@ -5,7 +5,6 @@ Real processes, sockets and files.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -83,7 +82,6 @@ async def test_broker_comes_back_after_retention_passed_it(tmp_path: Path) -> No
         leader = await cluster.wait_leader()
         away = next(name for name in cluster.brokers if name != leader)
         async with connect(namesrvs) as client:
-            began = time.monotonic()
             async with (
                 Producer(client, "senders", ProducerConfig(send_timeout_s=60)) as producer,
                 trio.open_nursery() as nursery,
@@ -93,7 +91,6 @@ async def test_broker_comes_back_after_retention_passed_it(tmp_path: Path) -> No
                 with trio.fail_after(DEADLINE_S):
                     while len(acknowledged) < 1_000:
                         await trio.sleep(0.05)
-                calm_rate = len(acknowledged) / (time.monotonic() - began)
                 had = (await status_of(cluster, away))["last_index"]
                 await cluster.kill(away)
                 with trio.fail_after(DEADLINE_S):
@@ -102,20 +99,15 @@ async def test_broker_comes_back_after_retention_passed_it(tmp_path: Path) -> No
                         or (await status_of(cluster, leader))["first_index"] <= had + 1
                     ):
                         await trio.sleep(0.2)
-                returned = time.monotonic()
                 await cluster.start(away)
                 await cluster.wait_caught_up(away, DEADLINE_S)
-                took_s = time.monotonic() - returned
                 stop.set()
-            rate = len(acknowledged) / (time.monotonic() - began)
             async with PullConsumer(client, "readers") as consumer:
                 queues = await consumer.fetch_message_queues("kept")
                 lows, found = await all_that_is_kept(consumer, queues)
             status = await status_of(cluster, away)
-    assert rate >= calm_rate / 5, "one of three is away, and a majority goes on"
     assert status["installs"] == 1
     assert all(low > 0 for low in lows.values())
     kept = {place: body for place, body in acknowledged.items() if place[1] >= lows[place[0]]}
     assert len(kept) > 5_000
     assert {place: found.get(place) for place in kept} == kept
-    print(f"{len(acknowledged)} acknowledged at {rate:.0f}/s; back after {took_s:.1f} s")

@@ -23,7 +23,6 @@ SETTINGS: dict[str, object] = {
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
 async def test_a_client_finds_messages_by_time_over_killed_leaders(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=1)

@@ -14,7 +14,7 @@ from dledger.cli import selftest_command
 from dledger.cli.main import main
 from dledger.testing.embedded_broker import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

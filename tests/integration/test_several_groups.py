@@ -28,7 +28,7 @@ from tests.harness.eventually import eventually
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import heal, running
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("several-groups")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("several-groups")]
 
 A, B = "broker-a", "broker-b"
 

@@ -33,7 +33,6 @@ sys.stdin.read()
 
 
 @pytest.mark.slow
-@pytest.mark.side_by_side
 async def test_stopped_process_runs_no_thread(tmp_path: Path) -> None:
     path = tmp_path / "counters"
     path.write_bytes(bytes(mmap.PAGESIZE))

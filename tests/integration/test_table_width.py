@@ -20,7 +20,7 @@ from dledger.testing.embedded_broker import EmbeddedBroker
 from tests.harness.eventually import WITHIN_S
 from tests.unit.dledger.test_log_verify import write_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.xdist_group("table-width")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("table-width")]
 
 CHARS = 80
 QUEUES = 2

@@ -29,7 +29,7 @@ from dledger.testing import (
     wait_for_lag,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 Cluster = EmbeddedCluster | ProcessCluster
 Make = Callable[..., AbstractAsyncContextManager[Cluster]]

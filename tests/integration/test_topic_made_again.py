@@ -21,7 +21,7 @@ CREATE, DELETE, SEND = 17, 215, 10
 SUCCESS, TOPIC_NOT_EXIST = 0, 17
 ROUNDS = 40
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
+pytestmark = pytest.mark.slow
 
 
 def create(topic: str, queues: int) -> Request:

@@ -24,7 +24,7 @@ from dledger.client.producer.transaction_producer import (
     TransactionProducerConfig,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
+pytestmark = pytest.mark.slow
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 16 << 20,

@@ -21,7 +21,7 @@ from dledger.jepsen_like.plans.plan import Kind, Plan, Step
 from dledger.jepsen_like.workloads.presets import workload_for
 from dledger.raft.wire import PROTOCOL_VERSION
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 AT_MS, FOR_MS = 2_000, 12_000
 """Three interpreters start slowly on a busy machine: the newer broker has to be up well before."""

@@ -35,7 +35,7 @@ from tests.harness.deployed_files import DEPLOY, board, watched_queries
 from tests.harness.eventually import eventually
 from tests.harness.metrics_page import MetricsPage
 
-pytestmark = [pytest.mark.slow, pytest.mark.side_by_side]
+pytestmark = pytest.mark.slow
 
 
 def read(url: str) -> str:

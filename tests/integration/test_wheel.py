@@ -22,12 +22,7 @@ from tests.harness.java import need_java
 from tests.harness.replica_folders import usual, write_folder
 from tests.harness.shipped_files import ROOT
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.side_by_side,
-    pytest.mark.xdist_group("wheel"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
 
 LINKED = ("client", "commitlog", "jepsen_like", "namesrv", "remoting", "spark_jobs")
 PACKAGES = ("dledger", *(f"dledger.{linked}" for linked in LINKED))

@@ -26,7 +26,7 @@ from tests.harness.stored_messages import (
     tag_and_keys,
 )
 
-pytestmark = [pytest.mark.slow, needs_cpp_client, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, needs_cpp_client]
 
 SEND_OK = 0
 

@@ -23,7 +23,7 @@ from tests.harness.remoting_clients import (
     one_at_a_time,
 )
 
-pytestmark = [pytest.mark.slow, needs_java, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.slow, needs_java]
 
 
 @pytest.fixture(scope="module", params=JAVA_VERSIONS)

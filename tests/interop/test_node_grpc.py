@@ -13,7 +13,7 @@ import pytest
 from tests.harness.foreign_client import foreign_client, needs_grpc_node
 from tests.harness.grpc_clients import cluster_with_proxies, exchange_every_kind, lose_nothing
 
-pytestmark = [pytest.mark.slow, needs_grpc_node, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.slow, needs_grpc_node]
 
 PARTS = ("receive", "push")
 

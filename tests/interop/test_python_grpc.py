@@ -32,7 +32,7 @@ from tests.harness.grpc_clients import (
 from tests.harness.shipped_files import ROOT
 from tests.harness.stored_messages import committed_behind, stored_in
 
-pytestmark = [pytest.mark.slow, needs_grpc_python, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.slow, needs_grpc_python]
 
 SCRIPT = "grpc_python.py"
 PARTS = ("receive", "push")

@@ -141,7 +141,6 @@ def test_clean_histories_are_judged_without_alarm() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("block", range(CLEAN_BLOCKS))
 def test_many_clean_histories_raise_no_alarm(block: int) -> None:
     size = ALL_CLEAN // CLEAN_BLOCKS
@@ -222,7 +221,6 @@ def test_what_a_correct_broker_may_show_raises_no_alarm(change: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", PLANTERS, ids=": ".join)
 def test_planted_anomalies_are_caught_wherever_they_are(kind: Kind) -> None:
     expect_caught(kind, PER_KIND_SLOW)

@@ -52,7 +52,6 @@ def test_joined_histories_get_the_verdict_each_gets_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_many_histories_agree_with_exhaustive_search(block: int) -> None:
     rng = random.Random(1_000 + block)

@@ -18,7 +18,7 @@ from tests.mutants.trees import environment_of, planted_tree
 from tests.oracles.all_checks import check_row_wise
 from tests.spark.test_against_the_runner import named
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 FIRST_SEEDS = {
     63: 5,

@@ -30,7 +30,7 @@ from tests.oracles.all_checks import check_row_wise
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
+pytestmark = pytest.mark.slow
 
 LATE = "delivered late"
 """Judged only where a run states how late a message may come."""

@@ -13,7 +13,7 @@ from tests.harness.replica_folders import SEGMENT_BYTES, flip, usual, write_fold
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
+pytestmark = pytest.mark.slow
 
 
 def test_audit_spark_agrees_on_equal_and_damaged_folders(

@@ -18,7 +18,7 @@ from tests.harness.bad_tables import BAD
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
+pytestmark = pytest.mark.slow
 
 BY_ROWS = ("operations of a newer kind", "returns before calls", "nulls", "a page is damaged")
 """What no footer shows."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
+pytestmark = pytest.mark.slow
 
 MESSAGES = 100_000
 IN_FLIGHT = 400

@@ -27,7 +27,7 @@ from tests.spark.test_engines import local_digest, shuffled
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
+pytestmark = pytest.mark.slow
 
 HOT = Shape(8_000, clients=30, queues=1, plant="stale-read")
 MANY = Shape(8_000, clients=60, queues=40, plant="send-order-inverted")

@@ -39,7 +39,7 @@ from tests.oracles.all_checks import check_row_wise
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
+pytestmark = pytest.mark.slow
 
 WINDOWED = 120
 """Random queues judged by the windows, all in one go."""

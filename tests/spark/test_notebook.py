@@ -11,7 +11,6 @@ from dledger.spark_jobs.notebooks.build import SOURCE, execute, notebook_of
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(580),
     # The kernel's client warns of a loopback socket without encryption; its events loop is asyncio.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),

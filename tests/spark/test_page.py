@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.harness.java import need_java
 from tests.harness.page_runs import run_page
 
 
-@pytest.mark.timeout(300)
 def test_page_about_spark_runs(tmp_path: Path) -> None:
     need_java()
     start, topics, stop, folder = run_page("docs/how-to/spark.md", tmp_path)

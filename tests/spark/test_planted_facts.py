@@ -20,7 +20,7 @@ from tests.harness.planted_scene import InapplicableError, Planted, Scene
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
+pytestmark = pytest.mark.slow
 
 SETTINGS = Settings(late_max_ns=LATE_MAX_NS, keeps=KEEPS)
 PLANTED = {": ".join(kind): (kind, planter) for kind, planter in PLANTERS.items()} | FACTS

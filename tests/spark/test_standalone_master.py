@@ -20,7 +20,7 @@ from tests.harness.eventually import eventually
 from tests.harness.java import need_java
 from tests.harness.shipped_files import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
+pytestmark = pytest.mark.slow
 
 DEPLOY = "org.apache.spark.deploy"
 WITHIN_S = 240.0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dledger.spark_jobs.engines.stream import QueueFound
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
+pytestmark = pytest.mark.slow
 
 WRITES = 10
 

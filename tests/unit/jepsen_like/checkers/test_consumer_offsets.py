@@ -46,7 +46,6 @@ def test_agrees_where_offsets_are_committed_twice(offsets: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("block", range(4))
 def test_agrees_with_exhaustive_search_on_larger_ones(block: int) -> None:
     compare(1_000 + block, SLOW_BLOCK, 8)
