@@ -70,9 +70,10 @@ from dledger.remoting.server import RemotingServer
 from dledger.remoting.tcp import client_tls
 from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
-from dledger.services.timer import TimerMessageService
+from dledger.services.timer import LOAD_UNITS, TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.side_ports import serve_fast, serve_metrics
+from dledger.state.producer_sessions import SESSIONS_MAX
 from dledger.store import ReplicaStore
 
 log = structlog.get_logger(__name__)
@@ -123,6 +124,7 @@ class World:
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     utc_offset: UtcOffset = utc
     queue_files_max: int = MAX_OPEN_FILES
+    timer_load_units: int = LOAD_UNITS
 
 
 @dataclass(slots=True)
@@ -152,6 +154,8 @@ async def serve_broker(
     measure_loop: bool = False,
     utc_offset: UtcOffset = utc,
     queue_files_max: int = MAX_OPEN_FILES,
+    sessions_max: int = SESSIONS_MAX,
+    timer_load_units: int = LOAD_UNITS,
     garbage: GarbageCollection | None = None,
     task_status: trio.TaskStatus[Broker] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -162,6 +166,8 @@ async def serve_broker(
             and connections may hold another part.
         utc_offset: Local time, for hours of the day.
         queue_files_max: Consume queue files that may be open.
+        sessions_max: Sessions of idempotent producers; equal on all members of the group.
+        timer_load_units: Units of the timer queue that are read in one go.
         measure_loop: The event loop is a real one: the length of its turns is shown.
         garbage: Collects this process's; it asks how much memory the tables explain.
     Raises:
@@ -172,7 +178,16 @@ async def serve_broker(
     Cancellation: Ends at once, as a crash does.
     """
     world = World(
-        clock, rng, network, disk, executor, pid, memory_bytes, utc_offset, queue_files_max
+        clock,
+        rng,
+        network,
+        disk,
+        executor,
+        pid,
+        memory_bytes,
+        utc_offset,
+        queue_files_max,
+        timer_load_units,
     )
     store_host = packed_address(config)
     if config.metrics_address is not None:
@@ -188,7 +203,7 @@ async def serve_broker(
     store = ReplicaStore(
         disk,
         store_settings(config, pid, queue_files_max, utc_offset),
-        partial(empty_tables, config),
+        partial(empty_tables, config, sessions_max),
     )
     if garbage is not None:
         garbage.rows = lambda: store.tables.row_count
@@ -308,6 +323,7 @@ async def _run_parts(
         real_queue=processors.topics.real_queue,
         entry_bytes_max=group.settings.entry_bytes_max,
         roll_window_ms=config.store.timer_roll_window_slot * 1000,
+        load_units=world.timer_load_units,
     )
     checks = TransactionCheckService(
         group,

@@ -57,6 +57,7 @@ from dledger.services.retention import (
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.settings_tables import ROCKETMQ_KEYS, SCHEMA, SETTINGS, StoreTable
 from dledger.settings_text import IGNORED_KEYS, IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REFUSED_KEYS
+from dledger.state.producer_sessions import SESSIONS_MAX, ProducerSessions
 from dledger.state.state_record import AGE, FORCED, SIZE
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.state.topics import (
@@ -196,7 +197,7 @@ def packed_address(config: BrokerConfig) -> bytes:
     return pack_host(host, config.advertised_port)
 
 
-def empty_tables(config: BrokerConfig) -> StateTables:
+def empty_tables(config: BrokerConfig, sessions_max: int = SESSIONS_MAX) -> StateTables:
     """Return tables with the built-in topics and groups."""
     return StateTables(
         builtin_topics=builtin_topics(
@@ -210,6 +211,7 @@ def empty_tables(config: BrokerConfig) -> StateTables:
             ),
         ),
         builtin_groups=builtin_groups(),
+        producers=ProducerSessions(sessions_max),
     )
 
 

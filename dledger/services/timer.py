@@ -182,6 +182,7 @@ class TimerMessageService:
         entry_bytes_max: Largest entry of the group. What is delivered together takes half of it
             at most; one message always fits, as the settings are checked.
         roll_window_ms: How long a message lies in one place.
+        load_units: Units of the queue that are read in one go.
     """
 
     def __init__(
@@ -194,6 +195,7 @@ class TimerMessageService:
         real_queue: RealQueue = same_queue,
         entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES,
         roll_window_ms: int = DEFAULT_ROLL_WINDOW_MS,
+        load_units: int = LOAD_UNITS,
     ) -> None:
         self.name = NAME
         self._group = group
@@ -203,6 +205,7 @@ class TimerMessageService:
         self._real_queue = real_queue
         self._bytes_max = min(MAX_DELIVERY_BYTES, entry_bytes_max // 2)
         self._roll_window_ms = roll_window_ms
+        self._load_units = load_units
         self._wake = trio.Event()
         self._index = TimerIndex()
         self._loaded_to = 0
@@ -266,7 +269,7 @@ class TimerMessageService:
             self._begin()
         while self._loaded_to < self._max_offset:
             first = self._loaded_to
-            count = min(self._max_offset - first, LOAD_UNITS)
+            count = min(self._max_offset - first, self._load_units)
             waiting = np.flatnonzero(self._group.state.timers.mask(first, count))
             self._loaded_to = first + count
             if len(waiting):

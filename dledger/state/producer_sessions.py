@@ -20,7 +20,7 @@ from dledger.commitlog.errors import InvariantBroken
 
 SESSIONS_MAX: Final = 4096
 """Sessions of a group. About 1 KiB each at most, in memory and in each snapshot; beyond it the one
-that was used longest ago goes. The same on all replicas, so it is no setting."""
+that was used longest ago goes. The same on all replicas, so it is no setting of a broker."""
 
 SESSION_IDLE_MAX_MS: Final = 60 * 60 * 1000
 """A session unused for so long, by store time, is closed: far longer than any send is retried."""
@@ -56,11 +56,18 @@ class ProducerSession:
 
 
 class ProducerSessions:
-    """All sessions of a group; changed by `apply_entry` and `of_state` alone."""
+    """All sessions of a group; changed by `apply_entry` and `of_state` alone.
 
-    __slots__ = ("_sessions", "_touched")
+    Attributes:
+        sessions_max: How many are kept; equal on all replicas.
+        forgotten: Sessions that went since the start because there were more.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_sessions", "_touched", "forgotten", "sessions_max")
+
+    def __init__(self, sessions_max: int = SESSIONS_MAX) -> None:
+        self.sessions_max = sessions_max
+        self.forgotten = 0
         self._sessions: dict[bytes, ProducerSession] = {}
         self._touched: dict[bytes, None] = {}
 
@@ -135,8 +142,9 @@ class ProducerSessions:
         while sessions:
             oldest = next(iter(sessions))
             is_idle = sessions[oldest].used_ms + SESSION_IDLE_MAX_MS < now_ms
-            if not is_idle and len(sessions) <= SESSIONS_MAX:
+            if not is_idle and len(sessions) <= self.sessions_max:
                 return
+            self.forgotten += not is_idle
             del sessions[oldest]
             self._touch(oldest)
 
@@ -172,9 +180,9 @@ class ProducerSessions:
         ]
 
     @classmethod
-    def of_state(cls, value: list[list[Any]]) -> ProducerSessions:
+    def of_state(cls, value: list[list[Any]], sessions_max: int = SESSIONS_MAX) -> ProducerSessions:
         """Return the sessions in a snapshot: the rows of all producers in the order of use."""
-        sessions = cls()
+        sessions = cls(sessions_max)
         for producer_id, epoch, floor, used_ms, stored in value:
             sessions._sessions[producer_id] = ProducerSession(
                 epoch,

@@ -21,7 +21,7 @@ from dledger.commitlog.errors import CorruptStoreError, ForeignStoreError
 from dledger.state.accounts import AccountConfig
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.pop import rows_from_state
-from dledger.state.producer_sessions import ProducerSessions
+from dledger.state.producer_sessions import SESSIONS_MAX, ProducerSessions
 from dledger.state.queue_lock import locks_from_state
 from dledger.state.state_record import floor_from_state, floor_to_state
 from dledger.state.tables import QueueBounds, StateTables
@@ -72,6 +72,7 @@ def load(
     *,
     builtin_topics: Mapping[str, TopicConfig],
     builtin_groups: Mapping[str, SubscriptionGroupConfig],
+    sessions_max: int = SESSIONS_MAX,
 ) -> StateTables:
     """Return the tables in *data*, a result of `Image.snapshot`.
 
@@ -111,7 +112,7 @@ def load(
         queues=_queues_of(value),
         transactions=TransactionTable.from_state(value["transactions"]),
         floor=floor_from_state(value["floor"]),
-        producers=ProducerSessions.of_state(value["producers"]),
+        producers=ProducerSessions.of_state(value["producers"], sessions_max),
         queue_locks=locks_from_state(value["queue_locks"]),
         queue_locks_index=value["queue_locks_index"],
         topics_counter=value["topics_counter"],
@@ -151,7 +152,7 @@ def load_checked(data: Buffer, like: StateTables) -> StateTables:
     """Return the tables in a snapshot that may come from anywhere.
 
     Args:
-        like: Tables with the same built-in topics and groups.
+        like: Tables with the same built-in topics and groups, and as many sessions of producers.
     Raises:
         CorruptStoreError: It is damaged, or of a shape or a place in the log that cannot be.
         ForeignStoreError: It is of another format.
@@ -161,6 +162,7 @@ def load_checked(data: Buffer, like: StateTables) -> StateTables:
             data,
             builtin_topics=like.builtin_topics,
             builtin_groups=like.builtin_groups,
+            sessions_max=like.producers.sessions_max,
         )
         _check_numbers(loaded)
     except (CorruptStoreError, ForeignStoreError):

@@ -340,7 +340,7 @@ def serve(
     port: Annotated[int, Parameter(help="Port on loopback; 0: any free port.")] = 8090,
 ) -> int:
     """Show all runs and their reports in a browser, until Ctrl-C."""
-    from dledger.jepsen_like.report.serve import serve as serve_runs
+    from dledger.jepsen_like.report.serve import listen
 
     if not store.is_dir():
         raise CliError(
@@ -349,7 +349,9 @@ def serve(
             exit_code=ExitCode.USAGE,
         )
     try:
-        serve_runs(store, port=port, on_listening=lambda address: note(f"see {address}"))
+        with listen(store, port) as server:
+            note(f"see http://127.0.0.1:{server.server_port}/")
+            server.serve_forever()
     except KeyboardInterrupt:
         note("stopped")
     except OSError as error:

@@ -75,7 +75,7 @@ class F(IntEnum):
     PERISHABLE = 24
     """A send of *value* with a time to live of *cnt* ms."""
     LIVING = 25
-    """A read of such messages, or one that it found; *status* names which, see
+    """A read that found *value* of such messages, by POP where it has a *group*; see
     `checkers.lifetimes`."""
 
 

@@ -1,19 +1,16 @@
-"""A store of runs over HTTP on loopback: the list, the reports, and the files beside them.
-
-What is answered is decided in `answer`, a plain function of the store and a path. The edge serves
-one request at a time: its users are one person and a browser.
-"""
+"""A store of runs over HTTP on loopback: the list, the reports, and the files beside them."""
 
 from __future__ import annotations
 
-import mimetypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from io import BytesIO
 from pathlib import Path
-from typing import Final
-from urllib.parse import quote, unquote, urlsplit
+from typing import BinaryIO, Final
+from urllib.parse import quote, urlsplit
 
 from dledger.jepsen_like.report.page import environment
 from dledger.jepsen_like.report.run_folder import PLAN_FILE, RESULT_FILE, Result, decode_result
@@ -33,7 +30,6 @@ SILENCE_MAX_S: Final = 2.0
 ICON: Final = "/favicon.ico"
 """Every browser asks for it by itself; not found would stand in its console as an error."""
 
-_TEXT_SUFFIXES: Final = frozenset({".log", ".txt", ".json", ".md"})
 _NOTHING_FROM_OUTSIDE: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'"
 _LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -61,15 +57,6 @@ class RunLine:
     info: int
     fail: int
     faults: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a request is answered with."""
-
-    status: HTTPStatus
-    content_type: str
-    body: bytes
 
 
 def runs_of(store: Path) -> list[RunLine]:
@@ -105,44 +92,58 @@ def _line(store: Path, folder: Path) -> RunLine:
     )
 
 
-def answer(store: Path, target: str) -> Answer:
-    """Return what *target*, the path of a request, is answered with.
+class _Handler(SimpleHTTPRequestHandler):
+    """Serves the files below a store, and the list of its runs in place of a list of files."""
 
-    ``/`` is the list; everything else is a file below *store*, or not found. A path that leads
-    out of the store, through ``..`` or through a link, is not found either.
-    """
-    path = unquote(urlsplit(target).path)
-    if path == "/":
-        html = environment().get_template(RUNS_TEMPLATE).render(runs=runs_of(store))
-        return Answer(HTTPStatus.OK, "text/html; charset=utf-8", html.encode())
-    if path == ICON:
-        return Answer(HTTPStatus.NO_CONTENT, "image/x-icon", b"")
-    file = _file_below(store, path)
-    if file is None:
-        return Answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"There is no such file.")
-    try:
-        return Answer(HTTPStatus.OK, _content_type(file), file.read_bytes())
-    except OSError:
-        text = b"This file cannot be read."
-        return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", text)
+    timeout = SILENCE_MAX_S
+    extensions_map = {
+        **SimpleHTTPRequestHandler.extensions_map,
+        ".html": "text/html; charset=utf-8",
+        **dict.fromkeys((".log", ".txt", ".json", ".md"), "text/plain; charset=utf-8"),
+    }
 
-
-def _file_below(store: Path, path: str) -> Path | None:
-    if "\0" in path or ".." in path.split("/"):
+    def send_head(self) -> BytesIO | BinaryIO | None:
+        path = self.path.partition("?")[0]
+        store = Path(self.directory)
+        # A page from elsewhere may have made its own name point here.
+        if _name_of(self.headers.get("Host", "")) not in _LOOPBACK_NAMES:
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
+        elif path == "/":
+            return self._send_list(store)
+        elif path == ICON:
+            self.send_response(HTTPStatus.NO_CONTENT)
+            self.end_headers()
+        elif not _is_below(store, self.translate_path(path)):
+            self.send_error(HTTPStatus.NOT_FOUND)
+        else:
+            return super().send_head()
         return None
+
+    def _send_list(self, store: Path) -> BytesIO:
+        html = environment().get_template(RUNS_TEMPLATE).render(runs=runs_of(store)).encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(html)))
+        self.end_headers()
+        return BytesIO(html)
+
+    def end_headers(self) -> None:
+        self.send_header("Content-Security-Policy", _NOTHING_FROM_OUTSIDE)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cache-Control", "no-store")
+        super().end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing: what a person opens is not an event of the run."""
+
+
+def _is_below(store: Path, path: str) -> bool:
+    """Return whether a file is in the store, and not behind a link that leads out of it."""
     try:
-        root = store.resolve(strict=True)
-        file = (root / path.lstrip("/")).resolve(strict=True)
-    except (OSError, RuntimeError):
-        return None  # it is not there, or its links go round in a circle
-    return file if file.is_relative_to(root) and file.is_file() else None
-
-
-def _content_type(file: Path) -> str:
-    if file.suffix in _TEXT_SUFFIXES:
-        return "text/plain; charset=utf-8"
-    kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-    return f"{kind}; charset=utf-8" if kind.startswith("text/") else kind
+        file = Path(path).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):
+        return False
+    return file.is_relative_to(store.resolve()) and file.is_file()
 
 
 def _name_of(host_header: str) -> str:
@@ -152,59 +153,12 @@ def _name_of(host_header: str) -> str:
         return ""
 
 
-def listen(store: Path, host: str = "127.0.0.1", port: int = 0) -> HTTPServer:
-    """Return a server that listens; its owner serves with it and closes it.
+def listen(store: Path, port: int = 0) -> HTTPServer:
+    """Return a server that listens on loopback; its owner serves with it and closes it.
 
     Args:
         port: 0 for any; `server_port` has the number.
     Raises:
-        OSError: The port is taken, or the host is none of this machine's.
+        OSError: The port is taken.
     """
-    is_private = host in _LOOPBACK_NAMES
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = SILENCE_MAX_S
-
-        def do_GET(self) -> None:  # http.server calls it so
-            # A page from elsewhere may have made its own name point here.
-            if not is_private or _name_of(self.headers.get("Host", host)) in _LOOPBACK_NAMES:
-                self._send(answer(store, self.path))
-            else:
-                text = b"Ask for this machine by its own name."
-                self._send(Answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", text))
-
-        def _send(self, answered: Answer) -> None:
-            self.send_response(answered.status)
-            self.send_header("Content-Type", answered.content_type)
-            self.send_header("Content-Length", str(len(answered.body)))
-            self.send_header("Content-Security-Policy", _NOTHING_FROM_OUTSIDE)
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(answered.body)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing: what a person opens is not an event of the run."""
-
-    return HTTPServer((host, port), Handler)
-
-
-def serve(
-    store: Path,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    *,
-    on_listening: Callable[[str], object] = lambda address: None,
-) -> None:
-    """Serve *store* until interrupted; for the command line, it blocks.
-
-    Args:
-        host: A host that reaches it can read the store: loopback unless another is given.
-        port: 0 for any.
-        on_listening: Is called with the address once requests are answered.
-    Raises:
-        OSError: The port is taken, or the host is none of this machine's.
-    """
-    with listen(store, host, port) as server:
-        on_listening(f"http://{host}:{server.server_port}/")
-        server.serve_forever()
+    return HTTPServer(("127.0.0.1", port), partial(_Handler, directory=str(store)))

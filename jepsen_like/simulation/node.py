@@ -181,6 +181,8 @@ class BrokerNode(Node):
             executor=process.executor,
             stop=stop,
             pid=self.number * 1000 + process.number,
+            sessions_max=self.world.settings.sessions_max,
+            timer_load_units=self.world.settings.timer_load_units,
             task_status=task_status,
         )
 

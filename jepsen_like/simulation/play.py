@@ -7,11 +7,9 @@ the plan alone: the same plan gives the same history, byte for byte.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
-from unittest.mock import patch
+from typing import Final
 
 import trio
 
@@ -23,7 +21,7 @@ from dledger.jepsen_like.checkers.verdict import Verdict, Violation
 from dledger.jepsen_like.history.operation import NEVER, Event, F, History, Outcome, RunHeader
 from dledger.jepsen_like.nemesis.nemesis import Nemesis
 from dledger.jepsen_like.plans.modes import SETTING_MODES
-from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, encode_plan
+from dledger.jepsen_like.plans.plan import Kind, Plan, encode_plan
 from dledger.jepsen_like.plans.promised import (
     SIMULATED_SLACK_NS,
     clock_error_ns,
@@ -50,9 +48,9 @@ from dledger.jepsen_like.workloads.transactions import (
     TIMEOUT_MS,
     broker_settings,
 )
-from dledger.services import timer
+from dledger.services.timer import LOAD_UNITS
 from dledger.settings_text import parse_delay_levels
-from dledger.state import producer_sessions
+from dledger.state.producer_sessions import SESSIONS_MAX
 
 LEADER_WITHIN_ELECTIONS: Final = 3
 """After the faults a leader must lead within this number of the longest election timeouts."""
@@ -145,6 +143,8 @@ def world_settings(plan: Plan) -> WorldSettings:
         has_accounts="access_control" in plan.modes,
         checkpoint_interval_ms=settings.checkpoint_ms,
         rpc_timeout_s=RPC_TIMEOUT_S,
+        sessions_max=settings.sessions_max or SESSIONS_MAX,
+        timer_load_units=settings.timer_load_units or LOAD_UNITS,
         options={
             "store.mapped_file_size_consume_queue": str(20 * settings.queue_units),
             "store.max_message_size": str(MESSAGE_BYTES_MAX),
@@ -186,44 +186,11 @@ def play(plan: Plan, *, prepare: Callable[[World], None] | None = None) -> Playe
             faults, so clients are not demanded to be answered meanwhile.
     """
     run = _Run(plan, prepare)
-    with small_limits(plan.settings, run.sometimes):
-        try:
-            run_world(plan.seed, run.main, world_settings(plan))
-        except Broken as broken:
-            run.note_broken(broken)
+    try:
+        run_world(plan.seed, run.main, world_settings(plan))
+    except Broken as broken:
+        run.note_broken(broken)
     return run.played()
-
-
-@contextmanager
-def small_limits(settings: Settings, counts: Counter[str]) -> Iterator[None]:
-    """Let limits of brokers that are no settings be those of *settings* meanwhile.
-
-    Sessions of idempotent producers are forgotten by all replicas at the same entry, so their
-    number is no setting of one broker, and the units that a timer service reads in one go are a
-    constant. All brokers of a simulated world are one process: there both are what the plan has.
-
-    Args:
-        counts: Gets ``session_forgotten``: how often a replica forgot a session for its number.
-    """
-    with ExitStack() as limits:
-        if settings.sessions_max:
-            limits.enter_context(
-                patch.object(producer_sessions, "SESSIONS_MAX", settings.sessions_max)
-            )
-            limits.enter_context(_counted(settings.sessions_max, counts))
-        if settings.timer_load_units:
-            limits.enter_context(patch.object(timer, "LOAD_UNITS", settings.timer_load_units))
-        yield
-
-
-def _counted(sessions_max: int, counts: Counter[str]) -> Any:
-    expire = producer_sessions.ProducerSessions._expire
-
-    def expire_and_count(sessions: producer_sessions.ProducerSessions, now_ms: int) -> None:
-        counts["session_forgotten"] += len(sessions) > sessions_max
-        expire(sessions, now_ms)
-
-    return patch.object(producer_sessions.ProducerSessions, "_expire", expire_and_count)
 
 
 class _Run:
@@ -234,7 +201,6 @@ class _Run:
         self.prepare = prepare
         self.history = History(RunHeader(f"seed-{plan.seed}", plan.seed, encode_plan(plan)))
         self.found: list[Verdict] = []
-        self.sometimes: Counter[str] = Counter()
         self.settled = False
         self.world: World | None = None
         self.nemesis: Nemesis | None = None
@@ -407,7 +373,8 @@ class _Run:
             )
             verdicts.append(Verdict("outcomes", "invalid", violations))
         sometimes = Counter(world.sometimes)
-        sometimes.update(self.sometimes)
+        if world.reference.tables is not None:
+            sometimes["session_forgotten"] = world.reference.tables.producers.forgotten
         sometimes.update(_seen_unknown(self.history))
         return Played(
             self.plan,

@@ -47,6 +47,7 @@ from dledger.group import Group
 from dledger.jepsen_like.simulation.node import BrokerNode, CheckedWorld
 from dledger.processors.store_times import search_offset
 from dledger.state.apply import apply_entry, raise_min_offsets
+from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
 
 UNIT_BYTES: Final = UNIT_DTYPE.itemsize
@@ -95,7 +96,9 @@ class ReferenceReplica:
             state, settings = group.state, group.store.settings
             self._delays = delays_of_levels(settings.delay_levels_ms)
             self.tables = StateTables(
-                builtin_topics=state.builtin_topics, builtin_groups=state.builtin_groups
+                builtin_topics=state.builtin_topics,
+                builtin_groups=state.builtin_groups,
+                producers=ProducerSessions(state.producers.sessions_max),
             )
         self.feed(node, group)
         if not node.has_rotten_queues:

@@ -13,6 +13,8 @@ from typing import Final
 from dledger.remoting.access.account_file import accounts_document
 from dledger.remoting.access.accounts import Account, AccountTable, Permission
 from dledger.remoting.protocol.signature import Credentials
+from dledger.services.timer import LOAD_UNITS
+from dledger.state.producer_sessions import SESSIONS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class WorldSettings:
         segment_bytes: Small, so that segments roll.
         options: Settings of the brokers over all others, ``table.name`` to value.
         has_accounts: Brokers and NameServers check signatures, see `accounts`.
+        sessions_max, timer_load_units: Limits of brokers that are no settings, see `serve_broker`.
         compare_state_every: Tables are compared at every such applied index.
     """
 
@@ -38,6 +41,8 @@ class WorldSettings:
     route_poll_s: float = 30.0
     rpc_timeout_s: float = 3.0
     has_accounts: bool = False
+    sessions_max: int = SESSIONS_MAX
+    timer_load_units: int = LOAD_UNITS
     compare_state_every: int = 64
     options: Mapping[str, object] = field(default_factory=dict)
 

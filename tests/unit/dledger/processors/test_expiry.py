@@ -117,11 +117,12 @@ def test_clock_behind_the_newest_message_expires_by_that(
 
 
 def test_pop_passes_expired_messages_over(broker: Broker, clock: ManualClock) -> None:
-    for body, properties in ((b"a", expiring(10)), (b"b", ""), (b"c", expiring(10))):
-        send(broker, body, properties)
+    for body in (b"a", b"b", b"c", b"d"):
+        send(broker, body, expiring(10) if body in b"ad" else "")
     broker.make_group("g")
     clock.now_s += 1
-    assert found(pop(broker)) == [b"b"]
+    assert found(pop(broker, maxMsgNums="1")) == [b"b"]
+    assert found(pop(broker)) == [b"c"]
     assert broker.processors.throughput.expired == 2
 
 

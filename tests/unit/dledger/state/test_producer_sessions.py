@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from dledger.commitlog.errors import InvariantBroken
-from dledger.state import producer_sessions
 from dledger.state.producer_sessions import (
     SESSION_IDLE_MAX_MS,
     ProducerSessions,
@@ -89,17 +88,14 @@ def test_a_session_unused_for_too_long_by_store_time_is_closed() -> None:
     assert known(sessions) == [A, C]
 
 
-def test_over_the_limit_the_session_used_longest_ago_goes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(producer_sessions, "SESSIONS_MAX", 2)
-    sessions = ProducerSessions()
+def test_over_the_limit_the_session_used_longest_ago_goes() -> None:
+    sessions = ProducerSessions(sessions_max=2)
     sessions.open(A, 1, 0)
     sessions.open(B, 2, 0)
     sessions.note(A, 1, 0, 0, StoredSend(1), 0)
     sessions.open(C, 3, 0)
     assert known(sessions) == [A, C]
-    assert len(sessions) == 2
+    assert (len(sessions), sessions.forgotten) == (2, 1)
 
 
 def test_send_restarts_an_expired_session() -> None:
