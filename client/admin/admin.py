@@ -11,7 +11,7 @@ import trio
 
 from dledger.client.admin.access import AccessAdmin
 from dledger.client.admin.daemons import DaemonQueries
-from dledger.client.admin.groups import GroupAdmin, OffsetMove, OffsetsReset, checked
+from dledger.client.admin.groups import GroupAdmin, OffsetMove, OffsetsReset, checked, sdk_queue
 from dledger.client.admin.leader_asks import ADMIN_TIMEOUT_S, LEADER_WAIT_S
 from dledger.client.admin.messages import (
     DEAD_LETTER_PREFIX,
@@ -38,6 +38,7 @@ from dledger.remoting.protocol.bodies import (
     SubscriptionGroupConfig,
     TopicConfigSerializeWrapper,
     TopicList,
+    TopicStatsTable,
 )
 from dledger.remoting.protocol.bodies import TopicConfig as TopicConfig
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
@@ -46,9 +47,6 @@ from dledger.remoting.protocol.headers import (
     CreateTopicHeader,
     DeleteTopicInNamesrvHeader,
     GetConsumeStatsHeader,
-    GetMaxOffsetHeader,
-    OffsetResponseHeader,
-    QueueHeader,
     TopicHeader,
 )
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD
@@ -113,7 +111,9 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
 
     # ------------------------------------------------------------------------------ cluster
 
-    async def raft_status(self, address: str) -> dict[str, Any]:
+    async def raft_status(
+        self, address: str, *, timeout_s: float = STATUS_TIMEOUT_S
+    ) -> dict[str, Any]:
         """Return what the broker at *address* reports about its part in its group.
 
         Raises:
@@ -121,9 +121,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
                 answers cannot be read.
             BrokerUnreachableError: It cannot be asked.
         """
-        answer = await self._instance.ask(
-            address, RequestCode.RAFT_STATUS, timeout_s=STATUS_TIMEOUT_S
-        )
+        answer = await self._instance.ask(address, RequestCode.RAFT_STATUS, timeout_s=timeout_s)
         checked(answer, f"raft status of {address}")
         status: dict[str, Any] = dict(answer.ext)
         if memoryview(answer.body).nbytes:
@@ -142,7 +140,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
 
         Args:
             broker_name: The group.
-            op: ``add``, ``remove``, ``replace`` or ``transfer``.
+            op: ``add``, ``observe``, ``promote``, ``remove``, ``replace`` or ``transfer``.
             name: Id of the member; may be empty for ``transfer``: the one that has most.
             address: Its peer address ``host:port``, for ``add`` and ``replace``.
         Raises:
@@ -158,7 +156,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
             timeout_s=CHANGE_TIMEOUT_S,
             attempt_timeout_s=CHANGE_TIMEOUT_S,
         )
-        checked(answer, f"{op} {name} in {broker_name}")
+        checked(answer, f"{op} {name} in {broker_name}".replace("  ", " "))
 
     async def cluster_health(self) -> dict[str, GroupHealth]:
         """Return how each broker group is, by name; all members are asked at the same time.
@@ -213,8 +211,8 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
             The names of the groups that have it now; the NameServer in use lists them, too,
             unless it took longer than `LEADER_WAIT_S`.
         Raises:
-            RequestFailedError: A group refused; those before it in order have the topic. Also
-                where messages would be given up and *gives_up_messages* is false.
+            RequestFailedError: A group refused; those before it in order have the topic.
+            ConfirmationNeededError: Messages would go, and *gives_up_messages* is false.
             NoRouteError: No group has a leader, nor gets one within `LEADER_WAIT_S`.
         """
         header = CreateTopicHeader(
@@ -244,9 +242,13 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
         """Change *topic*; RocketMQ has one request for both, so this is `create_topic`."""
         return await self.create_topic(topic, **changes)
 
-    async def delete_topic(self, topic: str) -> list[str]:
+    async def delete_topic(
+        self, topic: str, *, broker_names: tuple[str, ...] | None = None
+    ) -> list[str]:
         """Delete *topic* on every group and in every NameServer; its messages go with it.
 
+        Args:
+            broker_names: Which groups; None: all the NameServer knows.
         Returns:
             The names of the groups asked.
         Raises:
@@ -257,16 +259,18 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
         names = await self._change_on_every_leader(
             RequestCode.DELETE_TOPIC_IN_BROKER,
             dict(TopicHeader(topic).encode()),
-            None,
+            broker_names,
             f"delete topic {topic}",
         )
         ext = dict(DeleteTopicInNamesrvHeader(topic).encode())
         silent: list[str] = []
         for address in self._instance.name_servers.list.addresses:
             try:
-                await self._instance.name_servers.ask_at(
+                answer = await self._instance.name_servers.ask_at(
                     address, request(RequestCode.DELETE_TOPIC_IN_NAMESRV, dict(ext))
                 )
+                if answer.code != ResponseCode.TOPIC_NOT_EXIST:
+                    checked(answer, f"delete topic {topic} at {address}")
             except NoNameServerError as error:
                 silent.append(str(error))
         self._instance.routes.table.forget(topic)
@@ -299,6 +303,46 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
         checked(answer, f"topics of {broker_name}")
         return dict(TopicConfigSerializeWrapper.decode(answer.body).topic_config_table)
 
+    async def change_topic(
+        self,
+        topic: str,
+        broker_name: str,
+        changes: Mapping[str, str],
+        *,
+        gives_up_messages: bool = False,
+    ) -> None:
+        """Change fields of *topic* in one broker group, and nothing else of it.
+
+        Args:
+            changes: Fields of the request that creates a topic, e.g. ``{"perm": "4"}``.
+            gives_up_messages: A shorter ``retention.ms`` may take messages that are kept now.
+        Raises:
+            ConfirmationNeededError: Messages would go, and *gives_up_messages* is false.
+            RequestFailedError: The group has no such topic, or refuses.
+            BrokerUnreachableError: Its leader does not answer.
+        """
+        answer = await self._ask_leader(
+            broker_name, RequestCode.GET_TOPIC_CONFIG, {"topic": topic}, topic
+        )
+        config = TopicConfig.decode(answer.body)
+        header = CreateTopicHeader(
+            topic=topic,
+            default_topic="TBW102",
+            read_queue_nums=config.read_queue_nums,
+            write_queue_nums=config.write_queue_nums,
+            perm=config.perm,
+            topic_filter_type=config.topic_filter_type,
+            topic_sys_flag=config.topic_sys_flag,
+            order=config.order,
+        )
+        confirmed = {CONFIRMED_FIELD: "true"} if gives_up_messages else {}
+        await self._ask_leader(
+            broker_name,
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
+            {**header.encode(), **changes, **confirmed},
+            topic,
+        )
+
     async def set_topic_perm(
         self, topic: str, perm: int, *, broker_names: tuple[str, ...] | None = None
     ) -> list[str]:
@@ -315,29 +359,11 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
                 new permission.
             BrokerUnreachableError: A leader does not answer.
         """
-        names = broker_names
-        if names is None:
-            names = tuple(sorted((await self.topic_route(topic)).addresses))
+        route = await self.topic_route(topic)
+        names = sorted(route.addresses) if broker_names is None else list(broker_names)
         for name in names:
-            config = (await self.topic_configs(name)).get(topic)
-            if config is None:
-                raise RequestFailedError(
-                    f"{name} has no topic {topic}", code=ResponseCode.TOPIC_NOT_EXIST, remark=""
-                )
-            header = CreateTopicHeader(
-                topic=topic,
-                default_topic="TBW102",
-                read_queue_nums=config.read_queue_nums,
-                write_queue_nums=config.write_queue_nums,
-                perm=perm,
-                topic_filter_type=config.topic_filter_type,
-                topic_sys_flag=config.topic_sys_flag,
-                order=config.order,
-            )
-            await self._ask_leader(
-                name, RequestCode.UPDATE_AND_CREATE_TOPIC, dict(header.encode()), topic
-            )
-        return list(names)
+            await self.change_topic(topic, name, {"perm": str(perm)})
+        return names
 
     # ------------------------------------------------------------------------------ groups
 
@@ -349,6 +375,17 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
             RequestFailedError, BrokerUnreachableError: A leader does not say.
         """
         return await self._groups.subscription_groups(await self._leading())
+
+    async def set_group_enabled(self, group: str, enable: bool) -> list[str]:
+        """Let a consumer group get messages in every broker group, or none; change nothing else.
+
+        Returns:
+            The broker groups where that is a change.
+        Raises:
+            RequestFailedError, BrokerUnreachableError: A leader refuses or does not answer; the
+                broker groups before it, in order of their names, are changed.
+        """
+        return await self._groups.set_enabled(group, enable, await self._leading())
 
     async def consumer_connection(self, group: str) -> ConsumerConnection | None:
         """Return the clients of a consumer group and their subscriptions; None without a client.
@@ -441,7 +478,7 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
     # ------------------------------------------------------------------------------ messages
 
     async def offsets(self, topic: str) -> dict[MessageQueue, tuple[int, int]]:
-        """Return first and one-past-last offset of each readable queue of *topic*.
+        """Return first and one-past-last offset of each queue of *topic*.
 
         Raises:
             NoRouteError, NoNameServerError: No NameServer knows the topic, or none answers.
@@ -449,23 +486,15 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
         """
         route = await self.topic_route(topic)
         found: dict[MessageQueue, tuple[int, int]] = {}
-        for queue in route.subscribe_queues:
-            bounds = []
-            for code, header in (
-                (RequestCode.GET_MIN_OFFSET, QueueHeader(topic, queue.queue_id)),
-                (RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader(topic, queue.queue_id)),
-            ):
-                answer = await self._instance.ask_leader(
-                    queue.broker_name,
-                    code,
-                    dict(header.encode()),
-                    topic=topic,
-                    timeout_s=ADMIN_TIMEOUT_S,
-                )
-                checked(answer, f"{code.name} of {queue}")
-                bounds.append(OffsetResponseHeader.decode(answer.ext).offset)
-            found[queue] = (bounds[0], bounds[1])
-        return found
+        for name in sorted(route.addresses):
+            answer = await self._ask_leader(
+                name, RequestCode.GET_TOPIC_STATS_INFO, dict(TopicHeader(topic).encode()), topic
+            )
+            found |= {
+                sdk_queue(queue): (bounds.min_offset, bounds.max_offset)
+                for queue, bounds in TopicStatsTable.decode(answer.body).offset_table.items()
+            }
+        return dict(sorted(found.items()))
 
     async def dead_letter_groups(self) -> list[DeadLetterGroup]:
         """Return the consumer groups that have a dead letter topic, by name.

@@ -6,14 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import trio
 
 from dledger.client.consumer.offsets import BrokerOffsets
 from dledger.client.core.client_instance import ClientInstance
-from dledger.client.core.errors import ClientError, RequestFailedError
+from dledger.client.core.errors import (
+    ClientError,
+    ConfirmationNeededError,
+    RequestFailedError,
+)
 from dledger.client.core.route import MessageQueue
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
@@ -32,6 +38,7 @@ from dledger.remoting.protocol.headers import (
     SearchOffsetHeader,
     ViewBrokerStatsDataHeader,
 )
+from dledger.remoting.protocol.own_fields import GIVES_UP_FIELD, decode_given_up
 
 ASK_TIMEOUT_S: Final = 10.0
 """Budget of one administrative request, a fail-over included."""
@@ -94,6 +101,28 @@ class GroupAdmin:
             answer = await self._ask(name, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             found |= bodies.SubscriptionGroupWrapper.decode(answer.body).subscription_group_table
         return found
+
+    async def set_enabled(self, group: str, enable: bool, broker_names: list[str]) -> list[str]:
+        """Let a group consume or not; return the brokers where that is a change."""
+        changed = []
+        for name in broker_names:
+            answer = await self._ask(
+                name,
+                RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
+                {"group": group},
+                also=(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,),
+            )
+            config = (
+                bodies.SubscriptionGroupConfig.decode(answer.body)
+                if answer.code == ResponseCode.SUCCESS
+                else bodies.SubscriptionGroupConfig(group)
+            )
+            if config.consume_enable != enable:
+                config.consume_enable = enable
+                code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+                await self._ask(name, code, body=config.encode())
+                changed.append(name)
+        return changed
 
     async def consumer_connection(
         self, group: str, broker_names: list[str]
@@ -382,6 +411,7 @@ class GroupAdmin:
         name: str,
         code: RequestCode,
         ext: ExtFields | None = None,
+        body: bytes = b"",
         *,
         also: tuple[ResponseCode, ...] = (),
     ) -> RemotingCommand:
@@ -389,6 +419,7 @@ class GroupAdmin:
             name,
             code,
             None if ext is None else dict(ext),
+            body,
             topic="TBW102",
             timeout_s=ASK_TIMEOUT_S,
         )
@@ -402,14 +433,19 @@ def checked(answer: RemotingCommand, what: str) -> RemotingCommand:
 
     Raises:
         RequestFailedError: It is none; its code and remark are carried.
+        ConfirmationNeededError: It lists messages that the change would give up.
     """
-    if answer.code != ResponseCode.SUCCESS:
-        raise RequestFailedError(
-            f"{what}: refused with code {answer.code}: {answer.remark or ''}",
-            code=answer.code,
-            remark=answer.remark or "",
-        )
-    return answer
+    if answer.code == ResponseCode.SUCCESS:
+        return answer
+    remark = answer.remark or ""
+    message = f"{what}: refused with code {answer.code}: {remark}"
+    text = answer.ext.get(GIVES_UP_FIELD)
+    if text is not None:
+        with suppress(msgspec.MsgspecError):
+            raise ConfirmationNeededError(
+                message, code=answer.code, remark=remark, given_up=decode_given_up(str(text))
+            )
+    raise RequestFailedError(message, code=answer.code, remark=remark)
 
 
 def sdk_queue(queue: bodies.MessageQueue) -> MessageQueue:

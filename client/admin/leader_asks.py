@@ -8,8 +8,9 @@ from dledger.client.admin.groups import checked
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import NoRouteError
 from dledger.client.core.route import LEADER_ID, TopicRoute
-from dledger.remoting.protocol.bodies import ClusterInfo
-from dledger.remoting.protocol.codes import RequestCode
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.protocol.bodies import ClusterInfo, TopicRouteData
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import ExtFields, RemotingCommand, request
 
 ADMIN_TIMEOUT_S: Final = 10.0
@@ -26,11 +27,17 @@ class LeaderAsks:
         """Use *instance*, which must be open."""
         self._instance = instance
 
+    @property
+    def name_servers(self) -> tuple[str, ...]:
+        """The addresses of the NameServers that are known."""
+        return tuple(self._instance.name_servers.list.addresses)
+
     async def cluster_info(self) -> ClusterInfo:
         """Return every broker group the NameServer in use knows.
 
         Raises:
             NoNameServerError: None answers.
+            ConfigError: What answers is a broker.
         """
         answer = await self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
         return ClusterInfo.decode(answer.body)
@@ -44,12 +51,33 @@ class LeaderAsks:
         """
         return await self._instance.routes.refresh(topic)
 
+    async def topic_route_data(self, topic: str) -> TopicRouteData:
+        """Return what the NameServer in use has of *topic*, as it is on the wire.
+
+        Raises:
+            NoRouteError: It does not know the topic.
+            NoNameServerError: None answers.
+        """
+        code = RequestCode.GET_ROUTEINFO_BY_TOPIC
+        servers = self._instance.name_servers
+        answer = await servers.invoke(request(code, {"topic": topic}))
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise NoRouteError(answer.remark or f"no NameServer knows topic {topic}")
+        answer = _of_name_server(answer, ", ".join(servers.list.addresses), code)
+        return TopicRouteData.decode(answer.body)
+
     async def _ask_name_server(
         self, code: RequestCode, ext: ExtFields | None = None
     ) -> RemotingCommand:
-        answer = await self._instance.name_servers.invoke(request(code, ext))
-        checked(answer, code.name)
-        return answer
+        servers = self._instance.name_servers
+        answer = await servers.invoke(request(code, ext))
+        return _of_name_server(answer, ", ".join(servers.list.addresses), code)
+
+    async def _ask_name_server_at(
+        self, address: str, code: RequestCode, ext: ExtFields | None = None, body: bytes = b""
+    ) -> RemotingCommand:
+        answer = await self._instance.name_servers.ask_at(address, request(code, ext, body))
+        return _of_name_server(answer, address, code)
 
     async def _ask_leader(
         self, name: str, code: RequestCode, ext: ExtFields, topic: str
@@ -106,3 +134,12 @@ class LeaderAsks:
             )
             checked(answer, f"{what} on {name}")
         return chosen
+
+
+def _of_name_server(answer: RemotingCommand, address: str, code: RequestCode) -> RemotingCommand:
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        raise ConfigError(
+            f"{address} is no NameServer: the server there does not support the request;"
+            " NameServers have port 9876 by default"
+        )
+    return checked(answer, f"{code.name} at {address}")

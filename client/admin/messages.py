@@ -186,7 +186,7 @@ class MessageQueries(LeaderAsks):
         ]
 
     async def messages_by_time(
-        self, topic: str, begin_ms: int, end_ms: int, limit: int
+        self, topic: str, begin_ms: int, end_ms: int, limit: int, *, queue_id: int | None = None
     ) -> list[MessageExt]:
         """Return the first messages of *topic* stored in a span of time, oldest first.
 
@@ -194,6 +194,7 @@ class MessageQueries(LeaderAsks):
             begin_ms: Stored at or after this time, ms since the epoch,
             end_ms: and before this one.
             limit: At most this many.
+            queue_id: Of the queues with this id only.
         Raises:
             NoRouteError, NoNameServerError: No NameServer knows the topic, or none answers.
             RequestFailedError, BrokerUnreachableError: A leader gives no answer, or refuses.
@@ -201,6 +202,8 @@ class MessageQueries(LeaderAsks):
         found: list[MessageExt] = []
         consumer = PullConsumer(self._instance, READING_GROUP)
         for queue in await consumer.fetch_message_queues(topic):
+            if queue_id not in (None, queue.queue_id):
+                continue
             begin = await consumer.search_offset(queue, begin_ms)
             end = min(await consumer.max_offset(queue), begin + limit)
             async for message in _between(consumer, queue, begin, end):

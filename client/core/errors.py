@@ -20,6 +20,7 @@
     ├── UnknownOutcomeError       sent, but no answer shows whether it is stored        unknown
     ├── OffsetIllegalError        a pull outside the queue; carries where to go on      not_stored
     └── RequestFailedError        an answer to a read or admin request that is no success not_stored
+        ├── ConfirmationNeededError  a change would give up messages; carries which     not_stored
         ├── ReceiptStaleError     a received message is not this consumer's any more    not_stored
         ├── LockLostError         the token is old: another client may have it          not_stored
         └── RequestTimedOutError  no answer to a read or admin request in time          unknown
@@ -35,6 +36,7 @@ from dledger.commitlog.errors import LocalProtocolError, MQError
 
 if TYPE_CHECKING:
     from dledger.client.core.message_ext import SendResult
+    from dledger.remoting.protocol.own_fields import GivenUp
 
 
 class ClientError(MQError):
@@ -204,6 +206,18 @@ class RequestFailedError(ClientError):
         super().__init__(message)
         self.code = code
         self.remark = remark
+
+
+class ConfirmationNeededError(RequestFailedError):
+    """A change would give up messages, and was not confirmed. Nothing was changed.
+
+    Attributes:
+        given_up: What would go.
+    """
+
+    def __init__(self, message: str, *, code: int, remark: str, given_up: GivenUp) -> None:
+        super().__init__(message, code=code, remark=remark)
+        self.given_up = given_up
 
 
 class DamagedAnswerError(RequestFailedError):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from dledger.cli.ask_cluster import open_client
-from dledger.client.admin.admin import Admin
-from dledger.output import CliError, ExitCode, Output, addresses, note, show
+from dledger.cli.commands import open_admin
+from dledger.output import CliError, ExitCode, Output, note, show
 from dledger.services.account_changes import account_of
 from dledger.state.accounts import AccountConfig, PolicyConfig
 
 if TYPE_CHECKING:
+    from dledger.client.admin.admin import Admin
     from dledger.remoting.access.accounts import Right
     from dledger.remoting.protocol.access_bodies import AclInfo, PlainAccessConfig
 
@@ -38,12 +38,6 @@ NOT_SHOWN: Final = "not shown"
 """Stands for a secret: no answer has one."""
 
 Lines = Mapping[str, str]
-
-
-@asynccontextmanager
-async def _admin(namesrv: str) -> AsyncIterator[Admin]:
-    async with open_client(addresses(namesrv)) as client:
-        yield Admin(client)
 
 
 async def _accounts(admin: Admin) -> dict[str, dict[str, AccountConfig]]:
@@ -102,7 +96,7 @@ def _pairs(lines: Sequence[str]) -> dict[str, str]:
 
 async def ls(namesrv: str, output: Output) -> int:
     """List the accounts of every broker group."""
-    async with _admin(namesrv) as admin:
+    async with open_admin(namesrv) as admin:
         accounts = await _accounts(admin)
         white = {
             name: config.global_white_addrs for name, config in (await admin.accounts()).items()
@@ -144,7 +138,7 @@ def _shown_policy(entry: PolicyConfig) -> str:
 
 async def check(namesrv: str, name: str, asked: Sequence[Right], host: str) -> int:
     """Show what an account may do in each broker group; FAILED if it may not everywhere."""
-    async with _admin(namesrv) as admin:
+    async with open_admin(namesrv) as admin:
         accounts = await _accounts(admin)
     may_all = True
     for broker, rows in accounts.items():
@@ -175,7 +169,7 @@ async def add(
 ) -> int:
     """Make an account in every broker group; print a drawn secret once."""
     drawn = secrets.token_urlsafe(SECRET_BYTES) if secret is None else secret
-    async with _admin(namesrv) as cluster:
+    async with open_admin(namesrv) as cluster:
         for broker, config in (await cluster.accounts()).items():
             if any(plain.access_key == name for plain in config.plain_access_configs):
                 raise CliError(
@@ -218,7 +212,7 @@ async def change_lines(
     groups: Mapping[str, str | None],
 ) -> int:
     """Set lines of an account in every broker group; None removes one."""
-    async with _admin(namesrv) as admin:
+    async with open_admin(namesrv) as admin:
         wanted: list[tuple[str, bool, Lines, Lines]] = []
         for broker, rows in (await _accounts(admin)).items():
             row = rows.get(name)
@@ -247,7 +241,7 @@ def _changed(broker: str, lines: Lines, changes: Mapping[str, str | None]) -> di
 
 async def rm(namesrv: str, name: str) -> int:
     """Delete an account in every broker group."""
-    async with _admin(namesrv) as admin:
+    async with open_admin(namesrv) as admin:
         for broker, rows in (await _accounts(admin)).items():
             if name not in rows:
                 raise _no_account(name, broker)
@@ -257,7 +251,7 @@ async def rm(namesrv: str, name: str) -> int:
 
 async def set_enabled(namesrv: str, name: str, is_enabled: bool) -> int:
     """Let requests in the name of an account pass from now on, or none."""
-    async with _admin(namesrv) as admin:
+    async with open_admin(namesrv) as admin:
         await admin.update_user(name, is_enabled=is_enabled)
     return ExitCode.OK
 
@@ -265,7 +259,7 @@ async def set_enabled(namesrv: str, name: str, is_enabled: bool) -> int:
 async def new_secret(namesrv: str, name: str, secret: str | None) -> int:
     """Give an account another secret in every broker group; print a drawn one once."""
     drawn = secrets.token_urlsafe(SECRET_BYTES) if secret is None else secret
-    async with _admin(namesrv) as admin:
+    async with open_admin(namesrv) as admin:
         for broker, rows in (await _accounts(admin)).items():
             if name not in rows:
                 raise _no_account(name, broker)

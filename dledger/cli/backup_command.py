@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
+from dledger.cli.commands import open_admin
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
     Namesrv,
     Output,
-    addresses,
     note,
     print_json,
     print_table,
@@ -21,6 +21,7 @@ from dledger.output import (
 
 if TYPE_CHECKING:
     from dledger.backup.source import Source
+    from dledger.client.admin.admin import Admin
 
 app = App(name="backup", help="Back a broker group up, and restore it.", backend="trio")
 
@@ -70,7 +71,7 @@ async def create(
     folder = BackupFolder.open(target)
     source = Source(OsDisk(), str(data.resolve()))
     if not as_of_checkpoint and is_running(data):
-        await _wait_for(source, await _committed(source, addresses(namesrv)))
+        await _wait_for(source, await _committed(source, namesrv))
     with progress(0, "bytes") as line:
         done = make(folder, source, made_at_ms=time.time_ns() // 1_000_000, copied_to=line.to)
     manifest = done.manifest
@@ -194,7 +195,7 @@ def is_running(folder: Path) -> bool:
     return False
 
 
-async def _committed(source: Source, namesrvs: list[str]) -> int:
+async def _committed(source: Source, namesrv: str) -> int:
     """Return up to where the group has come, as its leader knows after a read barrier.
 
     Raises:
@@ -202,23 +203,23 @@ async def _committed(source: Source, namesrvs: list[str]) -> int:
     """
     import trio
 
-    from dledger.cli.ask_cluster import NoAnswerError, groups_of
+    from dledger.client.core.errors import ClientError
 
     identity = source.identity
+    why = f"no leader of {identity.group} in {identity.cluster} answers"
     try:
-        groups = await groups_of(namesrvs, identity.cluster)
-        found = [data for data in groups if data.broker_name == identity.group]
-        with trio.move_on_after(LEADER_S):
-            while found:
-                for address in found[0].broker_addrs.values():
-                    index = await _asked(address, source)
-                    if index is not None:
-                        return index
-                await trio.sleep(LOOK_S)
-    except NoAnswerError as error:
+        async with open_admin(namesrv) as admin:
+            info = await admin.cluster_info()
+            found = info.broker_addr_table.get(identity.group)
+            with trio.move_on_after(LEADER_S):
+                while found is not None and found.cluster == identity.cluster:
+                    for address in found.broker_addrs.values():
+                        index = await _asked(admin, address, source)
+                        if index is not None:
+                            return index
+                    await trio.sleep(LOOK_S)
+    except ClientError as error:
         why = str(error)
-    else:
-        why = f"no leader of {identity.group} in {identity.cluster} answers"
     raise CliError(
         f"{why}: what was acknowledged just now is not known, nothing was copied",
         next_step="give --namesrv, or --as-of-checkpoint for what the folder itself knows",
@@ -226,18 +227,21 @@ async def _committed(source: Source, namesrvs: list[str]) -> int:
     )
 
 
-async def _asked(address: str, source: Source) -> int | None:
+async def _asked(admin: Admin, address: str, source: Source) -> int | None:
     """Return the commit index of the leader at *address*; None when it does not lead.
 
     The answer with the end of a queue shows that it still led after this was asked: what was
     acknowledged before is committed there.
     """
-    from dledger.cli.ask_cluster import NoAnswerError, ask, raft_status
-    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+    from dledger.client.core.errors import ClientError
+    from dledger.client.core.route import MessageQueue
     from dledger.state.topics import STATE_TOPIC
 
-    status = await raft_status(address)
-    if status is None or status.get("role") != "leader" or not status.get("serving"):
+    try:
+        status = await admin.raft_status(address)
+    except ClientError:
+        return None
+    if status.get("role") != "leader" or not status.get("serving"):
         return None
     mine = source.identity.group_identity
     if status.get("group_identity") != mine:
@@ -248,15 +252,11 @@ async def _asked(address: str, source: Source) -> int | None:
             next_step="give the --namesrv of the group that the folder belongs to",
         )
     try:
-        answer = await ask(
-            address, RequestCode.GET_MAX_OFFSET, {"topic": STATE_TOPIC, "queueId": "0"}
-        )
-    except NoAnswerError:
+        await admin.max_offset_at(address, MessageQueue(STATE_TOPIC, source.identity.group, 0))
+        status = await admin.raft_status(address)
+    except ClientError:
         return None
-    if answer.code != ResponseCode.SUCCESS:
-        return None
-    status = await raft_status(address)
-    return None if status is None else int(status["commit_index"])
+    return int(status["commit_index"])
 
 
 async def _wait_for(source: Source, index: int) -> None:

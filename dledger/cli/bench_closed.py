@@ -12,7 +12,6 @@ import trio
 from cyclopts import Parameter
 
 from dledger import aio
-from dledger.cli.ask_cluster import open_client
 from dledger.cli.bench_load import (
     POSITIVE,
     WARM_UP_S,
@@ -30,7 +29,7 @@ from dledger.cli.bench_load import (
     read,
     send,
 )
-from dledger.cli.topic_command import create_topic
+from dledger.cli.commands import open_admin, open_client
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
@@ -91,7 +90,8 @@ async def bench_produce(target: Target, load: ProduceLoad, tell: Callable[[str],
         CliError: The cluster cannot be reached, or not one send succeeded.
     """
     async with target.opened(tell) as (namesrvs, pids):
-        await create_topic(namesrvs, load.topic, queues=load.queues)
+        async with open_admin(namesrvs) as admin:
+            await admin.create_topic(load.topic, queue_nums=load.queues)
         config, cpu = ProducerConfig(idempotent=load.idempotent), _Cpu(pids)
         tell(f"{load.inflight} outstanding sends of {load.batch} x {load.size} bytes")
         if load.asyncio:
@@ -170,7 +170,8 @@ async def bench_consume(target: Target, load: ConsumeLoad, tell: Callable[[str],
         CliError: The cluster cannot be reached, or messages are missing.
     """
     async with target.opened(tell) as (namesrvs, _):
-        await create_topic(namesrvs, load.topic, queues=load.queues)
+        async with open_admin(namesrvs) as admin:
+            await admin.create_topic(load.topic, queue_nums=load.queues)
         async with open_client(namesrvs) as client:
             tell(f"writing {load.messages:,} messages of {load.size} bytes")
             await fill(client, load.topic, load.size, load.messages)
@@ -204,7 +205,8 @@ async def bench_failover(inflight: int, tell: Callable[[str], None]) -> float:
     tally = Tally(0.0, on_stored=lambda began_s, ended_s: sends.append((began_s, ended_s)))
     async with Temporary().cluster(tell) as cluster:
         namesrvs = [cluster.namesrv_address]
-        await create_topic(namesrvs, FAILOVER_TOPIC, queues=4)
+        async with open_admin(namesrvs) as admin:
+            await admin.create_topic(FAILOVER_TOPIC, queue_nums=4)
         async with (
             open_client(namesrvs) as client,
             Producer(client, "bench-failover") as producer,

@@ -14,7 +14,6 @@ from typing import Annotated, Final
 import trio
 from cyclopts import Parameter
 
-from dledger.cli.ask_cluster import open_client
 from dledger.cli.bench_load import (
     POSITIVE,
     WARM_UP_S,
@@ -26,7 +25,7 @@ from dledger.cli.bench_load import (
     Topic,
     percentiles_ms,
 )
-from dledger.cli.topic_command import create_topic
+from dledger.cli.commands import open_admin, open_client
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
@@ -100,7 +99,8 @@ async def bench_latency(target: Target, load: LatencyLoad, tell: Callable[[str],
         CliError: The cluster cannot be reached, or not one send succeeded.
     """
     async with target.opened(tell) as (namesrvs, _):
-        await create_topic(namesrvs, load.topic, queues=load.queues)
+        async with open_admin(namesrvs) as admin:
+            await admin.create_topic(load.topic, queue_nums=load.queues)
         config = ProducerConfig(send_timeout_s=SEND_TIMEOUT_S)
         async with open_client(namesrvs) as client, Producer(client, "bench", config) as producer:
             body = bytes(load.size)

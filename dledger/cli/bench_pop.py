@@ -10,9 +10,8 @@ from typing import Annotated, Final
 import trio
 from cyclopts import Parameter
 
-from dledger.cli.ask_cluster import open_client
 from dledger.cli.bench_load import POSITIVE, Figures, Queues, Size, Target, Topic, fill
-from dledger.cli.topic_command import create_topic
+from dledger.cli.commands import open_admin, open_client
 from dledger.client.consumer.config import PushConfig
 from dledger.client.consumer.listener import ConsumeContext, DeliveredMessage
 from dledger.client.consumer.offsets import FROM_FIRST
@@ -49,7 +48,8 @@ async def bench_pop(target: Target, load: PopLoad, tell: Callable[[str], None]) 
         CliError: The cluster cannot be reached, or not all messages came in time.
     """
     async with target.opened(tell) as (namesrvs, _):
-        await create_topic(namesrvs, load.topic, queues=load.queues)
+        async with open_admin(namesrvs) as admin:
+            await admin.create_topic(load.topic, queue_nums=load.queues)
         async with open_client(namesrvs) as client:
             tell(f"writing {load.messages:,} messages of {load.size} bytes")
             await fill(client, load.topic, load.size, load.messages)

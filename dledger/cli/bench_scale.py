@@ -15,7 +15,6 @@ from typing import Annotated, Any, Final
 import trio
 from cyclopts import Parameter
 
-from dledger.cli.ask_cluster import ask, open_client
 from dledger.cli.bench_load import (
     POSITIVE,
     Figures,
@@ -25,6 +24,7 @@ from dledger.cli.bench_load import (
     pids_of,
     rss_mib,
 )
+from dledger.cli.commands import open_admin, open_client
 from dledger.cli.local_cluster import DEFAULT_GROUP, LocalCluster
 from dledger.client.core.client_instance import ClientInstance
 from dledger.commitlog.errors import MQError
@@ -35,7 +35,6 @@ from dledger.remoting.protocol.bodies import (
     ConsumerData,
     HeartbeatData,
     SubscriptionData,
-    TopicList,
 )
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import ExtFields, RemotingCommand, request
@@ -419,17 +418,13 @@ async def _restart(run: _Run) -> Figures:
     await cluster.wait_leader(timeout_s=LISTED_TIMEOUT_S)
     leader_s = time.perf_counter() - began
     wanted = {run.topic(number) for number in range(run.load.topics)}
-    with trio.move_on_after(LISTED_TIMEOUT_S):
-        while True:
-            answer = await ask(
-                cluster.namesrv_address,
-                RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
-                timeout_s=TIMEOUT_S,
-            )
-            if wanted <= set(TopicList.decode(answer.body).topic_list):
-                listed_s = time.perf_counter() - began - leader_s
-                return {"restart_leader_s": leader_s, "restart_topics_listed_s": listed_s}
-            await trio.sleep(0.1)
+    async with open_admin([cluster.namesrv_address]) as admin:
+        with trio.move_on_after(LISTED_TIMEOUT_S):
+            while True:
+                if wanted <= set(await admin.topic_list()):
+                    listed_s = time.perf_counter() - began - leader_s
+                    return {"restart_leader_s": leader_s, "restart_topics_listed_s": listed_s}
+                await trio.sleep(0.1)
     raise CliError("the NameServer does not list the topics after the start")
 
 

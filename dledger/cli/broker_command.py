@@ -15,7 +15,8 @@ import structlog
 import trio
 from cyclopts import App, Parameter
 
-from dledger.cli.ask_cluster import ask_namesrvs, cluster_info, refused
+from dledger.cli.commands import open_admin
+from dledger.cli.topic_command import groups_of
 from dledger.commitlog.errors import ConfigError
 from dledger.config import BrokerConfig, load_config
 from dledger.output import (
@@ -24,16 +25,10 @@ from dledger.output import (
     ExitCode,
     Namesrv,
     Output,
-    addresses,
     note,
     print_json,
 )
 from dledger.remoting.machine import DescriptorShares, raise_open_files, share_descriptors
-from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-from dledger.remoting.protocol.headers import (
-    AddWritePermResponseHeader,
-    WipeWritePermResponseHeader,
-)
 from dledger.remoting.seams import Clock, Network
 from dledger.remoting.service_manager import ServiceManager
 from dledger.remoting.settings import ConfigFile, settings_text
@@ -284,8 +279,7 @@ async def wipe_write_perm(
 
     Every NameServer gets it. Producers follow when they read the route again, within 30 seconds.
     """
-    counts = await _change(addresses(namesrv), broker, RequestCode.WIPE_WRITE_PERM_OF_BROKER)
-    return _tell(output, broker, counts, "take no messages any more")
+    return await _set_write_perm(namesrv, broker, False, output)
 
 
 @app.command(name="add-write-perm", help="Let producers send to a broker group again.")
@@ -297,32 +291,17 @@ async def add_write_perm(
     output: Output = "table",
 ) -> int:
     """Let producers send to a broker group again."""
-    counts = await _change(addresses(namesrv), broker, RequestCode.ADD_WRITE_PERM_OF_BROKER)
-    return _tell(output, broker, counts, "take messages")
+    return await _set_write_perm(namesrv, broker, True, output)
 
 
-async def _change(namesrvs: list[str], broker: str, code: RequestCode) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for address in namesrvs:
-        info = await cluster_info(address)
-        if broker not in info.broker_addr_table:
-            raise CliError(
-                f"{address} does not know broker {broker}", next_step="see dledger cluster ls"
-            )
-        answer = await ask_namesrvs([address], code, {"brokerName": broker})
-        if answer.code != ResponseCode.SUCCESS:
-            raise refused(f"{code.name} of {broker} at {address}", answer)
-        if code is RequestCode.WIPE_WRITE_PERM_OF_BROKER:
-            counts[address] = WipeWritePermResponseHeader.decode(answer.ext).wipe_topic_count
-        else:
-            counts[address] = AddWritePermResponseHeader.decode(answer.ext).add_topic_count
-    return counts
-
-
-def _tell(output: Output, broker: str, counts: dict[str, int], what: str) -> int:
+async def _set_write_perm(namesrv: str, broker: str, is_writable: bool, output: Output) -> int:
+    async with open_admin(namesrv) as admin:
+        await groups_of(admin, None, [broker])
+        counts = await admin.set_write_perm(broker, is_writable)
     if output == "json":
         print_json({"broker": broker, "topics": counts})
-    else:
-        for address, count in counts.items():
-            note(f"{address}: {count} topics of {broker} {what}")
+        return ExitCode.OK
+    what = "take messages" if is_writable else "take no messages any more"
+    for address, count in counts.items():
+        note(f"{address}: {count} topics of {broker} {what}")
     return ExitCode.OK

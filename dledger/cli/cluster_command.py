@@ -9,23 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
-from dledger.cli.watch import Watch, repeated
+from dledger.cli.commands import Rows, listing, open_admin
 from dledger.output import (
     DEFAULT_NAMESRV,
-    CliError,
     ExitCode,
     Namesrv,
     Output,
-    Wide,
-    addresses,
     no_less_than_0,
     note,
     print_json,
     print_table,
-    show,
 )
 
 if TYPE_CHECKING:
+    from dledger.client.admin.admin import Admin
     from dledger.remoting.protocol.bodies import ClusterInfo
 
 app = App(name="cluster", help="Show brokers, their roles and health.", backend="trio")
@@ -42,11 +39,11 @@ WIDE_COLUMNS = (
 )
 
 
-async def brokers_of(info: ClusterInfo) -> list[dict[str, Any]]:
+async def brokers_of(admin: Admin, info: ClusterInfo) -> list[dict[str, Any]]:
     """Return one row per broker: what the NameServer has and what the broker itself reports."""
     import trio
 
-    from dledger.cli.ask_cluster import raft_status
+    from dledger.client.core.errors import ClientError
 
     clusters = {
         name: cluster for cluster, names in info.cluster_addr_table.items() for name in names
@@ -64,9 +61,10 @@ async def brokers_of(info: ClusterInfo) -> list[dict[str, Any]]:
             )
 
     async def fill(row: dict[str, Any]) -> None:
-        status = await raft_status(row["address"])
-        row["reachable"] = status is not None
-        row.update(status or {"role": "unreachable"})
+        try:
+            row |= {"reachable": True, **await admin.raft_status(row["address"])}
+        except ClientError:
+            row |= {"reachable": False, "role": "unreachable"}
 
     async with trio.open_nursery() as nursery:
         for row in rows:
@@ -108,41 +106,52 @@ def with_absent(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @app.command
-async def ls(
-    *,
-    wide: Wide = False,
-    watch: Watch = None,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
-    output: Output = "table",
-) -> int:
+@listing(BROKER_COLUMNS, WIDE_COLUMNS)
+async def ls(admin: Admin) -> Rows:
     """List brokers with role and term; a member that no NameServer knows is absent."""
-
-    async def look() -> int:
-        from dledger.cli.ask_cluster import any_cluster_info
-
-        namesrvs = addresses(namesrv)
-        source, info = await any_cluster_info(namesrvs)
-        rows = with_absent(await brokers_of(info))
-        show(output, f"Brokers known to {source}", rows, WIDE_COLUMNS if wide else BROKER_COLUMNS)
-        for sentence in await _refused_by(namesrvs):
-            note(sentence)
-        return ExitCode.OK
-
-    return await repeated(look, watch)
+    views = await _views(admin)
+    for sentence in views.refused:
+        note(sentence)
+    return with_absent(await brokers_of(admin, views.info))
 
 
-async def _refused_by(namesrvs: list[str]) -> list[str]:
-    """Return a sentence for each broker that one of the NameServers refuses."""
-    from dledger.cli.ask_cluster import cluster_and_refused
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """What NameServers say.
 
-    found: list[str] = []
-    for address in namesrvs:
+    Attributes:
+        info: The brokers that the first one knows that answers.
+        down: What is wrong with NameServers.
+        refused: A sentence for each broker that one of them refuses.
+    """
+
+    info: ClusterInfo
+    down: list[str]
+    refused: list[str]
+
+
+async def _views(admin: Admin) -> _Views:
+    """Ask each NameServer.
+
+    Raises:
+        NoNameServerError: None answers.
+    """
+    from dledger.client.core.errors import NoNameServerError
+
+    down: list[str] = []
+    refused: list[str] = []
+    infos: list[ClusterInfo] = []
+    for address in admin.name_servers:
         try:
-            _, refused = await cluster_and_refused(address)
-        except CliError:
-            continue  # what does not answer is reported elsewhere
-        found += [f"NameServer {address}: {sentence}" for sentence in refused]
-    return found
+            info, sentences = await admin.name_server_view(address)
+        except NoNameServerError as error:
+            down.append(str(error))
+            continue
+        infos.append(info)
+        refused += [f"NameServer {address}: {sentence}" for sentence in sentences]
+    if not infos:
+        raise NoNameServerError("; ".join(down))
+    return _Views(infos[0], down, refused)
 
 
 class GroupHealth(msgspec.Struct, frozen=True):
@@ -218,29 +227,14 @@ class Look:
     refused: list[str]
 
 
-async def _look(namesrvs: list[str]) -> Look:
+async def _look(admin: Admin) -> Look:
     """Return the health of every group, and what NameServers say."""
-    from dledger.cli.ask_cluster import NoAnswerError, cluster_and_refused
-
-    down: list[str] = []
-    refused: list[str] = []
-    infos: list[ClusterInfo] = []
-    for address in namesrvs:
-        try:
-            info, sentences = await cluster_and_refused(address)
-            infos.append(info)
-            refused += [f"NameServer {address}: {sentence}" for sentence in sentences]
-        except NoAnswerError as error:
-            if len(namesrvs) == 1:
-                raise
-            down.append(str(error))
-    if not infos:
-        raise CliError("; ".join(down), exit_code=ExitCode.UNREACHABLE)
+    views = await _views(admin)
     groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in await brokers_of(infos[0]):
+    for row in await brokers_of(admin, views.info):
         groups.setdefault(row["broker"], []).append(row)
     found = [judge_group(name, rows) for name, rows in sorted(groups.items())]
-    return Look(found, down, refused)
+    return Look(found, views.down, views.refused)
 
 
 def missing_groups(registered: int, wanted: int) -> list[str]:
@@ -269,23 +263,25 @@ async def health(
     """Check that every group has a leader, a quorum and no lagging member; exit 1 if not."""
     import trio
 
-    namesrvs = addresses(namesrv)
+    from dledger.client.core.errors import ClientError
+
     look = Look([], [], [])
     reasons = missing_groups(0, groups)
     healthy = False
-    unreachable: CliError | None = None
-    with trio.move_on_after(timeout_s if wait else float("inf")):
-        while True:
-            try:
-                look = await _look(namesrvs)
-                unreachable = None
-            except CliError as error:
-                unreachable = error
-            reasons = [*look.down, *missing_groups(len(look.groups), groups)]
-            healthy = not reasons and all(group.healthy for group in look.groups)
-            if not wait or (healthy and unreachable is None):
-                break
-            await trio.sleep(0.2)
+    unreachable: ClientError | None = None
+    async with open_admin(namesrv) as admin:
+        with trio.move_on_after(timeout_s if wait else float("inf")):
+            while True:
+                try:
+                    look = await _look(admin)
+                    unreachable = None
+                except ClientError as error:
+                    unreachable = error
+                reasons = [*look.down, *missing_groups(len(look.groups), groups)]
+                healthy = not reasons and all(group.healthy for group in look.groups)
+                if not wait or (healthy and unreachable is None):
+                    break
+                await trio.sleep(0.2)
     if unreachable is not None:
         raise unreachable
     if output == "json":

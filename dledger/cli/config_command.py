@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from dledger.cli.commands import broker_addresses, change_each, open_admin
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -22,10 +22,9 @@ from dledger.output import (
     show,
 )
 from dledger.own_keys import OWN_KEYS
-from dledger.remoting.protocol.codes import RequestCode
 
 if TYPE_CHECKING:
-    from dledger.remoting.protocol.own_fields import GivenUp
+    from dledger.client.admin.admin import Admin
 
 app = App(name="config", help="Show and change settings of running daemons.", backend="trio")
 
@@ -38,9 +37,6 @@ NameServers = Annotated[
     Parameter(name="--name-servers", help="The NameServers of --namesrv instead of brokers."),
 ]
 
-GET = {False: RequestCode.GET_BROKER_CONFIG, True: RequestCode.GET_NAMESRV_CONFIG}
-UPDATE = {False: RequestCode.UPDATE_BROKER_CONFIG, True: RequestCode.UPDATE_NAMESRV_CONFIG}
-
 
 @app.command
 async def get(
@@ -51,7 +47,8 @@ async def get(
     output: Output = "table",
 ) -> int:
     """Show the current settings of all brokers, or of some."""
-    found = await settings_of(namesrv, broker, name_servers)
+    async with open_admin(namesrv) as admin:
+        found = await settings_of(admin, namesrv, broker, name_servers)
     rows = [
         {"address": address, "key": key, "value": value}
         for address, settings in found.items()
@@ -79,9 +76,6 @@ async def set_(
     Each broker takes all of them or none. One that refuses does not undo what others took. Where
     less is kept afterwards the messages that would go are shown first; --yes does it.
     """
-    from dledger.cli.ask_cluster import show_given_up
-    from dledger.remoting.properties import format_properties
-
     changes: dict[str, str] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
@@ -90,56 +84,33 @@ async def set_(
         changes[key] = value
     if not changes:
         raise CliError("nothing to change: give KEY=VALUE", exit_code=ExitCode.USAGE)
-    targets = await _targets(namesrv, broker, name_servers)
-    body = format_properties(changes).encode()
-    failed = 0
-    waiting: dict[str, GivenUp] = {}
-    for address in targets:
+    failed: list[str] = []
+
+    async def change(address: str, is_confirmed: bool) -> str:
+        from dledger.client.core.errors import ClientError, ConfirmationNeededError
+
         try:
-            lost = await _change(address, UPDATE[name_servers], body)
-        except CliError as error:
-            failed += 1
-            note(f"error: {error}")
-            continue
-        if lost is None:
-            note(f"{address}: changed")
-        else:
-            waiting[address] = lost
-    show_given_up(waiting, output)
-    if waiting and not yes:
-        note(f"{', '.join(waiting)}: not changed; --yes does it")
-        return ExitCode.FAILED if failed else ExitCode.OK
-    for address in waiting:
-        try:
-            await _change(address, UPDATE[name_servers], body, is_confirmed=True)
-        except CliError as error:
-            failed += 1
-            note(f"error: {error}")
-        else:
-            note(f"{address}: changed")
+            if name_servers:
+                remark = await admin.change_name_server_settings(address, changes)
+            else:
+                remark = await admin.change_broker_settings(
+                    address, changes, gives_up_messages=is_confirmed
+                )
+        except ConfirmationNeededError:
+            raise
+        except ClientError as error:
+            failed.append(address)
+            return f"error: {error}"
+        if remark:
+            note(f"{address}: {remark}")
+        return f"{address}: changed"
+
+    async with open_admin(namesrv) as admin:
+        targets = await _targets(admin, namesrv, broker, name_servers)
+        shown = await change_each(targets, change, yes=yes, output=output)
+    if shown.left:
+        note(f"{', '.join(shown.left)}: not changed; --yes does it")
     return ExitCode.FAILED if failed else ExitCode.OK
-
-
-async def _change(
-    address: str, code: int, body: bytes, *, is_confirmed: bool = False
-) -> GivenUp | None:
-    """Change settings of one daemon; return what it wants confirmed first, having done nothing.
-
-    Raises:
-        CliError: It does not answer, or refuses.
-    """
-    from dledger.cli.ask_cluster import ask, confirmed, given_up_in, refused
-    from dledger.remoting.protocol.codes import ResponseCode
-
-    answer = await ask(address, code, confirmed() if is_confirmed else None, body)
-    if answer.code == ResponseCode.SUCCESS:
-        if answer.remark:
-            note(f"{address}: {answer.remark}")
-        return None
-    lost = given_up_in(answer)
-    if lost is None or is_confirmed:
-        raise refused(address, answer)
-    return lost
 
 
 @app.command
@@ -155,7 +126,8 @@ async def diff(
     output: Output = "table",
 ) -> int:
     """Show settings that differ between daemons; exit 1 if there are any."""
-    found = await settings_of(namesrv, broker, name_servers)
+    async with open_admin(namesrv) as admin:
+        found = await settings_of(admin, namesrv, broker, name_servers)
     rows = differing(found, with_own=everything)
     if output == "json":
         print_json(rows)
@@ -186,15 +158,14 @@ def differing(
     return rows
 
 
-async def _targets(namesrv: str, brokers: tuple[str, ...] | None, name_servers: bool) -> list[str]:
-    from dledger.cli.ask_cluster import groups_of
-
+async def _targets(
+    admin: Admin, namesrv: str, brokers: tuple[str, ...] | None, name_servers: bool
+) -> list[str]:
     if name_servers:
         return addresses(namesrv)
     if brokers:
         return list(dict.fromkeys(_address(broker) for broker in brokers))
-    groups = await groups_of(addresses(namesrv), None)
-    return [address for group in groups for _, address in sorted(group.broker_addrs.items())]
+    return broker_addresses(await admin.cluster_info())
 
 
 def _address(broker: str) -> str:
@@ -208,33 +179,28 @@ def _address(broker: str) -> str:
 
 
 async def settings_of(
-    namesrv: str, brokers: tuple[str, ...] | None, name_servers: bool
+    admin: Admin,
+    namesrv: str,
+    brokers: tuple[str, ...] | None = None,
+    name_servers: bool = False,
 ) -> dict[str, dict[str, str]]:
     """Return address → key → value of every daemon asked.
 
     Raises:
-        CliError: One does not answer, or refuses.
+        ClientError: One does not answer, or refuses.
     """
-    from dledger.cli.ask_cluster import all_of
+    import trio
 
-    targets = await _targets(namesrv, brokers, name_servers)
-    code = GET[name_servers]
-    found = await all_of({address: partial(_ask_one, address, code) for address in targets})
-    failures = [result for result in found.values() if isinstance(result, CliError)]
-    if failures:
-        raise failures[0]
+    targets = await _targets(admin, namesrv, brokers, name_servers)
+    found: dict[str, dict[str, str]] = {}
+
+    async def ask(address: str) -> None:
+        if name_servers:
+            found[address] = await admin.name_server_settings(address)
+        else:
+            found[address] = await admin.broker_settings(address)
+
+    async with trio.open_nursery() as nursery:
+        for address in targets:
+            nursery.start_soon(ask, address)
     return {address: found[address] for address in targets}
-
-
-async def _ask_one(address: str, code: int) -> dict[str, str] | CliError:
-    from dledger.cli.ask_cluster import NoAnswerError, ask, refused
-    from dledger.remoting.properties import read_properties
-    from dledger.remoting.protocol.codes import ResponseCode
-
-    try:
-        answer = await ask(address, code)
-    except NoAnswerError as error:
-        return error
-    if answer.code != ResponseCode.SUCCESS:
-        return refused(address, answer)
-    return read_properties(bytes(answer.body).decode())

@@ -5,28 +5,24 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
+from dledger.cli.commands import broker_addresses, open_admin
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
     Namesrv,
     Output,
-    addresses,
     note,
     print_json,
     show,
 )
-
-if TYPE_CHECKING:
-    from dledger.remoting.protocol.bodies import ClusterInfo
-    from dledger.remoting.protocol.codes import RequestCode
 
 app = App(name="debug", help="Collect logs and states for a bug report.", backend="trio")
 
@@ -83,7 +79,7 @@ async def bundle(
     """
     if to.exists():
         raise CliError(f"{to} exists", next_step="give another --to", exit_code=ExitCode.USAGE)
-    parts = await _of_cluster(addresses(namesrv))
+    parts = await _of_cluster(namesrv)
     parts |= read_logs(logs)
     parts["contents.txt"] = "".join(f"{name}\n" for name in sorted(parts)).encode()
     to.write_bytes(packed(parts))
@@ -135,68 +131,50 @@ def read_logs(paths: Sequence[Path]) -> dict[str, bytes]:
     return found
 
 
-async def _of_cluster(namesrvs: list[str]) -> dict[str, bytes]:
+async def _of_cluster(namesrv: str) -> dict[str, bytes]:
     """Return name → content of everything nodes say of themselves.
 
     Raises:
-        NoAnswerError: No NameServer answers, so the nodes are not known.
+        NoNameServerError: None answers, so the nodes are not known.
     """
     from importlib.metadata import version
 
-    from dledger.cli.ask_cluster import all_of, any_cluster_info
-    from dledger.remoting.properties import format_properties, read_properties
-    from dledger.remoting.protocol.codes import RequestCode
+    import trio
 
-    source, info = await any_cluster_info(namesrvs)
-    parts = {"versions.txt": f"dledger {version('dledger-mq')}\n".encode()}
-    parts["cluster.json"] = _json({"asked": source, "cluster": info})
+    from dledger.client.core.errors import ClientError
+    from dledger.remoting.properties import format_properties
+
     errors: list[str] = []
-    jobs = {
-        (f"brokers/{address}", name): partial(_ask, address, code)
-        for address in _brokers(info)
-        for name, code in (
-            ("raft_status.json", RequestCode.RAFT_STATUS),
-            ("settings.properties", RequestCode.GET_BROKER_CONFIG),
-            ("runtime.json", RequestCode.GET_BROKER_RUNTIME_INFO),
+    parts = {"versions.txt": f"dledger {version('dledger-mq')}\n".encode()}
+
+    async def ask(name: str, question: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+        try:
+            answer = await question()
+        except ClientError as error:
+            errors.append(f"{name}: {error}")
+            return
+        is_settings = name.endswith(".properties")
+        parts[name.replace(":", "_")] = (
+            format_properties(without_secrets(answer)).encode() if is_settings else _json(answer)
         )
-    } | {
-        (f"name-servers/{address}", "settings.properties"): partial(
-            _ask, address, RequestCode.GET_NAMESRV_CONFIG
-        )
-        for address in namesrvs
-    }
-    for (folder, name), answer in sorted((await all_of(jobs)).items()):
-        if isinstance(answer, CliError):
-            errors.append(f"{folder}/{name}: {answer}")
-        elif name.endswith(".properties"):
-            settings = without_secrets(read_properties(answer.decode()))
-            parts[f"{folder}/{name}".replace(":", "_")] = format_properties(settings).encode()
-        else:
-            parts[f"{folder}/{name}".replace(":", "_")] = answer
+
+    async with open_admin(namesrv) as admin:
+        info = await admin.cluster_info()
+        parts["cluster.json"] = _json({"asked": admin.name_servers, "cluster": info})
+        async with trio.open_nursery() as nursery:
+            for address in broker_addresses(info):
+                for name, question in (
+                    ("raft_status.json", admin.raft_status),
+                    ("settings.properties", admin.broker_settings),
+                    ("runtime.json", admin.runtime_info),
+                ):
+                    nursery.start_soon(ask, f"brokers/{address}/{name}", partial(question, address))
+            for address in admin.name_servers:
+                name = f"name-servers/{address}/settings.properties"
+                nursery.start_soon(ask, name, partial(admin.name_server_settings, address))
     if errors:
-        parts["errors.txt"] = "".join(f"{line}\n" for line in errors).encode()
+        parts["errors.txt"] = "".join(f"{line}\n" for line in sorted(errors)).encode()
     return parts
-
-
-def _brokers(info: ClusterInfo) -> list[str]:
-    return [
-        address
-        for _, group in sorted(info.broker_addr_table.items())
-        for _, address in sorted(group.broker_addrs.items())
-    ]
-
-
-async def _ask(address: str, code: RequestCode) -> bytes | CliError:
-    from dledger.cli.ask_cluster import ask
-    from dledger.remoting.protocol.codes import ResponseCode
-
-    try:
-        answer = await ask(address, code)
-    except CliError as error:
-        return error
-    if answer.code != ResponseCode.SUCCESS:
-        return CliError(f"{address}: code {answer.code} {answer.remark or ''}")
-    return bytes(answer.body)
 
 
 def _json(value: object) -> bytes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from dledger.cli.commands import Rows, listing, open_admin
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -18,13 +19,13 @@ from dledger.output import (
     GroupName,
     Namesrv,
     Output,
-    addresses,
     note,
     print_json,
     show,
 )
 
 if TYPE_CHECKING:
+    from dledger.client.admin.admin import Admin
     from dledger.client.core.message_ext import MessageExt
     from dledger.client.core.route import MessageQueue
 
@@ -37,24 +38,18 @@ BODY_SHOWN_CHARS = 80
 
 
 @app.command
-async def ls(*, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table") -> int:
+@listing(("group", "messages", "resent", "topic"))
+async def ls(admin: Admin) -> Rows:
     """List the consumer groups that have dead letters."""
-    from dledger.cli.ask_cluster import open_client
-    from dledger.client.admin.admin import Admin
-
-    async with open_client(addresses(namesrv)) as client:
-        groups = await Admin(client).dead_letter_groups()
-    rows = [
+    return [
         {
             "group": found.group,
             "topic": found.topic,
             "messages": found.messages,
             "resent": found.resent,
         }
-        for found in groups
+        for found in await admin.dead_letter_groups()
     ]
-    show(output, "", rows, ("group", "messages", "resent", "topic"))
-    return ExitCode.OK
 
 
 @app.command(name="show")
@@ -93,23 +88,17 @@ async def resend(
     output: Output = "table",
 ) -> int:
     """Send dead letters to their group again: all that were not sent again yet."""
-    from dledger.cli.ask_cluster import open_client
-    from dledger.client.admin.admin import Admin
     from dledger.client.admin.messages import DEAD_LETTER_PREFIX
-    from dledger.client.consumer.pull_consumer import PullConsumer
     from dledger.client.core.errors import NoRouteError
 
-    async with open_client(addresses(namesrv)) as client:
+    async with open_admin(namesrv) as admin:
         try:
-            # Not opened: it only asks for the queues.
-            found = await PullConsumer(client, "dledger-cli").fetch_message_queues(
-                DEAD_LETTER_PREFIX + group
-            )
+            found = await admin.topic_route(DEAD_LETTER_PREFIX + group)
         except NoRouteError as error:
             raise _no_letters(group) from error
         done = 0
-        for each in chosen_queues(found, broker, queue, offset):
-            done += await Admin(client).resend_dead_letters(
+        for each in chosen_queues(found.subscribe_queues, broker, queue, offset):
+            done += await admin.resend_dead_letters(
                 group, offset=offset, limit=None if max_ is None else max_ - done, queue=each
             )
     if output == "json":
@@ -169,15 +158,13 @@ async def export(
 async def _letters(
     group: str, namesrv: Namesrv, offset: int, limit: int | None
 ) -> list[dict[str, Any]]:
-    from dledger.cli.ask_cluster import open_client
-    from dledger.client.admin.admin import Admin
     from dledger.client.core.errors import NoRouteError
 
-    async with open_client(addresses(namesrv)) as client:
+    async with open_admin(namesrv) as admin:
         try:
             return [
                 letter_row(queue, letter)
-                async for queue, letter in Admin(client).dead_letters(
+                async for queue, letter in admin.dead_letters(
                     group, first_offset=offset, limit=limit
                 )
             ]

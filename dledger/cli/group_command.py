@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from dledger.cli.watch import Watch, repeated
+from dledger.cli.commands import Rows, listing, open_admin
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -18,11 +18,9 @@ from dledger.output import (
     GroupName,
     Namesrv,
     Output,
-    RowsOutput,
     TopicName,
     Wide,
     Yes,
-    addresses,
     note,
     print_json,
     show,
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from dledger.client.admin.groups import OffsetMove
     from dledger.client.core.route import MessageQueue
     from dledger.remoting.protocol.bodies import (
-        BrokerData,
         ConsumerConnection,
         OffsetWrapper,
         SubscriptionGroupConfig,
@@ -55,31 +52,20 @@ MOVE_COLUMNS = ("broker", "queue", "min_offset", "max_offset", "before", "after"
 
 
 @app.command
+@listing(("group", "members", "model", "topics", "lag"))
 async def ls(
+    admin: Admin,
     *,
-    watch: Watch = None,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     system: Annotated[bool, Parameter(help="Show the broker's own groups too.")] = False,
-    output: RowsOutput = "table",
-) -> int:
+) -> Rows:
     """List consumer groups with members and lag."""
+    from dledger.state.topics import SYSTEM_GROUPS
 
-    async def look() -> int:
-        from dledger.cli.ask_cluster import open_client
-        from dledger.client.admin.admin import Admin
-        from dledger.state.topics import SYSTEM_GROUPS
-
-        async with open_client(addresses(namesrv)) as client:
-            admin = Admin(client)
-            lags = await admin.lags()
-            known = {*await admin.subscription_groups(), *lags}
-            names = sorted(name for name in known if system or name not in SYSTEM_GROUPS)
-            connections = await _connections(admin, names)
-        rows = [group_row(name, connections[name], lags.get(name, {})) for name in names]
-        show(output, "", rows, ("group", "members", "model", "topics", "lag"))
-        return ExitCode.OK
-
-    return await repeated(look, watch)
+    lags = await admin.lags()
+    known = {*await admin.subscription_groups(), *lags}
+    names = sorted(name for name in known if system or name not in SYSTEM_GROUPS)
+    connections = await _connections(admin, names)
+    return [group_row(name, connections[name], lags.get(name, {})) for name in names]
 
 
 async def _connections(admin: Admin, names: list[str]) -> dict[str, ConsumerConnection | None]:
@@ -126,11 +112,7 @@ async def info(
     output: Output = "table",
 ) -> int:
     """Show members, subscriptions, and offset and lag of each queue."""
-    from dledger.cli.ask_cluster import open_client
-    from dledger.client.admin.admin import Admin
-
-    async with open_client(addresses(namesrv)) as client:
-        admin = Admin(client)
+    async with open_admin(namesrv) as admin:
         config = await _require_known(admin, group)
         connection = await admin.consumer_connection(group)
         progress = await admin.group_progress(group)
@@ -319,11 +301,7 @@ def reset_goal(
 async def _reset(
     group: str, topic: str, goal: ResetGoal, yes: bool, namesrv: str, output: Output
 ) -> int:
-    from dledger.cli.ask_cluster import open_client
-    from dledger.client.admin.admin import Admin
-
-    async with open_client(addresses(namesrv)) as client:
-        admin = Admin(client)
+    async with open_admin(namesrv) as admin:
         await _require_known(admin, group)
         moves = await _planned(admin, group, topic, goal)
         rows = move_rows(moves)
@@ -462,51 +440,19 @@ async def _enable(group: str, enable: bool, namesrv: str, output: Output) -> int
     """Let a group consume or not in every broker group, and change nothing else of it.
 
     Raises:
-        CliError: No broker knows the group, a broker refuses, or none leads; broker groups before
-            it, in order of their names, are changed.
+        CliError: No broker knows the group.
+        ClientError: A broker refuses, or none leads; broker groups before it, in order of their
+            names, are changed.
     """
-    from dledger.cli.ask_cluster import groups_of, open_client
-    from dledger.client.admin.admin import Admin
-
-    namesrvs = addresses(namesrv)
-    async with open_client(namesrvs) as client:
-        await _require_known(Admin(client), group)
-    changed = [
-        broker.broker_name
-        for broker in await groups_of(namesrvs, None)
-        if await _enable_in(broker, group, enable)
-    ]
+    async with open_admin(namesrv) as admin:
+        await _require_known(admin, group)
+        changed = await admin.set_group_enabled(group, enable)
     if output == "json":
         print_json({"group": group, "consume_enable": enable, "changed": changed})
         return ExitCode.OK
     state = "gets messages again" if enable else "gets no messages until dledger group resume"
     note(f"{group} {state}" + ("" if changed else "; it was so before, nothing was changed"))
     return ExitCode.OK
-
-
-async def _enable_in(broker: BrokerData, group: str, enable: bool) -> bool:
-    """Let a group consume or not in one broker group; return whether that is a change."""
-    from dledger.cli.ask_cluster import ask_leader, refused
-    from dledger.remoting.protocol.bodies import SubscriptionGroupConfig
-    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-
-    what = f"{group} in {broker.broker_name}"
-    code = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
-    answer = await ask_leader(broker, code, {"group": group})
-    if answer.code == ResponseCode.SUCCESS:
-        config = SubscriptionGroupConfig.decode(answer.body)
-    elif answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
-        config = SubscriptionGroupConfig(group)
-    else:
-        raise refused(what, answer)
-    if config.consume_enable == enable:
-        return False
-    config.consume_enable = enable
-    code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-    answer = await ask_leader(broker, code, {}, config.encode())
-    if answer.code != ResponseCode.SUCCESS:
-        raise refused(what, answer)
-    return True
 
 
 @app.command
@@ -523,11 +469,7 @@ async def clone(
     output: Output = "table",
 ) -> int:
     """Copy the offsets of group SOURCE to group TARGET, which has no running consumers."""
-    from dledger.cli.ask_cluster import open_client
-    from dledger.client.admin.admin import Admin
-
-    async with open_client(addresses(namesrv)) as client:
-        admin = Admin(client)
+    async with open_admin(namesrv) as admin:
         progress = await admin.group_progress(source)
         before = await admin.group_progress(target)
         rows = clone_rows(progress, before, topic)

@@ -16,9 +16,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import trio
 
+from dledger.cli.commands import open_admin
 from dledger.cli.ports import free_ports, is_free
 from dledger.cli.secret_file import make_secret
 from dledger.output import CliError, ExitCode
@@ -40,6 +42,34 @@ GROUP_LETTERS = "abcdefgh"
 
 MAX_GROUPS = len(GROUP_LETTERS)
 """Three processes each: more would only be slow on one machine."""
+
+
+async def status_of(address: str, *, timeout_s: float = 1.0) -> dict[str, Any] | None:
+    """Return what a broker reports of its part in the group; None when it does not answer."""
+    from dledger.client.core.errors import ClientError
+
+    # No NameServer is asked.
+    async with open_admin([address]) as admin:
+        try:
+            return await admin.raft_status(address, timeout_s=timeout_s)
+        except ClientError:
+            return None
+
+
+async def namesrv_leaders(namesrv: str) -> dict[str, str]:
+    """Return the address a NameServer has as id 0 of each broker group that has one."""
+    from dledger.client.core.errors import ClientError
+
+    async with open_admin([namesrv]) as admin:
+        try:
+            info = await admin.cluster_info()
+        except ClientError:
+            return {}
+    return {
+        name: group.broker_addrs[0]
+        for name, group in info.broker_addr_table.items()
+        if 0 in group.broker_addrs
+    }
 
 
 @dataclass(slots=True)
@@ -166,12 +196,10 @@ class LocalCluster:
 
     async def statuses(self) -> dict[str, Mapping[str, object]]:
         """Return the Raft status of every broker that answers, by name."""
-        from dledger.cli.ask_cluster import raft_status
-
         found: dict[str, Mapping[str, object]] = {}
 
         async def ask(node: Node) -> None:
-            status = await raft_status(node.address, timeout_s=1.0)
+            status = await status_of(node.address)
             if status is not None:
                 found[node.name] = status
 
@@ -255,15 +283,13 @@ class LocalCluster:
         Raises:
             CliError: Not within *timeout_s*; the message names what is missing.
         """
-        from dledger.cli.ask_cluster import namesrv_leaders
-
         missing = "nothing answered"
         with trio.move_on_after(timeout_s):
             while True:
                 self._complain_about_the_dead()
                 statuses = await self.statuses()
                 running = [name for name, node in self.brokers.items() if node.running]
-                known = await namesrv_leaders(self.namesrv.address, timeout_s=1.0)
+                known = await namesrv_leaders(self.namesrv.address)
                 silent = sorted(set(running) - set(statuses))
                 if silent:
                     missing = f"{', '.join(silent)} do not answer"

@@ -268,9 +268,22 @@ def _ended_by(error: BaseException) -> int:
         raise error
     first = leaves[0]
     mistakes = getattr(first, "mistakes", ()) or (_words_of(first),)
-    for said in (*mistakes[:-1], "; ".join([mistakes[-1], *getattr(first, "__notes__", ())])):
+    notes = [*getattr(first, "__notes__", ()), *_tls_hints(str(first))]
+    for said in (*mistakes[:-1], "; ".join([mistakes[-1], *notes])):
         note(f"error: {_one_line(said)}")
     return exit_code_of(leaves[0])
+
+
+def _tls_hints(said: str) -> list[str]:
+    """Return what to try where one side may talk TLS and the other does not."""
+    if "TLS handshake" in said:
+        return ["it may talk no TLS, or with another authority's certificate: see --tls-ca-file"]
+    if _CONNECTION_ENDED.search(said) and not os.environ.get("DLEDGER_TLS_CA_FILE"):
+        return ["it may talk TLS: dledger --tls-ca-file FILE"]
+    return []
+
+
+_CONNECTION_ENDED: Final = re.compile(r"connection to \S+ ended .* before the answer")
 
 
 def extras_of(requirements: list[str]) -> dict[str, list[str]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter, validators
 
+from dledger.cli.commands import open_admin, open_client
 from dledger.cli.trace_command import trace
 from dledger.output import (
     DEFAULT_NAMESRV,
@@ -109,7 +110,6 @@ async def send(
     Without a body each line of standard input is one, and is printed when it is stored. A body
     that begins with - comes after --.
     """
-    from dledger.cli.ask_cluster import open_client
     from dledger.cli.config_command import settings_of
     from dledger.cli.progress import progress
     from dledger.cli.send_lines import counted, given, lines, numbered, paced, printer_of, send_all
@@ -134,7 +134,8 @@ async def send(
     incoming = numbered(incoming) if template else incoming
     incoming = paced(incoming, rate) if rate else incoming
     if delay_level > DEFAULT_LEVELS:
-        check_delay_level(delay_level, await settings_of(namesrv, None, False))
+        async with open_admin(namesrv) as admin:
+            check_delay_level(delay_level, await settings_of(admin, namesrv))
     async with (
         open_client(addresses(namesrv)) as client,
         Producer(client, "dledger-cli") as producer,
@@ -240,7 +241,6 @@ async def consume(
     """Print messages of a topic; no offsets are committed. JSON: one object per line."""
     import trio
 
-    from dledger.cli.ask_cluster import open_client
     from dledger.client.consumer.pull_consumer import PullConsumer
     from dledger.client.consumer.subscriptions import SubscriptionExpression
     from dledger.client.core.errors import NoRouteError
@@ -391,7 +391,6 @@ async def by_offset(
     output: RowsOutput = "table",
 ) -> int:
     """Show the message at an offset of a queue."""
-    from dledger.cli.ask_cluster import open_client
     from dledger.client.consumer.pull_consumer import PullConsumer
 
     async with (
@@ -434,20 +433,15 @@ async def by_id(
     output: RowsOutput = "table",
 ) -> int:
     """Show a message by its offset message id, which holds broker address and position."""
-    from dledger.cli.ask_cluster import ask, refused
-    from dledger.client.core.message_ext import MessageExt
-    from dledger.commitlog.errors import MQError
-    from dledger.commitlog.message_id import decode_offset_message_id
-    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+    from dledger.client.core.errors import MessageIllegalError
 
-    try:
-        host, port, position = decode_offset_message_id(offset_message_id)
-    except (MQError, ValueError) as error:
-        raise CliError(f"{offset_message_id}: {error}", exit_code=ExitCode.USAGE) from None
-    answer = await ask(f"{host}:{port}", RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(position)})
-    if answer.code != ResponseCode.SUCCESS:
-        raise refused(f"message at byte {position} of {host}:{port}", answer)
-    show_message(message_row(MessageExt(memoryview(answer.body), 0)), output)
+    # The id names the broker; no NameServer is asked.
+    async with open_admin(DEFAULT_NAMESRV) as admin:
+        try:
+            message = await admin.view_message(offset_message_id)
+        except MessageIllegalError as error:
+            raise CliError(f"{offset_message_id}: {error}", exit_code=ExitCode.USAGE) from None
+    show_message(message_row(message), output)
     return ExitCode.OK
 
 
@@ -476,14 +470,12 @@ async def by_key(
     output: RowsOutput = "table",
 ) -> int:
     """List the messages of a topic that carry an index key, oldest first."""
-    from dledger.cli.ask_cluster import open_client
-    from dledger.client.admin.admin import Admin
     from dledger.client.admin.messages import ALWAYS_MS
 
     begin_ms = time_ms(since, "--from", 0)
     end_ms = time_ms(until, "--until", ALWAYS_MS)
-    async with open_client(addresses(namesrv)) as client:
-        found = await Admin(client).query_messages(
+    async with open_admin(namesrv) as admin:
+        found = await admin.query_messages(
             topic, key, begin_ms=begin_ms, end_ms=end_ms, max_messages=max_
         )
     return _show_found(found, output, f"{topic} has no message with key {key} in that time")
@@ -499,11 +491,9 @@ async def by_unique_key(
     output: RowsOutput = "table",
 ) -> int:
     """List the messages with an id made by the producer; repeated sends share it."""
-    from dledger.cli.ask_cluster import open_client
-    from dledger.client.admin.admin import Admin
 
-    async with open_client(addresses(namesrv)) as client:
-        found = await Admin(client).query_unique_key(topic, message_id)
+    async with open_admin(namesrv) as admin:
+        found = await admin.query_unique_key(topic, message_id)
     return _show_found(found, output, f"{topic} has no message with id {message_id}")
 
 
@@ -520,38 +510,13 @@ async def by_time(
     output: RowsOutput = "table",
 ) -> int:
     """List the messages of a topic stored between two times, oldest first."""
-    from dledger.cli.ask_cluster import open_client
     from dledger.client.admin.messages import ALWAYS_MS
-    from dledger.client.consumer.pull_consumer import PullConsumer
 
     begin_ms = time_ms(since, "--from", 0)
     end_ms = time_ms(until, "--until", ALWAYS_MS)
-    found: list[MessageExt] = []
-    async with (
-        open_client(addresses(namesrv)) as client,
-        PullConsumer(client, "dledger-cli") as consumer,
-    ):
-        for chosen in sorted(await consumer.fetch_message_queues(topic)):
-            if queue in (None, chosen.queue_id):
-                found += await _stored_between(consumer, chosen, begin_ms, end_ms, max_)
-    found.sort(key=lambda message: message.store_timestamp_ms)
-    return _show_found(found[:max_], output, f"{topic} has no message of that time")
-
-
-async def _stored_between(
-    consumer: PullConsumer, queue: MessageQueue, begin_ms: int, end_ms: int, most: int
-) -> list[MessageExt]:
-    """Return the first messages of a queue in a stretch of time; store times never go back."""
-    offset = max(await consumer.search_offset(queue, begin_ms), await consumer.min_offset(queue))
-    found: list[MessageExt] = []
-    if offset >= await consumer.max_offset(queue):
-        return found
-    async for message in consumer.iter_messages(queue, offset, max_messages=PULL_MESSAGES):
-        if message.store_timestamp_ms > end_ms or len(found) == most:
-            break
-        if message.store_timestamp_ms >= begin_ms:
-            found.append(message)
-    return found
+    async with open_admin(namesrv) as admin:
+        found = await admin.messages_by_time(topic, begin_ms, end_ms + 1, max_, queue_id=queue)
+    return _show_found(found, output, f"{topic} has no message of that time")
 
 
 def time_ms(text: str, option: str, otherwise: int) -> int:

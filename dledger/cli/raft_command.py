@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from dledger.cli.commands import open_admin
 from dledger.cli.log_command import history
+from dledger.cli.topic_command import groups_of
 from dledger.cli.watch import Watch, repeated
 from dledger.output import (
     DEFAULT_NAMESRV,
@@ -18,7 +19,6 @@ from dledger.output import (
     Namesrv,
     Output,
     Wide,
-    addresses,
     note,
     print_json,
     print_table,
@@ -26,14 +26,11 @@ from dledger.output import (
 )
 
 if TYPE_CHECKING:
+    from dledger.client.admin.admin import Admin
     from dledger.raft.recover import Survivor
-    from dledger.remoting.protocol.bodies import BrokerData
 
 app = App(name="raft", help="Show and change the members of a Raft group.", backend="trio")
 app.command(history)
-
-CHANGE_TIMEOUT_S = 20.0
-"""A change waits for the one before it, for an answer of the new member, and for its commit."""
 
 LOOK_S = 0.2
 
@@ -76,14 +73,14 @@ async def status(
     """
 
     async def look() -> int:
-        from dledger.cli.ask_cluster import any_cluster_info
         from dledger.cli.cluster_command import brokers_of, with_absent
 
-        source, info = await any_cluster_info(addresses(namesrv))
-        rows = [row for row in await brokers_of(info) if group in (None, row["broker"])]
+        async with open_admin(namesrv) as admin:
+            found = await brokers_of(admin, await admin.cluster_info())
+        rows = [row for row in found if group in (None, row["broker"])]
         if not rows:
             raise CliError(
-                f"no broker group {group or ''} is registered at {source}".replace("  ", " "),
+                f"no broker group {group or ''} is registered".replace("  ", " "),
                 next_step="see dledger cluster ls",
             )
         members = raft_rows(with_absent(rows))
@@ -128,13 +125,12 @@ async def add(
     namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> int:
     """Add the broker NAME at the peer address HOST:PORT: as a learner, then as a voter."""
-    brokers = await _the_group(addresses(namesrv), group)
-    await _change(brokers, "observe" if observer else "add", name, address)
     if observer:
+        await _change(namesrv, group, "observe", name, address)
         note(f"{name} is an observer: it copies the log, and nothing waits for it")
         return ExitCode.OK
-    note(f"{name} is a learner; it votes when it has caught up")
-    return await _until_it_votes(brokers, name, wait)
+    learns = f"{name} is a learner; it votes when it has caught up"
+    return await _change_and_wait(namesrv, group, "add", name, address, learns, wait)
 
 
 @app.command
@@ -147,10 +143,8 @@ async def promote(
     namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> int:
     """Let the observer NAME become a voter, as soon as it has caught up."""
-    brokers = await _the_group(addresses(namesrv), group)
-    await _change(brokers, "promote", name, "")
-    note(f"{name} is a learner; it votes when it has caught up")
-    return await _until_it_votes(brokers, name, wait)
+    learns = f"{name} is a learner; it votes when it has caught up"
+    return await _change_and_wait(namesrv, group, "promote", name, "", learns, wait)
 
 
 @app.command
@@ -167,10 +161,8 @@ async def replace(
 
     That broker has the id of NAME, and an empty folder or the folder of NAME.
     """
-    brokers = await _the_group(addresses(namesrv), group)
-    await _change(brokers, "replace", name, address)
-    note(f"the one at {address} learns; it takes the place of {name} when it has caught up")
-    return await _until_it_votes(brokers, name, wait)
+    learns = f"the one at {address} learns; it takes the place of {name} when it has caught up"
+    return await _change_and_wait(namesrv, group, "replace", name, address, learns, wait)
 
 
 @app.command
@@ -178,7 +170,7 @@ async def remove(
     name: MemberName, /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV
 ) -> int:
     """Remove the member NAME, running or not; the leader cannot be removed."""
-    await _change(await _the_group(addresses(namesrv), group), "remove", name, "")
+    await _change(namesrv, group, "remove", name)
     note(f"{name} is no longer a member; stop it if it still runs")
     return ExitCode.OK
 
@@ -188,7 +180,7 @@ async def transfer_leader(
     name: MemberName = "", /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV
 ) -> int:
     """Transfer leadership to the member NAME, or to the most advanced one."""
-    await _change(await _the_group(addresses(namesrv), group), "transfer", name, "")
+    await _change(namesrv, group, "transfer", name)
     note(f"leadership was transferred{f' to {name}' if name else ''}")
     return ExitCode.OK
 
@@ -281,56 +273,48 @@ def what_may_be_lost(survivor: Survivor) -> list[str]:
     return lines
 
 
-async def _the_group(namesrvs: list[str], group: str | None) -> BrokerData:
-    from dledger.cli.ask_cluster import groups_of
-
-    groups = [data for data in await groups_of(namesrvs, None) if group in (None, data.broker_name)]
+async def _the_group(admin: Admin, group: str | None) -> str:
+    """Return the name of the broker group to change: *group*, or the only one."""
+    groups = [name for name in await groups_of(admin, None) if group in (None, name)]
     if len(groups) != 1:
-        names = ", ".join(data.broker_name for data in groups) or "none"
         raise CliError(
-            f"broker groups to choose from: {names}",
+            f"broker groups to choose from: {', '.join(groups) or 'none'}",
             next_step="name one with --group",
             exit_code=ExitCode.USAGE,
         )
     return groups[0]
 
 
-async def _change(group: BrokerData, op: str, name: str, address: str) -> None:
-    from dledger.cli.ask_cluster import ask_leader, refused
-    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-
-    ext = {"op": op, "name": name, "address": address}
-    answer = await ask_leader(group, RequestCode.RAFT_CHANGE, ext, timeout_s=CHANGE_TIMEOUT_S)
-    if answer.code != ResponseCode.SUCCESS:
-        raise refused(f"{op} {name}".strip(), answer)
+async def _change(namesrv: str, group: str | None, op: str, name: str, address: str = "") -> None:
+    async with open_admin(namesrv) as admin:
+        await admin.change_members(await _the_group(admin, group), op, name, address)
 
 
-async def _until_it_votes(group: BrokerData, name: str, wait: bool) -> int:
-    status = await _until(group, lambda members: members.get(name) == {"voter"}, wait)
-    if wait:
-        note(f"{name} votes")
-    return status
-
-
-async def _until(group: BrokerData, done: Callable[[dict[str, set[str]]], bool], wait: bool) -> int:
+async def _change_and_wait(
+    namesrv: str, group: str | None, op: str, name: str, address: str, learns: str, wait: bool
+) -> int:
+    """Change the members of a group; with *wait* until the member NAME votes."""
     import trio
 
-    from dledger.cli.ask_cluster import raft_status
-
-    if not wait:
-        return ExitCode.OK
-    with trio.move_on_after(MEMBER_WAIT_S):
-        while True:
-            for address in group.broker_addrs.values():
-                status = await raft_status(address)
-                if status is None or not status.get("serving"):
-                    continue
-                members: dict[str, set[str]] = {}
-                for member in status.get("members", ()):
-                    members.setdefault(member["name"], set()).add(member["standing"])
-                if done(members):
+    async with open_admin(namesrv) as admin:
+        broker_name = await _the_group(admin, group)
+        await admin.change_members(broker_name, op, name, address)
+        note(learns)
+        if not wait:
+            return ExitCode.OK
+        with trio.move_on_after(MEMBER_WAIT_S):
+            while True:
+                health = (await admin.cluster_health()).get(broker_name)
+                leader = health.members[health.leader] if health and health.leader else None
+                standings = {
+                    member["standing"]
+                    for member in (leader or {}).get("members", ())
+                    if member["name"] == name
+                }
+                if standings == {"voter"}:
+                    note(f"{name} votes")
                     return ExitCode.OK
-            await trio.sleep(LOOK_S)
+                await trio.sleep(LOOK_S)
     raise CliError(
         f"the change is not complete after {MEMBER_WAIT_S:.0f} s",
         next_step="see dledger raft status",

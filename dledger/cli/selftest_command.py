@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
+from dledger.cli.commands import open_client
+from dledger.cli.topic_command import groups_of
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -56,17 +58,20 @@ async def selftest(
 
 async def run_steps(namesrvs: list[str], messages: int) -> list[dict[str, Any]]:
     """Return one row for each step in each broker group; a step that fails ends its group's."""
-    from dledger.cli.ask_cluster import groups_of, open_client
-    from dledger.cli.topic_command import create_topic
+    from dledger.client.admin.admin import Admin
 
-    names = [group.broker_name for group in await groups_of(namesrvs, None)]
     rows: list[dict[str, Any]] = []
     run = secrets.token_hex(4)
-    if not await _step(rows, "all", "topic", lambda: create_topic(namesrvs, TOPIC, queues=1)):
-        return rows
     async with open_client(namesrvs) as client:
-        for name in names:
-            await _group_steps(client, name, run, messages, rows)
+        admin = Admin(client)
+        names = await groups_of(admin, None)
+
+        async def create() -> None:
+            await admin.create_topic(TOPIC, queue_nums=1, broker_names=names)
+
+        if await _step(rows, "all", "topic", create):
+            for name in names:
+                await _group_steps(client, name, run, messages, rows)
     return rows
 
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from dledger.cli.commands import open_admin
+from dledger.cli.topic_command import plain_topics
+from dledger.cli.watch import CLEAR
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -15,7 +18,6 @@ from dledger.output import (
     Namesrv,
     RowsOutput,
     Wide,
-    addresses,
     show,
 )
 
@@ -29,7 +31,6 @@ TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
 GROUP_GET_NUMS = "GROUP_GET_NUMS"
 ASKED_AT_ONCE = 8
 """Statistics asked for at a time, of all brokers each."""
-CLEAR = "\x1b[H\x1b[2J"
 
 
 async def stats(
@@ -49,14 +50,11 @@ async def stats(
     """
     import trio
 
-    from dledger.cli.ask_cluster import open_client
-    from dledger.client.admin.admin import Admin
-
     if not every_s > 0:
         raise CliError("--every-s: above 0", exit_code=ExitCode.USAGE)
     most = looks if looks is not None else (None if watch else 1)
-    async with open_client(addresses(namesrv)) as client:
-        admin, done = Admin(client), 0
+    done = 0
+    async with open_admin(namesrv) as admin:
         while True:
             rows = await stats_of(admin, None if topic is None else [topic])
             if done and output == "table" and sys.stdout.isatty():
@@ -70,7 +68,7 @@ async def stats(
 
 async def topics_by_lag(admin: Admin) -> list[str]:
     """Return all topics that are not the brokers' own, those with the most waiting first."""
-    waiting: dict[str, int] = dict.fromkeys(await _plain_topics(admin), 0)
+    waiting: dict[str, int] = dict.fromkeys(await plain_topics(admin), 0)
     for by_topic in (await admin.lags()).values():
         for name, lag in by_topic.items():
             waiting[name] = waiting.get(name, 0) + lag
@@ -90,7 +88,7 @@ async def stats_of(admin: Admin, wanted: Sequence[str] | None) -> list[dict[str,
     for group, by_topic in lags.items():
         for name, lag in by_topic.items():
             groups.setdefault(name, {})[group] = lag
-    topics = wanted if wanted is not None else sorted({*groups, *await _plain_topics(admin)})
+    topics = wanted if wanted is not None else sorted({*groups, *await plain_topics(admin)})
     keys = [(TOPIC_PUT_NUMS, name) for name in topics]
     keys += [
         (GROUP_GET_NUMS, f"{name}@{group}") for name in topics for group in groups.get(name, ())
@@ -121,19 +119,6 @@ async def stats_of(admin: Admin, wanted: Sequence[str] | None) -> list[dict[str,
         if not groups.get(name):
             rows.append(stats_row(name, None, came, {}, None))
     return rows
-
-
-async def _plain_topics(admin: Admin) -> list[str]:
-    from dledger.cli.topic_command import SYSTEM_PREFIXES, SYSTEM_TOPICS
-
-    info = await admin.cluster_info()
-    own = {*info.broker_addr_table, *info.cluster_addr_table, *SYSTEM_TOPICS}
-    own |= {f"{cluster}_REPLY_TOPIC" for cluster in info.cluster_addr_table}
-    return [
-        name
-        for name in await admin.topic_list()
-        if name not in own and not name.startswith(SYSTEM_PREFIXES)
-    ]
 
 
 def stats_row(

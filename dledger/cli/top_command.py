@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
+from dledger.cli.commands import open_admin
 from dledger.commitlog.errors import MQError
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
     ExitCode,
     Namesrv,
-    addresses,
     cell_text,
     make_console,
 )
@@ -75,19 +75,15 @@ async def top(
     import trio
     from rich.live import Live
 
-    from dledger.cli.ask_cluster import open_client
     from dledger.cli.watch import known_error
-    from dledger.client.admin.admin import Admin
 
     if not every_s > 0:
         raise CliError("--every-s: above 0", exit_code=ExitCode.USAGE)
     console = make_console()
     is_screen = console.is_terminal
     most = count if count is not None else (None if is_screen else 1)
-    namesrvs = addresses(namesrv)
-    async with open_client(namesrvs) as client:
-        admin = Admin(client)
-        look, done = await look_at(admin, namesrvs), 1
+    async with open_admin(namesrv) as admin:
+        look, done = await look_at(admin), 1
         screen = Live(console=console, screen=True, auto_refresh=False) if is_screen else None
         with screen or nullcontext():
             while True:
@@ -99,27 +95,25 @@ async def top(
                     return ExitCode.OK
                 await trio.sleep(every_s)
                 try:
-                    look = await look_at(admin, namesrvs)
+                    look = await look_at(admin)
                 except (MQError, ExceptionGroup) as error:
                     look = replace(look, error=str(known_error(error)))
                 done += 1
 
 
-async def look_at(admin: Admin, namesrvs: list[str]) -> TopLook:
+async def look_at(admin: Admin) -> TopLook:
     """Ask every member for its state, and the brokers for rates and lag.
 
     Raises:
-        CliError: No NameServer answers.
+        NoNameServerError: None answers.
     """
     from datetime import datetime
 
-    from dledger.cli.ask_cluster import any_cluster_info
     from dledger.cli.cluster_command import brokers_of, with_absent
     from dledger.cli.raft_command import narrow_row, raft_rows
     from dledger.cli.stats_command import stats_of, topics_by_lag
 
-    _, info = await any_cluster_info(namesrvs)
-    rows = with_absent(await brokers_of(info))
+    rows = with_absent(await brokers_of(admin, await admin.cluster_info()))
     members = [
         narrow_row(row)
         for broker in dict.fromkeys(row["broker"] for row in rows)

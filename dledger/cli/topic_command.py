@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from dledger.cli.commands import Rows, change_each, listing, open_admin
 from dledger.cli.topic_changes import PERMISSIONS, duration_ms, permission_text, topic_changes
-from dledger.cli.watch import Watch, repeated
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
@@ -19,15 +19,13 @@ from dledger.output import (
     Output,
     TopicName,
     Yes,
-    addresses,
     note,
     print_json,
     show,
 )
 
 if TYPE_CHECKING:
-    from dledger.remoting.protocol.bodies import BrokerData
-    from dledger.remoting.protocol.own_fields import GivenUp
+    from dledger.client.admin.admin import Admin
 
 app = App(name="topic", help="List, create, show and delete topics.", backend="trio")
 
@@ -43,47 +41,32 @@ SYSTEM_TOPICS = frozenset(
         "TRANS_CHECK_MAX_TIME_TOPIC",
     }
 )
-ROUTE_WAIT_S = 5.0
-"""A broker registers a new topic at once; a NameServer that is slow gets this long."""
-
 ROUTE_COLUMNS = ("broker", "read", "write", "perm", "members")
 """What fits into 80 columns: queues for reading and writing; JSON names each by itself."""
 
 
 @app.command
+@listing(("topic",))
 async def ls(
+    admin: Admin,
     *,
-    watch: Watch = None,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     system: Annotated[bool, Parameter(help="Show the broker's own topics too.")] = False,
-    output: Output = "table",
-) -> int:
+) -> Rows:
     """List topics."""
+    names = await admin.topic_list() if system else await plain_topics(admin)
+    return [{"topic": name} for name in names]
 
-    async def look() -> int:
-        from dledger.cli.ask_cluster import any_cluster_info, ask_namesrvs, refused
-        from dledger.remoting.protocol.bodies import TopicList
-        from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
-        answer = await ask_namesrvs(
-            addresses(namesrv), RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
-        )
-        if answer.code != ResponseCode.SUCCESS:
-            raise refused("list of topics", answer)
-        names = sorted(TopicList.decode(answer.body).topic_list)
-        if not system:
-            _, info_ = await any_cluster_info(addresses(namesrv))
-            own = {*info_.broker_addr_table, *info_.cluster_addr_table}
-            own |= {f"{cluster}_REPLY_TOPIC" for cluster in info_.cluster_addr_table}
-            names = [
-                name
-                for name in names
-                if name not in SYSTEM_TOPICS | own and not name.startswith(SYSTEM_PREFIXES)
-            ]
-        show(output, "", [{"topic": name} for name in names], ("topic",))
-        return ExitCode.OK
-
-    return await repeated(look, watch)
+async def plain_topics(admin: Admin) -> list[str]:
+    """Return the topics that are not the brokers' own."""
+    info = await admin.cluster_info()
+    own = {*info.broker_addr_table, *info.cluster_addr_table, *SYSTEM_TOPICS}
+    own |= {f"{cluster}_REPLY_TOPIC" for cluster in info.cluster_addr_table}
+    return [
+        name
+        for name in await admin.topic_list()
+        if name not in own and not name.startswith(SYSTEM_PREFIXES)
+    ]
 
 
 @app.command
@@ -103,14 +86,13 @@ async def create(
     """Create a topic in every broker group, or change it."""
     if permission not in PERMISSIONS or queues < 1:
         raise CliError("--permission is r, w or rw; --queues at least 1", exit_code=ExitCode.USAGE)
-    names = await create_topic(
-        addresses(namesrv),
-        topic,
-        queues=queues,
-        perm=PERMISSIONS[permission],
-        cluster=cluster,
-        brokers=broker,
-    )
+    async with open_admin(namesrv) as admin:
+        names = await admin.create_topic(
+            topic,
+            queue_nums=queues,
+            perm=PERMISSIONS[permission],
+            broker_names=await groups_of(admin, cluster, broker),
+        )
     if output == "json":
         print_json({"topic": topic, "queues": queues, "brokers": names})
     else:
@@ -118,68 +100,30 @@ async def create(
     return ExitCode.OK
 
 
-async def create_topic(
-    namesrvs: list[str],
-    topic: str,
-    *,
-    queues: int,
-    perm: int = 6,
-    cluster: str | None = None,
-    brokers: Sequence[str] | None = None,
-) -> list[str]:
-    """Create a topic in every broker group and wait for its route; return the groups' names.
+async def groups_of(
+    admin: Admin, cluster: str | None, brokers: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Return the broker groups of a cluster, or of all of them.
 
     Args:
-        brokers: In these groups only.
+        brokers: These of them only.
     Raises:
-        CliError: A broker refuses, none leads, or a group is not there.
+        CliError: There is none, or one of *brokers* is not among them.
     """
-    from dledger.cli.ask_cluster import ask_leader, groups_of, refused
-    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-
-    ext = {
-        "topic": topic,
-        "defaultTopic": "TBW102",
-        "readQueueNums": str(queues),
-        "writeQueueNums": str(queues),
-        "perm": str(perm),
-        "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": "0",
-        "order": "false",
-    }
-    groups = await groups_of(namesrvs, cluster)
-    if brokers is not None:
-        unknown = set(brokers) - {group.broker_name for group in groups}
-        if unknown:
-            raise CliError(
-                f"no broker {', '.join(sorted(unknown))}", next_step="see dledger cluster ls"
-            )
-        groups = [group for group in groups if group.broker_name in brokers]
-    for group in groups:
-        answer = await ask_leader(group, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
-        if answer.code != ResponseCode.SUCCESS:
-            raise refused(f"creating {topic} in {group.broker_name}", answer)
-    names = [group.broker_name for group in groups]
-    await _wait_route(namesrvs, topic, set(names))
-    return names
-
-
-async def _wait_route(namesrvs: list[str], topic: str, brokers: set[str]) -> None:
-    import trio
-
-    from dledger.cli.ask_cluster import topic_route
-
-    with trio.move_on_after(ROUTE_WAIT_S):
-        while True:
-            try:
-                route_ = await topic_route(namesrvs, topic)
-                if brokers <= {data.broker_name for data in route_.queue_datas}:
-                    return
-            except CliError as error:
-                if error.exit_code == ExitCode.UNREACHABLE:
-                    raise
-            await trio.sleep(0.05)
-    note(f"{topic} is stored, but not in the route of {namesrvs[0]} yet")
+    info = await admin.cluster_info()
+    names = set(
+        info.broker_addr_table if cluster is None else info.cluster_addr_table.get(cluster, ())
+    )
+    if not names:
+        raise CliError(
+            f"no broker of cluster {cluster} is registered" if cluster else "no broker registered",
+            next_step="see dledger cluster ls",
+        )
+    if unknown := set(brokers or ()) - names:
+        raise CliError(
+            f"no broker {', '.join(sorted(unknown))}", next_step="see dledger cluster ls"
+        )
+    return tuple(sorted(names if brokers is None else brokers))
 
 
 @app.command
@@ -187,9 +131,8 @@ async def route(
     topic: TopicName, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
 ) -> int:
     """Show where the queues of a topic are."""
-    from dledger.cli.ask_cluster import topic_route
-
-    data = await topic_route(addresses(namesrv), topic)
+    async with open_admin(namesrv) as admin:
+        data = await admin.topic_route_data(topic)
     brokers = {broker.broker_name: broker.broker_addrs for broker in data.broker_datas}
     rows: list[dict[str, Any]] = [
         {
@@ -223,47 +166,26 @@ def route_line(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-async def queue_bounds(namesrvs: list[str], topic: str) -> list[dict[str, Any]]:
-    """Return min and max offset of every queue of a topic, asked of the leaders."""
-    from dledger.cli.ask_cluster import all_of, ask_leader, refused, topic_route
-    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-
-    data = await topic_route(namesrvs, topic)
-    brokers = {broker.broker_name: broker for broker in data.broker_datas}
-    jobs = {}
-    for queue in data.queue_datas:
-        for queue_id in range(max(queue.read_queue_nums, queue.write_queue_nums)):
-            for name, code in (
-                ("min_offset", RequestCode.GET_MIN_OFFSET),
-                ("max_offset", RequestCode.GET_MAX_OFFSET),
-            ):
-                jobs[(queue.broker_name, queue_id, name)] = partial(
-                    ask_leader,
-                    brokers[queue.broker_name],
-                    code,
-                    {"topic": topic, "queueId": str(queue_id)},
-                )
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for (broker, queue_id, name), answer in sorted((await all_of(jobs)).items()):
-        if answer.code != ResponseCode.SUCCESS:
-            raise refused(f"{name} of {topic} queue {queue_id}", answer)
-        row = rows.setdefault((broker, queue_id), {"broker": broker, "queue": queue_id})
-        row[name] = int(answer.ext["offset"])
-    for row in rows.values():
-        row["messages"] = row["max_offset"] - row["min_offset"]
-    return [rows[key] for key in sorted(rows)]
-
-
 @app.command
 async def info(
     topic: TopicName, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
 ) -> int:
     """Show offsets and number of messages of each queue."""
-    rows = await queue_bounds(addresses(namesrv), topic)
+    async with open_admin(namesrv) as admin:
+        offsets = await admin.offsets(topic)
+    rows = [
+        {
+            "broker": queue.broker_name,
+            "queue": queue.queue_id,
+            "min_offset": first,
+            "max_offset": end,
+            "messages": end - first,
+        }
+        for queue, (first, end) in offsets.items()
+    ]
     if output == "json":
-        print_json(
-            {"topic": topic, "messages": sum(row["messages"] for row in rows), "queues": rows}
-        )
+        messages = sum(end - first for first, end in offsets.values())
+        print_json({"topic": topic, "messages": messages, "queues": rows})
     else:
         show(output, topic, rows, ("broker", "queue", "min_offset", "max_offset", "messages"))
     return ExitCode.OK
@@ -282,21 +204,10 @@ async def perm(
     output: Output = "table",
 ) -> int:
     """Change the permissions of a topic."""
-    from dledger.cli.ask_cluster import open_client
-    from dledger.client.admin.admin import Admin
-    from dledger.client.core.errors import NoRouteError
-
     if permission not in PERMISSIONS:
         raise CliError("the permission is r, w, rw or none", exit_code=ExitCode.USAGE)
-    async with open_client(addresses(namesrv)) as client:
-        try:
-            names = await Admin(client).set_topic_perm(
-                topic, PERMISSIONS[permission], broker_names=broker
-            )
-        except NoRouteError as error:
-            raise CliError(
-                f"no route to topic {topic}", next_step="see dledger topic ls"
-            ) from error
+    async with open_admin(namesrv) as admin:
+        names = await admin.set_topic_perm(topic, PERMISSIONS[permission], broker_names=broker)
     if output == "json":
         print_json({"topic": topic, "permission": permission, "brokers": names})
     else:
@@ -329,7 +240,7 @@ async def update(
     Where messages would be removed, they are counted first, and --yes is needed.
     """
     changes = topic_changes(queues, read_queues, write_queues, permission, attribute or ())
-    await _change_groups(addresses(namesrv), topic, changes, broker, yes, output)
+    await _change_groups(namesrv, topic, changes, broker, yes, output)
     return ExitCode.OK
 
 
@@ -351,14 +262,12 @@ async def retention(
     """
 
     attribute = "-retention.ms" if keeps == "none" else f"+retention.ms={duration_ms(keeps)}"
-    await _change_groups(
-        addresses(namesrv), topic, {"attributes": attribute}, None, yes, output, what=keeps
-    )
+    await _change_groups(namesrv, topic, {"attributes": attribute}, None, yes, output, what=keeps)
     return ExitCode.OK
 
 
 async def _change_groups(
-    namesrvs: list[str],
+    namesrv: str,
     topic: str,
     changes: Mapping[str, str],
     brokers: Sequence[str] | None,
@@ -372,72 +281,36 @@ async def _change_groups(
     Raises:
         CliError: A group refuses, has no leader, or does not have the topic.
     """
-    from dledger.cli.ask_cluster import show_given_up, topic_route
-
-    data = await topic_route(namesrvs, topic)
-    groups = [
-        group for group in data.broker_datas if brokers is None or group.broker_name in brokers
-    ]
-    missing = set(brokers or ()) - {group.broker_name for group in groups}
-    if missing:
-        raise CliError(
-            f"{topic} is not in {', '.join(sorted(missing))}; nothing was changed",
-            next_step=f"see dledger topic route {topic}",
+    async with open_admin(namesrv) as admin:
+        has_it = sorted((await admin.topic_route(topic)).addresses)
+        if missing := set(brokers or ()) - set(has_it):
+            raise CliError(
+                f"{topic} is not in {', '.join(sorted(missing))}; nothing was changed",
+                next_step=f"see dledger topic route {topic}",
+            )
+        groups = [name for name in has_it if brokers is None or name in brokers]
+        shown = await change_each(
+            groups,
+            partial(_change, admin, topic, changes, what),
+            yes=yes,
+            output=output,
         )
-    waiting: dict[str, GivenUp] = {}
-    for group in groups:
-        lost = await _change(group, topic, changes, is_confirmed=False)
-        if lost is None:
-            note(f"{topic} in {group.broker_name}: {what}")
-        else:
-            waiting[group.broker_name] = lost
-    show_given_up(waiting, output)
-    if output == "json" and not waiting:
-        print_json([{"broker": group.broker_name, "topic": topic} for group in groups])
-    if waiting and not yes:
-        note(f"{topic} in {', '.join(waiting)}: not changed; --yes does it")
-        return
-    for group in groups:
-        if group.broker_name in waiting:
-            await _change(group, topic, changes, is_confirmed=True)
-            note(f"{topic} in {group.broker_name}: {what}")
+    if shown.left:
+        note(f"{topic} in {', '.join(shown.left)}: not changed; --yes does it")
+    if output == "json" and not shown.gives_up:
+        print_json([{"broker": group, "topic": topic} for group in groups])
 
 
 async def _change(
-    group: BrokerData, topic: str, changes: Mapping[str, str], *, is_confirmed: bool
-) -> GivenUp | None:
-    """Change fields of a topic; return what has to be confirmed first, having done nothing.
-
-    Raises:
-        CliError: The group refuses, or has no leader.
-    """
-    from dledger.cli.ask_cluster import ask_leader, confirmed, given_up_in, refused
-    from dledger.remoting.protocol.bodies import TopicConfig
-    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-
-    answer = await ask_leader(group, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
-    if answer.code != ResponseCode.SUCCESS:
-        raise refused(f"{topic} in {group.broker_name}", answer)
-    config = TopicConfig.decode(answer.body)
-    ext = {
-        "topic": topic,
-        "defaultTopic": "TBW102",
-        "readQueueNums": str(config.read_queue_nums),
-        "writeQueueNums": str(config.write_queue_nums),
-        "perm": str(config.perm),
-        "topicFilterType": config.topic_filter_type,
-        "topicSysFlag": str(config.topic_sys_flag),
-        "order": "true" if config.order else "false",
-        **changes,
-        **(confirmed() if is_confirmed else {}),
-    }
-    answer = await ask_leader(group, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
-    if answer.code == ResponseCode.SUCCESS:
-        return None
-    lost = given_up_in(answer)
-    if lost is None or is_confirmed:
-        raise refused(f"changing {topic} in {group.broker_name}", answer)
-    return lost
+    admin: Admin,
+    topic: str,
+    changes: Mapping[str, str],
+    what: str,
+    group: str,
+    is_confirmed: bool,
+) -> str:
+    await admin.change_topic(topic, group, changes, gives_up_messages=is_confirmed)
+    return f"{topic} in {group}: {what}"
 
 
 @app.command
@@ -455,62 +328,20 @@ async def delete(
 
     Asks first on a terminal when it holds messages; elsewhere --yes is needed.
     """
-    from dledger.cli.ask_cluster import (
-        NoAnswerError,
-        ask_leader,
-        ask_namesrvs,
-        groups_of,
-        refused,
-        topic_route,
-    )
-    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-
-    namesrvs = addresses(namesrv)
-    await topic_route(namesrvs, topic, next_step="see dledger topic ls")
-    groups = await groups_of(namesrvs, cluster)
-    if not yes and not await _may_delete(topic, await _messages_in(groups, topic)):
-        note(f"{topic} was not deleted")
-        return ExitCode.FAILED
-    for group in groups:
-        answer = await ask_leader(group, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
-        if answer.code != ResponseCode.SUCCESS:
-            raise refused(f"deleting {topic} in {group.broker_name}", answer)
-    silent: list[NoAnswerError] = []
-    for address in namesrvs:
-        try:
-            answer = await ask_namesrvs(
-                [address], RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": topic}
+    async with open_admin(namesrv) as admin:
+        await admin.topic_route(topic)
+        groups = await groups_of(admin, cluster)
+        if not yes:
+            offsets = await admin.offsets(topic)
+            held = sum(
+                end - first for q, (first, end) in offsets.items() if q.broker_name in groups
             )
-        except NoAnswerError as error:
-            silent.append(error)
-            continue
-        if answer.code not in (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST):
-            raise refused(f"deleting {topic} at {address}", answer)
-    if silent:
-        why = "; ".join(map(str, silent))
-        raise CliError(
-            f"{topic} is deleted in every broker group, and may still be listed: {why}",
-            exit_code=ExitCode.UNREACHABLE,
-        )
+            if not await _may_delete(topic, held):
+                note(f"{topic} was not deleted")
+                return ExitCode.FAILED
+        await admin.delete_topic(topic, broker_names=groups)
     note(f"{topic} is deleted")
     return ExitCode.OK
-
-
-async def _messages_in(groups: Sequence[BrokerData], topic: str) -> int:
-    """Return how many messages of a topic are kept in these broker groups."""
-    from dledger.cli.ask_cluster import ask_leader, refused
-    from dledger.remoting.protocol.bodies import TopicStatsTable
-    from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-
-    messages = 0
-    for group in groups:
-        answer = await ask_leader(group, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
-        if answer.code == ResponseCode.SUCCESS:
-            queues = TopicStatsTable.decode(answer.body).offset_table.values()
-            messages += sum(queue.max_offset - queue.min_offset for queue in queues)
-        elif answer.code != ResponseCode.TOPIC_NOT_EXIST:
-            raise refused(f"counting the messages of {topic} in {group.broker_name}", answer)
-    return messages
 
 
 async def _may_delete(topic: str, messages: int) -> bool:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, RowsOutput, addresses, show
+from dledger.cli.commands import open_admin
+from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, RowsOutput, show
 
 if TYPE_CHECKING:
     from dledger.client.trace import TraceBean, TraceContext
@@ -30,22 +31,16 @@ async def trace(
 
     Shows what clients with message trace reported: each broker's newest 64 trace messages.
     """
-    from dledger.cli.ask_cluster import open_client
-    from dledger.client.admin.admin import Admin
     from dledger.client.core.errors import NoRouteError
-    from dledger.client.trace import decode
 
-    steps: list[TraceContext] = []
-    async with open_client(addresses(namesrv)) as client:
+    async with open_admin(namesrv) as admin:
         try:
-            found = await Admin(client).query_messages(topic, message_id)
+            steps = await admin.message_trace(message_id, trace_topic=topic)
         except NoRouteError:
             raise CliError(
                 f"topic {topic} does not exist",
                 next_step="start brokers with traceTopicEnable=true, clients with enable_msg_trace",
             ) from None
-        for message in found:
-            steps += decode(message.body_bytes.decode(errors="replace"))
     rows = path_rows(steps, message_id)
     if not rows and output == "table":
         raise CliError(

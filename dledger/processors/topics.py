@@ -184,7 +184,7 @@ class TopicsProcessor:
 
     def _stats(self, config: TopicConfig) -> bodies.TopicStatsTable:
         table = {}
-        for queue_id in range(config.write_queue_nums):
+        for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
             bounds = self._group.state.queues.get((config.topic, queue_id))
             stats = bodies.TopicOffset()
             if bounds is not None:

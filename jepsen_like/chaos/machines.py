@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import trio
 
-from dledger.cli.ask_cluster import raft_status
-from dledger.cli.local_cluster import Node
+from dledger.cli.local_cluster import Node, status_of
 from dledger.client.connect import connect
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.jepsen_like.chaos import file_damage, limits, strace_inject
@@ -159,7 +158,7 @@ class RealMember(RealMachine):
         """Ask for its status now. The answer of a process that has ended since does not count."""
         status, life = None, self._lives
         if self.is_up:
-            status = await raft_status(self.address, timeout_s=STATUS_TIMEOUT_S)
+            status = await status_of(self.address, timeout_s=STATUS_TIMEOUT_S)
         if life == self._lives:
             self.note(status)
 

@@ -16,7 +16,8 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from dledger.cli.ask_cluster import ask
+from dledger.cli.commands import open_client
+from dledger.client.core.errors import ClientError
 from dledger.jepsen_like.chaos.cluster import ChaosCluster
 from dledger.jepsen_like.chaos.machines import RealMachine, RealMember
 from dledger.jepsen_like.chaos.namespaces import RunNetwork, rule_lines
@@ -32,7 +33,6 @@ from dledger.jepsen_like.nemesis.ground import (
 )
 from dledger.jepsen_like.plans.budget import LogEnd, Soundness
 from dledger.jepsen_like.plans.plan import Kind
-from dledger.output import CliError
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
 # ---------------------------------------------------------------------------------- links
@@ -413,10 +413,11 @@ class RealGround:
         address = self._cluster.ports[name].peer_address
         ext = {"op": op, "name": name, "address": address if op in ("add", "replace") else ""}
         try:
-            answer = await ask(
-                leader.address, RequestCode.RAFT_CHANGE, ext, timeout_s=ORDER_TIMEOUT_S
-            )
-        except CliError as error:
+            async with open_client([leader.address]) as client:
+                answer = await client.ask(
+                    leader.address, RequestCode.RAFT_CHANGE, ext, timeout_s=ORDER_TIMEOUT_S
+                )
+        except ClientError as error:
             raise FaultError(str(error)) from None
         if answer.code != ResponseCode.SUCCESS:
             raise FaultError(f"code {answer.code}: {answer.remark}")

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import trio
 
-from dledger.cli.ask_cluster import NoAnswerError
 from dledger.cli.local_cluster import LocalCluster, Node
 from dledger.commitlog.errors import MQError
 
@@ -47,8 +46,8 @@ async def look_until(look: Callable[[], Awaitable[T]], good: Callable[[T], bool]
         while True:
             try:
                 found = seen = await look()
-            except (NoAnswerError, MQError) as error:
-                if not (isinstance(error, NoAnswerError) or error.retriable):
+            except MQError as error:
+                if not error.retriable:
                     raise
                 found = error
             else:

@@ -14,11 +14,11 @@ import trustme
 
 from dledger.cli.local_cluster import LocalCluster, Node, local_cluster
 from dledger.cli.ports import free_ports
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.core.message_ext import MessageExt
 from dledger.remoting.protocol.bodies import SubscriptionGroupConfig
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from tests.harness.cluster_questions import create_topic
 from tests.harness.foreign_client import ForeignClient, Line
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.stored_messages import messages_at

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dledger.cli.ask_cluster import _access
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.main import main
 from dledger.remoting.protocol.signature import Credentials
@@ -38,11 +37,9 @@ def running_guarded(folder: Path, more_accounts: str = "") -> Iterator[LocalClus
     acl = {"server.acl_enable": True, "server.acl_file": str(accounts)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DLEDGER_CREDENTIALS", str(tools))
-        _access.cache_clear()
         with running(lay_out(folder, settings={**SMALL_FILES, **acl})) as found:
             assert dledger(found, "topic", "create", "orders", "--queues", "1") == 0
             yield found
-    _access.cache_clear()
 
 
 def dledger(cluster: LocalCluster, *words: str) -> int:

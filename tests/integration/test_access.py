@@ -17,20 +17,19 @@ import trio
 import trustme
 
 from dledger.cli.acl_command import convert
-from dledger.cli.ask_cluster import NoAnswerError, _access, ask
 from dledger.cli.config_command import diff, get, set_
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientConfig
-from dledger.client.core.errors import ClientError
+from dledger.client.core.errors import ClientError, NoNameServerError
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import SendResult
 from dledger.client.producer.producer import Producer
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.signature import Credentials
 from dledger.remoting.tcp import client_tls
+from tests.harness.cluster_questions import ask, create_topic
 from tests.harness.eventually import logged, look_until, wait_logged
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
@@ -103,14 +102,12 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     }
 
     os.environ.update(environment)
-    _access.cache_clear()
     try:
         with running(cluster):
             yield Guarded(cluster, accounts, client_tls(ca_file=files["ca"]), ca, files)
     finally:
         for name in environment:
             del os.environ[name]
-        _access.cache_clear()
 
 
 async def test_an_account_does_what_its_lines_say_and_no_more(guarded: Guarded) -> None:
@@ -224,14 +221,12 @@ async def test_the_vip_channel_sends_and_does_not_pull(guarded: Guarded) -> None
     assert (await ask(fast, RequestCode.GET_BROKER_RUNTIME_INFO)).code == 0
     pull = await ask(fast, RequestCode.PULL_MESSAGE, {"topic": "orders"})
     assert (pull.code, pull.remark) == (3, " request type 11 not supported")
-    _access.cache_clear()
     saved = os.environ.pop("DLEDGER_CREDENTIALS")
     try:
         refused = await ask(fast, RequestCode.GET_BROKER_RUNTIME_INFO)
         assert "No accessKey is configured" in (refused.remark or "")
     finally:
         os.environ["DLEDGER_CREDENTIALS"] = saved
-        _access.cache_clear()
 
 
 async def test_settings_change_while_brokers_run(
@@ -278,7 +273,7 @@ async def test_peer_port_answers_a_stranger_nothing(guarded: Guarded) -> None:
     peers = path.read_text().partition('peers = "')[2].partition('"')[0].split(";")
     for peer in peers:
         host, _, port = peer.partition("-")[2].rpartition(":")
-        with pytest.raises(NoAnswerError):
+        with pytest.raises(NoNameServerError):
             await ask(f"{host}:{port}", RequestCode.CAPABILITIES, timeout_s=5)
 
 

@@ -18,12 +18,12 @@ import pytest
 import trio
 
 from dledger.cli.local_cluster import LocalCluster, local_cluster
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
+from tests.harness.cluster_questions import create_topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.hunt]
 

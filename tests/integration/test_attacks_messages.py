@@ -8,13 +8,13 @@ import pytest
 import trio
 
 from dledger.cli.local_cluster import local_cluster
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command
+from tests.harness.cluster_questions import create_topic
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from dledger.cli.ask_cluster import ask, cluster_and_refused
+from dledger.cli.commands import open_admin
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.ports import free_ports
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
@@ -28,6 +27,7 @@ from dledger.remoting.machine import TrioClock
 from dledger.remoting.protocol.bodies import TopicRouteData
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.tcp import TcpNetwork
+from tests.harness.cluster_questions import ask, create_topic
 from tests.harness.eventually import all_statuses, eventually
 from tests.harness.local_settings import SMALL_FILES
 
@@ -115,7 +115,8 @@ async def test_name_server_gives_strangers_no_place_and_no_message(tmp_path: Pat
             await eventually("strangers try again", lambda: tried(2 * ATTACKS, before + 100))
             await cluster.start(killed)
             await cluster.wait_healthy()
-            _, refused = await cluster_and_refused(cluster.namesrv_address)
+            async with open_admin(cluster.namesrv_address) as admin:
+                _, refused = await admin.name_server_view(cluster.namesrv_address)
             nursery.cancel_scope.cancel()
 
         for thief in thieves:

@@ -14,13 +14,13 @@ from dledger.cli.backup_command import create, restore, verify
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.log_verify import verify_store
 from dledger.cli.raft_command import add
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import MQError
+from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import all_statuses, eventually
 from tests.harness.module_cluster import running
 

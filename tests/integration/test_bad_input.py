@@ -19,9 +19,7 @@ import numpy as np
 import pytest
 import trio
 
-from dledger.cli.ask_cluster import ask
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
@@ -39,6 +37,7 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
 from dledger.remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_command
 from dledger.remoting.protocol.headers import SendMessageHeader
+from tests.harness.cluster_questions import ask, create_topic
 from tests.harness.eventually import WITHIN_S, logged, look_until
 from tests.harness.module_cluster import running
 

@@ -12,7 +12,6 @@ import trio
 
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.log_verify import verify_store
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
@@ -36,6 +35,7 @@ from dledger.jepsen_like.chaos.machines import stand_still
 from dledger.jepsen_like.chaos.strace_inject import fail_one_flush
 from dledger.jepsen_like.nemesis.ground import FaultError
 from tests.harness.broken_disks import DISK_BYTES, is_traced, needs_loop, needs_strace
+from tests.harness.cluster_questions import create_topic
 from tests.harness.stored_messages import bodies_at
 
 SETTINGS: dict[str, object] = {

@@ -19,12 +19,12 @@ import pytest
 import trio
 
 from dledger.cli.local_cluster import LocalCluster, local_cluster
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.core.client_instance import ClientConfig
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
+from tests.harness.cluster_questions import create_topic
 from tests.harness.one_term import in_one_term
 
 SETTINGS: dict[str, object] = {

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dledger.cli.ask_cluster import ask
 from dledger.cli.local_cluster import LocalCluster, lay_out, local_cluster
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.errors import ClientError
@@ -26,6 +24,7 @@ from dledger.commitlog.record import iter_records
 from dledger.remoting.protocol.bodies import KVTable
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
+from tests.harness.cluster_questions import ask, create_topic
 from tests.harness.eventually import WITHIN_S, look_until
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import heal, running

@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from dledger.cli.ask_cluster import ask, raft_status
 from dledger.cli.config_command import set_ as config_set
-from dledger.cli.local_cluster import LocalCluster, lay_out
+from dledger.cli.local_cluster import LocalCluster, lay_out, status_of
 from dledger.cli.log_verify import verify_store
 from dledger.cli.raft_command import transfer_leader
-from dledger.cli.topic_command import create_topic, queue_bounds, retention
+from dledger.cli.topic_command import retention
 from dledger.client.connect import connect
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
@@ -29,6 +28,7 @@ from dledger.client.producer.producer import Producer
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.headers import SendMessageHeader
 from dledger.remoting.protocol.own_fields import GIVES_UP_FIELD, decode_given_up
+from tests.harness.cluster_questions import ask, create_topic, queue_ends
 from tests.harness.eventually import WITHIN_S, all_statuses, eventually, wait_logged
 from tests.harness.stored_messages import bodies_at
 
@@ -133,7 +133,7 @@ async def test_full_disk_refuses_sends_and_serves_reads(
         fill_rest(tmp_path / "small")
         await cluster.start("n0")
         with trio.fail_after(WITHIN_S):
-            while (status := await raft_status(node.address)) is None:
+            while (status := await status_of(node.address)) is None:
                 await trio.sleep(0.01)
         assert node.running, node.last_log_lines()
         assert not status["serving"]
@@ -221,8 +221,8 @@ async def let_retention_look(cluster: LocalCluster) -> None:
     assert await retention(SHORT, "1ms", namesrv=cluster.namesrv_address, yes=True) == 0
 
     async def has_begun_later() -> bool:
-        (queue,) = await queue_bounds([cluster.namesrv_address], SHORT)
-        return bool(queue["min_offset"] == queue["max_offset"])
+        ((first, end),) = (await queue_ends([cluster.namesrv_address], SHORT)).values()
+        return first == end
 
     await eventually("the queue of a topic with a short retention begins later", has_begun_later)
 

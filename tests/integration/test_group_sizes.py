@@ -10,12 +10,12 @@ import trio
 from trio.testing import MockClock
 
 from dledger.cli.local_cluster import LocalCluster, local_cluster
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
+from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import logged, look_until
 from tests.harness.groups import running_groups
 

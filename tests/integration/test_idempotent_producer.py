@@ -18,7 +18,6 @@ import pytest
 import trio
 
 from dledger.cli.local_cluster import LocalCluster, lay_out
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.errors import ClientError, UnknownOutcomeError
@@ -26,6 +25,7 @@ from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
+from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import look_until
 from tests.harness.leader_kill import kill_leaders, read_all
 from tests.harness.module_cluster import running

@@ -16,7 +16,6 @@ import trio
 
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.log_verify import open_segments
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.core.client_instance import ClientConfig
 from dledger.client.core.message import Message
@@ -24,6 +23,7 @@ from dledger.client.core.message_ext import MessageExt
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import MQError
+from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import look_until
 from tests.harness.leader_kill import kill_leaders, read_all
 from tests.harness.replica_folders import equal_bytes

@@ -14,8 +14,8 @@ import trio
 from dledger.cli.cluster_command import health
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.log_verify import open_segments, verify_store, walk
-from dledger.cli.topic_command import create_topic, queue_bounds
 from dledger.commitlog.entry import KIND_NO_OP
+from tests.harness.cluster_questions import create_topic, queue_ends
 from tests.harness.eventually import WITHIN_S, look_until
 from tests.harness.one_term import in_one_term
 
@@ -36,7 +36,7 @@ async def test_a_cluster_survives_its_leader_and_stops_clean(tmp_path: Path) -> 
         await cluster.kill(first)
         second = await cluster.wait_leader(other_than=first)
         assert second != first
-        assert [row["queue"] for row in await queue_bounds(namesrvs, "t")] == [0, 1, 2]
+        assert [queue.queue_id for queue in await queue_ends(namesrvs, "t")] == [0, 1, 2]
         await cluster.start(first)
         await cluster.wait_caught_up(first)
         await in_one_term(cluster, lambda leader: healthy_under(cluster, leader))

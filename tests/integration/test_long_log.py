@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from dledger.cli.ask_cluster import raft_status
-from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster
-from dledger.cli.topic_command import create_topic
+from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster, status_of
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
+from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import all_statuses, wait_logged
 from tests.harness.extent import EXTENT
 
@@ -163,7 +162,7 @@ async def seconds_to_start(
     await cluster.start(name)
     with trio.fail_after(60):
         while node.running:
-            status = await raft_status(node.address, timeout_s=1.0) or {}
+            status = await status_of(node.address, timeout_s=1.0) or {}
             if all(_reached(status.get(key), value) for key, value in wanted.items()):
                 took_s = time.monotonic() - began
                 return took_s, await wait_logged(node, "broker_started", since=logged_before)

@@ -17,13 +17,13 @@ from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster
 from dledger.cli.log_verify import open_segments
 from dledger.cli.ports import free_ports
 from dledger.cli.raft_command import add, remove, replace, transfer_leader
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import MQError
+from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import all_statuses, eventually
 from tests.harness.module_cluster import running
 from tests.harness.replica_folders import equal_bytes

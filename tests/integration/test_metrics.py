@@ -14,11 +14,11 @@ import trio
 
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.ports import free_ports
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
+from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import eventually, wait_logged
 from tests.harness.metrics_page import MetricsPage
 

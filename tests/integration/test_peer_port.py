@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from dledger.cli.ask_cluster import NoAnswerError, ask
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.client.connect import connect
+from dledger.client.core.errors import NoNameServerError
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
 from dledger.raft.identity import Hello
@@ -29,6 +29,7 @@ from dledger.raft.wire import (
     encode_head,
 )
 from dledger.remoting.protocol.codes import RequestCode
+from tests.harness.cluster_questions import ask
 from tests.harness.eventually import all_statuses, wait_logged
 from tests.harness.module_cluster import running
 
@@ -119,7 +120,7 @@ async def test_ports_refuse_the_wrong_protocol(
     cluster: LocalCluster,
 ) -> None:
     host, port = peer_address(cluster, "n0")
-    with pytest.raises(NoAnswerError):
+    with pytest.raises(NoNameServerError):
         await ask(f"{host}:{port}", RequestCode.RAFT_STATUS)
     client_host, _, client_port = cluster.brokers["n0"].address.rpartition(":")
     with trio.fail_after(60):

@@ -11,7 +11,6 @@ import pytest
 import trio
 
 from dledger.cli.local_cluster import local_cluster
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.config import PushConfig
 from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
@@ -20,6 +19,7 @@ from dledger.client.consumer.push_consumer import PushConsumer
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
+from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import WITHIN_S
 from tests.harness.shipped_files import ROOT
 

@@ -12,7 +12,6 @@ import pytest
 import trio
 
 from dledger.cli.local_cluster import LocalCluster, local_cluster
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.listener import ConsumeContext
 from dledger.client.consumer.pull_consumer import PullConsumer
@@ -21,6 +20,7 @@ from dledger.client.core.message import Message
 from dledger.client.core.message_ext import MessageExt
 from dledger.client.producer.producer import Producer
 from dledger.client.producer.request_reply import reply_message
+from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import all_statuses
 
 pytestmark = pytest.mark.slow

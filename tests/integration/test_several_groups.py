@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import trio
 
-from dledger.cli.ask_cluster import cluster_info
+from dledger.cli.commands import open_admin
 from dledger.cli.local_cluster import LocalCluster, lay_out
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
@@ -24,6 +23,7 @@ from dledger.client.core.message import Message
 from dledger.client.core.message_ext import SendResult
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
+from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import eventually
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import heal, running
@@ -73,7 +73,8 @@ def assert_all_are_there(
 
 async def only_b_is_known(cluster: LocalCluster) -> None:
     async def holds() -> bool:
-        return set((await cluster_info(cluster.namesrv_address)).broker_addr_table) == {B}
+        async with open_admin(cluster.namesrv_address) as admin:
+            return set((await admin.cluster_info()).broker_addr_table) == {B}
 
     await eventually("the NameServer knows B alone", holds)
 
@@ -161,7 +162,8 @@ async def test_a_group_without_quorum_is_avoided_and_still_read(
         assert moved == [B] * (40 - unknown)
 
         async def a_has_no_leader() -> bool:
-            info = await cluster_info(cluster.namesrv_address)
+            async with open_admin(cluster.namesrv_address) as admin:
+                info = await admin.cluster_info()
             known = info.broker_addr_table.get(A)
             return known is not None and 0 not in known.broker_addrs
 

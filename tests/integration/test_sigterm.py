@@ -15,12 +15,12 @@ import trio
 
 from dledger.cli.local_cluster import Node, local_cluster
 from dledger.cli.log_verify import verify_store
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import MQError
+from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import WITHIN_S, wait_logged
 from tests.harness.stored_messages import bodies_at
 

@@ -11,7 +11,6 @@ import pytest
 import trio
 
 from dledger.cli.local_cluster import LocalCluster, local_cluster
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
@@ -23,6 +22,7 @@ from dledger.client.producer.transaction_producer import (
     TransactionProducer,
     TransactionProducerConfig,
 )
+from tests.harness.cluster_questions import create_topic
 
 pytestmark = pytest.mark.slow
 

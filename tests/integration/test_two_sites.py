@@ -27,8 +27,6 @@ import msgspec
 import pytest
 import trio
 
-from dledger.cli.ask_cluster import ask
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
@@ -54,6 +52,7 @@ from dledger.jepsen_like.chaos.real_ground import KernelLinks, RunLinks
 from dledger.jepsen_like.plans.plan import Plan
 from dledger.remoting.protocol.bodies import ClusterInfo
 from dledger.remoting.protocol.codes import RequestCode
+from tests.harness.cluster_questions import ask, create_topic
 
 pytestmark = pytest.mark.slow
 

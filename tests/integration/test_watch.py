@@ -21,16 +21,15 @@ from typing import Any
 import pytest
 import trio
 
-from dledger.cli.ask_cluster import ask_leader, groups_of
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.ports import free_ports
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
 from dledger.remoting.protocol.codes import RequestCode
 from tests.harness.board_queries import board_queries, metrics_of
+from tests.harness.cluster_questions import create_topic
 from tests.harness.deployed_files import DEPLOY, board, watched_queries
 from tests.harness.eventually import eventually
 from tests.harness.metrics_page import MetricsPage
@@ -65,14 +64,15 @@ async def with_messages(cluster: LocalCluster) -> None:
         (queue,) = await consumer.fetch_message_queues("seen")
         pulled = await consumer.pull(queue, 0, max_messages=1)
         await consumer.commit_offset(queue, 1)
-        (group,) = await groups_of(namesrvs, None)
         header = {
             "offset": str(pulled.messages[0].phy_offset),
             "group": "readers",
             "delayLevel": "-1",
             "originTopic": "seen",
         }
-        answer = await ask_leader(group, RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        name = pulled.messages[0].broker_name
+        code = RequestCode.CONSUMER_SEND_MSG_BACK
+        answer = await client.ask_leader(name, code, header, topic="seen")
         assert answer.code == 0, answer.remark
 
 

@@ -24,8 +24,8 @@ import dledger
 from dledger import aio
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.ports import free_ports
-from dledger.cli.topic_command import create_topic
 from dledger.proxy import messaging_pb2 as pb
+from tests.harness.cluster_questions import create_topic
 from tests.harness.local_settings import SMALL_FILES
 
 OUTSTANDING = 64

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dledger.cli.local_cluster import local_cluster
-from dledger.cli.topic_command import create_topic
+from tests.harness.cluster_questions import create_topic
 from tests.harness.foreign_client import REMOTING_GO, foreign_client, needs_remoting_go
 from tests.harness.grpc_clients import lose_nothing
 from tests.harness.local_settings import SMALL_FILES

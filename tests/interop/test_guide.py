@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.local_cluster import local_cluster
-from dledger.cli.topic_command import create_topic
+from tests.harness.cluster_questions import create_topic
 from tests.harness.foreign_client import TOOLS, needs_cpp_client, needs_js_client
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.shipped_files import ROOT

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import trio
 
-from dledger.cli.topic_command import create_topic
 from dledger.client.admin.admin import Admin
 from dledger.client.admin.groups import GroupAdmin
 from dledger.client.connect import connect
@@ -27,6 +26,7 @@ from dledger.remoting.protocol.bodies import (
 )
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.headers import ConsumeDirectlyHeader
+from tests.harness.cluster_questions import create_topic
 from tests.harness.foreign_client import GRPC_JAVA, foreign_client, needs_grpc_java
 from tests.harness.grpc_clients import (
     CONSUME_S,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.local_cluster import local_cluster
-from dledger.cli.topic_command import create_topic
+from tests.harness.cluster_questions import create_topic
 from tests.harness.foreign_client import JAVA_VERSIONS, needs_java
 from tests.harness.grpc_clients import lose_nothing
 from tests.harness.java_remoting import java_client

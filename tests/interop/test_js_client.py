@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dledger.cli.local_cluster import local_cluster
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
+from tests.harness.cluster_questions import create_topic
 from tests.harness.foreign_client import ForeignClient, foreign_client, needs_js_client
 from tests.harness.leader_kill import RESUME_TIMEOUT_S, judge_a_kill, send_over_a_kill
 from tests.harness.local_settings import SMALL_FILES

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from dledger.cli.local_cluster import local_cluster
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.consumer.push_consumer import PushConsumer
@@ -22,6 +21,7 @@ from dledger.client.core.message import Message
 from dledger.client.core.message_ext import MessageExt
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
+from tests.harness.cluster_questions import create_topic
 from tests.harness.foreign_client import (
     JAVA_VERSIONS,
     ForeignClient,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import trio
 
-from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
+from tests.harness.cluster_questions import create_topic
 from tests.harness.foreign_client import (
     GRPC_PYTHON,
     SCRIPTS,

@@ -19,8 +19,7 @@ from typing import TypeVar
 import trio
 
 from dledger.cli.acl_command import convert
-from dledger.cli.ask_cluster import _access, namesrv_leaders
-from dledger.cli.local_cluster import LocalCluster
+from dledger.cli.local_cluster import LocalCluster, namesrv_leaders
 from dledger.cli.local_cluster import lay_out as lay_out_group
 from dledger.client.admin.admin import Admin
 from dledger.client.connect import connect
@@ -246,12 +245,10 @@ def _operating(folder: Path) -> Iterator[None]:
     """Let the status requests of the harness be the operator's."""
     (folder / "tools.yml").write_text(f"accessKey: operator\nsecretKey: {OPERATOR.secret_key}\n")
     os.environ["DLEDGER_CREDENTIALS"] = str(folder / "tools.yml")
-    _access.cache_clear()
     try:
         yield
     finally:
         del os.environ["DLEDGER_CREDENTIALS"]
-        _access.cache_clear()
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from dledger.cli.ask_cluster import NoAnswerError, ask
+from dledger.client.core.errors import NoNameServerError
 from dledger.client.core.hooks import SendMessageContext
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import SendResult
@@ -18,6 +18,7 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.headers import SendMessageHeader
 from dledger.testing import assert_messages, drain
+from tests.harness.cluster_questions import ask
 from tests.harness.eventually import look_until
 from tests.matrix.ground import LOOK_S, SEND_TIMEOUT_S, SWITCH, Ground, retried
 from tests.matrix.row import Round, row
@@ -32,7 +33,7 @@ async def _ask(
     """Return an answer that is a success; None: none came, or a refusal."""
     try:
         answer = await ask(address, code, ext, body, timeout_s=2.0)
-    except NoAnswerError:
+    except NoNameServerError:
         return None
     return answer if answer.code == ResponseCode.SUCCESS else None
 
@@ -145,7 +146,7 @@ async def _put(address: str, key: dict[str, str]) -> int | None:
     """Return how many messages a broker has taken since it started; None: it does not say."""
     try:
         answer = await ask(address, RequestCode.VIEW_BROKER_STATS_DATA, key, timeout_s=2.0)
-    except NoAnswerError:
+    except NoNameServerError:
         return None
     if answer.code != ResponseCode.SUCCESS:
         return 0  # nothing yet

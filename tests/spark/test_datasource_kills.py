@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dledger import spark_jobs
-from dledger.cli.topic_command import create_topic
 from dledger.client.blocking import BlockingClient, BlockingFuture
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.spark_jobs.audit.compare import audit
+from tests.harness.cluster_questions import create_topic
 from tests.harness.threaded_cluster import ThreadedCluster, threaded_cluster
 
 if TYPE_CHECKING:

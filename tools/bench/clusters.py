@@ -11,10 +11,9 @@ from typing import Final, Protocol
 
 import trio
 
-from dledger.cli.ask_cluster import namesrv_leaders
-from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.commands import open_admin
+from dledger.cli.local_cluster import LocalCluster, local_cluster, namesrv_leaders
 from dledger.cli.ports import free_ports, is_free
-from dledger.cli.topic_command import create_topic
 from dledger.output import CliError
 from tools.bench.processes import Program, run_program
 from tools.bench.tools import SOURCES, Tools
@@ -271,8 +270,9 @@ async def ours(folder: Path) -> AsyncIterator[Cluster]:
     """Run a NameServer and three brokers of this project with their default flushes."""
     settings = {"store.mapped_file_size_commit_log": SEGMENT_BYTES}
     async with local_cluster(folder, settings=settings) as cluster:
-        await create_topic([cluster.namesrv_address], TOPIC, queues=QUEUES)
-        await create_topic([cluster.namesrv_address], f"{TOPIC}-drain", queues=QUEUES)
+        async with open_admin(cluster.namesrv_address) as admin:
+            for topic in (TOPIC, f"{TOPIC}-drain"):
+                await admin.create_topic(topic, queue_nums=QUEUES)
         yield _Ours(cluster)
 
 

@@ -8,8 +8,8 @@ import time
 import msgspec
 import trio
 
-from dledger.cli.ask_cluster import open_client
 from dledger.cli.bench_load import Tally, bounds_of, fill, read, send
+from dledger.cli.commands import open_client
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.message import Message

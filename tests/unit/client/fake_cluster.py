@@ -30,7 +30,9 @@ from dledger.remoting.protocol.bodies import (
     MessageQueue,
     QueueData,
     TopicList,
+    TopicOffset,
     TopicRouteData,
+    TopicStatsTable,
 )
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
@@ -134,6 +136,7 @@ class Broker(Node):
         self.answer_send_back: Callable[[RemotingCommand], Handled] | None = None
         self.on(RequestCode.CONSUMER_SEND_MSG_BACK, self._send_back)
         self.on(RequestCode.GET_MAX_OFFSET, self._max_offset)
+        self.on(RequestCode.GET_TOPIC_STATS_INFO, self._topic_stats)
         self.on(RequestCode.GET_MIN_OFFSET, lambda a: self._led(a, {"offset": "0"}))
         self.on(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, lambda a: self._led(a, {"offset": "1"}))
         self.answer_query: Callable[[RemotingCommand], Handled] | None = None
@@ -433,6 +436,18 @@ class Broker(Node):
         if offset is None and self.leads:
             return response_to(asked, ResponseCode.QUERY_NOT_FOUND, "not found")
         return self._led(asked, {"offset": str(offset)})
+
+    def _topic_stats(self, asked: RemotingCommand) -> RemotingCommand:
+        topic = asked.ext["topic"]
+        table = {
+            MessageQueue(topic, self.group.name, queue_id): TopicOffset(
+                max_offset=len(self.group.queue(topic, queue_id))
+            )
+            for queue_id in range(self.group.topics[topic])
+        }
+        answer = self._led(asked, {})
+        answer.body = TopicStatsTable(offset_table=table).encode()
+        return answer
 
     def _create_topic(self, asked: RemotingCommand) -> RemotingCommand:
         if self.leads:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,10 +12,8 @@ from typing import get_args
 
 import pytest
 import structlog
-import trio
 from cyclopts import App, Argument, ArgumentCollection
 
-from dledger.cli.ask_cluster import NoAnswerError, _tls_hint, ask, ask_namesrvs, cluster_info
 from dledger.cli.cluster_command import (
     BROKER_COLUMNS,
     judge_group,
@@ -39,10 +36,10 @@ from dledger.cli.raft_command import (
     raft_rows,
     refused_members,
 )
+from dledger.client.core.errors import NoNameServerError
 from dledger.commitlog.errors import ConfigError, InvariantBroken
 from dledger.output import CliError, ExitCode, show
 from dledger.remoting.log import LogForm, configure_logs
-from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 
 ROOT = Path(__file__).parents[3]
 
@@ -96,9 +93,9 @@ def test_help_loads_nothing_that_only_the_command_needs(command: str) -> None:
         (["broker", "--set", "raft"], 2, "--set raft: expected table.name=value"),
         (["broker", "--set", "raft.peer=1"], 2, "unknown setting raft.peer (did you mean"),
         (["broker", "--listen-port", "ten"], 2, "--listen-port"),
-        (["cluster", "ls", "-n", "127.0.0.1:1"], 3, "127.0.0.1:1 does not answer"),
-        (["cluster", "ls", "-n", f"{'a' * 64}:1"], 3, "does not answer"),
-        (["cluster", "health", "-n", "127.0.0.1:1", "-o", "json"], 3, "does not answer"),
+        (["cluster", "ls", "-n", "127.0.0.1:1"], 3, "no connection to 127.0.0.1:1"),
+        (["cluster", "ls", "-n", f"{'a' * 64}:1"], 3, "no connection to"),
+        (["cluster", "health", "-n", "127.0.0.1:1", "-o", "json"], 3, "no connection to"),
         (["acl", "ls"], 2, "which accounts? give --file, DLEDGER_ACL_FILE in the"),
         (["cluster", "health", "--wait", "--timeout-s", "-1"], 2, "--timeout-s"),
         (["cluster", "health", "--wait", "--timeout-s", "nan"], 2, "--timeout-s"),
@@ -201,7 +198,7 @@ def test_a_script_is_its_sub_command(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_exit_codes_mean_something() -> None:
-    from dledger.client.core.errors import BrokerRefusedError, NoNameServerError
+    from dledger.client.core.errors import BrokerRefusedError
 
     assert exit_code_of(ConfigError("x")) == 2
     assert exit_code_of(CliError("x")) == 1
@@ -378,41 +375,17 @@ def test_a_traceback_in_a_log_has_no_local_variables(form: LogForm) -> None:
     assert secret not in out.getvalue()
 
 
-def test_tls_on_one_side_is_explained() -> None:
-    broken = trio.BrokenResourceError()
-    assert "it may talk TLS: dledger --tls-ca-file" in _tls_hint(broken, None)
-    broken.__cause__ = ssl.SSLError("UNEXPECTED_EOF")
-    assert "it may talk no TLS" in _tls_hint(broken, ssl.create_default_context())
-    assert _tls_hint(OSError("refused"), None) == ""
+def test_tls_on_one_side_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    app = build_app()
 
+    @app.command
+    def fail(said: str) -> None:
+        raise CliError(said)
 
-async def test_what_answers_plain_bytes_by_closing_may_talk_tls() -> None:
-    listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
-    port = listener.socket.getsockname()[1]
-
-    async def close_at_once() -> None:
-        stream = await listener.accept()
-        await stream.receive_some(1)
-        await stream.aclose()
-
-    async with listener, trio.open_nursery() as nursery:
-        nursery.start_soon(close_at_once)
-        with pytest.raises(NoAnswerError, match="it may talk TLS: dledger --tls-ca-file FILE"):
-            await ask(f"127.0.0.1:{port}", 28)
-
-
-async def test_a_broker_in_the_place_of_a_name_server_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def as_a_broker(*_: object, **__: object) -> RemotingCommand:
-        return response_to(request(106), 3, " request type 106 not supported")
-
-    monkeypatch.setattr("dledger.cli.ask_cluster.ask", as_a_broker)
-    monkeypatch.setattr("dledger.cli.ask_cluster.ask", as_a_broker)
-    for asking in (cluster_info("h:10911"), ask_namesrvs(["h:10911"], 206)):
-        with pytest.raises(CliError, match="h:10911 is no NameServer") as caught:
-            await asking
-        assert caught.value.exit_code == ExitCode.USAGE
+    assert run(app, ["fail", "connection to h:1 ended (reset) before the answer to request 3"]) == 1
+    assert "it may talk TLS: dledger --tls-ca-file FILE" in capsys.readouterr().err
+    assert run(app, ["fail", "TLS handshake with h:1 failed: EOF"]) == 1
+    assert "it may talk no TLS" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from trio.testing import MockClock
 
-from dledger.cli import ask_cluster
 from dledger.cli.dlq_command import chosen_queues, resend
-from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
@@ -28,13 +24,8 @@ THIRD = MessageQueue(LETTERS, "h", 1)
 async def world(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """Two broker groups, "g" and "h", with three dead letters of "billing" each."""
 
-    @asynccontextmanager
-    async def open_client(*_: Any, **__: Any) -> AsyncIterator[ClientInstance]:
-        async with cluster.client() as client:
-            yield client
-
-    monkeypatch.setattr(ask_cluster, "open_client", open_client)
     async with open_world() as cluster:
+        monkeypatch.setattr("dledger.cli.commands.open_client", lambda _: cluster.client())
         group, other = cluster.groups["g"], await cluster.add_group("h", 1, 11_000)
         async with cluster.client() as client, Producer(client, "p") as producer:
             for number in range(3):

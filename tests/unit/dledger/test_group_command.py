@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from dledger.cli.debug_command import (
@@ -35,7 +33,6 @@ from dledger.client.admin.groups import OffsetMove
 from dledger.client.core.route import MessageQueue
 from dledger.output import CliError, ExitCode
 from dledger.remoting.protocol.bodies import (
-    BrokerData,
     BrokerStatsData,
     BrokerStatsItem,
     ClientConnection,
@@ -43,10 +40,7 @@ from dledger.remoting.protocol.bodies import (
     MessageModel,
     OffsetWrapper,
     SubscriptionData,
-    SubscriptionGroupConfig,
 )
-from dledger.remoting.protocol.codes import RequestCode
-from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 
 T0, T1, U0 = (MessageQueue(topic, "g", q) for topic, q in (("T", 0), ("T", 1), ("U", 0)))
 ONLINE = ConsumerConnection(
@@ -64,7 +58,7 @@ PROGRESS = {
 @pytest.fixture(autouse=True)
 def logs_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command sends the logs of its process to a standard error that is the test's here."""
-    monkeypatch.setattr("dledger.cli.ask_cluster.configure_logs", lambda **_: None)
+    monkeypatch.setattr("dledger.remoting.log.configure_logs", lambda **_: None)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +184,7 @@ def test_what_came_is_the_leaders_and_what_went_is_everybodys() -> None:
         (["group", "ls", "-n", "127.0.0.1:1"], 3, "error: "),
         (["group", "reset", "G", "T", "-n", "127.0.0.1:1"], 2, "--to-first, --to-last, --to-time"),
         (["stats", "--every-s", "0"], 2, "--every-s: above 0"),
-        (["debug", "bundle", "-n", "127.0.0.1:1"], 3, "does not answer"),
+        (["debug", "bundle", "-n", "127.0.0.1:1"], 3, "no NameServer answers"),
     ],
 )
 def test_errors_are_one_line(
@@ -254,47 +248,3 @@ def test_logs_are_found_in_folders_and_too_many_are_refused(tmp_path: Path) -> N
 def test_a_bundle_is_one_folder() -> None:
     with tarfile.open(fileobj=io.BytesIO(packed({"b": b"2", "a": b"1"}))) as archive:
         assert archive.getnames() == ["dledger-debug/a", "dledger-debug/b"]
-
-
-class Leaders:
-    """Broker groups, each with its own configuration of one consumer group."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *configs: SubscriptionGroupConfig) -> None:
-        self.configs = {f"b{number}": config for number, config in enumerate(configs)}
-        for name in ("groups_of", "ask_leader"):
-            monkeypatch.setattr(f"dledger.cli.ask_cluster.{name}", getattr(self, name))
-        monkeypatch.setattr("dledger.cli.group_command._require_known", self.require_known)
-
-    async def require_known(self, _admin: object, _group: str) -> None:
-        """Every group is."""
-
-    async def groups_of(self, _namesrvs: object, _cluster: object) -> list[BrokerData]:
-        return [BrokerData("c", name) for name in self.configs]
-
-    async def ask_leader(
-        self, group: BrokerData, code: int, _ext: object, body: bytes = b""
-    ) -> RemotingCommand:
-        if code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
-            self.configs[group.broker_name] = SubscriptionGroupConfig.decode(body)
-            return response_to(request(code))
-        config = self.configs[group.broker_name]
-        return response_to(request(code), 0, None, {}, config.encode())
-
-
-def test_pause_reaches_every_broker_group_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = [
-        SubscriptionGroupConfig("G", retry_max_times=3, consume_message_orderly=True),
-        SubscriptionGroupConfig("G", consume_enable=False),
-        SubscriptionGroupConfig("G", retry_queue_nums=2),
-    ]
-    leaders = Leaders(monkeypatch, *before)
-    assert main(["group", "pause", "G", "--output", "json"]) == ExitCode.OK
-    assert json.loads(capsys.readouterr().out)["changed"] == ["b0", "b2"]
-    paused = [msgspec.structs.replace(config, consume_enable=False) for config in before]
-    assert list(leaders.configs.values()) == paused
-    assert main(["group", "resume", "G", "--output", "json"]) == ExitCode.OK
-    assert json.loads(capsys.readouterr().out)["changed"] == ["b0", "b1", "b2"]
-    resumed = [msgspec.structs.replace(config, consume_enable=True) for config in before]
-    assert list(leaders.configs.values()) == resumed

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from trio.testing import MockClock
 
 from dledger.client.admin.admin import Admin, judge_group
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import (
+    ConfirmationNeededError,
     MessageIllegalError,
     NoNameServerError,
     NoRouteError,
@@ -16,9 +18,12 @@ from dledger.client.core.errors import (
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
+from dledger.commitlog.errors import ConfigError
+from dledger.remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from dledger.remoting.protocol.codes import RequestCode
-from dledger.remoting.protocol.command import response_to
-from tests.unit.client.fake_cluster import World, open_world
+from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, GivenUp
+from tests.unit.client.fake_cluster import Broker, World, open_world
 
 
 async def test_a_topic_is_created_seen_and_deleted(world: World, client: ClientInstance) -> None:
@@ -114,3 +119,87 @@ async def test_offsets_of_every_queue(autojump_clock: MockClock) -> None:
                 await producer.send(Message("T", b"1"))
         offsets = await Admin(client).offsets("T")
     assert offsets == {MessageQueue("T", "g", i): (0, 2) for i in range(4)}
+
+
+def answer_with(world: World, code: RequestCode, body: bytes = b"", **ext: str) -> None:
+    """Let each broker of the group answer *code*, the others that they do not lead."""
+    for broker in world.groups["g"].brokers:
+
+        def answer(asked: RemotingCommand, broker: Broker = broker) -> RemotingCommand:
+            answer = broker._led(asked, dict(ext))
+            if answer.code == 0:
+                answer.body = body
+            return answer
+
+        broker.on(code, answer)
+
+
+async def test_change_topic_keeps_the_rest(world: World, client: ClientInstance) -> None:
+    config = TopicConfig(topic_name="T", read_queue_nums=3, write_queue_nums=2, perm=4)
+    answer_with(world, RequestCode.GET_TOPIC_CONFIG, config.encode())
+    await Admin(client).topic_route("T")
+    await Admin(client).change_topic("T", "g", {"perm": "6", "attributes": "+retention.ms=1"})
+    (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_AND_CREATE_TOPIC]
+    assert asked == {
+        **asked,
+        "readQueueNums": "3",
+        "writeQueueNums": "2",
+        "perm": "6",
+        "attributes": "+retention.ms=1",
+    }
+    assert CONFIRMED_FIELD not in asked
+
+
+async def test_change_that_gives_up_messages_is_confirmed(
+    world: World, client: ClientInstance
+) -> None:
+    lost = GivenUp(change="T: retention.ms = 1", messages={"T": 7})
+
+    def refuse(asked: RemotingCommand) -> RemotingCommand:
+        if asked.ext.get(CONFIRMED_FIELD) == "true":
+            return response_to(asked, 0, "until it stops")
+        return response_to(asked, 1, "gives up", {GIVES_UP_FIELD: lost.encode()})
+
+    broker = world.groups["g"].brokers[0]
+    broker.on(RequestCode.UPDATE_BROKER_CONFIG, refuse)
+    admin = Admin(client)
+    with pytest.raises(ConfirmationNeededError) as refused:
+        await admin.change_broker_settings(broker.address, {"a": "b"})
+    assert refused.value.given_up == lost
+    said = await admin.change_broker_settings(broker.address, {"a": "b"}, gives_up_messages=True)
+    assert said == "until it stops"
+
+
+async def test_group_is_paused_where_it_was_not(world: World, client: ClientInstance) -> None:
+    before = SubscriptionGroupConfig("G", retry_max_times=3, consume_message_orderly=True)
+    answer_with(world, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, before.encode())
+    answer_with(world, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
+    admin = Admin(client)
+    assert await admin.set_group_enabled("G", True) == []
+    assert await admin.set_group_enabled("G", False) == ["g"]
+    (asked,) = [
+        s.command for s in world.seen if s.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    ]
+    paused = msgspec.structs.replace(before, consume_enable=False)
+    assert SubscriptionGroupConfig.decode(asked.body) == paused
+
+
+async def test_broker_in_the_place_of_a_name_server_is_named(
+    world: World, client: ClientInstance
+) -> None:
+    (server,) = world.name_servers
+    server.intercept = lambda asked: response_to(asked, 3, " request type 106 not supported")
+    with pytest.raises(ConfigError, match=f"{server.address} is no NameServer"):
+        await Admin(client).cluster_info()
+
+
+async def test_write_permission_changes_in_every_name_server(
+    world: World, client: ClientInstance
+) -> None:
+    (server,) = world.name_servers
+    counts = {"wipeTopicCount": "2", "addTopicCount": "2"}
+    for code in (RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER):
+        server.on(code, lambda asked: response_to(asked, 0, None, counts))
+    admin = Admin(client)
+    assert await admin.set_write_perm("g", False) == {server.address: 2}
+    assert await admin.set_write_perm("g", True) == {server.address: 2}

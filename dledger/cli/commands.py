@@ -1,0 +1,212 @@
+"""What commands that ask a cluster share: a client of the SDK, lists, and changes to confirm."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+
+from dledger.cli.watch import Watch, repeated
+from dledger.output import (
+    DEFAULT_NAMESRV,
+    CliError,
+    ExitCode,
+    Namesrv,
+    Output,
+    RowsOutput,
+    Wide,
+    addresses,
+    note,
+    print_json,
+    show,
+)
+
+if TYPE_CHECKING:
+    from dledger.client.admin.admin import Admin
+    from dledger.client.core.client_instance import ClientInstance
+    from dledger.remoting.protocol.bodies import ClusterInfo
+    from dledger.remoting.protocol.own_fields import GivenUp
+
+P = ParamSpec("P")
+Rows = Sequence[Mapping[str, Any]]
+
+
+def open_client(namesrvs: Sequence[str]) -> ClientInstance:
+    """Return a client instance of this process; enter it with ``async with``.
+
+    Standard output is the command's: what the SDK logs goes to standard error, from warnings on.
+    """
+    import structlog
+
+    from dledger.client.connect import connect
+    from dledger.remoting.log import configure_logs
+
+    if not structlog.is_configured():
+        configure_logs(form="text", level="warning")
+    return connect(namesrvs)
+
+
+@asynccontextmanager
+async def open_admin(namesrv: str | Sequence[str]) -> AsyncIterator[Admin]:
+    """Give administration of the cluster behind NameServers.
+
+    Raises:
+        CliError: The block names a topic that no NameServer knows; or *namesrv* is no address.
+    """
+    from dledger.client.admin.admin import Admin
+    from dledger.client.core.errors import NoRouteError
+
+    async with open_client(addresses(namesrv) if isinstance(namesrv, str) else namesrv) as client:
+        try:
+            yield Admin(client)
+        except NoRouteError as error:
+            raise CliError(f"no route: {error}", next_step="see dledger topic ls") from error
+
+
+def broker_addresses(info: ClusterInfo) -> list[str]:
+    """Return the address of every broker that a NameServer knows, group by group. Pure."""
+    return [
+        address
+        for _, group in sorted(info.broker_addr_table.items())
+        for _, address in sorted(group.broker_addrs.items())
+    ]
+
+
+# -------------------------------------------------------------------------------------- lists
+
+
+def listing(
+    columns: Sequence[str], wide_columns: Sequence[str] = ()
+) -> Callable[[Callable[Concatenate[Admin, P], Awaitable[Rows]]], Callable[..., Awaitable[int]]]:
+    """Make a command of a function that returns rows: adds --namesrv, --watch and --output.
+
+    Args:
+        columns: Of the table; JSON and CSV have all.
+        wide_columns: Of the table with --wide, which is added, too.
+    """
+
+    def decorated(
+        rows_of: Callable[Concatenate[Admin, P], Awaitable[Rows]],
+    ) -> Callable[..., Awaitable[int]]:
+        @functools.wraps(rows_of)
+        async def command(
+            *args: Any,
+            wide: bool = False,
+            watch: float | None = None,
+            namesrv: str = DEFAULT_NAMESRV,
+            output: RowsOutput = "table",
+            **options: Any,
+        ) -> int:
+            async def look() -> int:
+                async with open_admin(namesrv) as admin:
+                    rows = await rows_of(admin, *args, **options)
+                show(output, "", rows, wide_columns if wide else columns)
+                return ExitCode.OK
+
+            return await repeated(look, watch)
+
+        _, *own = inspect.signature(rows_of).parameters.values()
+        own = [one.replace(annotation=eval(one.annotation, rows_of.__globals__)) for one in own]
+        added: list[tuple[str, Any, Any]] = [
+            ("watch", Watch, None),
+            ("namesrv", Namesrv, DEFAULT_NAMESRV),
+            ("output", RowsOutput, "table"),
+        ]
+        if wide_columns:
+            added.insert(0, ("wide", Wide, False))
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        own += [
+            inspect.Parameter(name, keyword, default=default, annotation=hint)
+            for name, hint, default in added
+        ]
+        del command.__wrapped__  # the options are the command's
+        command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in own}
+        return command
+
+    return decorated
+
+
+# ------------------------------------------------------------------ what a change gives up
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What `change_each` did.
+
+    Attributes:
+        gives_up: Whether messages go, and were shown.
+        left: What waits for a confirmation.
+    """
+
+    gives_up: bool
+    left: list[str]
+
+
+async def change_each(
+    names: Iterable[str],
+    change: Callable[[str, bool], Awaitable[str]],
+    *,
+    yes: bool,
+    output: Output,
+) -> Changed:
+    """Change where nothing is lost by it, elsewhere with *yes*; show what goes by that.
+
+    Args:
+        change: Changes one, also confirmed; returns a sentence about it.
+    """
+    from dledger.client.core.errors import ConfirmationNeededError
+
+    waiting: dict[str, GivenUp] = {}
+    for name in names:
+        try:
+            said = await change(name, False)
+        except ConfirmationNeededError as error:
+            waiting[name] = error.given_up
+        else:
+            if said:
+                note(said)
+    show_given_up(waiting, output)
+    if not yes:
+        return Changed(bool(waiting), list(waiting))
+    for name in waiting:
+        if said := await change(name, True):
+            note(said)
+    return Changed(bool(waiting), [])
+
+
+def rows_of(found: Mapping[str, GivenUp]) -> list[dict[str, Any]]:
+    """Return broker, topic and messages that would go, one row for each topic. Pure."""
+    rows: list[dict[str, Any]] = []
+    for broker, lost in found.items():
+        rows += [
+            {"broker": broker, "topic": topic, "messages": count}
+            for topic, count in lost.messages.items()
+        ]
+        if lost.other_topics:
+            others = f"({lost.other_topics} more)"
+            rows.append({"broker": broker, "topic": others, "messages": lost.other_messages})
+    return rows
+
+
+def show_given_up(found: Mapping[str, GivenUp], output: Output) -> None:
+    """Print what would go, by broker."""
+    if not found:
+        return
+    if output == "json":
+        print_json(dict(found))
+        return
+    show(output, "Would be given up", rows_of(found), ("broker", "topic", "messages"))
+    for broker, lost in found.items():
+        newest = ""
+        if lost.newest_ms:
+            moment = datetime.fromtimestamp(lost.newest_ms / 1000, UTC)
+            newest = f"; stored up to {moment.isoformat(timespec='seconds')}"
+        uncounted = ""
+        if lost.uncounted_queues:
+            uncounted = f"; {lost.uncounted_queues} queues are not counted"
+        note(f"{broker}: {lost}{newest}{uncounted}")

@@ -1,0 +1,49 @@
+"""Questions of tests to running clusters: one raw request, and topics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dledger.cli.commands import open_admin
+from dledger.client.connect import connect
+from dledger.client.core.client_instance import ClientConfig
+from dledger.client.core.route import MessageQueue
+from dledger.remoting.protocol.command import RemotingCommand, request
+
+
+async def ask(
+    address: str,
+    code: int,
+    ext: Mapping[str, str] | None = None,
+    body: bytes = b"",
+    *,
+    timeout_s: float = 3.0,
+) -> RemotingCommand:
+    """Send one request over a connection of its own; return the answer, whatever its code is.
+
+    Raises:
+        NoNameServerError: No connection, or no whole answer in time. What was asked for may have
+            been done.
+    """
+    # A NameServer is the daemon that is asked nothing else first.
+    async with connect([address], ClientConfig(rpc_timeout_s=timeout_s)) as client:
+        return await client.name_servers.ask_at(address, request(code, dict(ext or {}), body))
+
+
+async def create_topic(
+    namesrvs: Sequence[str],
+    topic: str,
+    *,
+    queues: int,
+    brokers: Sequence[str] | None = None,
+) -> list[str]:
+    """Create a topic in every broker group, or in some; return their names."""
+    names = None if brokers is None else tuple(brokers)
+    async with open_admin(namesrvs) as admin:
+        return await admin.create_topic(topic, queue_nums=queues, broker_names=names)
+
+
+async def queue_ends(namesrvs: Sequence[str], topic: str) -> dict[MessageQueue, tuple[int, int]]:
+    """Return first and one-past-last offset of each queue of a topic."""
+    async with open_admin(namesrvs) as admin:
+        return await admin.offsets(topic)
