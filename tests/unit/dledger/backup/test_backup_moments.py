@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from functools import partial
@@ -191,3 +192,18 @@ def test_create_does_not_go_on_without_a_file(tmp_path: Path) -> None:
     with pytest.raises(BackupDamagedError, match=r"is missing.*in another folder"):
         back_up(source_folder(tmp_path / "n0"), target)
     assert content(target) == before
+
+
+def test_local_files_are_durable_before_they_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+
+    def note(fd: int) -> None:
+        flushed.append(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), tmp_path / "bk"))
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr("dledger.commitlog.disk._data_sync", note)
+    done = back_up(source_folder(tmp_path / "n0"), tmp_path / "bk")
+    named = next(at for at, name in enumerate(flushed) if name.startswith("manifest.json"))
+    assert {*done.manifest.files, "log", "tables", "."} <= set(flushed[:named])
