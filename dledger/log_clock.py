@@ -6,7 +6,8 @@ forgotten at once. So a date that jumps does not count at first: the one before 
 clock that never jumps. At the start of the process the newest entry of the log is the date before,
 and an outage is the only reason to be far beyond it.
 
-A date that stays where it jumped to counts in the end: it was corrected, or the machine was suspended.
+A date that stays where it jumped to counts in the end: it was corrected, or the machine was
+suspended.
 
 A store time that is ahead of the date goes on at half speed until the date has reached it: what
 waits by store time, a message that is out by POP, waits twice as long at most and not for hours.
