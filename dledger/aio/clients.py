@@ -488,6 +488,11 @@ class Admin(Face[admin.Admin]):
         self._inner = admin.Admin(instance._inner)
         self._client = instance
 
+    @property
+    def name_servers(self) -> tuple[str, ...]:
+        """The addresses of the NameServers that are known."""
+        return self._inner.name_servers
+
     cluster_info = carried(admin.Admin.cluster_info)
     raft_status = carried(admin.Admin.raft_status)
     change_members = carried(admin.Admin.change_members)
@@ -520,6 +525,14 @@ class Admin(Face[admin.Admin]):
     resend_dead_letters = carried(admin.Admin.resend_dead_letters)
     consume_stats = carried(admin.Admin.consume_stats)
     view_message = carried(admin.Admin.view_message)
+    change_topic = carried(admin.Admin.change_topic)
+    set_group_enabled = carried(admin.Admin.set_group_enabled)
+    change_broker_settings = carried(admin.Admin.change_broker_settings)
+    change_name_server_settings = carried(admin.Admin.change_name_server_settings)
+    name_server_view = carried(admin.Admin.name_server_view)
+    set_write_perm = carried(admin.Admin.set_write_perm)
+    max_offset_at = carried(admin.Admin.max_offset_at)
+    topic_route_data = carried(admin.Admin.topic_route_data)
     view_message_at = carried(admin.Admin.view_message_at)
     query_messages = carried(admin.Admin.query_messages)
     query_unique_key = carried(admin.Admin.query_unique_key)

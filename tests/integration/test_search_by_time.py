@@ -13,6 +13,7 @@ from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
+from tests.harness.cluster_questions import create_topic
 from tests.harness.local_settings import SMALL_FILES
 
 

@@ -70,7 +70,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> Clusters:
     async def admin(_: str) -> AsyncIterator[Clusters]:
         yield made
 
-    monkeypatch.setattr(acl_in_log, "_admin", admin)
+    monkeypatch.setattr(acl_in_log, "open_admin", admin)
     return made
 
 

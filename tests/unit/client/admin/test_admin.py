@@ -122,8 +122,8 @@ async def test_offsets_of_every_queue(autojump_clock: MockClock) -> None:
 
 
 def answer_with(world: World, code: RequestCode, body: bytes = b"", **ext: str) -> None:
-    """Let each broker of the group answer *code*, the others that they do not lead."""
-    for broker in world.groups["g"].brokers:
+    """Let the leader of each group answer *code*, the others that they do not lead."""
+    for broker in [broker for group in world.groups.values() for broker in group.brokers]:
 
         def answer(asked: RemotingCommand, broker: Broker = broker) -> RemotingCommand:
             answer = broker._led(asked, dict(ext))
@@ -171,17 +171,18 @@ async def test_change_that_gives_up_messages_is_confirmed(
 
 
 async def test_group_is_paused_where_it_was_not(world: World, client: ClientInstance) -> None:
+    (await world.add_group("h", 1, 11_000)).register()
     before = SubscriptionGroupConfig("G", retry_max_times=3, consume_message_orderly=True)
     answer_with(world, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, before.encode())
     answer_with(world, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     admin = Admin(client)
     assert await admin.set_group_enabled("G", True) == []
-    assert await admin.set_group_enabled("G", False) == ["g"]
-    (asked,) = [
+    assert await admin.set_group_enabled("G", False) == ["g", "h"]
+    asked = [
         s.command for s in world.seen if s.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
     ]
     paused = msgspec.structs.replace(before, consume_enable=False)
-    assert SubscriptionGroupConfig.decode(asked.body) == paused
+    assert [SubscriptionGroupConfig.decode(one.body) for one in asked] == [paused, paused]
 
 
 async def test_broker_in_the_place_of_a_name_server_is_named(
