@@ -80,12 +80,6 @@ def filled(group: FakeGroup) -> FakeGroup:
     return group
 
 
-def test_loading_gives_the_same_tables(filled: FakeGroup) -> None:
-    data = snapshot(filled.state)
-    assert load(data, **BUILTIN) == filled.state
-    assert snapshot(load(data, **BUILTIN)) == data
-
-
 def test_any_damaged_byte_is_noticed(filled: FakeGroup) -> None:
     data = snapshot(filled.state)
     for at in range(0, len(data), 7):
