@@ -332,6 +332,9 @@ class Replica:
         assert not store.torn or unacked >= 2 or self.was_torn
         self.was_torn = store.torn
         emptied = self.offered and log.first_index > self.last
+        if not self.mine and log.first_index == self.first:
+            # An offer that was cut before it was durable leaves an empty log as it was.
+            emptied = emptied and store.refilling
         kept = self.mine
         if (
             self.offered
