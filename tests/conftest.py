@@ -28,3 +28,9 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def no_log_settings_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a command that runs in the test's process set up no logs: loggers keep that for good."""
+    monkeypatch.setattr("dledger.remoting.log.configure_logs", lambda **_: None)

@@ -55,12 +55,6 @@ PROGRESS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def logs_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command sends the logs of its process to a standard error that is the test's here."""
-    monkeypatch.setattr("dledger.remoting.log.configure_logs", lambda **_: None)
-
-
 @pytest.mark.parametrize(
     ("first", "last", "time", "expected"),
     [(True, False, "", 0), (False, True, "", -1), (False, False, "2026-01-31", 1769817600000)],
