@@ -188,7 +188,7 @@ PLUGIN_TESTS = textwrap.dedent(
 
         dledger_raft_cluster.create_topic("Orders")
         with BlockingClient(dledger_raft_cluster.name_server_addr) as client:
-            producer = dledger.client.producer("g")
+            producer = client.producer("g")
             for number in range(200):
                 producer.send(Message("Orders", b"%d" % number), timeout_s=20)
         bodies = [b"%d" % number for number in range(200)]
