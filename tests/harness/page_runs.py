@@ -23,7 +23,7 @@ from tests.harness.shipped_files import (
     link_repository,
 )
 
-RUN_S = 240
+RUN_S = 1_200
 PROLOGUE = """\
 set -euo pipefail
 make() { command make --dry-run "$@" > /dev/null; }
