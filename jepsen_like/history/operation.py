@@ -72,9 +72,9 @@ class F(IntEnum):
     GIVEN_UP = 21
     """A copy found, at the end, in the dead letter topic of a group that receives by POP: *value*,
     handed out *cnt* times."""
-    PERISHABLE = 24
+    PERISHABLE = 22
     """A send of *value* with a time to live of *cnt* ms."""
-    LIVING = 25
+    LIVING = 23
     """A read that found *value* of such messages, by POP where it has a *group*; see
     `checkers.lifetimes`."""
 

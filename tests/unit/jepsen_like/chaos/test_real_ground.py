@@ -58,7 +58,7 @@ async def test_answers_of_an_ended_broker_do_not_count(
         await ended.wait()
         return {"commit_index": 7}
 
-    monkeypatch.setattr("dledger.jepsen_like.chaos.machines.raft_status", status)
+    monkeypatch.setattr("dledger.jepsen_like.chaos.machines.status_of", status)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(member.look)
         await asked.wait()

@@ -108,13 +108,18 @@ def changed(op: Operation, **fields: int) -> bytes:
     return encode_row(msgspec.structs.replace(op, **fields))
 
 
+def test_kinds_of_operations_are_numbered_without_a_gap() -> None:
+    """What reads a record takes each number below their count, and only those."""
+    assert [F(number) for number in range(len(F))] == list(F)
+
+
 BAD_RECORDS = {
     "a word where a number belongs": (
         cbor2.dumps([1, "seven", 7, 1, -1, 0, 0, 10, 20]),
         "Expected `int`",
     ),
     "no such row": (cbor2.dumps([99, 1]), "Invalid value 99"),
-    "no such operation": (changed(operation(7), f=55), f"f is 55, beyond 0 … {max(F)}"),
+    "no such operation": (changed(operation(7), f=55), f"f is 55, beyond 0 … {len(F) - 1}"),
     "no such outcome": (changed(operation(7), outcome=3), "outcome is 3"),
     "a process beyond its column": (
         changed(operation(7), process=1 << 31),
