@@ -68,6 +68,7 @@ class NameServerNode(Node):
             server=ServerTable(
                 listen_host=self.address,
                 listen_port=9876,
+                open_admin=True,  # plans delete topics from machines of their own
                 acl_enable=bool(accounts),
                 acl_file=accounts,
             ),

@@ -14,6 +14,7 @@ from dledger.client.core.errors import (
     BrokerBusyError,
     BrokerRefusedError,
     ClientError,
+    ConfirmationNeededError,
     OffsetIllegalError,
     ReplyTimedOutError,
     RequestFailedError,
@@ -47,6 +48,8 @@ def make(kind: type[MQError]) -> MQError:
         return kind("x", next_begin_offset=0, min_offset=0, max_offset=0)
     if issubclass(kind, StepOvertakenError):
         return kind("x", code=1, committed_offset=0)
+    if issubclass(kind, ConfirmationNeededError):
+        return kind("x", code=1, remark="", given_up=None)  # type: ignore[arg-type]  # not read
     if issubclass(kind, BrokerRefusedError | BrokerBusyError):
         return kind("x", code=1)
     if issubclass(kind, RequestFailedError):
