@@ -188,8 +188,9 @@ class MembershipChanges:
             if hello and state and "control" in state.up and hello.peer_address == address:
                 return hello
             await clock.sleep(LOOK_S)
-        hello = node.roster.hellos.get(name)
-        where = f"; it calls itself {hello.peer}" if hello is not None else ""
+        hello, state = node.roster.hellos.get(name), node.peers.get(name)
+        is_up = hello is not None and state is not None and "control" in state.up
+        where = f"; it calls itself {hello.peer}" if hello is not None and is_up else ""
         raise ChangeRefusedError(
             f"{name} does not answer at {address[0]}:{address[1]}{where}; nothing was changed"
         )

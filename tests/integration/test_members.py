@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster
+from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster, status_of
 from dledger.cli.log_verify import open_segments
 from dledger.cli.ports import free_ports
 from dledger.cli.raft_command import add, remove, replace, transfer_leader
@@ -116,6 +116,15 @@ def logs_are_equal(cluster: LocalCluster, statuses: dict[str, dict[str, object]]
         assert equal_bytes(logs[0], other, end) is None
 
 
+async def wait_answers(node: Node) -> None:
+    """Wait until a broker was started to its end, however busy the machine is."""
+
+    async def answers() -> bool:
+        return await status_of(node.address) is not None
+
+    await eventually(f"{node.name} answers", answers)
+
+
 def newcomer(cluster: LocalCluster, like: str, name: str, folder: str) -> tuple[Node, str]:
     """Return a broker configured like *like* under its own name, ports and folder, not started."""
     client_port, peer_port = free_ports(2)
@@ -211,12 +220,14 @@ async def test_members_change_by_command_under_load(
             node, address = newcomer(cluster, second, first, f"{first}-again")
             cluster.brokers[first] = node
             await cluster.start(first)
+            await wait_answers(node)
             assert await replace(first, address, wait=True, namesrv=namesrv) == 0
             await load.reach(len(load.acknowledged) + 1_000)
             # A fourth one joins, leads, and the third goes.
             node, address = newcomer(cluster, first, "n3", "n3")
             cluster.brokers["n3"] = node
             await cluster.start("n3")
+            await wait_answers(node)
             assert await add("n3", address, wait=True, namesrv=namesrv) == 0
             await transfer_leader("n3", namesrv=namesrv)
             await wait_leads(cluster, "n3")

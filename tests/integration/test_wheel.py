@@ -170,7 +170,6 @@ def test_wheel_types_are_those_of_every_package(wheel: Path) -> None:
 
 def test_wheel_metadata_has_extras_and_a_license(wheel: Path) -> None:
     assert metadata(wheel, "Provides-Extra") == [
-        "backup",
         "chaos",
         "console",
         "otel",
