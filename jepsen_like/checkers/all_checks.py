@@ -34,7 +34,12 @@ from dledger.jepsen_like.checkers import (
     total_queue,
     transactions,
 )
-from dledger.jepsen_like.checkers.fault_record import ELECTION_NS, with_late_effect
+from dledger.jepsen_like.checkers.fault_record import (
+    ELECTION_NS,
+    FaultRecord,
+    with_late_effect,
+    with_stalls,
+)
 from dledger.jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
 from dledger.jepsen_like.checkers.kernel.home import Home
 from dledger.jepsen_like.checkers.kernel.source import Queue, QueueReport, Source, Want
@@ -335,7 +340,7 @@ class _Check:
             drained=self.rows.settled,
             late_max_ns=settings.late_max_ns,
             late_quiet_max_ns=settings.late_quiet_max_ns,
-            record=self.rows.record,
+            record=self._record_with_stalls(),
             holes=self.rows.holes,
         )
 
@@ -376,9 +381,15 @@ class _Check:
         every = polls.polls_of(self.rows.rest)
         if not every:
             return None
-        record = self.rows.record
+        record = self._record_with_stalls()
         waits = poll_waits.violations(every, self._sends_of, record) if record is not None else ()
         return polls.check_history(self.rows.rest, waits)
+
+    def _record_with_stalls(self) -> FaultRecord | None:
+        """Return the record for laws that demand an answer within seconds."""
+        if self.rows.record is None:
+            return None
+        return with_stalls(self.rows.record, self.source.ops(SENDS, self.settings.rows_max))
 
     def _sends_of(self, queue: Queue) -> Any:
         sends = Want((("f", (int(F.SEND),)),), queue=queue)
@@ -400,7 +411,7 @@ class _Check:
             self.rows.rest,
             clock_error_ns=self.settings.clock_error_ns,
             seen=seen,
-            record=self.rows.record,
+            record=self._record_with_stalls(),
         )
 
     def steps(self) -> Verdict | None:

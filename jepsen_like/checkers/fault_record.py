@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -77,6 +77,9 @@ ELECTIONS_AFTER: Final[Mapping[str, int]] = {
 }
 """The same after kinds that take less time or more."""
 
+STALL_NS: Final = 250_000_000
+"""A send that lasts longer while there is no fault shows a machine that is busy or stands still."""
+
 Span = tuple[int, int]
 """From when to when, in ns of the history's clock."""
 
@@ -109,6 +112,18 @@ class FaultRecord:
     def quiet_ns(self, begin_ns: int, end_ns: int) -> int:
         """Return how much of the time between two instants was quiet."""
         return sum(end - begin for begin, end in self.quiet(begin_ns, end_ns))
+
+
+def with_stalls(record: FaultRecord, sends: Any) -> FaultRecord:
+    """Return *record* with the times of slow sends, in which no answer in seconds is demanded.
+
+    Args:
+        sends: A table of them.
+    """
+    call, ret = (sends.column(name).to_numpy() for name in ("call_ns", "ret_ns"))
+    is_slow = (sends.column("outcome").to_numpy() == Outcome.OK) & (ret - call > STALL_NS)
+    slow = zip(call[is_slow].tolist(), ret[is_slow].tolist(), strict=True)
+    return FaultRecord(tuple(_joined([*record.troubles, *slow])))
 
 
 def record_of(events: Iterable[Event], election_ns: int = ELECTION_NS) -> FaultRecord | None:

@@ -5,8 +5,9 @@ over. One that was answered a second or more after a send to its queue, to the o
 behind it, had been acknowledged, and that had lasted so long beside that message, waited in vain,
 whatever it found in the end.
 
-That is demanded where, by the record of faults, nothing was wrong while the poll lasted. A program
-may stand still for a moment: one of a hundred polls that last so long is allowed.
+That is demanded where, by the record of faults, nothing was wrong while the poll lasted, and no
+send was slow. A program may stand still for a moment: one of a hundred polls that last so long is
+allowed.
 """
 
 from __future__ import annotations

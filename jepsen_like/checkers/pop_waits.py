@@ -5,9 +5,9 @@ called: its next attempt is known, so nothing else can have held it. A receive o
 that was answered before that, and that had lasted for `LATE_NS` beside the free message, waited in
 vain: it had to be given it at once, whatever it was given in the end.
 
-That is demanded where, by the record of faults, nothing was wrong, and not of groups that receive
-in order, whose messages wait for those ahead of them. A program may stand still for a moment: one
-of a hundred receives that last so long is allowed.
+That is demanded where, by the record of faults, nothing was wrong, and no send was slow, and not of
+groups that receive in order, whose messages wait for those ahead of them. A program may stand still
+for a moment: one of a hundred receives that last so long is allowed.
 """
 
 from __future__ import annotations

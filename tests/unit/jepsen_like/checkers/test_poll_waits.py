@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from dledger.jepsen_like.checkers import polls
-from dledger.jepsen_like.checkers.fault_record import FaultRecord
+from dledger.jepsen_like.checkers.fault_record import FaultRecord, with_stalls
 from dledger.jepsen_like.checkers.poll_waits import IN_VAIN, violations
 from dledger.jepsen_like.history.columns import ops_table
 from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
@@ -38,7 +38,8 @@ def found(*rows: Operation, record: FaultRecord = QUIET) -> set[int]:
         mine = [op for op in rows if op.f == F.SEND and (op.topic, op.queue) == queue]
         return ops_table("run", mine)
 
-    every = violations(polls.polls_of(rows), sends_of, record)
+    sends = ops_table("run", [op for op in rows if op.f == F.SEND])
+    every = violations(polls.polls_of(rows), sends_of, with_stalls(record, sends))
     assert {violation.name for violation in every} <= {IN_VAIN}
     assert all(violation.operations[0] == 0 for violation in every)
     return {violation.operations[1] for violation in every}
@@ -62,6 +63,7 @@ def test_polls_that_waited_beside_a_message_are_named() -> None:
         (replace(SEND, due_ns=5), *WAITS),
         (replace(SEND, off=NOTHING), *WAITS),
         (replace(SEND, outcome=Outcome.INFO, ret_ns=NEVER), *WAITS),
+        (SEND, *WAITS, row(3, F.SEND, 200, 451, 9, queue=1)),  # the machine was busy
         (SEND, *(replace(op, group="") for op in WAITS)),  # of no subscribed consumer
         (SEND, *(replace(op, outcome=Outcome.INFO, ret_ns=NEVER) for op in WAITS)),
         (SEND, *WAITS, *(poll(at, 3_000, 5_000, 9) for at in range(3, 201))),  # one of a hundred
