@@ -109,6 +109,23 @@ def test_forgotten_acknowledgement_is_requested_again() -> None:
     assert leader.commit_index == index
 
 
+def test_learner_that_is_certain_again_is_promoted() -> None:
+    """It reports so with its answers to heartbeats: no connection is made again."""
+    cluster = group()
+    leader = leading(cluster)
+    cluster.join("n3")
+    add(cluster, "n0", "n3")
+    isolate(cluster, "n3")
+    cluster.append("n0", b"x")
+    cluster.run()
+    cluster.cut.clear()
+    cluster.node("n3").eligibility.doubtful = True
+    cluster.link("n3")
+    assert leader.roster.hellos["n3"].doubtful
+    cluster.pass_time("n0", 5.0)
+    assert standing(leader) == "n0 n1 n2 n3"
+
+
 # -- a full group --------------------------------------------------------------------------
 
 

@@ -14,8 +14,8 @@ import pytest
 from dledger.commitlog.entry import seal_no_op
 from dledger.raft.library import Role
 from dledger.raft.wire import Kind
-from tests.harness.scenario_cluster import ScenarioCluster
 from tests.unit.dledger.raft.paper_group import (
+    StoredGroup,
     campaign,
     fill,
     frame,
@@ -72,16 +72,6 @@ def test_older_term_is_answered_with_the_current(
 # -- §5.2 leader election ------------------------------------------------------------------
 
 
-def test_members_begin_as_followers() -> None:
-    """§5.2: when servers start up, they begin as followers."""
-    cluster = group()
-
-    cluster.run()
-
-    assert {node.core.role for node in map(cluster.node, cluster.names)} == {Role.FOLLOWER}
-    assert {node.term for node in map(cluster.node, cluster.names)} == {0}
-
-
 def test_leader_keeps_authority_by_heartbeats() -> None:
     """§5.2: leaders send periodic heartbeats to all followers, which then start no election."""
     cluster = group(5)
@@ -97,17 +87,6 @@ def test_leader_keeps_authority_by_heartbeats() -> None:
 
     assert leader.is_leader
     assert leader.term == 1
-
-
-def test_follower_without_a_leader_becomes_candidate() -> None:
-    """§5.2: no communication over the election timeout, and a follower begins an election."""
-    cluster = group()
-    cluster.elect("n0")
-    follower = cluster.node("n1")
-
-    cluster.clock.now_s += 2 * follower.settings.election_timeout_s
-
-    assert follower.candidate.due_in() <= 0
 
 
 def test_candidate_raises_its_term_and_asks_all() -> None:
@@ -160,7 +139,7 @@ def test_member_votes_once_in_a_term() -> None:
 
 def test_a_vote_given_is_not_given_again_after_a_power_cut() -> None:
     """Figure 2: currentTerm and votedFor are on stable storage before a request is answered."""
-    cluster = ScenarioCluster()
+    cluster = StoredGroup()
     cluster.node("n2").receive("n0", frame(Kind.VOTE, 1, 0, 0, False))
     assert receivers(posted(cluster, "n2", Kind.VOTE_REPLY)) == ["n0"]
 
@@ -268,7 +247,7 @@ def test_what_looked_safe_in_figure_8_may_still_be_overwritten() -> None:
 
 def test_a_leader_tries_again_until_a_crashed_follower_is_back() -> None:
     """§5.5: requests to a crashed server are retried indefinitely; when it restarts they arrive."""
-    cluster = ScenarioCluster()
+    cluster = StoredGroup()
     leader = cluster.elect("n0")
     cluster.end("n2", cluster.disk("n2").power_cut(lambda: True))
     for body in (b"a", b"b"):
@@ -288,7 +267,7 @@ def test_a_leader_tries_again_until_a_crashed_follower_is_back() -> None:
 
 def test_the_same_append_twice_does_no_harm() -> None:
     """§5.5: requests are idempotent; one that crashed after it wrote gets the same again."""
-    cluster = ScenarioCluster()
+    cluster = StoredGroup()
     cluster.elect("n0")
     index = cluster.append("n0", b"x")
     posted(cluster, "n0", Kind.APPEND)

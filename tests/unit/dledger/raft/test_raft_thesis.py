@@ -20,8 +20,8 @@ from dledger.raft.member import RaftNode
 from dledger.raft.peers import ContradictionError, NotAMemberError
 from dledger.raft.wire import Kind
 from tests.harness.raft_cluster import Cluster
-from tests.harness.scenario_cluster import ScenarioCluster
 from tests.unit.dledger.raft.paper_group import (
+    StoredGroup,
     add,
     frame,
     group,
@@ -196,7 +196,7 @@ def test_member_with_a_leader_ignores_vote_requests() -> None:
 # -- §7 log compaction ---------------------------------------------------------------------
 
 
-def behind(cluster: ScenarioCluster) -> RaftNode:
+def behind(cluster: StoredGroup) -> RaftNode:
     """Let n2 miss more than n0, which leads, still has; return the leader."""
     leader = cluster.elect("n0")
     cluster.heartbeat("n0")
@@ -212,7 +212,7 @@ def behind(cluster: ScenarioCluster) -> RaftNode:
     return leader
 
 
-def install_all(cluster: ScenarioCluster) -> None:
+def install_all(cluster: StoredGroup) -> None:
     """Run the group until nothing moves; what is offered is installed."""
     for _ in range(4):
         cluster.run()
@@ -222,7 +222,7 @@ def install_all(cluster: ScenarioCluster) -> None:
 
 def test_a_snapshot_carries_the_last_index_and_term_it_replaces() -> None:
     """§7: they support the consistency check of the first append that follows the snapshot."""
-    cluster = ScenarioCluster()
+    cluster = StoredGroup()
     leader = behind(cluster)
     anchor = leader.journal.anchor_index
     install_all(cluster)
@@ -239,7 +239,7 @@ def test_a_snapshot_carries_the_last_index_and_term_it_replaces() -> None:
 
 def test_a_snapshot_of_what_a_member_has_already_cuts_nothing() -> None:
     """§7: a snapshot that describes a prefix of the log leaves what follows it in place."""
-    cluster = ScenarioCluster()
+    cluster = StoredGroup()
     leader = cluster.elect("n0")
     for body in (b"a", b"b", b"c"):
         cluster.append("n0", body)
@@ -257,7 +257,7 @@ def test_a_snapshot_of_what_a_member_has_already_cuts_nothing() -> None:
 
 def test_snapshot_is_compared_before_a_cut() -> None:
     """§7: only the entry itself, not its index, shows that a log has what a snapshot describes."""
-    cluster = ScenarioCluster()
+    cluster = StoredGroup()
     leader = cluster.elect("n0")
     for body in (b"a", b"b", b"c"):
         cluster.append("n0", body)
@@ -279,7 +279,7 @@ def test_snapshot_is_compared_before_a_cut() -> None:
 
 def test_pieces_of_a_snapshot_count_only_in_their_order() -> None:
     """§7, figure 13: data is written at its offset, and the member waits until all is there."""
-    cluster = ScenarioCluster()
+    cluster = StoredGroup()
     node = cluster.node("n1")
     node.receive("n0", frame(Kind.HEARTBEAT, 1, 1, 0))
 
