@@ -33,7 +33,7 @@ def spoiled(seed: int, *more: Step, members: int = 3) -> Plan:
 @pytest.mark.parametrize(
     ("seed", "more"),
     [
-        (1, ()),
+        pytest.param(1, (), marks=pytest.mark.hunt),
         pytest.param(
             1,
             (

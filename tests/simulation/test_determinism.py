@@ -48,6 +48,7 @@ def test_two_interpreters_have_the_same_events() -> None:
     assert_nothing_lost(first)
 
 
+@pytest.mark.hunt
 def test_another_seed_is_another_run() -> None:
     first, second = play(2), play(3)
     assert first["digest"] != second["digest"]
@@ -61,6 +62,7 @@ def test_a_run_leaves_nothing_behind_that_changes_the_next() -> None:
 
 
 @pytest.mark.parametrize("block", gate_part(range(4), 1))
+@pytest.mark.hunt
 def test_many_seeds_are_repeatable_and_lose_nothing(block: int) -> None:
     first_seed = 100 + block * EXTENT
     seeds = range(first_seed, first_seed + EXTENT)

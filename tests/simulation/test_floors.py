@@ -10,6 +10,7 @@ from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from dledger.jepsen_like.simulation.play import Played, play
 from dledger.services import retention
 from dledger.state.state_record import SIZE
+from tests.harness.fast_part import gate_part
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +59,7 @@ def test_segments_removed_for_a_cause_that_is_absent_are_found(
     assert broken(play(FULL)) == {"given_up", NOT_ENTITLED}
 
 
+@pytest.mark.hunt
 def test_what_the_settings_allow_to_go_is_no_violation() -> None:
     plan = Plan(seed=12, duration_ms=60_000, workload=LOAD, settings=Settings(keep_segments=2))
     played = play(plan)
@@ -66,7 +68,7 @@ def test_what_the_settings_allow_to_go_is_no_violation() -> None:
     assert {read.min_off for read in played.history.replica_reads} != {0}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", gate_part([1, 2], 1))
 def test_full_disks_among_other_faults_lose_nothing(seed: int) -> None:
     kinds = frozenset({Kind.DISK_FULL, Kind.KILL, Kind.POWER_CUT, Kind.ISOLATE})
     plan = draw_plan(

@@ -23,6 +23,7 @@ from dledger.jepsen_like.worker import Order, plan_of
 from dledger.jepsen_like.workloads.presets import simulated_workload
 from dledger.jepsen_like.workloads.producers import HostileMessages
 from dledger.state.topics import SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TIMER_TOPIC
+from tests.harness.fast_part import gate_part
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ def test_the_same_seed_draws_the_same_properties() -> None:
     assert not any(HostileMessages(7, 0).properties() for _ in range(300))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", gate_part([1, 2], 1))
 def test_hostile_messages_through_every_service_under_kills(seed: int) -> None:
     kills = tuple(Step(at, Kind.KILL, "leader", 2_000) for at in range(6_000, 30_000, 8_000))
     run = play(Plan(seed, 40_000, kills, workload=WORKLOAD))
@@ -53,6 +54,7 @@ def test_hostile_messages_through_every_service_under_kills(seed: int) -> None:
     assert run.sometimes["leader_change"] >= 2
 
 
+@pytest.mark.hunt
 def test_hostile_timers_roll_in_a_cluster_under_kills() -> None:
     """A roll window of a minute stands for the two days that no run lasts."""
     workload = msgspec.structs.replace(simulated_workload("rolls"), interval_ms=1000)

@@ -297,6 +297,7 @@ def deliveries_gone_wrong(played: Played, watch: Watch) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(1, 1 + EXTENT))
+@pytest.mark.hunt
 def test_a_hundred_flaps_never_let_two_deliver(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     played, watch = play_watched(seed, monkeypatch)
 

@@ -258,7 +258,7 @@ async def test_answers_reach_a_peer_that_has_stopped_sending(wire: Any) -> None:
 # ---------------------------------------------------------------------------------- response table
 
 
-@pytest.mark.parametrize("rounds", [5, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [5, pytest.param(100, marks=pytest.mark.hunt)])
 async def test_timed_out_calls_leave_nothing_behind(
     wire: Any, autojump_clock: trio.testing.MockClock, rounds: int
 ) -> None:

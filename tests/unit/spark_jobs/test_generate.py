@@ -128,7 +128,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.hunt
 def test_memory_does_not_grow_with_the_length(tmp_path: Path) -> None:
     peaks_mib = [
         int(

@@ -386,7 +386,7 @@ async def test_sends_to_faulty_brokers_end_as_reported(seed: int) -> None:
     assert met
 
 
-@pytest.mark.slow
+@pytest.mark.hunt
 async def test_many_sends_to_faulty_brokers_end_as_reported() -> None:
     """The order of tasks is not that of the seed: what is rare is met by many."""
     every: set[str] = set()
