@@ -171,15 +171,14 @@ def judge_group(name: str, rows: list[Mapping[str, Any]]) -> GroupHealth:
     Healthy: one member leads and serves in the newest term, the NameServer has it as id 0, every
     member of the Raft group is registered and answers, and no member is behind what is committed.
     """
-    reasons: list[str] = []
+    from dledger.client.admin import admin
+
     up = [row for row in rows if row.get("reachable")]
-    reasons += [f"{row['address']} does not answer" for row in rows if not row.get("reachable")]
-    term = max((int(row.get("term", 0)) for row in up), default=0)
-    leaders = [row for row in up if row.get("serving") and row.get("term") == term]
-    leader = leaders[0] if leaders else None
-    if leader is None:
-        reasons.append("no leader")
-    elif leader["id"] != 0:
+    asked = {row["address"]: row if row.get("reachable") else None for row in rows}
+    seen = admin.judge_group(name, asked)
+    reasons = [*seen.reasons]
+    leader = next((row for row in up if row["address"] == seen.leader), None)
+    if leader is not None and leader["id"] != 0:
         reasons.append(f"the NameServer does not know yet that {leader['address']} leads")
     members = {str(row.get("self")) for row in up}
     listed = {str(member["name"]) for member in (leader or {}).get("members") or ()}
@@ -206,8 +205,8 @@ def judge_group(name: str, rows: list[Mapping[str, Any]]) -> GroupHealth:
     return GroupHealth(
         group=name,
         healthy=not reasons,
-        leader=str(leader["address"]) if leader else None,
-        term=term,
+        leader=seen.leader,
+        term=max(seen.term, 0),
         members=len(expected),
         reasons=tuple(reasons),
     )
