@@ -1,12 +1,9 @@
 """A consume queue: its 20-byte units, which point into the commit log.
 
-It has files of its own, or its newest units stand with those of others in a shared file
-(`commitlog.shared_units`): they do until a flush has made a file for them, and while as many files
-are open as may be.
-
-Units are derived from committed entries only and can be written again at any time. How many units
-count is not recorded here: the state tables own each queue's min and max offset, so bytes at or
-past the max offset may be left-overs and mean nothing.
+Its newest units stand with those of others in a shared file (`commitlog.shared_units`) until a
+flush has made a file for them, and while as many files are open as may be. Units are derived from
+committed entries only and can be written again at any time. The state tables own each queue's min
+and max offset: bytes at or past the max offset mean nothing.
 
 Spec: docs/reference/formats.md, section 3.
 """

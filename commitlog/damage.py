@@ -160,8 +160,8 @@ class LogRepair:
     def accept(self, frame: Buffer) -> EntryHeader:
         """Compare another replica's copy of a damaged entry with what is known of it here.
 
-        Entries are put right in ascending order: without its own unit, one is known by the chain
-        of the entry before it. Its unit is there afterwards; `write_copies` is to follow.
+        Entries are put right in ascending order: without its own unit, one is known by the chain of
+        the entry before it. `write_copies` is to follow.
 
         Raises:
             CorruptEntryError: The copy is damaged, or is not the entry that stood here. Nothing
@@ -196,9 +196,6 @@ class LogRepair:
 
     def write_copies(self, copies: Sequence[tuple[EntryHeader, Buffer]]) -> None:
         """Write accepted copies, in ascending order; durable after the next flush.
-
-        Those that follow each other are one write: a page that the disk does not give back can
-        only be written as a whole.
 
         Raises:
             DiskFullError: A copy-on-write file system had no space.

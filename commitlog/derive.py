@@ -217,8 +217,7 @@ def derive_together(
         frames: The entries, whole and back to back, each verified when it was appended.
         headers: Theirs, in order, at least one; all of kind `KIND_RECORDS`.
     Raises:
-        CorruptEntryError: A size table or a record is damaged; it may name another one of the
-            entries than the damaged one.
+        CorruptEntryError: A size table or a record is damaged.
     """
     view = memoryview(frames).cast("B")
     starts, sizes = [], []

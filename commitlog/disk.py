@@ -1,11 +1,9 @@
 """The real disk: POSIX files behind :mod:`dledger.commitlog.seams`.
 
 Linux is the platform. Where a call is missing (`posix_fallocate`, `fdatasync`) the nearest one
-stands in: space is then not reserved but asked for at write, which `write_at` reports just as well,
-and a flush is the strongest one there is (macOS keeps what `fsync` wrote in the drive's cache).
-
-A file may be used for as long as its owner likes; `Descriptors` decides whether it has a
-descriptor meanwhile. One that was given back is opened again at the next use, by its path.
+stands in: space is then asked for at write, and a flush is the strongest one there is.
+`Descriptors` decides whether a file has a descriptor; one that was given back is opened again by
+its path.
 """
 
 from __future__ import annotations

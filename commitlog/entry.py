@@ -195,8 +195,6 @@ def verify_frame(frame: Buffer, header: EntryHeader, prev_chain: int) -> None:
     """Check a whole frame: length, body checksum, chain, and sizes that add up.
 
     Args:
-        frame: Exactly the entry's bytes.
-        header: What `parse_header` returned for *frame*.
         prev_chain: Chain of the entry before; `FIRST_PREV_CHAIN` before the first.
     Raises:
         CorruptEntryError: Naming what does not fit.

@@ -4,10 +4,9 @@ Unit, 32 bytes, big-endian::
 
     0 position i64   8 term i64   16 chain u64   24 size u32   28 crc u32
 
-`crc` covers the index (i64) and the unit before it, so a unit that a power cut lost, or that
-stands at the wrong place, is distinguished from a good one. Everything here can be rebuilt from the
-segments. Files are named by the Raft index of their first unit; unit 0 is unused. They are read,
-not mapped: units on a bad sector are as good as lost.
+`crc` covers the index (i64) and the unit before it, so a unit that a power cut lost, or that stands
+at the wrong place, is distinguished from a good one. Everything here can be rebuilt from the
+segments. Files are named by the Raft index of their first unit; they are read, not mapped.
 
 Spec: docs/reference/formats.md, section 6.
 """

@@ -199,13 +199,12 @@ class EntryLog(LogReader):
 
         Args:
             frame: Copied; the caller may reuse it.
-            sealed_here: This process sealed the frame just now for this very place: body and
-                chain are not computed a second time.
+            sealed_here: This process sealed the frame just now for this very place: body and chain
+                are not computed a second time.
             header: What `parse_header` returned for *frame*, where the caller has it already.
             verified_after: Chain with which `verify_frame` has passed *frame* and *header*: if it
                 is the newest entry's here, that is not done a second time.
-        Returns:
-            The frame's header.
+
         Raises:
             CorruptEntryError: The frame is damaged, or belongs elsewhere. Nothing changed.
             DiskFullError: No space. Nothing changed.

@@ -1,12 +1,11 @@
 """The key index: RocketMQ's hash files from ``topic#key`` to positions in the commit log.
 
 Everything above the newest position that is flushed is put again from the log. Putting is
-idempotent for whole Raft entries: positions at or below the newest one indexed are skipped. So the
-files hold the keys of all of the log up to some position, whatever happens.
+idempotent for whole Raft entries: positions at or below the newest one indexed are skipped.
 
-A file that the disk does not give back is given up, with those after it: the index ends at an
-earlier position then, and its owner puts the keys of entries from there on again. Until that has
-come to its end a mark is missing on the disk, so that a restart does not forget it.
+A file that the disk does not give back is given up, with those after it, and its owner puts the
+keys of entries from there on again. Until that has come to its end a mark is missing on the disk,
+so that a restart does not forget it.
 
 Spec: docs/reference/formats.md, section 4.
 """
@@ -168,7 +167,6 @@ class KeyIndex:
     Not thread-safe; only the job that `begin_flush` returns may run elsewhere.
 
     Args:
-        slots: Slots in a file.
         max_entries: Entry numbers in a file; it takes one entry less.
         utc_offset: Local time, for names of files.
         mark: Path of a file that is there while no key is missing; None: the owner takes the index
@@ -304,7 +302,6 @@ class KeyIndex:
             hashes: From `index_key_hash`, none negative.
             phy_offsets: Record each key belongs to; never decreasing. What is at or below the
                 newest position already indexed is skipped.
-            store_times: Of these records, ms.
         Raises:
             DiskFullError: What was added before a new file was needed stays.
         """

@@ -1,11 +1,8 @@
 """One file of the key index: a header, a table of slots and entries.
 
 A slot holds the number of its newest entry and each entry the number of the one before it in the
-same slot. What a file counts as its own is what its header has, and the header becomes durable
-after the entries it counts.
-
-The file is read, not mapped: an `OSError` of a read, or of a write that has to read the rest of a
-page first, passes through, and `dledger.commitlog.key_index` gives the file up.
+same slot. The header becomes durable after the entries it counts. The file is read, not mapped: an
+`OSError` passes through, and `dledger.commitlog.key_index` gives the file up.
 
 Spec: docs/reference/formats.md, section 4.
 """

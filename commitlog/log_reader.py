@@ -191,8 +191,6 @@ class LogReader:
         last_term, last_chain, last_store_time_ms: Of the newest entry, or of the anchor.
         first_position, end_position: Absolute bytes; the end is that of the newest entry.
         durable_index: Newest entry that is certainly on the disk.
-        anchor: Where the log begins.
-        report: What recovery did.
         mark_valid: False when `EntryLog.open` got a mark whose entry this log does not hold.
         damaged: Entries known to be damaged; they are not read until `LogRepair.mark_whole`.
         on_unreadable: Called with position and size of bytes that the disk does not give back.
@@ -277,11 +275,11 @@ class LogReader:
         return Mark(index, term, position, chain, position + size)
 
     def frame(self, index: int) -> memoryview:
-        """Return the bytes of entry *index*.
+        """Return the bytes of entry *index*: a read-only view that pins its segment.
 
-        Returns:
-            A read-only view that pins its segment. It stays as it is while the entry is in the
-            log; after a truncation within its segment it shows what stands there instead.
+        It stays as it is while the entry is in the log; after a truncation within its segment it
+        shows what stands there instead.
+
         Raises:
             OffsetOutOfRangeError: The log does not hold it.
             CorruptEntryError: Something else stands there.
@@ -299,11 +297,9 @@ class LogReader:
     def frames(self, first: int, max_bytes: int, last: int | None = None) -> list[memoryview]:
         """Return entries from *first* on, whole, at least one, up to *last* or the newest.
 
-        Args:
-            max_bytes: Stop before the sum of entries exceeds it; the first is returned anyway.
-        Returns:
-            Views like those of `frame`, one for each segment touched: entries of one segment
-            that follow each other are one view.
+        They are views like those of `frame`, one for each segment touched, and end before their sum
+        exceeds *max_bytes*; the first is returned anyway.
+
         Raises:
             OffsetOutOfRangeError: The log does not hold *first*.
         """

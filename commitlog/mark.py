@@ -3,15 +3,13 @@
 A mark names one entry together with its chain, so "the entry there is that one, and so is every
 entry before it" is one comparison. The anchor is the mark just below the first kept entry.
 
-In two slot files beside the segments, the log notes what it knows of itself. The *extent* records
-how far the segments may have been written, so that recovery need not read a gibibyte of zeros to
-know that nothing follows; and up to which entry the entry index is durable. The *truncation* names
-a cut before it begins, so that a crash in the middle of it is finished and not taken for damage.
+The *extent* records how far the segments may have been written, so that recovery need not read a
+gibibyte of zeros, and up to which entry the entry index is durable. The *truncation* names a cut
+before it begins, so that a crash in the middle of it is finished and not taken for damage.
 
 A slot file holds a small value that survives a power cut: two alternating slots, each with its own
-checksum. A slot is written, then flushed; the other one keeps the value before it, so whatever a
-torn write leaves behind, one of the two is whole. Slots stand a page apart, so that a device which
-rewrites its own large sectors cannot touch both. Slot layout, big-endian::
+checksum. A slot is written, then flushed; the other one keeps the value before it. Slots stand a
+page apart, so that a device cannot rewrite both in one sector. Slot layout, big-endian::
 
     0 magic u32   4 length u32   8 sequence u64   16 crc u32   20 payload
 

@@ -46,14 +46,12 @@ class UniqKeyFactory:
     """Makes UNIQ_KEYs: address · process id · salt · ms since the month began · counter.
 
     Two factories never meet while address, process id or salt differ; one factory makes up to
-    65,536 different keys a millisecond. RocketMQ counts months in local time, we in UTC. Its tools
-    of version 4 read the time out of a key, in their own time zone, to begin a search there:
-    brokers of ours look at older messages too where nothing was stored after it.
+    65,536 different keys a millisecond. RocketMQ counts months in local time, we in UTC.
 
     Args:
         ip: 4 or 16 bytes.
         pid: Process id; the lower 16 bits count.
-        salt: 32 bits that tell factories of one process apart (RocketMQ: a class loader's hash).
+        salt: 32 bits that tell factories of one process apart.
     """
 
     __slots__ = ("_counter", "_last_ms", "_month_begin_ms", "_month_end_ms", "_prefix", "_stamped")

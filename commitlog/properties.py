@@ -1,13 +1,9 @@
-"""Message properties: ``key \\x01 value \\x02`` repeated, as UTF-8; request and reply.
+"""Message properties: ``key \x01 value \x02`` repeated, as UTF-8; request and reply.
 
-Some properties are written by brokers alone. A client that writes one of the owned names would
-speak to services of the broker in the broker's place: they are taken out of what clients send.
-Messages that were delivered carry them, so clients that send a message on send them too; that is
-why they are taken out and not refused.
-
-What a broker adds later (a destination, the mark of a retry, a reason) must fit beside what the
-client wrote, or a message that was acknowledged could not be delivered. So a client gets what is
-left of the 32,767 bytes a record has for properties.
+Some properties are written by brokers alone: they are taken out of what clients send, and not
+refused, since messages that were delivered carry them and may be sent on. What a broker adds later
+must fit beside what the client wrote: a client gets what is left of the 32,767 bytes that a record
+has for properties.
 
 Spec: docs/reference/formats.md, section 1; docs/internals/protocol/remoting.md, section 11.
 """

@@ -30,17 +30,14 @@ class QueueFiles:
     Fewer are open than may be where the process has no descriptor left.
 
     Args:
-        units_per_file: Size of each.
-        most: Files kept open.
         on_unreadable: Called with the path of a file that cannot be read, and why.
 
     Attributes:
         lost: Files that the disk does not give back.
-        dirty: Files that were written since the last flush.
         dirty_folders: Folders whose names have changed since.
         topics: Those that may have files.
-        late_topics: Topics that were deleted while a flush made files of theirs: nothing else
-            makes any.
+        late_topics: Topics that were deleted while a flush made files of theirs: nothing else makes
+            any.
     """
 
     __slots__ = (
@@ -330,9 +327,6 @@ class ConsumeQueueFlush:
 
     def run(self) -> None:
         """Make it durable: files first, then the changes of shared units, then what is moved.
-
-        Changes come behind files, as units that a put has moved into a file leave the shared ones
-        with them.
 
         Raises:
             OSError: No descriptor is left; what was not flushed is in the next job.

@@ -178,7 +178,6 @@ def encode_record(
     """Return one record; V2 when the topic has more than 127 bytes.
 
     Args:
-        topic: As text or UTF-8.
         body: Stored as it is, compressed or not. Copied.
         properties: Encoded (`dledger.commitlog.properties.encode_properties`).
         sys_flag: The two IPv6 bits are set here from the hosts' lengths.

@@ -119,7 +119,7 @@ def record_columns(
         sizes: Bytes each record has according to the code that cut the buffer.
     Raises:
         CorruptRecordError: A record leaves the buffer, is not one, has another size than *sizes*
-            claims, or has lengths that do not add up. The message names the first such record.
+            claims, or has lengths that do not add up.
     """
     _refuse(
         (sizes < MIN_RECORD_BYTES) | (starts < 0) | (starts + sizes > len(buffer)),

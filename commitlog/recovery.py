@@ -8,9 +8,6 @@ counts only when magic, checksums, index, term, position and chain all fit. Wher
   it was closed: damage to something this node may have acknowledged. `DamagedLogError`; the node
   must neither vote nor lead with it.
 
-A missing blank is no damage: the chain of the first entry in the next segment proves that
-nothing stood between.
-
 Spec: docs/reference/formats.md, section 10.
 """
 
@@ -89,10 +86,8 @@ class RecoveryReport:
     """What recovery did. The caller measures how long it took.
 
     Args:
-        first_scanned_index: Where the scan began.
         entries_scanned, bytes_scanned: What was checked, frame by frame.
         torn_tail: Something unusable stood behind the last entry and was removed.
-        cut_bytes: How much of it.
         mark_valid: False when a mark was given and the log does not hold that entry.
         index_rebuilt: The whole entry index was made again.
         damage: What was cut although it may have been acknowledged; only with ``repair=True``.
@@ -216,7 +211,6 @@ class Recovery:
             CorruptStoreError: A file beside the segments is damaged.
             ForeignStoreError: A segment of another layout.
             DiskFullError: No space to rebuild the index; nothing is lost.
-            FlushFailedError: The flush failed.
         """
         payload = self._extent_slots.load()
         self._extent = None if payload is None else Extent.decode(payload)

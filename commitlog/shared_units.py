@@ -1,14 +1,12 @@
 """Consume queue units of many queues in one file.
 
 A group of a hundred thousand queues has no descriptors, and no time at a checkpoint, for a file
-each. Units of a queue whose own file is not open stand here, in the order in which they came,
-until they are moved into files of their queue. What counts is in memory as well: the file is read
-once, when the store is opened.
+each. Units of a queue whose own file is not open stand here until they are moved into files of
+their queue. What counts is in memory as well: the file is read once, when the store is opened.
 
 A file is a row of chunks, each of them one flush. When the next chunk does not fit, a new file
-begins with what counts. How far the newest file goes is kept in a slot file of its own, which is
-written after the chunk: what stands beyond that may be torn, what stands before it may not. A whole
-chunk beyond it counts: it was flushed, and the record of it may be in the slot that is damaged.
+begins with what counts. How far the newest file goes is in a slot file, written after the chunk:
+what stands beyond that may be torn, what stands before it may not. A whole chunk beyond it counts.
 
 Spec: docs/reference/formats.md, section 3.
 """

@@ -162,10 +162,8 @@ async def serve_broker(
     """Run a broker until *stop* is set, then end it cleanly.
 
     Args:
-        memory_bytes: That the process may use; recent messages are taken to be in a part of it,
-            and connections may hold another part.
-        utc_offset: Local time, for hours of the day.
-        queue_files_max: Consume queue files that may be open.
+        memory_bytes: That the process may use; recent messages are taken to be in a part of it, and
+            connections may hold another part.
         sessions_max: Sessions of idempotent producers; equal on all members of the group.
         timer_load_units: Units of the timer queue that are read in one go.
         measure_loop: The event loop is a real one: the length of its turns is shown.
@@ -534,9 +532,7 @@ def watched_certificates(
     """Return what keeps the contexts of a broker as their files are.
 
     Args:
-        clients: Of the ports of clients.
         names: Towards NameServers, and to the leader.
-        raft: Has those between the members.
     Raises:
         OSError: A file cannot be read.
     """

@@ -159,9 +159,8 @@ def load_config(
         options: ``table.name`` to text or value, from the command line.
         home: What ``~`` at the begin of a path stands for; empty leaves it.
     Raises:
-        ConfigError: Unknown settings, bad values, or settings that contradict each other. One
-            line for each, which names the source, the line of a file, and the key. Contradictions
-            are searched for when all values can be read.
+        ConfigError: Unknown settings, bad values, or settings that contradict each other. One line
+            for each, which names the source, the line of a file, and the key.
     """
     keys = _OtherKeys()
     reader = keys.reader

@@ -1,19 +1,12 @@
 """Files of a replica that are derived from its log: consume queues and key index.
 
 They are written on apply only, and can be thrown away: the next start makes them from the log.
+Units of consume queues have no checksum: what follows from an entry that the scrub reads is
+compared with what the files of its queues have, and a file that differs is given up, as one that
+the disk does not give back. It is made again meanwhile: reads of its units fail until then.
 
-Units of consume queues have no checksum: a bit that flips in one lets a pull get bytes that are no
-message, or lets a tag match nothing. The scrub reads every entry anyway: what follows from an
-entry is compared with what the files of its queues have, and a file that differs is given up, as
-one that the disk does not give back.
-
-Queue files that the disk does not give back are made again meanwhile: reads of the units in such a
-file fail until that has come to its end, everything else goes on.
-
-As a rule apply puts the keys of every entry into the key index. When files of the index are given
-up, because the disk does not give them back, apply leaves it alone and the keys are put again from
-the log, a few entries at a time, until the index is as far as apply; from then on apply puts them
-again.
+When files of the key index are given up, apply leaves the index alone and the keys are put again
+from the log, a few entries at a time, until the index is as far as apply.
 """
 
 from __future__ import annotations
@@ -75,8 +68,6 @@ def walk(
     """Yield the entries from *first* to *last* with what follows from them, some at a time.
 
     Args:
-        delays: Of levels, in milliseconds.
-        max_bytes: Stop after this number of bytes of entries; at least one is read.
         skip_damaged: Yield None for an entry that cannot be read.
     Raises:
         CorruptEntryError: An entry waits for its repair.
@@ -187,8 +178,6 @@ class KeyIndexing:
         """Put the keys of a few more entries; tell whether there are more to be put.
 
         Args:
-            last: Newest entry that is applied.
-            max_bytes: Stop after this number of bytes of entries; at least one is read.
             skip_damaged: Leave out entries that cannot be repaired.
         Raises:
             CorruptEntryError: An entry waits for its repair; come again.
@@ -339,9 +328,6 @@ class QueueRepair:
     ) -> bool:
         """Put the units of a few more entries; tell whether there are more to be put.
 
-        Args:
-            last: Newest entry whose units were put.
-            max_bytes: Stop after this number of bytes of entries; at least one is read.
         Raises:
             CorruptEntryError: An entry waits for its repair; come again. A queue has no gap: it
                 stays unreadable, in this file, if the entry cannot be repaired.

@@ -225,12 +225,10 @@ class Group(Proposals):
     def read_barrier(self, on_done: OnBarrier) -> None:
         """Call *on_done* when a read from `state` reflects all that was stored before this call.
 
-        With no other voter that is at once, from inside this call. The reads of many callers
-        share heartbeats.
+        With no other voter that is at once, from inside this call. *on_done* is called exactly
+        once: with None, or with the error when leadership ended or no majority confirmed it within
+        an election timeout.
 
-        Args:
-            on_done: Called exactly once: with None, or with the error when leadership ended or
-                no majority confirmed it within an election timeout.
         Raises:
             NotLeaderError: This replica does not lead; *on_done* is not called.
         """
@@ -360,13 +358,12 @@ class Group(Proposals):
             task_status.started()
 
     async def transfer_leadership(self, target: str | None = None) -> bool:
-        """Hand leadership to the voter *target*, or to the one that has most.
+        """
+        Hand leadership to the voter *target*, or to the one that has most; return whether it went.
 
         Proposals wait meanwhile: they are sealed afterwards if this replica still leads, and
         otherwise end as not stored, with a hint at the new leader.
 
-        Returns:
-            Whether this replica no longer leads because of it.
         Raises:
             NotLeaderError, ChangePendingError, ChangeRefusedError: Nothing was begun.
         Cancellation: The transfer goes on.

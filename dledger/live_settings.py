@@ -365,12 +365,11 @@ class LiveSettings:
     ) -> list[str]:
         """Let settings have other values from now on; all of them or none.
 
+        Returns a sentence for each key that is accepted and changes nothing, as in a file.
+
         Args:
             changes: RocketMQ's key, or ``table.name``, to text.
-            asked_by: Account and host, for the log.
             is_confirmed: Messages that are kept now may go because of it.
-        Returns:
-            A sentence for each key that is accepted and changes nothing, as in a file.
         Raises:
             SettingRefusedError: Names the key that cannot be changed, or not to that value.
             ConfirmationNeededError: Less would be kept, and that is not confirmed.

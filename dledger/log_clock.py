@@ -1,16 +1,12 @@
 """This member's clock, with a date that the log and the clock that never jumps bound.
 
 Every entry carries a store time that never decreases, so one leader whose date is a year ahead
-would stamp the group a year ahead permanently: nothing expires by age any more, idle producers are
-forgotten at once. So a date that jumps does not count at first: the one before goes on with the
-clock that never jumps. At the start of the process the newest entry of the log is the date before,
-and an outage is the only reason to be far beyond it.
-
-A date that stays where it jumped to counts in the end: it was corrected, or the machine was
-suspended.
+would stamp the group a year ahead permanently. So a date that jumps does not count at first: the
+one before goes on with the clock that never jumps. At the start of the process the newest entry of
+the log is the date before. A date that stays where it jumped to counts in the end.
 
 A store time that is ahead of the date goes on at half speed until the date has reached it: what
-waits by store time, a message that is out by POP, waits twice as long at most and not for hours.
+waits by store time waits twice as long at most and not for hours.
 """
 
 from __future__ import annotations

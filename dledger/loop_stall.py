@@ -43,9 +43,6 @@ class _Slot(NamedTuple):
 class LoopStall(Turn):
     """Measures the turns of the event loop it is put into: it reads clocks three times a turn.
 
-    A turn takes longer than its processor time when it waits for a disk, for another thread of the
-    process, or for a processor of the machine.
-
     Attributes:
         longest_s: Since the start.
         longest_cpu_s: Processor time of that turn.

@@ -112,13 +112,8 @@ def no_less_than_0(_kind: object, value: float | None) -> None:
 
 
 def read_option(hint: Any, tokens: Any) -> Any:
-    """Return the value of an option, as the library reads it; a whole number is written as one.
+    """Return the value of an option; the library rounds 1.5 where a whole number is wanted.
 
-    The library rounds 1.5 where a whole number is wanted.
-
-    Args:
-        hint: Its type.
-        tokens: What was given for it.
     Raises:
         ValueError: It cannot be read; a usage error.
     """

@@ -1,12 +1,9 @@
 """Proposals of a broker group: queued, sealed into entries, applied in their order, answered.
 
-Group commit: what arrives while an entry is being flushed waits and becomes the next entry, so
-the price of an entry (a flush, a round trip, a tick of the consensus code) is shared by however
-many messages there are. An idle group seals a proposal at once.
-
-Sealing is one synchronous step: check the leadership, give out queue offsets from applied state
-plus what is in flight, append. So what was checked cannot change before it is in the log, and
-`apply` never has to refuse.
+Group commit: what arrives while an entry is being flushed waits and becomes the next entry. An idle
+group seals a proposal at once. Sealing is one synchronous step: check the leadership, give out
+queue offsets from applied state plus what is in flight, append. So what was checked cannot change
+before it is in the log, and `apply` never has to refuse.
 """
 
 from __future__ import annotations

@@ -2,11 +2,8 @@
 
 A group registers as RocketMQ's DLedger groups do: one broker name, the leader as id 0, a follower
 as the number in its own id plus one. Every NameServer has a task of its own, so one that is down
-never holds up the others; with all of them down the broker goes on serving.
-
-Each topic is encoded once, and again when it has changed. A registration with all of them is the
-pieces joined; one with differences has only what changed since the version that a NameServer
-confirmed.
+never holds up the others. Each topic is encoded once, and again when it has changed; differences
+have only what changed since the version that a NameServer confirmed.
 
 Spec: docs/internals/protocol/semantics.md, section 11; docs/internals/protocol/remoting.md, section
 12.

@@ -1,14 +1,11 @@
 """Old entries are read again and again, slowly; what went bad is fetched from another replica.
 
-Disks lose bits that are not read for months. So every replica compares its log with the checksums
-and the entry index, and the consume queues with the log, all of it about once a day. A replica
-with a damaged entry neither votes nor leads nor acknowledges until it has the entry's bytes again
-from any other member; since all replicas hold the same bytes at the same positions, they are
-written where they belong.
+Every replica compares its log with the checksums and the entry index, and the consume queues with
+the log, all of it about once a day. A replica with a damaged entry neither votes nor leads nor
+acknowledges until it has the entry's bytes again from any other member, for the same position.
 
 Derived files that the disk does not give back are made again from the log. Meanwhile sends go on,
-and pulls of all units that can be read; a query for a key that is not found is to be asked again
-later.
+and pulls of all units that can be read.
 """
 
 from __future__ import annotations

@@ -69,9 +69,7 @@ class Totals:
     """What all workers together have done.
 
     Attributes:
-        seeds: Plans played.
         verdicts: By checker, in how many plans it was valid or invalid.
-        failed: Reports of seeds that showed a violation.
     """
 
     seeds: int = 0
@@ -210,10 +208,7 @@ class Gate(msgspec.Struct):
 
     Attributes:
         counted: Seeds with faults and a change of leader, equal in both interpreters.
-        played: Seeds both have played.
         simulated_s: Virtual time of one interpreter.
-        differing: Seeds whose digests differ.
-        invalid: Seeds that are not valid, each with why.
     """
 
     counted: int = 0

@@ -43,8 +43,6 @@ class Order(msgspec.Struct):
     """What a worker is to do.
 
     Attributes:
-        first: First seed.
-        step: Between seeds.
         count: Seeds at most; 0: as many as time allows.
         duration_s: Of the faults of each plan.
         seconds: Seconds after which no new seed is begun.

@@ -1,11 +1,8 @@
 """What one NameServer knows: routes, their encoded answers, settings, and key-values on disk.
 
-No I/O but the key-value file; time comes in as an argument. That file is one of JSON in RocketMQ's
-form, ``{"configTable": {namespace: {key: value}}}``, replaced as a whole. It is written before the
-table changes, so what a client reads is always on disk.
-
-An answer about a route is encoded once per topic and dialect and kept until the route changes.
-Topics that are not registered are not remembered: questions for made-up names cost no memory.
+No I/O but the key-value file, JSON in RocketMQ's form, replaced as a whole before the table
+changes. An answer about a route is encoded once per topic and dialect and kept until the route
+changes. Topics that are not registered are not remembered.
 """
 
 from __future__ import annotations
@@ -234,12 +231,10 @@ class NameServer:
         )
 
     def update_settings(self, changes: Mapping[str, str]) -> list[str]:
-        """Change settings until the next start; all of them or none.
+        """Change settings, RocketMQ's key → value, until the next start; all of them or none.
 
-        Args:
-            changes: RocketMQ's key → value.
-        Returns:
-            A sentence for each key that is accepted and changes nothing, as in a file.
+        Returns a sentence for each key that is accepted and changes nothing, as in a file.
+
         Raises:
             SettingLockedError: A key that no client may change.
             ConfigError: An unknown key, one that would have to protect something and cannot here,

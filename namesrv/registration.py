@@ -1,19 +1,12 @@
 """What a broker registers, which registration may enter, and which were refused.
 
-A group of ours carries its identity in every registration. While one address with an identity is
-registered under a broker name, the name belongs to that identity: another one is refused, and so
-is an address without any.
-Brokers of RocketMQ send no identity, and names without one follow RocketMQ's rules.
+While one address with an identity is registered under a broker name, the name belongs to that
+identity: another one is refused, and so is an address without any. Brokers of RocketMQ send no
+identity, and names without one follow RocketMQ's rules. Members that share a secret send a proof
+too: an address that comes with a copied identity and without that proof is refused.
 
-An identity is no secret. Members that share one send a proof too, which is the same for all of
-them: an address that comes with a copied identity and without that proof is refused.
-
-Pure: `dledger.namesrv.route_table` asks before it changes anything.
-
-Operators find a registration that was refused in the log once, and in what ``dledger cluster``
-shows for as long as the broker goes on trying.
-
-The body is JSON, or RocketMQ's compressed form::
+Pure: `dledger.namesrv.route_table` asks before it changes anything. The body is JSON, or RocketMQ's
+compressed form::
 
     compressed = zlib of
         i32 length · DataVersion as JSON
@@ -238,9 +231,8 @@ class Registration:
     """What a broker registers about itself.
 
     Args:
-        heartbeat_timeout_ms: Silence after which it is removed, ten minutes at most; None takes
-            the NameServer's.
-        connection: Number of the connection it came over; None when there is none to lose.
+        heartbeat_timeout_ms: Silence after which it is removed, ten minutes at most; None takes the
+            NameServer's.
         identity: Of the broker group; empty: it is a broker of RocketMQ.
         proof: What members of that group alone can say; empty: they share no secret.
         since: *topics* are only those that changed since this version; None: they are all.

@@ -82,17 +82,15 @@ class RouteInfoManager:
     # Changes by brokers
 
     def register_broker(self, registration: Registration, now_ms: int) -> RegisterResult:
-        """Enter a broker, or refresh it.
+        """Enter a broker, or refresh it; for a follower return the leader's addresses.
 
-        Returns:
-            For a follower, the leader's addresses.
+        A topic that no client could read is left out of the route; the rest counts.
+
         Raises:
             RegistrationRefusedError: A name is empty, the broker name belongs to another cluster
                 or another group, the address to another group, a single topic from a broker that
                 is not known yet, a data version out of range, or a table is full. Nothing changed.
-                A topic that no client could read is left out of the route; the rest counts.
-        Spec: docs/internals/protocol/semantics.md, section 11, rules 2 to 6. Takeovers are
-            decided in `dledger.namesrv.registration`.
+        Spec: docs/internals/protocol/semantics.md, section 11, rules 2 to 6.
         """
         name, broker_id, key = registration.broker_name, registration.broker_id, registration.key
         own_timeout_ms = registration.heartbeat_timeout_ms or 0
@@ -180,9 +178,6 @@ class RouteInfoManager:
 
         The broker's id is not asked for: a deposed leader that stops still believes it is id 0.
 
-        Args:
-            identity: Of the group of the one that asks.
-            connection: Number of the connection it asks over.
         Raises:
             RegistrationRefusedError: The address belongs to a group, and neither its identity nor
                 the connection it registered over is the one that asks. Nothing changed.
@@ -287,8 +282,6 @@ class RouteInfoManager:
     ) -> bool:
         """Enter a topic on brokers that are registered; nothing changes if one is not.
 
-        Args:
-            connection: Number of the connection it is asked for over.
         Raises:
             RegistrationRefusedError: One of the brokers is of a group, and it is asked for over no
                 connection of that group; a name or a number no client can read, or the table is

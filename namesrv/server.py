@@ -113,12 +113,10 @@ async def serve_namesrv(
     """Run a NameServer until cancelled. `nursery.start` gets the address it listens on.
 
     Args:
-        rng: Makes the challenges that signed requests answer.
-        tls: TLS of the listener, loaded from the files that *config* names.
         memory_bytes: That the process may use; connections may hold a part of it.
         name_server: The tables to serve, made from *config*; None: they are made here.
-        executor: Reads the files of accounts and certificates again; without one they count as
-            they were at the start.
+        executor: Reads the files of accounts and certificates again; without one they count as they
+            were at the start.
     Raises:
         ConfigError: The key-value file is damaged, or the account file is; nothing was started.
         OSError: The address cannot be bound; nothing was started.

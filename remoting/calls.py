@@ -16,10 +16,7 @@ class Call:
     """A request of ours on its way.
 
     Attributes:
-        opaque: Its request id.
-        code: Its request code.
         starts_at: Position of its first byte in everything its connection was given to send.
-        response: Its answer, once that has come.
         lost: Why the connection ended before; empty while it has not.
         was_handed: With *lost*: whether a byte of it may have left.
     """
@@ -52,9 +49,6 @@ class Call:
     def result(self, peer: str, timeout_s: float) -> RemotingCommand:
         """Return the answer.
 
-        Args:
-            peer: The other end, for errors.
-            timeout_s: How long was waited, for errors.
         Raises:
             ConnectionLostError: The connection ended; `sent`: whether the request had left.
             RequestTimedOutError: There is no answer yet.

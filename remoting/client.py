@@ -61,7 +61,6 @@ class RemotingClient:
         """Send a request to *address* and return its answer, whatever its code.
 
         Args:
-            address: ``"host:port"``.
             command: Gets its opaque here; its body must not change until this returns.
             timeout_s: For everything, connecting included.
         Raises:

@@ -95,8 +95,6 @@ class Connection:
             budget: Memory that all connections of a daemon share; None: limits of its own only.
             always_taken: Codes of requests that are taken also when the budget is met.
             on_proven: Called once, when the first valid request has come.
-            ends: Counts why it ended, with those of other connections.
-            turn: Of the event loop: what arrives is handled in one that has time left.
             on_answer: Called with each answer to the peer: request code, response code, seconds.
         """
         self.peer_address = stream.peer_address
@@ -216,7 +214,6 @@ class Connection:
 
         Args:
             command: Gets its opaque here; its body must not change until this returns.
-            is_signed: Whether `sign` is called with it, if there is one.
         Raises:
             LocalProtocolError: The request cannot be written; nothing was sent.
             TooManyInFlightError: A limit of this side; nothing was sent.
@@ -308,12 +305,9 @@ class Connection:
     def reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
         """Answer a request whose handler returned DEFERRED. Never blocks.
 
-        Args:
-            response: Gets the opaque and the header encoding of *asked*. Its body must not change
-                until it has been sent.
-        Returns:
-            False when it will not be read: the connection has ended, the request was one-way, or
-            has been answered already.
+        *response* gets the opaque and the header encoding of *asked*; its body must not change
+        until it has been sent. False: it will not be read, since the connection has ended, or the
+        request was one-way or has been answered already.
         """
         return self._handling.reply(asked, response)
 

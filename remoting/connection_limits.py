@@ -1,16 +1,13 @@
 """Limits of connections: what one may hold, which one is accepted, how long requests keep a turn.
 
-Why connections of a daemon ended is counted for all, and logged for a few of each kind.
+`Places` decides which connection gives way to a new one: first those that never sent a whole, valid
+request, the oldest of the address that has most of them; then those that have been silent longest,
+of the address that has most. A connection with requests in work, with held pulls or with a
+heartbeat within two minutes is not idle. Where all are busy some places are left, for
+administration and registrations.
 
-`Places` decides which connection gives way. A new connection always gets in as long as an idler one
-is there. First go connections that never sent a whole, valid request, the oldest of the address
-that has most of them; then those that have been silent longest, of the address that has most. A
-connection with requests in work, with held pulls or with a heartbeat within two minutes is not
-idle. Where all are busy some places are left, for administration and registrations.
-
-A turn of the event loop runs each task that is ready. When thousands of clients ask at the same
-moment, as with their heartbeats after a fail-over, a turn would last until all of them have their
-answers, and the heartbeats between members would wait as long.
+A turn of the event loop runs each task that is ready: when thousands of clients ask at the same
+moment, it is cut short, so that the heartbeats between members need not wait.
 """
 
 from __future__ import annotations
@@ -49,7 +46,6 @@ class ConnectionLimits:
             given up: it asks and does not read.
         write_timeout_s: A peer that takes nothing for so long is closed.
         frame_timeout_s: A frame must be complete so long after it began.
-        idle_timeout_s: Nothing either way for so long ends the connection (RocketMQ's 120 s).
     """
 
     max_frame_bytes: int = MAX_FRAME_BYTES

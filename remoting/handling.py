@@ -55,9 +55,7 @@ class Handling(Generic[PeerT]):
     """Gives the requests of one connection to their handlers, and answers each of them once.
 
     Attributes:
-        processors: What answers requests.
         nursery: Of the connection that is served; its handlers that wait run in it.
-        is_leaving: Further requests are refused.
         last_request_s: When one with a handler came last, on trio's clock; -inf: none came, or what
             came proves nothing.
         when_answered: By identity of a request: the request, and what is called with its answer.

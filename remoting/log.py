@@ -1,14 +1,11 @@
 """Where log lines go: those of a daemon or a command, and those of the SDK in a program.
 
-A daemon writes one line per event, a constant phrase and facts as keys, to standard error.
-
-The SDK's lines go to what the program has set up, never to its standard output. A program that
-configured structlog, as our daemons and commands do, gets them there. Any other one gets them from
-the standard library's `logging`, below the logger ``dledger``: one line of text, tracebacks without
-local variables. With nothing set up that means warnings on standard error.
+A daemon writes one line per event, a constant phrase and facts as keys, to standard error. The
+SDK's lines go where a program's structlog sends them, or else to the standard library's `logging`,
+below the logger ``dledger``: one line of text, tracebacks without local variables.
 
 Names of topics, groups and clients come from any client that connects. What a terminal would obey
-in them (to move, to hide lines, to answer as if typed) is written as an escape.
+in them is written as an escape.
 """
 
 from __future__ import annotations

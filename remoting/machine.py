@@ -127,12 +127,9 @@ class AdaptiveExecutor:
 
     A flush that takes 0.1 ms is cheaper inline than through a thread; one that takes 5 ms would
     stop every other connection. The decision is made per kind from a moving average of measured
-    durations, and work that comes seldom goes to a thread. In a thread a duration contains the wait
-    for the interpreter, which under load is much longer than the work: so from time to time work
-    that does not look very slow is tried inline, and a disk that has become fast is noticed. The
-    first run of a kind goes to a thread: nothing is known yet. After one that has held up the loop
-    the next ones do, too, and so does all work while other work is in a thread: a flush waits for
-    the disk that a checkpoint uses.
+    durations; work that comes seldom, the first run of a kind, and all work while other work is in
+    a thread go to a thread. From time to time work that does not look very slow is tried inline,
+    and a disk that has become fast is noticed.
     """
 
     def __init__(self, *, inline_limit_s: float = INLINE_LIMIT_S) -> None:
@@ -442,11 +439,9 @@ def give_freed_memory_back() -> None:
 class GarbageCollection:
     """Collects the garbage of a daemon that holds millions of objects for a long time.
 
-    The interpreter's full collection goes through every object there is: with a hundred thousand
-    queues the event loop stands still for a third of a second, again and again. Here a collection
-    covers only what is new; what survives is frozen, so that no later one covers it. Cycles among
-    frozen objects that become garbage stay until there is twice as much memory in use as before,
-    beyond what rows of tables take, which costs one full collection.
+    A full collection of a hundred thousand queues stops the event loop for a third of a second.
+    Here a collection covers only what is new; what survives is frozen, so that no later one covers
+    it, until there is twice as much memory in use as before, beyond what rows of tables take.
 
     Attributes:
         rows: Called for the number of rows in the tables of this process.

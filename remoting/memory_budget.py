@@ -1,14 +1,11 @@
 """Memory for what connections hold: unfinished frames, requests in work and unsent answers. Pure.
 
 A frame that does not come in one piece takes space for all of it before it is read on. When there
-is none its connection waits unread, which slows its sender down, and a frame that does not arrive
-as fast as it could gives way. So the memory of half frames is bounded by one number, whatever
-clients send them, and a large frame that does arrive is read, if later.
+is none its connection waits unread, and a frame that does not arrive as fast as it could gives way.
 
-One budget for all connections of a daemon. Each connection counts once per received or sent chunk,
-never per message. When the budget is met, new requests are refused as busy, those of
-administration and registration excepted, and the connection whose peer has left most unread gives
-way.
+One budget for all connections of a daemon. Each connection counts once per received or sent chunk.
+When the budget is met, new requests are refused as busy, those of administration and registration
+excepted, and the connection whose peer has left most unread gives way.
 """
 
 from __future__ import annotations
@@ -59,13 +56,11 @@ class FrameTicket:
     """The place of one connection: what its unfinished frame holds, or waits for.
 
     Attributes:
-        address: Whose share it counts against.
         is_proven: Whether a whole, valid request has come over the connection.
         held_bytes: Space it has; 0: none.
         wanted_bytes: Space it waits for; 0: it does not wait.
         waiting_bytes: Bytes of the frame that are in memory while it waits.
         began_s: When it got its space.
-        progress_s: When bytes of the frame came last.
         received_bytes: Bytes that have come since it got its space.
     """
 
@@ -328,11 +323,9 @@ class MemoryBudget:
     """What the connections of one daemon hold, and which one gives way.
 
     Attributes:
-        frames: Space for unfinished frames.
         peer_frames: What unfinished frames of members hold, where a daemon has any: it counts
             against the budget, so that new requests are refused and members are not.
         used_bytes: Requests in work and unsent answers.
-        is_met: Whether new requests are refused.
         refused: Requests refused because of it, since the start.
         given_way: Connections ended because of it, since the start.
     """

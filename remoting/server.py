@@ -39,7 +39,6 @@ class ServerLimits:
             each costs a descriptor and a few tasks.
         reserved_connections: Of these, places for requests of `reserved_codes` only.
         reserved_codes: Administration and registration: also taken when the budget is met.
-        connection: Limits of each connection.
     """
 
     max_connections: int = 10_000
@@ -52,9 +51,7 @@ class RemotingServer:
     """Serves requests on any number of listeners.
 
     Attributes:
-        connections: The connections that are open now.
         on_connect: Called for each new connection before it is served.
-        budget: Memory of all connections.
         places: Connections with a place, and those that gave way.
         ends: Why connections ended.
     """

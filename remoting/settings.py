@@ -50,7 +50,6 @@ def setting(
     """Return the annotation of a field that is a setting.
 
     Args:
-        about: What it means, for people.
         keys: RocketMQ's names of it.
         is_live: It can change while the daemon runs.
         parse: Makes a value from text or from what TOML gives; raises ValueError.
@@ -262,9 +261,7 @@ class SettingsReader:
     """The settings so far.
 
     Attributes:
-        values: Path → value.
         sources: Path → where the value comes from.
-        places: Where the settings stand that were given.
         mistakes: What cannot be taken, one line for each setting.
         comments: Values that end with what resembles a comment, in sentences.
     """
@@ -538,12 +535,10 @@ class Config:
         """Return path → value of the settings that get another value, for a daemon that runs.
 
         Args:
-            texts: Key → text.
             path_of: Returns the path of a key, or raises ConfigError.
-            daemon: What to call it in errors.
         Raises:
-            ConfigError: Names the key that is no setting, cannot be changed while the daemon
-                runs, or not to that value.
+            ConfigError: Names the key that is no setting, cannot be changed while the daemon runs,
+                or not to that value.
         """
         values: dict[str, Any] = {}
         for key, text in texts.items():

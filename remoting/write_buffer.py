@@ -36,7 +36,6 @@ class WriteBuffer:
 
     Attributes:
         unsent_bytes: What waits, with what is being sent just now.
-        queued_total: Bytes given to it so far.
         handed_total: Bytes of them that may have left.
         last_sent_s: When it was last empty after a send, on trio's clock.
         is_held: Nothing is sent in the turn that gives it: `release` follows in the same turn.

@@ -35,9 +35,6 @@ class Progress(msgspec.Struct):
     """How it stands after a batch.
 
     Attributes:
-        batch: Its number.
-        operations: Ended so far.
-        open: Under way.
         in_flight: Offsets that are not closed.
         pending: Sends with an unknown outcome.
         kept: Things remembered, of all queues.
@@ -98,8 +95,6 @@ def follow(
 
     Args:
         report: Called after each batch that had something in it.
-        sleep: Called to wait this many seconds.
-        is_over: Whether nothing more will be written.
 
     Raises:
         NoHistoryError: There is no history yet.
@@ -151,7 +146,6 @@ class Tail:
     called after it.
 
     Args:
-        folder: Of the run.
         read: Returns bytes of a file from a place on, at most this many.
 
     Raises:

@@ -254,8 +254,6 @@ class Guest:
     ) -> T:
         """Call an async function of asyncio from a task of trio; return its result.
 
-        It runs in a task of the loop, with the contextvars of the trio task.
-
         Raises:
             Exception: What it raises.
             ClientClosedError: Its task was cancelled, or the loop was closed.

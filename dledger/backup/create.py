@@ -45,8 +45,6 @@ def create(
 
     Every entry is checked before it is written. Until the end the backup is the one of before.
 
-    Args:
-        copied_to: Called with the position in the log that is copied.
     Raises:
         AnotherGroupError, NoBackupError: The target is for something else; nothing was changed.
         BackupDamagedError: Its manifest is damaged, or a file is missing; nothing was changed.

@@ -52,7 +52,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         member: Name of the member whose folder it was taken from last.
         group_identity: Of the group; a backup goes on only with the same one.
-        made_at_ms: Wall time of the newest `create`.
         begin, end: Where the log begins, and its newest entry, stored at *end_time_ms*.
         tables: None only while the member had written none: its log begins at entry 1.
     """

@@ -1,11 +1,9 @@
 """A data folder out of a backup, for the first member of a new group.
 
 The member is the only founder of its group, under an incarnation that was never used, and the log
-ends with an entry that makes it the only member. So members of the group that the backup was taken
-from refuse it, as it refuses them. The others start with empty folders and are added.
-
-`raft/format` is written last. Without it no broker starts with the folder, and a restore refuses
-it as one that is not empty: what an interrupted restore leaves behind is taken for nothing else.
+ends with an entry that makes it the only member: members of the old group refuse it. The others
+start with empty folders and are added. `raft/format` is written last: without it no broker starts
+with the folder, and a restore refuses it as one that is not empty.
 """
 
 from __future__ import annotations
@@ -59,9 +57,7 @@ def restore(
     """Make the data folder *folder* out of *backup*; return its newest entry's index.
 
     Args:
-        disk: Of *folder*.
         folder: Absolute path; an empty folder, or one that is not there yet.
-        written_to: Called with the position in the log that is written.
     Raises:
         RestoreRefusedError: The folder is not empty, or no member can be called so.
         NoBackupError, BackupDamagedError, ForeignStoreError: The backup cannot be restored.

@@ -72,8 +72,6 @@ def verify(
 ) -> Contents:
     """Check the backup in *folder* and return what it holds. Nothing is changed.
 
-    Args:
-        checked_to: Called with the position in the log that is checked.
     Raises:
         NoBackupError: There is none.
         BackupDamagedError: It is damaged, naming the place.

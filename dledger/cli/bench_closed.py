@@ -195,9 +195,6 @@ async def bench_failover(inflight: int, tell: Callable[[str], None]) -> float:
 
     It ends with the first acknowledgement of a send that was begun after SIGKILL.
 
-    Args:
-        inflight: Sends outstanding all the time.
-
     Raises:
         CliError: The cluster did not start, or no send was acknowledged after the kill.
     """

@@ -156,12 +156,9 @@ async def send_on_schedule(
 def summary(load: LatencyLoad, schedule: Schedule, tally: Tally) -> Figures:
     """Return the result.
 
-    Times count from the intended time of a message to its acknowledgement. Failed sends are in
-    none of them: with any, the percentiles are those of a part of the messages. *late* is by how
-    much this program began its sends after their time; it is part of the latencies.
-
-    The achieved rate is that of acknowledgements until the last of them: less than the intended
-    one where messages failed or the last ones were acknowledged long after their time.
+    Times count from the intended time of a message to its acknowledgement; failed sends are in
+    none. *late* is by how much this program began its sends after their time; it is part of the
+    latencies. The achieved rate is that of acknowledgements until the last of them.
 
     Raises:
         CliError: Not one send succeeded.

@@ -404,12 +404,9 @@ def lay_out(
     """Write the configuration files of a cluster and return it; nothing is started.
 
     Args:
-        folder: Holds configuration, data and log files. With those of an earlier cluster in it
-            the ports stay as they were and the data is used again.
-        settings: ``table.name`` to value, for every broker.
-        brokers: Members of each group.
+        folder: Holds configuration, data and log files. With those of an earlier cluster in it the
+            ports stay as they were and the data is used again.
         ports: NameServer, then client port and peer port of each broker; free ones otherwise.
-        group: Name of the group, where there is one.
         groups: How many; with more than one they are `broker-a`, `broker-b` and so on, and their
             members `a0`, `a1`, …, `b0`, ….
         proxies: Port of each proxy; they are `proxy0` and so on.
@@ -527,12 +524,8 @@ async def local_cluster(
 
     Args:
         folder: Where everything is kept; it is not removed.
-        brokers: Members of each group.
-        groups: Broker groups.
-        settings: ``table.name`` to value, for every broker.
         wait: Enter only when the cluster is healthy.
         progress: Called with a few words: what is being waited for.
-        proxies: Port of each proxy.
     Raises:
         CliError: It did not become healthy; the message names the reason and the log files.
     Cancellation: The processes are stopped cleanly first.

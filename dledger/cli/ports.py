@@ -29,8 +29,7 @@ def free_ports(count: int) -> list[int]:
     """Return free loopback ports, none of them two below another that was ever returned.
 
     Some RocketMQ clients try the port two below the one they were given. None lies where the kernel
-    takes ports for connections: one of those could take the port of a member that restarts. A port
-    is returned once, and to this process alone, while the system can claim names.
+    takes ports for connections. A port is returned once, and to this process alone.
 
     Raises:
         CliError: There are fewer.

@@ -51,12 +51,10 @@ async def send_all(
     *,
     window_messages: int = WINDOW_MESSAGES,
 ) -> int:
-    """Send *bodies*, print every result as soon as it and those before it are there.
+    """Send *bodies* and print each result in order; return how many are stored.
 
     The first failure ends the input; what is under way by then is waited for and printed.
 
-    Returns:
-        How many are stored.
     Raises:
         MQError: The first failure; the note on it has the number of stored ones.
     """

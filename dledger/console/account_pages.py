@@ -58,9 +58,6 @@ async def sign_in(request: Request) -> Response:
 async def _proved(console: Console, credentials: Credentials) -> None:
     """Have a broker check an account.
 
-    A broker that takes the name with any secret, as from an address on its white list, proves
-    nothing: the next one is asked.
-
     Raises:
         RefusedError: Access control is off, no broker answers, none of them checks signatures of
             this console, or one refuses the account.

@@ -27,11 +27,9 @@ class ClusterLook:
     """What was seen at one time.
 
     Attributes:
-        at_ms: When.
         name_servers: Address → number of broker groups it knows; None: no answer.
         groups: Broker group → address → status; None: no answer.
         figures: Address → RocketMQ's figures of that broker.
-        registered: Addresses that a NameServer knows.
         refused: Addresses of members that answer, and refuse the console's account.
     """
 
@@ -53,11 +51,9 @@ class MemberRow:
 
     Attributes:
         name: Its id in the group; empty where it never answered.
-        role: ``leader``, ``follower``, ``candidate``, ``learner``,
-            ``observer``; ``no answer``, ``refused``.
+        role: ``leader``, ``follower``, ``candidate``, ``learner``, ``observer``; ``no answer``,
+            ``refused``.
         lag: Entries it has to apply until it is where the leader's commit stands; None: not known.
-        disk: Share of its disk that is used, as it reports it.
-        remarks: What an operator should see.
     """
 
     name: str

@@ -100,11 +100,9 @@ class LivingFilter:
     """Lets messages pass that have not expired and that another filter wants.
 
     Attributes:
-        cost: As that of the other filter, and one more.
         passed_over: Messages that were wanted and have expired.
 
     Args:
-        now_ms: Returns the time, ms since the epoch.
         codes: Hashes of tags that are wanted; None: all.
         wants: What else decides; None: nothing.
     """

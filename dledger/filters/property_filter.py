@@ -428,7 +428,6 @@ def scan(
 
     Args:
         read: Returns the bytes at a position of the log.
-        units: Consume queue units of the messages, at least one.
         wanted: Stop when this number match.
     Raises:
         DamagedMessageError: A record is none.

@@ -2,10 +2,7 @@
 
 A member answers what it has applied, and passes a change on to the leader, unchanged: tools send it
 to every member of a cluster. The leader checks it again, its signature too. A request signed in our
-own form cannot be passed on, since that covers the connection, and need not be: the SDK asks the
-leader.
-
-No answer has a secret.
+own form, which covers the connection, is not passed on. No answer has a secret.
 
 Spec: docs/internals/protocol/remoting.md, section 13.
 """

@@ -74,13 +74,11 @@ logger = structlog.get_logger(__name__)
 class SettlingGroups:
     """Consumer groups whose members a new leader may not all know yet. Pure.
 
-    Consumers of RocketMQ's Java clients send heartbeats to every broker, so a follower knows them
-    before it leads. Other clients send them to the leader alone, every 30 seconds. What a new
-    leader knows may thus be half of a group, and half a list makes the members share out queues
-    that others still have. So a group that was there before the leadership settles for one period
-    of heartbeats: its list of members is not answered, which clients take as "keep what you have",
-    and no member is notified of what is no news. A group that is made during a leadership has no
-    member anywhere else.
+    Consumers of RocketMQ's Java clients send heartbeats to every broker, others to the leader
+    alone, every 30 seconds: what a new leader knows may be half of a group, whose members would
+    share out queues that others still have. So a group that was there before the leadership settles
+    for one period of heartbeats: its list of members is not answered, which clients take as "keep
+    what you have", and no member is notified of what is no news.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
 """CONSUME_STEP (51111): messages and a consumer group's offsets in one entry, all or nothing.
 
-A program that reads from queues, works, and sends what comes of it, does so exactly once: the step
-is appended only where the group stands at the offsets that the step begins at. Whatever dies, and
-however often the request comes, at most one step leaves each offset; any other is refused with the
-offset that the group has, and stores nothing.
+The step is appended only where the group stands at the offsets that the step begins at: at most one
+step leaves each offset; any other is refused with the offset that the group has, and stores
+nothing.
 
 Request: CBOR header as of SEND_RECORDS, where ``runs`` may be empty, and ``consumer_group``,
 ``commits`` = [[topic, queue id, offset before, offset behind], ...]. Answer: as of SEND_RECORDS,

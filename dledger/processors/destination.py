@@ -187,7 +187,6 @@ class Destinations:
 
         Args:
             noted: Stands right before *records*.
-            ahead: Stands before *noted*.
             is_applied: As `BrokerGroup.propose`; with a topic to make it always is.
         Returns:
             How many bytes of the proposal come before the first of *records*.

@@ -1,16 +1,14 @@
 """Which pulls are admitted, and which messages they get.
 
-The SQL92 expression of a pull is the request's own, the group's, or those of its retries.
-Expressions are compiled when a pull first uses them, not when a heartbeat brings them: so what a
-client can make a broker do with one request stays small.
+The SQL92 expression of a pull is the request's own, the group's, or those of its retries. It is
+compiled when a pull first uses it: what a client can make a broker do with one request stays small.
 
-The arithmetic between a consume queue and the log has steps of its own, so that a worker thread
-can touch old pages: `find_messages` reads the consume queue and decides, `MessageRange.join`
-touches the log. A filter over properties has to touch the log to decide: `read_units` and `judge`
-are the two halves of `find_messages` with such a filter.
+A worker thread may touch old pages: `find_messages` reads the consume queue and decides,
+`MessageRange.join` touches the log. With a filter over properties, which has to touch the log to
+decide, `read_units` and `judge` are the two halves of `find_messages`.
 
-Spec: docs/internals/protocol/semantics.md, section 7; docs/internals/protocol/remoting.md,
-sections 8.1 and 8.3.
+Spec: docs/internals/protocol/semantics.md, section 7; docs/internals/protocol/remoting.md, sections
+8.1 and 8.3.
 """
 
 from __future__ import annotations
@@ -340,8 +338,6 @@ class PullChecks:
     ) -> Pull:
         """Return the pull that a request asks for.
 
-        Args:
-            leading: Whether this node leads.
         Raises:
             NotLeaderError: Followers serve no pulls here.
             RefusedError: The group may not read this queue, its lock token is stale, or the filter

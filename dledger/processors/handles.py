@@ -1,17 +1,13 @@
 """What a handler declares where it stands: request codes, limit, access rule, and whether it reads.
 
-RocketMQ's ACL 1.0 checks ten request codes and admits every other one with a right signature. Here
-every handler declares a rule. Where a request names a message by its position in the log, the
-account needs the right to that message's topic: otherwise a signature would be enough to read, or
-to have copied into a retry topic, what another rule forbids.
+Every handler declares a rule, where RocketMQ's ACL 1.0 checks ten request codes. Where a request
+names a message by its position in the log, the account needs the right to that message's topic.
 
 A handler is a method of a processor; `handles` notes the declaration on it and leaves it as it is,
 so a request costs nothing more. From the declarations come the switchboard, the table of access
 rules, the codes for the broker's own machine, which requests get an audit line, and which handlers
-wait for queues and log to be as the tables are. A code without a declaration has no handler: it is
-answered "not supported".
-
-A handler raises what refuses a request: the connection answers with the error.
+wait for queues and log. A code without a declaration is answered "not supported". A handler raises
+what refuses a request: the connection answers with the error.
 
 Spec: docs/internals/protocol/semantics.md, section 9.
 """
@@ -269,9 +265,7 @@ class Declaration:
     """What a handler declares.
 
     Attributes:
-        codes: Requests it answers.
         limit: Which open requests they count with.
-        rule: What an account needs for them.
         reads: It needs queues and log to be as the tables are; refused while a snapshot is
             refilled, because the tables are ahead of the log then.
         local: It erases data, or changes members or settings of durability and retention. Without

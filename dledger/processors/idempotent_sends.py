@@ -22,8 +22,6 @@ epoch the producer had here before, 0 for none. The answer has ``producerEpoch``
 the session is applied. A repeated request opens nothing: the producer gets the epoch it has,
 unless that is the one it wants to leave.
 
-A send that was stored before, or is in flight, gets the answer of its first attempt.
-
 Spec: docs/concepts/idempotent-producer.md; docs/reference/own-requests.md.
 """
 

@@ -216,10 +216,8 @@ class PopMessages:
         """Return those of *messages* that can be read, and their records back to back.
 
         One that is not kept any more, or is damaged, is left out: it is handed out again when its
-        time is over.
+        time is over. With *in_order* those behind it in its queue are left out, too.
 
-        Args:
-            in_order: Those behind it in its queue are left out, too.
         Raises:
             CorruptRecordError, CorruptEntryError, OffsetOutOfRangeError: None can be read.
         """

@@ -1,12 +1,9 @@
 """CONSUMER_SEND_MSG_BACK (36): a group gets a message again later, or gives it up.
 
 The copy goes to the group's retry topic after a delay that grows each time, or to its dead letter
-topic when it was tried too often. A copy is the message with its body, keys and tags, born when
-and where it was; its properties say what it is a copy of. One that is consumed again is a delayed
-message whose real topic is the group's retry topic.
-
-The consumer commits the original afterwards: when that is lost it consumes the message, and sends
-it back, once more.
+topic when it was tried too often. A copy is the message with its body, keys and tags, born when and
+where it was; its properties say what it is a copy of. The consumer commits the original afterwards:
+when that is lost it consumes the message, and sends it back, once more.
 
 Spec: docs/internals/protocol/semantics.md, section 4.
 """
@@ -90,9 +87,6 @@ def retry_copy(
 ) -> tuple[bytes, Run]:
     """Return the copy that comes to queue *queue_id* of a retry *topic* after *level*'s delay.
 
-    Args:
-        record: What was consumed.
-        store_host: Of this broker; part of the id that the message had here.
     Raises:
         CorruptRecordError: The body does not fit its checksum.
         LocalProtocolError: There is no space for what is added.

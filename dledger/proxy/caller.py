@@ -47,11 +47,8 @@ class Caller:
 
     Attributes:
         client_id: As the client names itself; empty: it does not.
-        language: Of the client.
-        peer: Its address.
         time_left_s: From its arrival until the client gives the call up; None: it waits.
         authorization: Its access key and signature; empty: none.
-        date_time: What is signed.
         clock: By which its time passes; None: it has not begun.
         deadline_s: On that clock, when the client gives the call up.
     """

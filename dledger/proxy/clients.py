@@ -59,9 +59,7 @@ class Client:
     """One client.
 
     Attributes:
-        client_id: Its `Caller.name`.
         heard_s: When it called last.
-        topics: It produces to them.
         decided: Those of them that it had transactions of.
         group: It consumes for it; empty: it does not.
         namespace: Of its topics and its group; empty: none.

@@ -395,7 +395,6 @@ def received_message(
     """Return a stored message as a client gets it.
 
     Args:
-        topic: As the client names it.
         receipt: What it is acknowledged with; empty: it was pulled.
         invisible_ms: For how long it is this client's.
     Raises:

@@ -36,9 +36,6 @@ class Received:
     """One receive, and what it hands out.
 
     Attributes:
-        group: Of consumers.
-        answers: For the client, in their order.
-        messages: That are the client's now.
         error: What ended it instead.
         is_begun: Brokers are asked, or will be.
         ends_s: When they have waited long enough for messages.

@@ -190,9 +190,8 @@ class Receives:
 
         A message that cannot be read is left out: it comes again in its time, and becomes a dead
         letter after its attempts as any other. When it is all there is, the status states it.
+        *note* is called with each message that the client gets.
 
-        Args:
-            note: Called with each message that the client gets.
         Raises:
             ClientError: As `PopCalls.pop`. Messages may be out and in no hands: they come again.
         """

@@ -53,10 +53,6 @@ class Renewal:
     """One message that is out.
 
     Attributes:
-        client_id: Whose it is.
-        group: Of consumers.
-        queue: Where it stands.
-        receipt: The newest.
         due_s: When it is to be renewed; infinite while that is under way.
         kept_s: Until when it is its client's without another renewal.
         end_s: When renewals are over.

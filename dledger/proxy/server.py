@@ -350,8 +350,6 @@ async def serving(
         instance: Of the SDK; not open, and used by nothing else.
         listen: Address to bind; port 0 takes a free one.
         advertised: Where clients reach this proxy, if not at *listen*.
-        tls: For the port; None: plain.
-        accounts: Of clients; None: none is checked.
         page_at: Where the page for Prometheus is served; None: nowhere.
     Raises:
         ConfigError: The address cannot be bound.

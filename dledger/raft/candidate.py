@@ -2,22 +2,17 @@
 
 A member asks first whether it *would* be elected, in a term that no member enters yet (pre-vote,
 Raft thesis §9.6). Members that hear from a leader refuse, so a member that was cut off cannot
-depose the leader when it returns, and terms do not grow while no candidate can win. When a leader's
-process ends, all others notice at once: two candidates of the same moment would each vote for
-itself and wait a whole timeout. So a member that grants a pre-vote delays its own election, and of
+depose the leader when it returns. A member that grants a pre-vote delays its own election, and of
 two that ask each other the one whose name sorts first continues.
 
 Votes and acknowledgements must survive a crash. After an unclean stop with async flushes, or when a
-torn log was cut, some may be lost: the member is `doubtful`, follows, and neither votes nor leads.
-It is a full voter again once it holds, durably, an entry of a leader's own term that is committed:
-then everything it had acknowledged in that log is there again.
+torn log was cut, some may be lost: the member is `doubtful`, follows, and neither votes nor leads,
+until it holds, durably, an entry of a leader's own term that is committed.
 
 When most members are `doubtful`, the hello of a member that lost nothing does not prove what that
-one has: an entry may have come since, and a lost acknowledgement may have made a majority with it.
-So with async flushes the votes of certain members must be a majority, or all voters must vote: a
-member that votes takes nothing of earlier terms any more, and none of them then has what the
-candidate lacks. Lists of members are flushed before they count, so the voters of a lost list cannot
-be missed.
+one has. So with async flushes the votes of certain members must be a majority, or all voters must
+vote: a member that votes takes nothing of earlier terms any more. Lists of members are flushed
+before they count, so the voters of a lost list cannot be missed.
 
 The library counts votes and decides which candidate leads. Votes wait for the disk
 (`dledger.raft.acks`).

@@ -1,8 +1,6 @@
 """One connection between members: how its ends introduce themselves, then what the data link sends.
 
-No frame counts before the introduction.
-
-Without a secret (all members on loopback)::
+No frame counts before the introduction. Without a secret (all members on loopback)::
 
     dialler ── HELLO: own name ─────────────────────► acceptor
     dialler ◄── HELLO_ACK: own name, or "refused" ──── acceptor
@@ -15,14 +13,12 @@ no names and gets nothing to guess the secret from::
     dialler ── HELLO: proof ───────────────────────────────────► acceptor
     dialler ◄── HELLO_ACK: own name, proof ───────────────────── acceptor
 
-Without a secret two members that do not know each other's newest folder (both wiped, or one wiped
-while the other was away) would refuse each other permanently. So a refused dialler has shown its
-incarnation, as every dialler does; the other one shows that in its own next call, to the address
-where it finds that name, and is answered: it learns only what the dialler knows.
+Without a secret two members that do not know each other's newest folder would refuse each other
+permanently. So a refused dialler has shown its incarnation; the other one shows its own in its next
+call, to the address where it finds that name.
 
 A data link carries entries, replies and copies for repair, never votes or heartbeats. A frame
-leaves in the turn that has it while the stream takes it: a wake-up of a task, and a turn of its own
-for each frame, would cost more than the frame.
+leaves in the turn that has it while the stream takes it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """What a member does with a leader's frames: appends, heartbeats, snapshots.
 
-The library deletes everything after the previous index of an append, matching or not, and
-believes any commit index. So a late or duplicated append would cut acknowledged entries
-(verification: F.1-2). Here every append is checked and rewritten before the library sees it:
-entries that are present already are stripped, only a real conflict is left to truncate, and the
-commit index is capped at what this very message verified (Raft §5.3, figure 2, receiver rules 3 to
-5). It is acknowledged when it is on disk (`dledger.raft.acks`).
+The library deletes everything after the previous index of an append, matching or not, and believes
+any commit index. So every append is checked and rewritten before the library sees it: entries that
+are present already are stripped, only a real conflict is left to truncate, and the commit index is
+capped at what this very message verified (Raft §5.3, figure 2, receiver rules 3 to 5). It is
+acknowledged when it is on disk (`dledger.raft.acks`).
 """
 
 from __future__ import annotations

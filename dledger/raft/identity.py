@@ -1,18 +1,16 @@
 """The identity of a member, the founders of its group, and how peers prove that they belong to it.
 
-A member is its name *and* its incarnation, a random number made with an empty data folder. A
-folder that is lost and made again has another incarnation: it has lost its votes and acknowledged
-entries, so it must not vote under the old name (consensus: 7 of 60 seeds lost acknowledged entries
-otherwise).
+A member is its name *and* its incarnation, a random number made with an empty data folder. A folder
+that is lost and made again has another incarnation: it has lost its votes and acknowledged entries,
+so it must not vote under the old name.
 
 The voters are agreed on once, at bootstrap: when a member has a hello from *all* configured peers
 and every one of them is empty too, it writes down all incarnations. A member that starts later
 adopts what the others have agreed on. Before that no member votes.
 
-With a group secret, both sides put a random number, used once, into their hello. The acceptor
-proves itself with its answer, the dialler with the frame after it. A proof is HMAC-SHA256 over the
-side, both hellos as they travelled, and the connection's epoch; so it fits no other connection, no
-other member and no other direction. Later frames are not protected: TLS keeps out a process that
+With a group secret, both sides put a random number, used once, into their hello. A proof is
+HMAC-SHA256 over the side, both hellos as they travelled, and the connection's epoch; so it fits no
+other connection, member or direction. Later frames are not protected: TLS keeps out a process that
 can write into a connection between two members.
 """
 

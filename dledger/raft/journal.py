@@ -84,9 +84,8 @@ def members_in(
     """Return the list in force at the end of *log*, and those it may fall back to.
 
     Args:
-        after: Entries up to here are committed and *members* is their newest list; the others
-            are searched, header by header.
-        index, members: The newest list up to *after*; None when there is none.
+        after: Entries up to here are committed and *members* is their newest list; the others are
+            searched, header by header.
     Raises:
         CorruptEntryError: An entry that should hold a list does not.
     """
@@ -442,10 +441,9 @@ def parse_term_vote(payload: bytes) -> tuple[int, str | None]:
 def load_term_vote(slots: SlotFile, *, has_taken_part: bool) -> TermVote:
     """Return the stored term and vote. Blocking: a new folder gets its first record.
 
-    So a member that can have voted always has a record, and one that is missing is noticed.
+    So a record that is missing is noticed: *has_taken_part* is whether this member is in a group,
+    or has a log.
 
-    Args:
-        has_taken_part: Whether this member is in a group, or has a log.
     Raises:
         CorruptStoreError: As `TermVote`; or the record is missing, and a vote with it.
         DiskFullError, FlushFailedError: The first record was not written; start again.

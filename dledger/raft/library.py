@@ -205,7 +205,6 @@ class RaftCore:
     """One member's consensus state machine. Synchronous; the caller delivers and sends messages.
 
     Args:
-        self_id: This member's name.
         peer_ids: The other voters' names, until `set_voters` changes them.
         journal: The log; owned by the caller.
         send: Called with (peer, message) for each message the library wants to send. It must not

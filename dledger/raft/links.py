@@ -1,13 +1,10 @@
 """Connections between members: tasks that carry a node's frames.
 
 Every member dials every other twice: a *data* connection for appends and their answers, and a
-*control* connection for heartbeats and votes, which therefore never queue behind data. A connection
-carries frames one way, from the dialler; the acceptor sends its hello back and then only holds the
-connection open. A broken connection is noticed at once, so that a killed leader is missed long
-before its timeout.
-
-A member may send 32 MiB in one frame. Every member could send that much of a frame that never ends;
-one `FrameSpace` limits the sum over all connections.
+*control* connection for heartbeats and votes, which never queue behind data. A connection carries
+frames one way, from the dialler; the acceptor sends its hello back and then only holds it open. A
+broken connection is noticed at once, so that a killed leader is missed long before its timeout. One
+`FrameSpace` limits the sum of the frames that members are sending over all connections.
 
 What ends a connection, and what ends the node: see `Links._closing`.
 """
@@ -505,7 +502,6 @@ class FrameMemory:
     Small frames (votes, heartbeats) take none, so they never wait behind large ones.
 
     Args:
-        space: Of all connections.
         address: The host of its peer.
         end: Ends the connection; called once when its frame gives way to another one.
     """

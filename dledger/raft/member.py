@@ -2,16 +2,9 @@
 
 Everything here is synchronous. Links (`dledger.raft.links`) deliver received frames and send
 frames; two small tasks flush the disk and two more keep the time. After every event `settle` runs
-the library, releases what is durable by now and calls the owner, so there is no polling tick.
-
-What leaves this node, and what it waits for:
-
-=====================  =========================================================
-VOTE, VOTE_REPLY       term and vote are on disk, and the term is still the same
-APPEND_REPLY           the entries are on disk, same term, no truncation since
-commit (leader)        the entry is on disk here and on a majority
-everything else        nothing
-=====================  =========================================================
+the library, releases what is durable by now and calls the owner, so there is no polling tick. What
+waits for the disk before it leaves is in `dledger.raft.acks`; a leader commits an entry that is on
+disk here and on a majority.
 
 The roles are in files of their own (internals/decisions/0003-raft-member.md): here they are created
 over one `RaftState`, frames are dispatched by term and kind, and events end.

@@ -10,9 +10,8 @@ majority after have a member in common::
 
 An observer is a learner that stays one: a copy at another site, which nothing waits for.
 
-A folder that was lost and made again (same name, other incarnation) takes the same steps: it joins
-as a learner, and when it has caught up the voter it replaces is removed and it is promoted. The
-steps are decided from the list in the log and the connections of the leader, so that the next
+A folder that was lost and made again takes the same steps; the voter it replaces is removed first.
+The steps are decided from the list in the log and the connections of the leader, so that the next
 leader continues where the last one stopped.
 
 Pure: `dledger.raft.journal` appends, `dledger.raft.leader` decides when.

@@ -1,13 +1,11 @@
 """ReadIndex: proof that this member still led when a read arrived (Raft thesis §6.4).
 
-A leader's applied state may be old: the other members may have elected another leader behind a cut
-link. So a read that must not be stale records the commit index, and is answered when a majority has
-echoed a heartbeat that was sent *after* the read arrived, in the same term, and the log is applied
-up to the recorded index. Nothing is written.
+A read that must not be stale records the commit index, and is answered when a majority has echoed a
+heartbeat that was sent *after* the read arrived, in the same term, and the log is applied up to the
+recorded index. Nothing is written.
 
 Reads share heartbeats: one is sent at once when none is out; reads that arrive while it is out wait
-for the next, which is sent when it is answered, or with the regular heartbeat if it was lost. So a
-single read takes one round trip, and a thousand at once take two heartbeats.
+for the next, which is sent when it is answered, or with the regular heartbeat if it was lost.
 
 Pure bookkeeping for one term as leader; `dledger.raft.leader` sends, `dledger.group` answers.
 """

@@ -1,10 +1,8 @@
 """The last resort: one replica continues alone when a majority of the voters is lost.
 
-What the lost members had acknowledged beyond this replica's log is unknown. So an operator decides,
-with the facts printed. Then this replica gets a new incarnation and a new term, and its log one
-more entry, the list of members with this one alone. Old members that return are refused: they have
-other founders (see `dledger.raft.channel`).
-
+What the lost members had acknowledged beyond this replica's log is unknown, so an operator decides.
+Then this replica gets a new incarnation and a new term, and its log one more entry, the list of
+members with this one alone. Old members that return are refused (see `dledger.raft.channel`).
 Offline and synchronous: the broker must not run.
 """
 
@@ -133,14 +131,12 @@ class Recovery:
     def repair_term(self) -> tuple[str, int] | None:
         """Write a term that this member has not voted in, if none or one out of range is stored.
 
-        It is so far above the log's that no election of the group can have been there; a vote that
-        was forgotten with the stored term cannot be given twice.
+        It is so far above the log's that no election of the group can have been there. Returns what
+        was wrong, and the new term; None: nothing was wrong, nothing was changed.
 
-        Returns:
-            What was wrong, and the new term; None: nothing was wrong, nothing was changed.
         Raises:
             CorruptStoreError: The log itself holds a term out of range, or both copies of the
-                record are damaged: nothing can repair that.
+            record are damaged: nothing can repair that.
             FlushFailedError: It may or may not be written; do it again.
         """
         payload = self._vote_slots.load()

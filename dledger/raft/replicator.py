@@ -1,14 +1,13 @@
 """Replication: what each follower has, what each data link sends next, which member repairs what.
 
-The library's own sender backs off one entry per heartbeat, sends whole tails again and has no
-window. This one keeps a position per follower, in the manner of the Raft thesis §3.3 and §10.2.1:
+A position is kept per follower, in the manner of the Raft thesis §3.3 and §10.2.1:
 
 * *probing*: what the follower has is not known; one append is out at a time;
 * *replicating*: appends are sent ahead of their acknowledgements, within a window of bytes.
 
 Sending is pulled: a link calls `Sender.next_frame` when its socket accepts more. A data link also
-carries copies for repair: all replicas hold the same bytes at the same positions, so any member's
-copy of a committed entry replaces a damaged one. Suspect bytes are not sent.
+carries copies for repair: any member's copy of a committed entry replaces a damaged one. Suspect
+bytes are not sent.
 """
 
 from __future__ import annotations

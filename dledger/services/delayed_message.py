@@ -1,16 +1,12 @@
 """Delayed messages: the way into the schedule and the timer topic, and the way out again.
 
 A delayed message is an ordinary record of the schedule topic whose properties name its real topic
-and queue. What is delivered is the same message with the property string unchanged, DELAY,
+and queue; one with a time of its own is a record of the timer topic, and when it is due stands in
+TIMER_OUT_MS. What is delivered is the same message with the property string unchanged, DELAY,
 REAL_TOPIC and REAL_QID included: that is what RocketMQ's brokers store and its clients show.
 
-A message with a time of its own is an ordinary record of the timer topic; its properties say when
-it is due (TIMER_OUT_MS) and where it goes then. What is delivered is the same message with the
-property string unchanged, as with delay levels.
-
 Delivery, recall and rolling of one message exclude each other. What is applied shows which wait;
-what this leader has proposed since stands here, so that no second decision is proposed. An earlier
-leader's are decided: leadership begins when all there can be of them is applied.
+what this leader has proposed since stands here, so that no second decision is proposed.
 
 Spec: docs/internals/protocol/semantics.md, sections 1 and 2; docs/internals/state.md, section 6.
 """

@@ -36,7 +36,6 @@ class EntryUnderWay(Generic[T]):
     """The change under way.
 
     Attributes:
-        work: What the service has decided with it.
         newest_before: Index of the newest change of this service that was applied before it.
         proposed: The answer; None before there is one.
         is_uncertain: Whether it may be stored or not. It has arrived, or another one has, when a

@@ -1,13 +1,11 @@
 """Half messages: the way in, the three ways out, and decisions: applied, plus what is in flight.
 
 A half message is an ordinary record of the half topic whose properties name its real topic and
-queue, so that no consumer of these sees it. What is committed is the same message with the
-property string unchanged, REAL_TOPIC, REAL_QID and TRAN_MSG included: that is what RocketMQ's
-brokers store and its clients show.
+queue. What is committed is the same message with the property string unchanged, REAL_TOPIC,
+REAL_QID and TRAN_MSG included: that is what RocketMQ's brokers store and its clients show.
 
-The leader sees decisions that are applied, and those it has in flight. The decision and the
-message it brings into the world go into one entry. A half message has one decision in flight at
-most, so there is never a second one in the log: `apply` has nothing to refuse.
+The decision and the message it brings into the world go into one entry. A half message has one
+decision in flight at most, so `apply` has nothing to refuse.
 
 Spec: docs/internals/protocol/semantics.md, section 3; docs/internals/protocol/store.md, sections 1
 and 3.
@@ -250,7 +248,6 @@ class TransactionDecisions:
         """Propose the *decision* over an open half message, and with it the *message*.
 
         Args:
-            on_done: As for `BrokerGroup.propose`.
             message: What the decision brings into the world, and where.
             create: The topic that *message* needs to be made first.
         Raises:

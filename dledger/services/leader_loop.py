@@ -221,8 +221,8 @@ class LeaderLoop:
     ) -> Delivery | None:
         """Return what *make* returns for the message at *position*, or the dead letter instead.
 
-        Returns:
-            None when the message has to wait: its bytes are being repaired.
+        None: the message has to wait, its bytes are being repaired.
+
         Raises:
             InvariantBroken: *make* found the applied state in contradiction with itself.
             CorruptStoreError, FlushFailedError: The log of this node cannot be read as it is, and
@@ -293,7 +293,6 @@ class LeaderLoop:
         Args:
             batch_of: Returns the entry's batch, with the progress.
             is_applied: Whether the applied state has that progress.
-            term: Of the leadership that this is done for.
         Raises:
             InvariantBroken: The applied state contradicts itself.
         Cancellation: The entry may still be stored; `settle` before the next one is built.

@@ -1,16 +1,12 @@
 """Limits of a broker group: topics, groups, offsets and clients, each account's, and disk space.
 
-Accounts that may send or consume may also make names; each is kept by every member, in every
-snapshot and registration, until it is deleted. Names that exist already are never refused.
-
-Names do not show which account made them, so the leader counts what it sees an account make; a new
-leader has counted nothing yet. What has been deleted since does not count. Administrators make
-topics and groups for others, and a request without an account shows only the address it came from,
-which is a gateway's or a whole cluster's: both are bounded by the limits of the broker alone.
+Accounts that may send or consume may also make names, which every member keeps until they are
+deleted. Names that exist already are never refused. The leader counts what it sees an account make;
+a new leader has counted nothing yet. Administrators and requests without an account are bounded by
+the limits of the broker alone.
 
 Disk space is measured every second, on every role. Above the warning level a leader refuses sends
-and takes what the group itself has to write, such as the record that lets old segments go. Below
-it again it takes sends, by itself.
+and takes what the group itself has to write. Below it again it takes sends, by itself.
 
 Spec: docs/internals/protocol/store.md, section 12.
 """

@@ -53,13 +53,10 @@ class _Pending(Generic[ConfigT]):
 class PendingConfigs(Generic[ConfigT]):
     """Changes that were proposed and are not applied yet; the newest of a name wins.
 
-    Every `put` or `delete` returns what to call when the proposal is answered, however it ends.
-    A change may outlive its answer: with ``ASYNC_MASTER`` the answer comes before the apply, and
-    one of unknown outcome may still be applied as long as this leadership lasts. One that is not
-    stored leaves those before it as they are.
-
-    Args:
-        applied: The applied configuration of a name.
+    Every `put` or `delete` returns what to call when the proposal is answered, however it ends. A
+    change may outlive its answer: with ``ASYNC_MASTER``, or when its outcome is unknown, it may
+    still be applied as long as this leadership lasts. One that is not stored leaves those before
+    it.
     """
 
     def __init__(self, group: BrokerGroup, applied: Callable[[str], ConfigT | None]) -> None:
@@ -212,8 +209,6 @@ class TopicView:
         ``%RETRY%`` and ``%DLQ%`` topics get one queue. Others inherit from *default_topic* when
         that exists with the inherit permission.
 
-        Args:
-            account: It counts as this one's; empty: as no account's.
         Raises:
             TableFullError: There are as many topics as may be, or as the account may make.
         """

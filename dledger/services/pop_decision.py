@@ -1,10 +1,8 @@
 """Which messages a POP consumer gets, and what becomes of its acknowledgements: decided, not done.
 
-All decisions of one entry are made together, on what is applied: nothing else of this service is
-in flight. A message that one request of the entry touches is left alone by the others.
-
-A message whose time is over is handed out again before new ones, or goes to the dead letter topic
-in the same entry when it was handed out as often as its group allows.
+All decisions of one entry are made together, on what is applied. A message that one request of the
+entry touches is left alone by the others. One whose time is over is handed out again before new
+ones, or goes to the dead letter topic in the same entry when its group allows no more.
 
 Spec: docs/internals/decisions/0016-pop.md.
 """
@@ -120,7 +118,6 @@ class Receive:
         from_end: A group without an offset begins where the queue ends.
         young_from_begin: But for a queue that is young: there it begins where the queue does.
         retries: How often a message may be handed out after its first time.
-        wants: What filters, for the reader alone.
     """
 
     group: str

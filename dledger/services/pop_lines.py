@@ -46,7 +46,6 @@ class PopAsk:
         hold_s: For how long it may wait for messages.
         is_notice: It only asks whether there are messages.
         on_done: Called exactly once, perhaps from inside `PopGrants.ask`.
-        owner: Its connection.
     """
 
     on_done: Callable[[PopAsk, MQError | None], None]

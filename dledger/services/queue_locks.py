@@ -1,9 +1,8 @@
 """Locks of queues for orderly consumption: grants in the log, leases in the leader's memory.
 
-Decisions are pure: time comes in as a number of seconds of the leader's monotonic clock. One entry
-of this service is in flight at a time, so every decision is made on applied state alone; what
-arrives meanwhile waits and shares the next entry. A renewal takes no entry, but the read barrier:
-a leader that was deposed long ago, and does not know it, can renew nothing.
+Decisions are pure: time comes in as seconds of the leader's monotonic clock. One entry of this
+service is in flight at a time; what arrives meanwhile shares the next one. A renewal takes no
+entry, but the read barrier: a leader that was deposed long ago can renew nothing.
 
 Spec: docs/internals/protocol/remoting.md, section 8.5; docs/internals/protocol/semantics.md,
 section 5.
@@ -147,7 +146,6 @@ def decide(
     for more ends the decision before it and waits for the next.
 
     Args:
-        locks: Grants that stand, applied.
         may_lock: Whether that queue exists and is not just being removed.
         forgotten: Grants to give back beside, unless they are asked for.
     """

@@ -1,18 +1,15 @@
 """Retention: old segments are given up, by a record in the log, so that all replicas agree.
 
-The leader checks whole segments from the oldest on and moves the floor past those that are
-too old, or too much. The floor never passes a delayed message that was not delivered, one with a
-time of its own included, a half message without a decision, and never what this leader has not
-saved in a checkpoint. Each replica removes its files once it has saved the moved floor itself.
-A topic may keep its messages for a shorter time (``retention.ms``): then its queues begin later.
-What is before the begin of a queue is not there for consumers; its bytes leave with their segment.
+The leader moves the floor past whole segments that are too old, or too much, but never past a
+delayed message that was not delivered, a half message without a decision, or what it has not saved
+in a checkpoint. Each replica removes its files once it has saved the moved floor itself. A topic
+may keep its messages for a shorter time (``retention.ms``): then its queues begin later, and the
+bytes leave with their segment.
 
 What has not expired stays, however full the disk is: sends are refused then (`disk_space`). Only
 where the operator has set `cleanFileForciblyEnable` the oldest segment goes by force, one at a
-time: the next one when the first has left the leader's disk and the disk is still too full.
-
-What stands in the way of the floor does not stand there for good: delayed messages are delivered,
-and half messages given up, within `TransactionCheckService`'s patience.
+time. Delayed messages are delivered, and half messages given up, within `TransactionCheckService`'s
+patience: neither stands in the way for good.
 
 Spec: docs/internals/protocol/store.md, section 12.
 """
@@ -119,12 +116,10 @@ class Look:
     """What is so at the moment the settings are applied.
 
     Attributes:
-        now_ms: Wall time, as store times are.
         is_hour: Whether it is an hour for expired segments.
-        is_asked: Whether a request asks for expired segments to go now.
         disk_ratio: Used part of the disk, 0 to 1.
-        is_freed: Whether all that was given up before has left the disk, so that the ratio
-            counts it.
+        is_freed: Whether all that was given up before has left the disk, so that the ratio counts
+            it.
         limit_position: The floor stays at or before this byte.
     """
 
@@ -227,14 +222,12 @@ class RetentionService:
 
     Args:
         saved_index: Newest entry that this replica's checkpoint covers.
-        disk_ratio: Used part of the disk now.
         utc_offset: Local time, for the hours of `deleteWhen`.
 
     Attributes:
         settings: In force; changed while it runs.
         asked_by: Account or address that changed a setting while the broker ran, by the cause that
             it leads to.
-        given_up_bytes: Bytes of the log that this leader gave up, by cause.
     """
 
     def __init__(

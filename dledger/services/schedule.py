@@ -57,10 +57,9 @@ class ScheduleMessageService:
         levels_ms: Delay of each level; the first is level 1.
         is_deleting: Whether the removal of a topic is in flight; its level waits until it is
             applied, since no queue offset can be assigned in that topic before.
-        real_queue: Where a message goes whose topic has fewer queues since it was sent.
-        entry_bytes_max: Largest entry of the group. What is delivered together takes half of it
-            at most, so that the progress and what encoding adds have space; one message always
-            fits, as the settings are checked.
+        entry_bytes_max: Largest entry of the group. What is delivered together takes half of it at
+            most, so that the progress and what encoding adds have space; one message always fits,
+            as the settings are checked.
     """
 
     def __init__(

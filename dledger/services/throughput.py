@@ -1,12 +1,9 @@
 """How many messages came in and went out, by topic and by group: since the start, and lately.
 
-Topics and groups are counted only while they may be asked for. What came in is counted by the
-leader that applies it, so that the sum over the members of a group is what the group took; what
-went out by the broker that answered the pull.
-
-Counters only grow; three rings keep copies of them, for the last minute, hour and day, so a span
-costs two copies and a subtraction, and sending costs nothing: what a topic took is read from where
-its queues end. Days are UTC ones.
+What came in is counted by the leader that applies it; what went out by the broker that answered the
+pull. Counters only grow; three rings keep copies of them, for the last minute, hour and day (UTC),
+so a span costs two copies and a subtraction, and sending costs nothing: what a topic took is read
+from where its queues end.
 
 Spec: docs/internals/protocol/remoting.md, section 10.2.
 """
@@ -80,11 +77,7 @@ class Counters(Generic[KeyT]):
 class Traffic:
     """What one node took and gave since it started.
 
-    Args:
-        leads: Whether this node leads now.
-
     Attributes:
-        taken: By topic.
         given: By topic and consumer group.
         sizes: Bytes of each message taken, as it is stored.
     """

@@ -1,15 +1,13 @@
 """Delivery of messages with a time of their own, on the leader.
 
 One entry holds the messages that became due *and* the note that they wait no longer; the leader
-that decides about a message claims it first. So each is delivered exactly once, or recalled,
-whatever happens to the leader. No message is delivered before its time by the leader's wall clock.
+that decides about a message claims it first. So each is delivered exactly once, or recalled. No
+message is delivered before its time by the leader's wall clock. One that waits for longer than the
+roll window is stored again at the end of the log, so that retention need not keep all behind it.
 
-A message that waits for longer than the roll window is stored again at the end of the log, so that
-what retention has to keep for it does not grow with how far its time is away.
-
-Which message is due next is known from an index in memory. What is far away lies in a bucket for
-each hour, in compact arrays; the hours that have come are sorted into seconds. A leader makes it
-again from the timer queue when its term begins.
+Which message is due next is known from an index in memory, which a leader makes from the timer
+queue when its term begins: compact arrays by hour, and the hours that have come sorted into
+seconds.
 
 Spec: docs/internals/protocol/semantics.md, section 2; docs/internals/state.md, section 6.
 """
@@ -178,11 +176,9 @@ class TimerMessageService:
         claims: Shared with the handler that recalls messages.
         is_deleting: Whether the removal of a topic is in flight: its messages wait until it is
             applied, since no queue offset can be assigned in that topic before.
-        real_queue: Where a message goes whose topic has fewer queues since it was sent.
-        entry_bytes_max: Largest entry of the group. What is delivered together takes half of it
-            at most; one message always fits, as the settings are checked.
+        entry_bytes_max: Largest entry of the group. What is delivered together takes half of it at
+            most; one message always fits, as the settings are checked.
         roll_window_ms: How long a message lies in one place.
-        load_units: Units of the queue that are read in one go.
     """
 
     def __init__(

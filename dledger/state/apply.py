@@ -90,13 +90,10 @@ def apply_entry(
 ) -> Applied:
     """Bring *tables* from ``header.index - 1`` to ``header.index``.
 
-    Args:
-        frame: The whole entry, verified.
-        derived: `dledger.commitlog.derive.derive` of it.
     Raises:
-        InvariantBroken: The entry does not follow the applied one, a queue offset is not the
-            next of its queue, or a state record contradicts the tables. The tables may be half
-            changed: stop the node.
+        InvariantBroken: The entry does not follow the applied one, a queue offset is not the next
+            of its queue, or a state record contradicts the tables. The tables may be half changed:
+            stop the node.
     """
     _check_follows(
         header, tables.applied_index, tables.applied_end_position, tables.last_store_time_ms
@@ -140,9 +137,6 @@ def entries_together(
     At once is for messages, for notes of stamped sends and for committed offsets: these say nothing
     about a queue, so it makes no difference that all messages of the entries come before them.
 
-    Args:
-        frames: The entries, whole and back to back, all of kind `KIND_RECORDS`.
-        derived: `dledger.commitlog.derive.derive_together` of them.
     Raises:
         CorruptRecordError: A state record does not fit its checksum.
     """
@@ -214,8 +208,6 @@ def raise_min_offsets(
     tables: StateTables, first_kept: Callable[[str, int, QueueBounds], tuple[int, int]]
 ) -> None:
     """Let every queue begin with its first message at or after the floor.
-
-    Queues that keep nothing before the floor are not looked at.
 
     Args:
         first_kept: Topic, queue id and bounds to the least offset in ``min … max`` whose message
@@ -454,8 +446,6 @@ def read_plain(
 
     They end before an entry without records; none is returned when *first* is one.
 
-    Args:
-        max_bytes: Of entries; at least one is read.
     Raises:
         CorruptEntryError: One of the entries is damaged.
     """

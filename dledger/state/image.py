@@ -1,11 +1,9 @@
 """The rows of the tables that changed, and the tables in their encoded form, made of them.
 
-A cut shares nothing with the tables that apply could change, so it may go to a worker thread.
-Cuts that follow each other without a gap make up the whole state: see `Image`.
-
-`Image` is kept up to date by cuts: a snapshot of a whole group may be many megabytes, and to encode
-it at each checkpoint would cost what there is. Here each row is encoded when it has changed, and a
-snapshot is the rows joined; equal tables give equal bytes. Not thread-safe: one worker at a time.
+A cut shares nothing with the tables that apply could change, so it may go to a worker thread. Cuts
+that follow each other without a gap make up the whole state. `Image` encodes each row when it has
+changed, and a snapshot is the rows joined; equal tables give equal bytes. Not thread-safe: one
+worker at a time.
 
 Spec: docs/internals/state.md.
 """

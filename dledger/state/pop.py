@@ -66,10 +66,9 @@ class PopGrant(NamedTuple):
     Attributes:
         since: Next offset of the row before; with no row the committed offset is not behind it.
         until: Next offset after. What lies between and is not in `fresh` is passed over.
-        fresh: Offsets handed out for the first time.
         again: Offsets handed out once more, each with the token of the grant that is over.
-        committed: Committed offset that was found with no row, None where there was none;
-            `HAS_ROW` where there was a row.
+        committed: Committed offset that was found with no row, None where there was none; `HAS_ROW`
+            where there was a row.
     """
 
     key: PopKey

@@ -1,12 +1,9 @@
 """Which sends of which producer are stored, so that none is stored twice.
 
 A session belongs to a producer id; its epoch is the index of the entry that opened it, so no epoch
-ever comes twice, whatever was delayed or doubled on the way. The sends of an epoch are numbered by
-the producer. Its *floor* is the lowest number it still waits for: what is below is settled for it,
-and forgotten here.
-
-Everything is made from committed entries: every replica has the same sessions in the same order,
-the one that was used longest ago first.
+ever comes twice. The producer numbers the sends of an epoch. Its *floor* is the lowest number it
+still waits for: what is below is settled for it, and forgotten here. Every replica has the same
+sessions in the same order, the one that was used longest ago first.
 
 Spec: docs/concepts/idempotent-producer.md; docs/internals/state.md.
 """

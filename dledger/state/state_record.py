@@ -63,11 +63,9 @@ class FloorReason:
     """Cause of a move of the floor, and the settings in force on the leader that moved it.
 
     Attributes:
-        cause: One of `CAUSES`. It covers all that the move gives up: what is older than the
-            newest message given up was older, and further from the end, as well.
+        cause: One of `CAUSES`. It covers all that the move gives up: what is older than the newest
+            message given up was older, and further from the end, as well.
         decided_ms: Wall time of the leader.
-        end_position: Where its log ended.
-        reserved_hours: `fileReservedTime`.
         keep_bytes: `store.keep_bytes`; 0: no limit.
         disk_used_permille: Used part of the leader's disk.
         force_permille: From where on unexpired segments go; 0: never.

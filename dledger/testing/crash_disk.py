@@ -1,11 +1,9 @@
 """A disk in memory that forgets what was not flushed, sector by sector, and fails on demand.
 
-Its sector model has what was written, and what a power cut leaves of it. A file is one extent of
-bytes as the page cache has them. Beside it stands, for each sector that differs, what the platter
-still has. A flush forgets those old sectors; a power cut keeps or loses each of them. Names have
-the same three states: as processes see them, as the platter has them, and the changes in between,
-in order. Everything here is pure; `CrashDisk` and the simulator's disk decide when sectors are
-flushed, lost or unreadable.
+A file is one extent of bytes as the page cache has them, beside it, for each sector that differs,
+what the platter still has. A flush forgets those old sectors; a power cut keeps or loses each of
+them. Names have the same three states: as processes see them, as the platter has them, and the
+changes in between, in order. Everything here is pure; `CrashDisk` and the simulator's disk decide.
 """
 
 from __future__ import annotations
@@ -42,11 +40,9 @@ class Inode:
     """A file's bytes.
 
     Attributes:
-        content: What a reader sees; never resized.
         undo: Sector number to what the platter has of it, for every sector that differs.
         lost: Sectors whose flush failed: only writing them again saves them.
         pages: Pages that take space, or None when all of the file does.
-        written_to: End of the highest write.
         unreadable: Bytes on bad sectors, begin and end of each run, until all of it is written.
     """
 

@@ -1,9 +1,8 @@
 """``python -m jepsen_like.chaos.broker_child PARENT CONFIG CLOCK AHEAD``: a broker under test.
 
-The product's own broker process with a clock that the runner steers. AHEAD is how many versions
-its peer protocol is newer than the others'. It dies with its parent. The runner writes how far the
-date is off and how fast the clocks run; the broker reads them whenever it asks for the time.
-Deadlines inside trio are not steered.
+The product's own broker process with a clock that the runner steers. AHEAD is how many versions its
+peer protocol is newer than the others'. It dies with its parent. Deadlines inside trio are not
+steered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The cluster under test: NameServers and brokers as processes of the runner.
 
-On loopback all processes get the ports of the runner's proxy, never those a broker or NameServer
-has bound, so every link goes through it. In a network of the run's own every process has a
-namespace, and all processes get real ports. Every broker has a clock the runner steers, and a data
+On loopback all processes get the ports of the runner's proxy; in a network of the run's own every
+process has a namespace and real ports. Every broker has a clock the runner steers, and a data
 folder that may be a file system of its own.
 """
 
@@ -43,9 +42,7 @@ class Ports:
     """The ports of a process: those it listens on, and those that others connect to.
 
     Attributes:
-        host: The machine it is on.
         client: For clients; a NameServer has this one only.
-        client_dialled: For clients, by the name of the process that connects.
         peer, peer_dialled: For members.
     """
 
@@ -71,9 +68,7 @@ class ChaosCluster(LocalCluster):
 
     Attributes:
         name_servers: By name; the first is `namesrv`.
-        ports: Of each broker and NameServer.
         is_proxied: Whether processes connect to ports of a proxy.
-        clocks: Of each broker.
     """
 
     name_servers: dict[str, Node] = field(default_factory=dict)
@@ -157,11 +152,8 @@ def lay_out(
     """Write the configuration of the cluster that *plan* asks for.
 
     Args:
-        folder: Holds configuration, logs and, unless *stores* has another place, data.
-        hosts: Of each process, with a namespace of its own; None: loopback, behind a proxy.
         stores: Data folder of each broker.
         settings: Over those of the plan, ``table.name`` to value.
-        tree: Source tree that the brokers run; None: the one of this process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names, server_names = broker_names(plan), name_server_names(plan)

@@ -142,8 +142,6 @@ class Story:
     """Turns events and counters of a run into lines for a person.
 
     Args:
-        plan: What is played.
-        tell: Called with each line.
         now_s: Seconds of any clock that only goes forward.
     """
 

@@ -1,12 +1,8 @@
 """What a failing disk does to the files of a node that is down: flipped bits, torn tails, nothing.
 
-What to hit is chosen by plain functions from what is there and the run's randomness; the rest is
-one write. Nothing is touched unless the folder is a broker's and no broker runs on it.
-
-Damage like this destroys what was acknowledged: it is for a minority of a group at a time.
-
-Everything here that takes a folder blocks, for as long as reading the files takes: call it from a
-worker thread (`trio.to_thread.run_sync`).
+Damage destroys what was acknowledged: it is for a minority of a group at a time. Nothing is touched
+unless the folder is a broker's and no broker runs on it. What takes a folder blocks for as long as
+reading its files takes: call it from a worker thread.
 """
 
 from __future__ import annotations
@@ -92,13 +88,8 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What was done to one place of one file.
-
-    Attributes:
-        path: The file.
-        offset: First byte that was written over.
-        before: What stood there.
-        after: What stands there now, as long as *before*.
+    """
+    What was done to one place of one file: bytes *before*, and as many *after*, from *offset* on.
     """
 
     path: str
@@ -223,16 +214,11 @@ def _sectors_in_use(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def flip_bits(root: Path, rng: Rng, place: Place, part: Part, *, bits: int = 1) -> list[Damage]:
-    """Flip *bits* bits of a stopped broker's files and return what was done, durably.
+    """Flip *bits* bits of a stopped broker's files, durably; return a row for each.
 
-    Of the log only what is at rest is hit: see `dledger.jepsen_like.nemesis.ground`.
+    Of the log only what is at rest is hit: see `dledger.jepsen_like.nemesis.ground`. Two bits may
+    be the same one and cancel each other. None are flipped when nothing is written at *place* yet.
 
-    Bits are drawn one by one, so two of them may be the same one and cancel each other.
-
-    Args:
-        root: The broker's data folder.
-    Returns:
-        One row for each bit; none when nothing is written at *place* yet.
     Raises:
         FaultError: No broker's folder, or a broker runs on it; nothing was changed.
     """
@@ -258,15 +244,11 @@ def _slot_of(rng: Rng, written: Sequence[Stretch], part: Part) -> Stretch:
 def tear_tail(
     root: Path, rng: Rng, size_bytes: int, filling: Filling, *, keep_marked: bool = False
 ) -> Damage | None:
-    """Write over the last *size_bytes* of the log of a stopped broker, as a torn write would.
+    """Write over the last *size_bytes* of a stopped broker's log, as a torn write would; durably.
 
-    The log of the broker ends there. What of it was durable is lost too: with a tail that was
-    never flushed this is a power cut, with any other it is rot.
+    Returns what was done, None when there is nothing to be written over. *keep_marked* leaves alone
+    what the commit mark covers: see `jepsen_like.nemesis.ground`.
 
-    Args:
-        keep_marked: Leave alone what the commit mark covers: see `jepsen_like.nemesis.ground`.
-    Returns:
-        What was done, durably; None when there is nothing to be written over.
     Raises:
         FaultError: No broker's folder, or a broker runs on it; nothing was changed.
     """
@@ -285,10 +267,9 @@ def tear_tail(
 
 
 def wipe(root: Path) -> int:
-    """Remove all a stopped broker has, as a new disk in place of the old would; the folder stays.
+    """
+    Remove all a stopped broker has, as a new disk would; return how many files. The folder stays.
 
-    Returns:
-        How many files went.
     Raises:
         FaultError: No broker's folder, or a broker runs on it; nothing was removed.
     """

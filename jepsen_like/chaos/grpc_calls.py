@@ -1,11 +1,7 @@
 """Clients of RocketMQ's gRPC protocol: what they send and receive goes through proxies.
 
-A client calls one proxy until a call to it breaks or gets no answer, or it is not connected, and
-then the next one: any proxy goes on with what another one began. What became of a call that broke
-is not known. While no proxy is connected nothing is called.
-
-A message is sent under a message group that belongs to its queue, so the queue that it goes to is
-known: every proxy puts the messages of a group into the same queue.
+A client calls one proxy until a call to it breaks, then the next one; what became of that call is
+not known. A message is sent under a message group that belongs to its queue, so its queue is known.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The files and connections a running process may open: lowered, or used up, and put back.
 
-A flood of thousands of connections to one listener that send nothing is many machines, or a faulty
-one. They are held by processes of their own, each with its own descriptors and its own address of
-loopback, so neither the runner's descriptors nor the ports of one address run out. A holder ends
-with the pipe that its parent keeps open, so it never outlives it.
+A flood's connections are held by processes with descriptors and loopback addresses of their own. A
+holder ends with the pipe that its parent keeps open.
 
 ``python -m dledger.jepsen_like.chaos.limits HOST PORT NUMBER SOURCE``: one holder. It writes to
 stdout, as JSON, how many it opened, and at the end how many of them were never closed on it.
@@ -76,17 +74,16 @@ def cpu_s(pid: int) -> float:
 def few_open_files(
     pid: int, spare: int, is_there: Callable[[], bool] = lambda: True
 ) -> Iterator[int]:
-    """Let a process open *spare* more files and connections, not more, while the block runs.
+    """Let a process open *spare* more files and connections while the block runs; yield the limit.
 
-    What it has open stays open. What it closes meanwhile it may open again.
+    What it has open stays open. What it closes meanwhile it may open again. Blocks for
+    microseconds.
 
     Args:
         pid: A process of the caller's that has not been waited for: its id is not reused then.
         is_there: Returns, at the end, whether that is still so.
-    Yields:
-        The limit, as `RLIMIT_NOFILE` has it.
     Raises:
-        FaultError: The limit cannot be set; it is as it was. Blocks for microseconds only.
+        FaultError: The limit cannot be set; it is as it was.
     """
     limit = limit_with_spare(open_numbers(pid), spare)
     try:
@@ -126,7 +123,6 @@ class Flood:
     """What became of a flood.
 
     Attributes:
-        asked: Connections asked for.
         wanted: As many as the descriptors of this machine's processes allow.
         opened: As many as were accepted, by the kernel at least.
         kept: As many of these as the other side had not closed in the end.

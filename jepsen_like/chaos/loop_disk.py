@@ -1,25 +1,19 @@
 """A disk of one node that can lose power: ext4 in an image file behind a loop device.
 
-A power cut must leave what a disk would hold at that instant, so nothing may be written on the
-way. Freezing the file system (FIFREEZE) writes out every unsynced page first and would hide the
-very losses looked for. ext4 can be shut down at once instead, journal not flushed
-(FS_IOC_SHUTDOWN): from that instant nothing reaches the image, and every call of processes that
-still run ends in EIO. Unmounting then throws the page cache away, mounting replays the journal.
+FS_IOC_SHUTDOWN stops ext4 at once, journal not flushed: from then on nothing reaches the image, and
+calls of processes that still run end in EIO. (FIFREEZE would write out the unsynced pages whose
+loss is looked for.) Unmounting throws the page cache away, mounting replays the journal.
 
 ::
 
     cut ──► nothing is written any more ──► processes killed ──► restore: unmount, mount, replay
 
-A flush under way at the cut may be reported as done. A process whose answers are judged must not
-run any more by then (`machines.stand_still`).
+A flush under way at the cut may be reported as done: a process whose answers are judged must not
+run any more by then (`machines.stand_still`). What a flush, a commit of the journal or the kernel's
+writeback had sent to the device survives; the device's own cache is never lost.
 
-What survives: pages and names that a flush, a commit of the journal or the kernel's writeback had
-sent to the device. The device's own cache is not lost: a program that writes pages out without a
-flush behind them (`sync_file_range`) is not caught. Mounts commit the journal rarely and do without
-ext4's rescue of renamed files, so that what was not flushed is lost as a rule.
-
-Everything here blocks, for tens of milliseconds as a rule: call it from a worker thread
-(`trio.to_thread.run_sync`), one call at a time for one disk.
+Everything here blocks, for tens of milliseconds as a rule: call it from a worker thread, one call
+at a time for one disk.
 """
 
 from __future__ import annotations
@@ -143,8 +137,6 @@ class LoopDisk:
     def cut(self) -> None:
         """From this instant nothing reaches the image and every call on the disk fails with EIO.
 
-        For a cut of several nodes at one instant: cut all, kill all, restore all.
-
         Raises:
             FaultError: It is not mounted, or this kernel's ext4 cannot be shut down.
         """
@@ -162,8 +154,8 @@ class LoopDisk:
     def restore(self) -> None:
         """Mount what survived a cut; the journal is replayed.
 
-        A process that still has files of the dead disk open keeps those, dead as they are; the
-        disk goes on with a copy of the image.
+        A process that still has files of the dead disk open keeps those: the disk goes on with a
+        copy.
 
         Raises:
             FaultError: What survived cannot be mounted. The image is kept as it is.
@@ -174,15 +166,11 @@ class LoopDisk:
         self.mount()
 
     def keep_some(self, rng: Rng, share: float, *, names: bool) -> int:
-        """Write some unflushed pages out, as the kernel may at any time before a cut.
+        """Write some unflushed pages out, as the kernel may before a cut; return their bytes.
 
-        Args:
-            share: Chance of each page of data to survive.
-            names: Commit the journal too: names, sizes, and pages in space reserved but never
-                written before, survive only so.
-        Returns:
-            Bytes of the pages chosen. Most were on disk already; the kernel may write neighbours
-            that it keeps in one piece with them.
+        Each page of data survives with chance *share*. *names* commits the journal too: names,
+        sizes, and pages in space reserved but never written before, survive only so. The kernel may
+        write neighbours.
         """
         kept_bytes = 0
         # Unlike `Path.rglob`, a walk is not upset by folders that a running node removes meanwhile.
@@ -197,10 +185,10 @@ class LoopDisk:
     # -- space ----------------------------------------------------------------------------------
 
     def fill(self, leave_bytes: int) -> int:
-        """Take all space but about *leave_bytes*, through power cuts too. `release` heals.
+        """Take all space but about *leave_bytes*, through power cuts too; return what is free now.
 
-        Returns:
-            Bytes that are free now, at most *leave_bytes* unless others gave some back meanwhile.
+        `release` heals.
+
         Raises:
             FaultError: The space cannot be taken; what was taken is given back.
         """
@@ -313,14 +301,12 @@ class LoopDisk:
 def loop_disk(
     image: Path, place: Path, *, size_bytes: int, commit_s: int = COMMIT_S, keep_image: bool = False
 ) -> Iterator[LoopDisk]:
-    """Make a disk, mount it while the block runs, take all of it away again.
+    """Make a disk, mount it at the folder *place* while the block runs, take all of it away again.
 
     Args:
-        image: File to make; it is sparse.
-        place: Folder to mount at; made if missing, and empty.
-        size_bytes: Size of the disk, at least `LEAST_BYTES`; some of it is the file system's own.
+        size_bytes: At least `LEAST_BYTES`; some of it is the file system's own.
         commit_s: Seconds until the journal is committed without being asked.
-        keep_image: Leave the image when the block is left.
+        keep_image: Leave the image, a sparse file, when the block is left.
     Raises:
         FaultError: It could not be made (see `why_not`); nothing of it is left.
     """

@@ -503,12 +503,9 @@ async def _in_thread(act: Callable[[], Any]) -> Any:
 async def stand_still(pid: int) -> None:
     """Stop a process; no thread of it runs in user space when this returns.
 
-    A call that a thread is inside of may go on: the thread does not come back from it. A cancelled
-    call leaves the process stopped or about to stop.
-
-    For a disk that loses power next: a flush that races with the shutdown of its file system may be
-    reported as done though nothing of it reaches the disk (seen with ext4 on Linux 6.18), and a
-    process that still runs would acknowledge it.
+    A call that a thread is inside of may go on. A cancelled call leaves the process stopped or
+    about to stop. A flush that races with the shutdown of its file system may be reported as done
+    though nothing of it reaches the disk: a process that still runs would acknowledge it.
 
     Raises:
         FaultError: It still ran after `STOP_WITHIN_S`.

@@ -6,12 +6,9 @@
     ns0 ────── eth0 10.77.4.2 and .3 ─┼─ router
     clients ── eth0 10.77.6.2 and .3 ─┘
 
-Nothing of it is in the machine's own network. At its first address a process serves, at the second
-the runner watches it, whatever is cut. A cut is a rule of the router, one way between two first
-addresses: packets vanish there without notice, so connections are left half open.
-
-Names of namespaces say which process made them. What a runner that died has left is removed by the
-next one; the processes in it have died with their runner.
+At its first address a process serves, at the second the runner watches it, whatever is cut. A cut
+is a rule of the router, one way between two first addresses: packets vanish, so connections are
+left half open. What a runner that died has left is removed by the next one.
 
 Everything here blocks, for tens of milliseconds as a rule.
 
@@ -254,10 +251,8 @@ class RunNetwork:
 def run_network(names: Sequence[str]) -> Iterator[RunNetwork]:
     """Make a network while the block runs, and remove it with all that is in it.
 
-    What dead runners have left is removed first.
+    Names of hosts are without hyphens. What dead runners have left is removed first.
 
-    Args:
-        names: Of the hosts, without hyphens.
     Raises:
         FaultError: It could not be made (see `why_not`); nothing of it is left.
     """

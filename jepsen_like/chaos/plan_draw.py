@@ -58,9 +58,7 @@ def drawn_plan(
     """Return the plan of *seed* for real brokers.
 
     Args:
-        workload: Name of a preset.
         faults: Kinds and packages, with commas.
-        seconds: How long load and faults go on.
         rate: Operations a second that clients aim at.
         interval: Mean seconds between two faults.
     """

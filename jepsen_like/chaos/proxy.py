@@ -1,20 +1,13 @@
 """A proxy between real processes: links that are cut, slow, broken, or do wrong to frames.
 
-A process gets the proxy's port in place of another's; so every connection lies on two links, one
-each way, which behave as `LinkFault` describes and as they do in the simulator. Members name
-themselves in the first frame of a connection; in front of ports for clients all connections have
-one name.
+A process gets the proxy's port in place of another's; every connection lies on two links, one each
+way, which behave as `LinkFault` describes and as in the simulator. Members name themselves in the
+first frame of a connection; in front of ports for clients all connections have one name.
 
-========================  ================================================================
-cut                       nothing arrives; what is sent waits, `WINDOW_BYTES` of it, then the
-                          sender does; new connections are not answered until both ways are
-                          whole
-reset                     both sides of a connection see RST
-target ended              the accepted connection sees RST
-========================  ================================================================
-
-Connections end as they do without a proxy: the end of one side arrives behind its bytes, a reset
-as a reset, and neither passes a cut link.
+On a cut link nothing arrives; what is sent waits, `WINDOW_BYTES` of it, then the sender does; new
+connections are not answered until both ways are whole. After a reset both sides see RST, after the
+end of a target the accepted connection does. Otherwise the end of one side arrives behind its
+bytes, and neither end nor reset passes a cut link.
 """
 
 from __future__ import annotations
@@ -137,14 +130,12 @@ class Connection:
 
 
 class LinkProxy:
-    """Listens for all targets and owns the links between all names.
-
-    Faults may be set before and while it serves, and for names that have not dialled yet.
+    """Listens for all targets and owns the links between all names, also those yet to dial.
 
     Attributes:
         sometimes: What happened how often: connections, resets (by the proxy's own doing),
-            frame_lost, frame_doubled, frame_held, frame_from_old_connection, frame_overtaken,
-            frame_corrupted.
+            frame_lost,
+            frame_doubled, frame_held, frame_from_old_connection, frame_overtaken, frame_corrupted.
     """
 
     def __init__(self, rng: Rng, targets: Mapping[int, Target]) -> None:

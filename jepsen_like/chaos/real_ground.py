@@ -1,9 +1,7 @@
 """The ground of a run with real processes: machines, links, roles, and orders to the group.
 
-Links do what a proxy (`jepsen_like.chaos.proxy`) cannot do: over a link that the kernel cuts,
-packets vanish and a connection stays as it is on both sides; what was sent waits for its
-acknowledgement and is sent again ever more rarely, and a new connection gets no answer to its
-first packet. So programs find out by their own time limits alone.
+Over a link that the kernel cuts, packets vanish and a connection stays as it is on both sides: it
+is sent again ever more rarely, and programs find out by their own time limits alone.
 """
 
 from __future__ import annotations

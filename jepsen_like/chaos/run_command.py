@@ -1,9 +1,7 @@
 """Plays one plan from a terminal, against brokers of its own or a cluster that is there already.
 
-A person reads counters in the terminal while a run goes on, and tables when it has ended.
-
-Nothing is broken in a cluster that is there already. What its replicas hold cannot be read from
-here, so every queue is read over the wire when the load is over, and that stands for them.
+Nothing is broken in a cluster that is there already: every queue is read over the wire when the
+load is over, in place of its replicas.
 """
 
 from __future__ import annotations
@@ -184,14 +182,7 @@ def _text(value: object) -> str:
 def show_smallest(
     plan: Plan, candidates: Candidates, extras: Extras, page: Path | None
 ) -> ExitCode:
-    """Write the smallest plan that was found, say what to do with it, or that there is none.
-
-    Args:
-        plan: What the search began with.
-        candidates: Of the search.
-        extras: Of the run.
-        page: The report of the smallest plan's run.
-    """
+    """Write the smallest plan that was found, say what to do with it, or that there is none."""
     small = candidates.smallest
     if small is None:
         note(
@@ -224,13 +215,8 @@ Tell = Callable[[str, Counter[str], Counter[str]], None]
 
 
 def progress_line(phase: str, elapsed_s: float, counts: Counter[str], done: Counter[str]) -> str:
-    """Return what a person sees of a run that goes on.
-
-    Args:
-        phase: What is being done.
-        elapsed_s: Since the run began.
-        counts: Operations by name and outcome, e.g. ``send_ok``.
-        done: Faults by kind, and ``skipped`` beside them.
+    """
+    Return what a person sees of a run that goes on; *counts* are by name and outcome: ``send_ok``.
     """
     ended = {
         word: sum(n for name, n in counts.items() if name.endswith(word))

@@ -92,8 +92,6 @@ class Ran:
     """What came of a run.
 
     Attributes:
-        verdicts: Of every checker.
-        history: What clients and faults did.
         faults: Steps done, by kind; ``skipped`` and ``restarted_by_supervisor`` beside them.
         settled: The healed cluster served, agreed and was read.
         clock_error_ns: How far brokers' dates may have been apart.
@@ -115,12 +113,11 @@ class Options:
 
     Attributes:
         settings: Of every broker, over those of the plan.
-        tree: Source tree that the brokers run; None: the one of this process.
-        links: What breaks links. Where the kernel cannot, steps that want it are skipped.
+        links: Where the kernel cannot, steps that want it are skipped.
         on_progress: Called a few times a second with the phase, rows by kind and outcome, and
             faults by kind.
-        on_event: Called with every fault when it begins and, with true, when it has ended, and
-            with every change of role.
+        on_event: Called with every fault when it begins and, with true, when it has ended, and with
+            every change of role.
     """
 
     settings: Mapping[str, object] = field(default_factory=dict)

@@ -1,17 +1,13 @@
 """Flushes of a running broker that fail or take long, by strace's injection into system calls.
 
-A broker flushes files with fdatasync and folders with fsync (`commitlog/disk.py`); msync is among
-the calls for the day it is used. An injected failure keeps the call from happening: its pages stay
-dirty and the kernel writes them some day, kinder than a disk that fails. A power cut after it
-(`LoopDisk`) makes up for that.
+A broker flushes files with fdatasync and folders with fsync. An injected failure keeps the call
+from happening: its pages stay dirty and are written some day, until a power cut (`LoopDisk`).
 
-strace counts calls for each thread and each system call apart, so a failure meant to come once is
-ended by detaching as soon as it has come. While strace is attached every system call of the broker
-stops twice; that is a slow machine as well.
+strace counts calls for each thread and system call apart, so a failure meant to come once is ended
+by detaching as soon as it has come. Attached, it makes every system call of the broker slower.
 
-Every strace is a child of ours, runs under `timeout` so that it ends even if we do not live to end
-it, and is ended by its id. The functions block: call them from a worker thread
-(`trio.to_thread.run_sync`).
+Every strace is a child that runs under `timeout` and is ended by its id. The functions block: call
+them from a worker thread.
 """
 
 from __future__ import annotations
@@ -68,15 +64,14 @@ def why_not() -> str | None:
 def fail_one_flush(
     pid: int, *, nth: int = 1, calls: tuple[str, ...] = FLUSH_CALLS, within_s: int
 ) -> int:
-    """Have one flush of a running process end in EIO, and return when it has.
+    """Have one flush of a running process end in EIO, and return how many failed.
+
+    0 when the time was up or the process ended before it flushed; more than 1 when other threads
+    flushed until strace had let go.
 
     Args:
         pid: A child of the caller's; its id is not reused before it is waited for.
         nth: Which of a thread's flushes by one system call, counted from 1 at the attachment.
-        within_s: Seconds after which it is given up.
-    Returns:
-        How many failed: 1, or 0 when the time was up or the process ended before it flushed; more
-        when other threads flushed in the milliseconds until strace had let go.
     Raises:
         FaultError: The process cannot be attached to; nothing was done to it.
     """
@@ -114,7 +109,6 @@ def slow_flushes(
     Args:
         pid: A child of the caller's; its id is not reused before it is waited for.
         log: File for the output of strace; overwritten, and kept as evidence.
-        within_s: Seconds after which it ends even inside the block.
     Raises:
         FaultError: The process cannot be attached to; nothing was done to it.
     """

@@ -125,13 +125,7 @@ def damaged_violation(op_id: int, at_ns: int) -> Violation:
 
 
 def silent_violation(count: int, first: Span, last: Span) -> Violation:
-    """Return the violation of a silence.
-
-    Args:
-        count: Sends in it.
-        first: Call and op id of the first of them.
-        last: Of the last.
-    """
+    """Return the violation of a silence of *count* sends, from the call of *first* to *last*."""
     silent_s = (last[0] - first[0]) / 1e9
     text = f"{count} sends in {silent_s:.1f} s were not acknowledged, although nothing was wrong"
     return Violation(SILENT, "cluster", text, (first[1], last[1]), at_ns=last[0])

@@ -1,15 +1,12 @@
 """Batches: their messages stand together, in order, and appear at one instant.
 
 A batch is one request: two rows `SEND` or more of one logical operation, called and returned at the
-same instants with the same outcome. (Attempts of one message follow each other, so they are none.)
-It is one entry of the log, and so its messages have consecutive offsets, in its order, and no read
-sees the queue end within it. Times cannot show that: the rows of a batch overlap, so each of them
-alone may have happened before such a read.
+same instants. It is one entry of the log, so its messages have consecutive offsets, in its order,
+and no read sees the queue end within it; times alone cannot show that.
 
 Where a batch stands is known as soon as one of its messages is: acknowledged, pulled or on a
-replica. A value of another send on one of its offsets, or one of its own elsewhere, breaks it up.
-A batch with unknown outcome is whole or not there at all. Delayed messages are delivered one by
-one and are no batch in their queue.
+replica. A value of another send on one of its offsets, or one of its own elsewhere, breaks it up. A
+batch with unknown outcome is whole or not there at all. Delayed messages are no batch.
 """
 
 from __future__ import annotations

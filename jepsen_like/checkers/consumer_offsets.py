@@ -1,17 +1,12 @@
 """Is the committed offset of each (group, queue) one register, read and written in real time?
 
-A commit overwrites: RocketMQ's operators reset offsets, so an older offset may follow a newer one.
-With every committed value unique the register is decided by zones: a zone reaches from the
-earliest return to the latest call among a commit and the reads that saw it. Linearizable iff no
-read precedes its commit, no two forward zones overlap, and no backward zone lies inside a forward
-one. Where an offset was committed twice, every order is tried, call by call and return by return;
-more of them than `ORDERS_MAX` leave the slot undecided.
+With every committed value unique the register is decided by zones: a zone reaches from the earliest
+return to the latest call among a commit and the reads that saw it. Linearizable iff no read
+precedes its commit, no two forward zones overlap, and no backward zone lies inside a forward one.
+Where an offset was committed twice, every order is tried; more of them than `ORDERS_MAX` leave the
+slot undecided. Equal stamps overlap. One-way commits have no reply: they are unknown, always.
 
-Equal stamps overlap. One-way commits have no reply: they are unknown, always; a return of an
-unknown commit proves nothing.
-
-Columns decide which slots are registers; a slot that is none is judged again, row by row, by what
-names the violation.
+Columns decide which slots are registers; violations are named row by row.
 """
 
 from __future__ import annotations

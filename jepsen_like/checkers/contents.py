@@ -1,13 +1,9 @@
 """Every message that was read is what was sent: body, tag, keys, properties, time of birth.
 
-And messages that one pull finds were stored one after the other: the store time that brokers give
-them never goes back along the log, whatever dates are set.
-
 Readers compare each message with what was sent under its value, and write what differs into the
-error of their row, which has the outcome that it had. Compared are pulls, pulls with an expression,
-and what came of messages that were given back; so through delays, transactions, retries and dead
-letters. A history whose last client has read nothing was not compared to its end: what differs in
-its rows is named, and where nothing does there is no verdict.
+error of their row, which keeps its outcome. The store times of the messages of one pull never go
+back, whatever dates are set. A history whose last client has read nothing was not compared to its
+end: what differs is named, and where nothing does there is no verdict.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """Delayed messages: never early, not too late, exactly once into their queue, none lost.
 
-A message that was recalled is never delivered. A recall with an unknown outcome leaves both
-open; one that is refused, because the message was delivered, is refused after its time only.
-
-A send with a delay is acknowledged by the schedule log; it shows in its topic later. Its value is
-looked for in what was pulled and in what the replicas hold when the run is over.
+A message that was recalled is never delivered; a recall with an unknown outcome leaves both open,
+and one that is refused, because the message was delivered, is refused after its time only.
 
 Early: an answer with the message returned before it was due, counted from the call of its send.
 Late: a read was called too long after it was due, counted from the return of its send, and found
 the queue to end before the place the message was given in the end. Both can only be too mild. Two
-bounds: one for all the time that passed, and one for the part of it in which, by the record of
-faults, nothing was wrong.
+bounds: for all the time that passed, and for the part in which nothing was wrong by the record.
 """
 
 from __future__ import annotations
@@ -68,7 +64,6 @@ def check_history(
     """Return the verdict over the delayed sends of a history.
 
     Args:
-        clock_error_ns: How far brokers' clocks may be ahead of the history's.
         drained: The run ended with everything due and delivered, so what is missing is lost.
         late_max_ns: How late a message may come, time without a leader included; None: any.
         late_quiet_max_ns: How much of that time may have been quiet by *record*; None: any.

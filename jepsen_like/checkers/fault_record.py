@@ -1,18 +1,13 @@
 """What the faults that a history records allow: when clients must be answered, what may be lost.
 
-A fault troubles clients from its begin until a bound after its end, in which a group elects, serves
-and is found again. The bound is a number of elections for each kind, and the time of one attempt.
-The run marks when everything was healed, and when all members served again. A history without the
-second mark has no record of this kind, and nothing is demanded of it.
+A fault troubles clients from its begin until a bound after its end: a number of elections for each
+kind, and the time of one attempt. A history without the mark that all members served again has no
+such record, and nothing is demanded of it.
 
-Groups that acknowledge before a majority has what they acknowledge keep a weaker law
-(`with_late_effect`). With ``ASYNC_MASTER`` a leader answers when it alone has flushed: followers
-have a write up to a window later, and where a fault falls between the two it may be lost. So a
-history is judged by the whole law, with what was acknowledged and had a fault in its window taken
-for unknown: it may be there, or never have been. The window reaches back as far, as another member
-may have stood for election in the last moment of a fault. What is lost with no fault near it, what
-is out of order, and what was never sent, breaks the law as it always does; so does a read that
-misses what was acknowledged.
+Groups that acknowledge before a majority has it (``ASYNC_MASTER``) keep a weaker law
+(`with_late_effect`): what was acknowledged and had a fault in its window counts as unknown. The
+window reaches back as far, as another member may have stood for election in a fault's last moment.
+What is lost with no fault near it, is out of order, or was never sent, breaks the law as always.
 """
 
 from __future__ import annotations

@@ -45,7 +45,6 @@ def check(
 
     Args:
         reads: See `rows_of`; only the last client that asked for the end of a queue counts.
-        offsets: The commits and fetches of the run, as rows of `ops`.
         begins: From where on every replica has a queue afterwards; what is missing is not judged.
         filled: Queues of which some replica holds messages afterwards.
     """

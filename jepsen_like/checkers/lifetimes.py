@@ -4,9 +4,8 @@ A `PERISHABLE` row sends *value* with a time to live of *cnt* ms, 0: none. A `LI
 one message: a pull passes the offsets from *off* to *max_off* and finds *value* among them; a
 receive by POP names its *group*, and has no *value* where the message comes again.
 
-The time begins when the message is stored: not before its send is called, and not after the send is
-answered or the message is seen. So a read that is called too late for a message does not find it,
-and one that ends before its time is over does. What lies between proves nothing.
+The time begins when the message is stored: between its send's call and its answer, or the first
+sight of it. What lies between proves nothing.
 """
 
 from __future__ import annotations

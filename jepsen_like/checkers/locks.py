@@ -1,26 +1,20 @@
 """Queue locks: one holder at a time, and tokens that only grow.
 
-A lock is a lease. Time alone cannot exclude a holder that stood still, so each grant carries a
-token, the index of its log entry. A row `LOCK` that ended well is a grant or a renewal, one that
-failed was refused; a logical client (`process`) is one holder. What is done under a lock carries
-its token.
+A lock is a lease; each grant carries a token, the index of its log entry, and what is done under it
+carries the token. A row `LOCK` that ended well is a grant or a renewal, one that failed was
+refused; a logical client (`process`) is one holder.
 
-Holding. A grant happened after its call, so it lasts until its call + lease at least, unless its
-holder called an unlock; and it had happened when it returned. Between the two the holder certainly
-holds. Two of these intervals of different holders must not meet, and no grant to another may lie
-inside one. Clocks of brokers shorten a lease by as much as they may be apart. An unlock with
-unknown outcome may count at any time after its call, so it ends every hold it could end: with a
-token the hold of that token, without one every hold of its process that it does not precede.
+Holding. A grant lasts from its return until its call + lease at least, less by as much as clocks
+may be apart, unless its holder called an unlock. Two of these intervals of different holders must
+not meet, and no grant to another may lie inside one. An unlock with unknown outcome ends every hold
+it could end: that of its token, or every one of its process that it does not precede.
 
-Tokens. The token accepted last is a register that only grows: any row that ended well and carries
-token t proves that t was granted before it returned. A row with a smaller token, called after
-that, must not have ended well: a grant of it went back, anything else was not fenced off. Unlocks
-are left out, since one that finds nothing to unlock ends well too. A renewal may keep its token; a
-token of two holders, or one granted again after its unlock, fences no client off.
+Tokens. Any row that ended well and carries token t proves that t was granted before it returned. A
+row with a smaller token, called after that, must not have ended well. A renewal may keep its token;
+a token of two holders, or one granted again after its unlock, fences no client off.
 
-Every rule compares a return with a later call, strictly, and refused or unknown rows say nothing,
-so a correct history raises no alarm. Not decided: whether a refusal was justified (an unknown lock
-may have been granted), and consumption intervals, which no row records.
+Every rule compares a return with a later call, strictly, and refused or unknown rows prove nothing,
+so a correct history raises no alarm. Whether a refusal was justified is not decided.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """What a subscribed consumer polls: from where it committed, and then on without a gap.
 
-A `PULL` with a group is a poll of an assigned consumer; pulls at freely chosen offsets have none.
-Each poll begins where the process's poll before ended, or at an offset it has fetched since. A
-consumer that has not polled yet may begin anywhere, unless it fetched an offset to go on there (the
-row of such a fetch has a `cnt` of 1) and found one. A poll that found
-its offset out of range goes on at the bound in the answer. Polls of one process that overlap have
-no order and prove nothing, neither do unknown ones: a process that saw one is retired.
+A `PULL` with a group is a poll of an assigned consumer. Each begins where the process's poll before
+ended, or at an offset it has fetched since. A consumer that has not polled yet may begin anywhere,
+unless it fetched an offset to go on there (`cnt` 1) and found one. A poll that found its offset out
+of range goes on at the bound in the answer. Polls of one process that overlap prove nothing; a
+process that saw an unknown one is retired.
 
-Backwards means delivered again without a reason, forwards means skipped: messages that no member
-of the group may ever see. What is redelivered after a restart begins at the committed offset and is
-allowed.
+Backwards means delivered again without a reason, forwards means skipped. What is redelivered after
+a restart begins at the committed offset and is allowed.
 """
 
 from __future__ import annotations

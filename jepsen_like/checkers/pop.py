@@ -5,20 +5,16 @@ its receipt, `status` the invisible time in ms. `ACK` and `CHANGE_TIME` name the
 the latter has the new one in `min_off`. A row without an offset states that its group has received
 everything of the queue from *min_off* to *max_off*.
 
-A delivery happened between its call and its return, so it lasts until its call + invisible time at
-least. A later one, known by its attempt, must not have returned before that; a change of the time
-moves that end, and one of unknown outcome perhaps. Brokers' clocks shorten it by as much as they
-may be apart. Receives of unknown outcome hand messages out that no row has: attempts may be
-missing, but never come twice, and never go back. A later attempt begins when the one before is
-over, however long its request was held before.
+A delivery lasts until its call + invisible time at least, less by as much as brokers' clocks may be
+apart. A later attempt must not have returned before that; a change of the time moves that end, and
+one of unknown outcome perhaps. Receives of unknown outcome hand messages out that no row has:
+attempts may be missing, but never come twice, and never go back.
 
 A message is that of its queue: where sends, pulls or replicas show its value, one of them shows it
 at the offset at which it was handed out.
 
 How messages end, and which receipts count, is in `pop_ends`; what receives that last are given, in
-`pop_waits`.
-
-Columns decide over all deliveries; the rows of wrong ones are named by number.
+`pop_waits`. Columns decide over all deliveries; wrong rows are named by number.
 """
 
 from __future__ import annotations
@@ -119,7 +115,6 @@ def check_history(
     """Return the verdict over all that groups received.
 
     Args:
-        clock_error_ns: How far clocks of brokers may be apart.
         seen: Where others show the values; None: it is not known.
         record: Of the faults of the run; None: there is none, and waits are not judged.
     """

@@ -2,13 +2,11 @@
 
 A message is acknowledged once for all, or it is given up: then one copy is in the dead letter topic
 of its group. A `GIVEN_UP` is such a copy, *cnt* the times it was handed out. The row that states
-that a group has received everything of a queue (see `pop`) has in *cnt* how often a message is
-handed out before it is given up; 0 where the dead letters were not read from their beginning, or
-are not known to be whole.
+that a group has received everything (see `pop`) has in *cnt* how often a message is handed out
+before it is given up; 0: the dead letters are not known to be whole.
 
 A receipt counts from its delivery, or from the change of the time that gave it, until another one
-takes its place, the message is acknowledged, or its time is over. So one that was replaced is
-refused, and one that stands is not. An acknowledgement of unknown outcome may have happened.
+takes its place, the message is acknowledged, or its time is over. One that was replaced is refused.
 """
 
 from __future__ import annotations

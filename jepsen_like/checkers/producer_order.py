@@ -1,10 +1,9 @@
 """An idempotent producer's messages stand in each queue in the order in which it sent them.
 
 Also those whose outcome it never learnt: once a later send is stored, an earlier one that is still
-on its way is refused. Only for histories in which a producer begins one send (of a message or
-batch) after the other under values of its own that grow, and is never taken for another one: the
-upper bits of a value name the producer. Several may be under way, but no message that has a request
-of its own beside others. Delayed messages come when they are due and are left out.
+on its way is refused. Only for histories in which a producer begins one send after the other under
+values of its own that grow: the upper bits of a value name the producer. Delayed messages, which
+come when they are due, are left out.
 """
 
 from __future__ import annotations

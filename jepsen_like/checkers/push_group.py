@@ -36,8 +36,6 @@ class Consumed:
         member: Whose listener.
         queue: Queue it was pulled from; `NOTHING` for one that came through the retry topic.
         offset: Its place there.
-        value: What it holds.
-        at_ns: When.
     """
 
     member: str
@@ -55,7 +53,6 @@ class PushRecord:
         consumed: In the order in which it happened.
         stored: Queue → first offset kept and the values from there on.
         owners: Live member → the queues that it owns.
-        committed: Queue → offset the group has committed.
         counts: A run of a member → what it counted as consumed, what its listener did.
         is_orderly: Queues are consumed in their order.
     """

@@ -1,17 +1,14 @@
 """Is the history of one queue that of one growing list? Exact, in linear time.
 
-A send that returns offset o appends the o-th element; a read finds offsets present or absent. For
-each offset, `lo` is the latest time at which its append had certainly not happened, `hi` the
+For each offset, `lo` is the latest time at which its append had certainly not happened, `hi` the
 earliest at which it certainly had. With values agreeing and offsets dense, the history is
 linearizable iff no offset i ≤ j has lo[i] > hi[j]: one scatter each, one running max, one running
-min. A failure names the two operations that prove it.
+min. A failure names the two operations that prove it. Equal stamps overlap: comparison is strict.
 
-Unknown sends: one that a read found is bound to that offset. The others may fill offsets that no
-known send occupies; taking both in order minimises every bound, so it is optimal.
-A first offset kept proves that what is before it was there.
-A half message counts as a send that happened between the first call of a commit and the first
-acknowledgement of one; see `transactions`. Queues that the broker writes by itself are left out.
-Equal stamps overlap, so the comparison is strict.
+An unknown send that a read found is bound to that offset; the others fill free offsets in order,
+which minimises every bound. A first offset kept proves that what is before it was there. A half
+message is a send between the first call and the first acknowledgement of a commit. Queues that the
+broker writes by itself are left out.
 
 `kernel` decides; here the rows of its suspects are read again and violations get their names.
 
@@ -94,15 +91,7 @@ class QueueColumns:
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Rows that may be witnesses: any that has one of these.
-
-    Attributes:
-        offs: Acknowledged at one of these offsets.
-        values: Sent, or seen, one of these values.
-        op_ids: Is one of these.
-        calls: Was called at one of these instants.
-        rets: Returned at one of these instants.
-    """
+    """Rows that may be witnesses: acknowledged at one of *offs*, with one of *values*, likewise."""
 
     offs: tuple[int, ...] = ()
     values: tuple[int, ...] = ()
@@ -143,14 +132,10 @@ def name_violations(
     subject: str,
     appends: tuple[Operation, ...] = (),
 ) -> list[Violation]:
-    """Return the violations of a queue.
+    """Return the violations of a queue, *subject*: ``topic/queue``.
 
-    Args:
-        judged: The judgement of its facts.
-        ops: Its rows that `wanted_by` wants, more do no harm.
-        obs: Likewise.
-        subject: Topic and queue.
-        appends: What transactions appended, see `transactions`.
+    *ops* and *obs* are its rows that `wanted_by` wants, more do no harm; *appends* is what
+    transactions appended, see `transactions`.
     """
     ops = _in_order(ops)
     found = _wrong_values(judged, ops, obs, subject, appends)

@@ -1,12 +1,11 @@
 """One queue watched while a run goes on: what its rows prove, and no more of it than is needed.
 
-An offset is closed once it was there before the earliest call still open: a read that
-misses it from now on is stale, whatever else is known. So of closed offsets one upper bound and one
-lower bound stay, and of the others their facts: what is kept is what is in flight, not the past.
+An offset is closed once it was there before the earliest call still open: a read that misses it
+from now on is stale. Closed offsets keep one upper and one lower bound, the others their facts:
+what is kept is what is in flight, not the past.
 
-What it reports is true where clients send each value once. What it may miss, the check of the whole
-run finds: values read again after they were forgotten, values that no client sent, first offsets
-that go back, transactions. The rule for times is the kernel's, over ranks instead of offsets.
+What it reports is true where clients send each value once; what it may miss, the check of the whole
+run finds. The rule for times is the kernel's, over ranks instead of offsets.
 """
 
 from __future__ import annotations
@@ -51,8 +50,6 @@ class QueueWatch(msgspec.Struct):
         places: Offset of each of those values.
         unknown: Sends without an answer by value: call, operation.
         failed: Failed sends by value.
-        reported: Witnesses of what was reported.
-        rows: Operations taken.
     """
 
     subject: str = ""

@@ -3,8 +3,7 @@
 Checksums first: two replicas at one applied index have one chain and one digest of their tables.
 Then the queues themselves: where two replicas both hold an offset, they hold one value, replicas
 that have applied the same have queues that end alike, and every acknowledged send is on every
-replica at the offset of its acknowledgement. Where no retention is
-set every queue begins at offset 0.
+replica at the offset of its acknowledgement.
 """
 
 from __future__ import annotations
@@ -33,10 +32,8 @@ def check_heads(
 ) -> list[Violation]:
     """Return what the checksums and the list of queues of each replica show.
 
-    Args:
-        states: What replicas report of themselves.
-        heads: Which queues were read from them; their values are not looked at.
-        settled: Faults were over and replicas had their time, so all must have applied the same.
+    With *settled* replicas had their time, so all must have applied the same. Values are not looked
+    at.
     """
     found = _check_states(states, settled=settled)
     return [*found, *_check_complete(states, heads)] if settled else found
@@ -64,11 +61,7 @@ def check_ends(
 ) -> list[Violation]:
     """Return the queues that end otherwise on two replicas that have applied the same in the end.
 
-    What they hold is read where they report their state: what one has and the other has not was
-    left out of a queue.
-
-    Args:
-        found_before: What else replicas show; a queue that lost what was acknowledged is named.
+    A queue that *found_before* names, since it lost what was acknowledged, is named again.
     """
     lost = {violation.subject for violation in found_before if violation.name == LOST}
     last = {state.node: state for state in sorted(states, key=lambda state: state.at_ns)}
@@ -147,8 +140,6 @@ def held_violations(
     """Return what replicas hold otherwise than each other, or than was acknowledged.
 
     Args:
-        homes: By queue.
-        names: Of the replicas, by number.
         at_ns: When a queue of a replica was read: by node, topic, queue.
         acked: The sends in question, acknowledged: by topic, queue, value.
     """

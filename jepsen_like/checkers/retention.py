@@ -2,21 +2,16 @@
 
 A move of the floor is *entitled* where it takes whole segments, and either all messages in them are
 older than messages are kept (age, request), or what is left is no less than the bytes that are kept
-(size). Both are measured on the log: the store times of the newest message removed and of the entry
-that moves the floor, and where that entry stands. The leader decided before it wrote the entry, at
-an earlier date and end of the log, so the entry can only prove more than the leader measured.
+(size). Both are measured on the log, at the entry that moves the floor: the leader decided before.
 
 A queue of a replica may begin later only where a floor lets it: the first offset of the queue that
-stands behind the floor. Its row counts where its move has a row, too: that is what is judged. So
-may a queue in the answer to a client: of the answers that name a first offset kept the greatest is
-judged, those of members that asked no majority among them, since each knows a floor from the log
-only.
+stands behind the floor. So may a queue in the answer to a client: the greatest first offset kept
+that answers name is judged.
 
 Some offsets are removed before any row named their message: *holes*. A message that was
-acknowledged without an offset, a delayed or a transactional one, and that was seen nowhere may have
-been in such a hole: one message in each, and only where the times fit. A hole was filled after the
-last read that saw the queue end there or before, and before the first row that proves it to go on.
-Of what fits nowhere some is certainly lost.
+acknowledged without an offset and seen nowhere may have been in such a hole: one message in each,
+and only where the times fit. A hole was filled after the last read that saw the queue end there or
+before, and before the first row that proves it to go on. Of what fits nowhere some is lost.
 """
 
 from __future__ import annotations
@@ -89,8 +84,6 @@ class Keeps(msgspec.Struct, frozen=True):
 
     Attributes:
         keep_bytes: A log longer than this gives up its oldest segments; 0: none goes for its size.
-        keep_ms: Older messages may go.
-        segment_bytes: Size of a segment; less is not removed.
         date_error_ns: How far brokers' dates may be wrong; None: years.
     """
 
@@ -223,12 +216,8 @@ def begin_of(reads: Iterable[ReplicaRead], queue: Queue) -> int:
 
 
 def holes_of(ops: Any, obs: Any, begin: int) -> list[Hole]:
-    """Return the holes of a queue.
-
-    Args:
-        ops: Rows of the queue, a table; all of `FILLING`.
-        obs: What was found there.
-        begin: First offset that is kept.
+    """
+    Return the holes of a queue that begins at *begin*, by its rows *ops* of `FILLING`, and *obs*.
     """
     columns = {name: ops.column(name).to_numpy() for name in _COLUMNS}
     is_ok = columns["outcome"] == Outcome.OK
@@ -289,8 +278,6 @@ def lost_of(
     """Return the values of missing messages that are lost.
 
     Args:
-        missing: By queue.
-        reads: Where queues begin on replicas.
         holes: Of a queue; None: not known, a queue that is cut proves nothing.
     """
     cut = cut_queues(reads)

@@ -1,11 +1,9 @@
 """Messages that consumers gave back: every one is there, as often as given back, and counted right.
 
 A message that was given back when it had been tried *n* times is there once more with *n* + 1, in
-the retry topic, or in the dead letter topic when that was asked for or it was tried too often.
-
-Nor does it come before its delay: a consumer that gives it back with *n* + 1 tries has read it, so
-it calls no earlier than the time that the row of *n* tries has as due. The earliest such row counts
-whose outcome is not a failure; so the check can only be too mild.
+the retry topic, or in the dead letter topic when that was asked for or it was tried too often. Nor
+does it come before its delay: a consumer that gives it back with *n* + 1 tries has read it, so it
+calls no earlier than the time that the row of *n* tries has as due.
 
 Columns count all copies; the rows of wrong ones are judged again, row by row, by what names them.
 """

@@ -71,10 +71,8 @@ class RunRows:
         filled: Queues of clients of which they found messages.
         states: States of replicas, as they reported them.
         replicas: Which replicas were read, and where each queue began.
-        record: The faults of the run; None: it has no record.
         settled: Whether everything was drained and every replica read.
         rest: Operations that are judged row by row, once they are read.
-        offsets: Commits and reads of offsets, in columns, once they are read.
         appends: By queue, what transactions appended to it.
         reports: By queue, in their order, how its log was judged.
     """
@@ -93,7 +91,6 @@ class RunRows:
         Args:
             settled: None: it was, if a replica was read.
             rows_max: Rows that may be read at once.
-            progress: Called with what is read now.
         """
         self._source = source
         self._rows_max = rows_max

@@ -1,12 +1,10 @@
 """Exactly-once steps: each message read by step has its output once, and none that was not passed.
 
 A `STEP` leads its group in a queue from offset *off* to *max_off*, and sends one output for each
-message from *min_off* on; what is between *off* and *min_off* retention had removed. A `STEP_FOUND`
-is read when the run is over: the output that the step of operation *txn* sent for the message at
-*off*. One without an offset states that the group has committed *max_off* in the queue; its *cnt*
-is 1 where outputs were read from their beginning, so that a missing one is lost.
-
-A step that read several queues has a row for each, with the first of these in *txn*.
+message from *min_off* on; what is between *off* and *min_off* retention had removed. A step that
+read several queues has a row for each, with the first in *txn*. A `STEP_FOUND` is the output that
+the step of operation *txn* sent for the message at *off*. One without an offset states that the
+group has committed *max_off*; its *cnt* is 1 where outputs were read from their beginning.
 
 Everything is exact: nothing depends on times.
 """

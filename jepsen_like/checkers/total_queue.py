@@ -112,13 +112,7 @@ def detail_of(name: str, *, is_sent: bool) -> str:
 
 
 def total_verdict(algebra: Algebra, sends: Mapping[int, Operation], chosen: str) -> Verdict:
-    """Return the verdict.
-
-    Args:
-        algebra: See `add_up`.
-        sends: The send of each named value, where there is one.
-        chosen: The replica whose messages counted.
-    """
+    """Return the verdict; *sends* has the send of each named value, where there is one."""
     found = [
         Violation(
             name,

@@ -4,28 +4,19 @@ The decision of a half message is a register that is written once. A row `END_TR
 ended well wrote it, or found it written with the same decision; one that failed never will; an
 unknown one may have. So a message may be seen only after a commit that did not fail was called, an
 acknowledged commit and an acknowledged rollback exclude each other, and after an acknowledged
-rollback nothing is ever to be seen, before it neither. Seen means pulled, or held by a replica in
-the end; in how many places is counted over both. Which commit made it visible does not matter.
+rollback nothing is ever seen. Seen means pulled, or held by a replica in the end.
 
 Times within the queue are the queue checker's: for it a half message is a send that happened
 between the first call of a commit and the first acknowledgement.
 
-A row `CHECK` is a question of the broker, stamped when it reached the producer, with the value of
-the half message; what the producer answers is an `END_TRANSACTION` of its own. A question may be
-under way while the decision is taken: it counts as late when it arrives more than a whole interval
-after the decision was acknowledged. Questions arrive late but never early, so the time between two
-of them proves nothing; that none comes before its time does.
+A row `CHECK` is a question of the broker, stamped when it reached the producer. It counts as late
+when it arrives more than a whole interval after the decision was acknowledged; none comes before
+its time does. Half messages without a decision are to be in the discard topic, once. An unknown
+decision excuses every rule that it could explain.
 
-Half messages without a decision are to be in the discard topic, once. An unknown decision excuses
-every rule that it could explain, so a correct history raises no alarm.
-
-Rows are of one broker group: the offset of a half message is unique within it.
-
-The rows of a transaction are put together first (`transactions_of`), with what its half message may
-become in its queue. The value of the half message names a transaction, since it survives what an
-offset does not: an unknown outcome of the half, and a half message that is stored again for a
-check. A row without a value is looked up by the offset its half was acknowledged at. Rows that lead
-nowhere are left out: they prove nothing.
+The rows of a transaction are put together first (`transactions_of`), by the value of the half
+message, or by the offset its half was acknowledged at: rows are of one broker group. Rows that lead
+nowhere prove nothing.
 """
 
 from __future__ import annotations
@@ -62,8 +53,6 @@ class Transaction:
     """One half message and its ends.
 
     Attributes:
-        value: Of the half message.
-        half: Its row; None when there is none.
         ends: Decisions, in the order of the rows, "unknown" left out.
         checks: The broker's questions, stamped when they reached the producer.
     """
@@ -205,10 +194,9 @@ def check_history(
         drained: The run ended with everything committed or discarded read, so what is missing is
             lost.
         check_interval_ns: How long after an acknowledged decision a check may still arrive.
-        checks_max: How often a producer may be asked about one half message.
         immunity_ns: For how long after its call a half message is not asked about.
-        clock_error_ns: How much sooner by the history's clock than by a broker's date; of both
-            that time and the one that a half message has of its own.
+        clock_error_ns: How much sooner by the history's clock than by a broker's date; of both that
+            time and the one that a half message has of its own.
         holes: Of a queue that retention has cut; None: such a queue proves nothing.
     """
     transactions = transactions_of(history.operations)

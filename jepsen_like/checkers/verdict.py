@@ -28,8 +28,6 @@ class Violation(msgspec.Struct, frozen=True):
         subject: Where, e.g. ``orders/3``.
         detail: One sentence a person can act on.
         operations: Op ids of the witnesses, as few as prove it.
-        checker: Name of the checker that found it.
-        at_ns: When it showed, on the history's clock.
     """
 
     name: str
@@ -44,10 +42,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """What one checker, or all of them, found.
 
     Attributes:
-        checker: Its name.
-        validity: The answer.
         violations: At most a few of each kind; `counts` has how many there were.
-        counts: What was looked at.
         reason: Why it is unknown.
     """
 

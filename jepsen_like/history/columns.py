@@ -1,11 +1,8 @@
 """A history as four Arrow tables: operations, what they saw, events, nodes. Pure.
 
-`ops` has one row per attempt; `obs` one per message that a pull or a final read of a replica found;
-`events` faults and changes of role; `nodes` what replicas reported of themselves and which queues
-were read from them. Integers and strings only, and `NOTHING` where a row has no value, as in the
-rows: columns reach numpy without a copy.
-
-A pull whose messages have no rows in `obs` has their number in `cnt` and their `hash_range`.
+`ops` has one row per attempt; `obs` one per message that a pull or a final read of a replica found.
+Integers and strings only, and `NOTHING` where a row has no value: columns reach numpy without a
+copy. A pull whose messages have no rows in `obs` has their number in `cnt` and their `hash_range`.
 """
 
 from __future__ import annotations

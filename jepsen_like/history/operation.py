@@ -1,14 +1,12 @@
 """The rows of a history: every attempt of a client, every fault, every look at a replica.
 
 All stamps are integer nanoseconds of one monotonic clock. A call is stamped before its bytes are
-handed to the network, a return after the answer is parsed; equal stamps count as overlapping.
-An operation that ended in no answer has no return: `NEVER`.
+handed to the network, a return after the answer is parsed; equal stamps count as overlapping. An
+operation that ended in no answer has no return: `NEVER`.
 
-A history is written as a CBOR sequence: rows one after the other, appended and flushed as they
-come. A crash of the writer leaves all flushed rows and perhaps a piece of the last one; the reader
-returns the rows and how many bytes were left over. A writer of a real run writes an operation or a
-fault when it begins and again when it has ended, so that its own death loses nothing; `LatestRows`
-keeps the later row.
+A history is a CBOR sequence, appended and flushed row by row. A writer of a real run writes an
+operation or a fault when it begins and again when it has ended, so that its own death loses
+nothing; `LatestRows` keeps the later row.
 """
 
 from __future__ import annotations
@@ -116,19 +114,14 @@ class Operation(msgspec.Struct, array_like=True, tag=1, gc=False):
         parent_op_id: The logical operation this is an attempt of; its own id when it is the first.
         process: Logical client. One that saw an `INFO` outcome is retired.
         node: Broker addressed, `NOTHING` when the SDK chose.
-        f: See `F`.
-        outcome: See `Outcome`.
         call_ns: Before the request left.
         ret_ns: After the answer was parsed; `NEVER` for `INFO`.
-        topic: Topic, or an empty string.
-        queue: Queue id.
         off: Offset returned by a send, asked for by a pull, committed or fetched.
         cnt: Messages a pull found; 1 of a fetched offset at which its consumer goes on.
         max_off: One past the last offset, as the answer names it.
         min_off: First offset kept, as the answer names it.
         value: What a send sent; in all rows of a transaction, what its half message holds.
         values: What a pull found at *off* and on, without a gap.
-        group: Consumer group.
         token: Fencing token of a lock: granted by a lock, shown by what is done under it.
         due_ns: When a delayed message is due, counted from its call.
         txn: Transaction, the offset of its half message as the half's acknowledgement named it.
@@ -136,7 +129,6 @@ class Operation(msgspec.Struct, array_like=True, tag=1, gc=False):
         status: Status of the answer as it came, for another classification later; of a filtered
             pull the number of its filter.
         err: Class of the error as it came.
-        level: See `Level`.
         range_hash: Hash of *values* where they are not kept.
     """
 
@@ -171,12 +163,9 @@ class Event(msgspec.Struct, array_like=True, tag=2, gc=False):
     """A fault, its healing, a change of role, an end of a process.
 
     Attributes:
-        at_ns: When it was done.
         end_ns: When doing it had ended.
         kind: What was done, e.g. ``power_cut``.
-        target: What the plan named, e.g. ``leader``.
         node: What that was at that moment, e.g. ``n1``.
-        detail: What else a person wants to know.
     """
 
     at_ns: int
@@ -191,10 +180,6 @@ class ReplicaRead(msgspec.Struct, array_like=True, tag=3, gc=False):
     """One queue as one replica holds it, read from its own files when the run was over.
 
     Attributes:
-        at_ns: When.
-        node: Which replica.
-        topic: Topic.
-        queue: Queue id.
         min_off: First offset kept.
         values: From *min_off* on, without a gap; `NOTHING` for a message that is no workload's.
     """
@@ -211,10 +196,7 @@ class ReplicaState(msgspec.Struct, array_like=True, tag=4, gc=False):
     """How far a replica is and what its log and tables are, by checksum.
 
     Attributes:
-        at_ns: When.
-        node: Which replica.
-        applied_index: Last entry applied.
-        chain: Chain checksum of the log at that entry.
+        chain: Chain checksum of the log at the last entry applied.
         tables: Digest of the state tables there.
     """
 
@@ -232,20 +214,14 @@ class FloorMove(msgspec.Struct, array_like=True, tag=5, gc=False):
     is read from the log itself, not from the record that moved the floor.
 
     Attributes:
-        at_ns: When it was seen.
-        node: Whose log it was read from.
         index: Entry that moved the floor; 0: none did, the log has its beginning.
-        topic: Of a queue, or an empty string.
-        queue: Queue id, or `NOTHING`.
         min_off: First offset of the queue that stands in the log from *position* on, its end where
             none does.
-        cause: As the entry has it.
         position: Byte where the kept log begins.
         end_position: Byte where the entry stands: the log ended there or before.
         newest_ms: Store time of the newest message that was removed.
         stored_ms: Store time of the entry.
         keep_bytes: Setting in force, as the entry has it; 0: no limit.
-        keep_ms: Likewise.
     """
 
     at_ns: int
@@ -276,14 +252,7 @@ def cut_queues(reads: Iterable[ReplicaRead]) -> set[tuple[str, int]]:
 
 
 class RunHeader(msgspec.Struct, array_like=True, tag=0):
-    """The first record of a history file.
-
-    Attributes:
-        run_id: Names the run; a partition of the table later.
-        seed: All randomness of the run came from it.
-        plan: The plan as JSON.
-        versions: What ran.
-    """
+    """The first record of a history file; *plan* is JSON."""
 
     run_id: str
     seed: int = 0

@@ -76,22 +76,11 @@ class Ingested(msgspec.Struct):
     """What became of the records of a run. `records` is the sum of all other counts but `obs`.
 
     Attributes:
-        run_id: Of the run.
-        seed: Likewise.
         plan: Likewise, as JSON; empty: it had none.
-        versions: What ran.
         records: Records read, a torn piece included.
-        ops: Rows of `ops`.
-        events: Rows of `events`.
-        reads: Final reads of a queue of a replica.
-        states: States of replicas.
-        floors: Rows of floors that moved.
-        headers: Heads of files.
         replaced: Rows in whose place a later one of the same operation or event came.
         bad: Records that are none of these; `torn` of them are pieces of a last one.
-        torn: See above.
         torn_bytes: Their bytes.
-        obs: Rows of `obs`.
         samples: What brokers reported of themselves; from another file.
         footers: By table, the size of its file and the checksum of its footer, which Parquet does
             not have.
@@ -136,9 +125,6 @@ class BadRecord(msgspec.Struct):
 def ingest(folder: Path, into: Path | None = None) -> Ingested:
     """Write the tables of the run in *folder* and return what became of its records.
 
-    The whole history is in memory meanwhile. What stood in *into* (`FOLDER` of the run, unless
-    another is given) is overwritten.
-
     Raises:
         NoHistoryError: There is no history, or files of another run are among it.
         OSError: A file cannot be read or written.
@@ -178,12 +164,8 @@ def ingest(folder: Path, into: Path | None = None) -> Ingested:
 
 
 def check_header(run_id: str, header: RunHeader, folder: Path) -> None:
-    """See that a file is of the same run as those before it.
-
-    Args:
-        run_id: Of those; empty: none was read.
-        header: Of the file.
-        folder: Of the run, for a sentence.
+    """See that the file with *header* is of the run *run_id*, as those before it; empty: none was
+    read.
 
     Raises:
         NoHistoryError: It is of another: operations of both have the same numbers.

@@ -77,7 +77,6 @@ class SmallTable:
     """Rows in memory as columns; a selection of rows copies a column when it is asked for.
 
     Args:
-        columns: Of all rows.
         operations: The rows themselves, where they are operations.
         rows: Which of them; None: all.
     """

@@ -117,13 +117,9 @@ class Member(Machine, Protocol):
         """End process and machine at once; what was not flushed is lost."""
 
     async def kill_at_point(self, skip: int, *, power: bool) -> str:
-        """End the process inside one of the next acts of its disk.
+        """End the process inside one of the next acts of its disk, after *skip*; return where.
 
-        Args:
-            skip: Acts that pass before.
-            power: What was not flushed is lost, too.
-        Returns:
-            Where it ended; empty when the disk did too little for that.
+        With *power* what was not flushed is lost, too. Empty: the disk did too little for that.
         """
 
     async def wipe(self) -> None:
@@ -142,8 +138,6 @@ class Member(Machine, Protocol):
     async def rot_file(self, arg: int) -> str:
         """Let a file that is not a segment go bad, on a machine that is down; return where.
 
-        Args:
-            arg: As `Kind.FILE_ROT` has it.
         Raises:
             CannotBeDone: Its disk is a real one.
         """
@@ -269,10 +263,7 @@ class Ground(Protocol):
     async def steal_name(self, for_s: float, identity: str) -> str:
         """Let a process that is no member be after the group's broker name, at every NameServer.
 
-        Args:
-            identity: The group it names; empty: none.
-        Returns:
-            What became of it.
+        It names the group *identity*; empty: none. Returns what became of it.
         """
 
     async def attack_peers(self, for_s: float) -> str:
@@ -338,7 +329,6 @@ class Ground(Protocol):
         """Give the leader an order about the member *name*.
 
         Args:
-            kind: `TRANSFER`, `MEMBER_ADD`, `MEMBER_REMOVE` or `MEMBER_REPLACE`.
             asked: The member that gets the order; empty: the leader.
         Raises:
             MQError: It was refused, or its end is unknown.

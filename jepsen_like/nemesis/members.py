@@ -62,12 +62,8 @@ def choose(
 ) -> Chosen | None:
     """Return the members that go away: a majority of the voters before and after a change stays.
 
-    Args:
-        leader: The member that leads; it is not removed.
-        voters: The list in force.
-        order: Shuffles names in place.
-    Returns:
-        None: There are too few voters for this change.
+    None: there are too few *voters*, the list in force. The member that leads is not removed.
+    *order* shuffles names in place.
     """
     others = [name for name in sorted(voters) if name != leader]
     order(others)
@@ -91,9 +87,6 @@ def can_do_without(
     away: Collection[str], lists: Iterable[Sequence[str]], firm: Collection[str]
 ) -> bool:
     """Return whether members that run and hold all they acknowledged decide in every list.
-
-    Then the one of them with the longest log can be elected in the list it follows: all of them
-    give it their votes.
 
     Args:
         lists: The voters, as each member that is there last had them.

@@ -168,14 +168,11 @@ class Nemesis:
     """Carries out the steps of one plan.
 
     Args:
-        ground: The cluster.
-        plan: The steps.
         record: Given a row for every act when it begins, and again, completed, with true, when it
             has ended.
 
     Attributes:
         done: How often each kind was done, and ``skipped``.
-        members: Its orders to change the members.
     """
 
     def __init__(self, ground: Ground, plan: Plan, record: Callable[[Event, bool], None]) -> None:

@@ -1,8 +1,5 @@
 """The nodes of a cluster as the steps of a plan mean them: which one, held down, ended and started.
 
-Faults overlap: a node is down while any step wants it down. A node that ended by itself is started
-again by a supervisor, as an operator's would.
-
 `Disks` are the faults of their disks: full, slow, without flushes, and with bytes that go bad.
 """
 
@@ -34,14 +31,10 @@ class Nodes:
     """The nodes of one run, and the faults that end them.
 
     Args:
-        ground: The cluster.
-        rng: Chance of the whole nemesis.
         keeps_unflushed: What members acknowledge before they flush it stays on a majority: power
             fails at no member whose memory is needed. Off, the checkers have to name the losses.
 
     Attributes:
-        rng, keeps_unflushed: The same.
-        budget: What may be destroyed now.
         held_down: How many steps want a node down, by name.
         done: How often each kind was done, and ``skipped``.
     """

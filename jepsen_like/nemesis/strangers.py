@@ -1,13 +1,9 @@
 """Processes that are no members: one that takes a broker name, one at the ports of the peers.
 
-`NameThief` wants a broker name, at the NameServers and towards clients. It registers as the leader
-with the highest state version there is, takes the members out, and answers clients that it has
-stored what they send; it stores nothing.
-
-`PeerStranger` is where the members of a group talk to each other. It sends hellos under its own
-name and under those of members, claims to lead, asks for votes in terms near and far, asks for
-entries, sends some that it made, leaves hellos unfinished, and listens at the address that it
-gives.
+`NameThief` registers a broker name as the leader with the highest state version there is, takes the
+members out, and answers clients that it has stored what they send; it stores nothing.
+`PeerStranger` talks where members do: hellos under names of members too, claims to lead, requests
+for votes and entries, entries that it made, hellos left unfinished.
 
 Both act through seams alone, so they do the same in a simulated world and against real processes.
 """

@@ -1,20 +1,16 @@
 """What a correct cluster must survive, and therefore what may be done to it.
 
 Durability is guaranteed while a majority of voters keeps its disks. So data is destroyed (a wipe,
-bit rot, bad sectors) on one voter at a time, while the others keep what they acknowledged, however
-far behind they are; and on the next only when the former is sound again: it votes, holds everything
-committed, and its files are what its peers' are. A majority of every list of voters counts that a
-member follows now: a list is in force as soon as it is written, long before it is committed, so an
-order that is under way forbids it, too.
+bit rot, bad sectors) on one voter at a time, while the others keep what they acknowledged; and on
+the next only when the former is sound again: it votes, holds everything committed, and its files
+are its peers'. A majority of every list of voters counts that a member follows now, since a list is
+in force as soon as it is written.
 
-A torn tail (`Kind.TORN_TAIL`) is a loss that no member can distinguish from a write that a crash
-has torn: its owner comes back eligible, with a vote. So it is allowed only where that
-vote can elect no member that lacks anything: see `tail_is_spare`.
-
-A power failure may leave a log torn before entries that survived, and what cannot be distinguished
-from a loss takes a member's vote (docs/operate/operations.md). A list of even length has no
-vote to spare for that: its members are killed instead. Everything else (kills, cuts, pauses, newer
-versions, power failures of all nodes, full disks, clocks) may happen at any time.
+A torn tail (`Kind.TORN_TAIL`) is a loss that passes for a write torn by a crash: its owner comes
+back with a vote, so it is allowed only where that vote can elect no member that lacks anything
+(`tail_is_spare`). A power failure may take a member's vote (docs/operate/operations.md), which a
+list of even length cannot spare: its members are killed instead. Everything else may happen at any
+time.
 """
 
 from __future__ import annotations
@@ -51,10 +47,8 @@ class Soundness:
     """What the world knows of one voter.
 
     Attributes:
-        is_up: Its process runs and is not paused.
         keeps_promises: It is eligible, knows of no damage, and votes.
-        is_caught_up: It knows as committed all that the leader does, too. When it is applied is no
-            matter: the log is what the others rely on.
+        is_caught_up: It knows as committed all that the leader does, too.
         is_intact: And its log bytes are those of its peers, as far as both reach.
     """
 
@@ -97,9 +91,6 @@ def newest_of(logs: Sequence[LogEnd | None]) -> int | None:
 def tail_is_spare(newest_index: int, logs: Sequence[LogEnd | None]) -> bool:
     """Return whether no member needs a voter's newest bytes.
 
-    Whatever it acknowledged and that counted for a commit is in another voter's log, as this one
-    acknowledges nothing any more. With all of that on every other disk its vote is harmless.
-
     Args:
         newest_index: `newest_of` the others' logs when this voter had ended already.
         logs: The others' logs now.
@@ -132,8 +123,6 @@ class Budget:
         """Tell whether *kind* may be done to *node* now.
 
         Args:
-            kind: What is to be done.
-            node: To whom.
             nodes: What is known of every broker, member or not.
             lists: The voters, as each member last had them; none: all *nodes*.
         """

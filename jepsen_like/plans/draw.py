@@ -2,12 +2,8 @@
 
 The same seed and arguments give the same plan on every machine. Faults come about every
 `fault_interval_s` and last from a moment to a few election timeouts; some seeds concentrate on few
-kinds, because combinations that need the same fault again and again are rare in an even mixture.
-
-Some steps bring a scene: a few steps that are worth more together than one by one, at moments at
-which acknowledgements are young. A leader does not know yet that it leads no member; flushes are
-under way; an election has just begun; followers hold different parts of a tail. No scene is made
-for a bug.
+kinds. Some steps bring a scene: a few steps worth more together than one by one, at moments at
+which acknowledgements are young.
 """
 
 from __future__ import annotations
@@ -315,11 +311,8 @@ def draw_plan(
         duration_s: How long faults go on.
         members: Brokers; None: mostly three, sometimes five.
         fault_interval_s: Mean pause between beginnings of faults; None: drawn.
-        kinds: What may be drawn.
-        workload: What clients do; None: drawn.
         settings: Of the brokers; None: drawn.
         even: Draw from all *kinds* in every plan, and never concentrate on a few.
-        modes: Draw modes, too; see `dledger.jepsen_like.plans.modes`.
     """
     rng = Random(f"plan {seed}")
     if members is None:

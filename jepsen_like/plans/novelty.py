@@ -1,11 +1,8 @@
 """Which plan to play next, so that faults meet services and each other that have not met. Pure.
 
-What plans are to bring together are pairs: a kind of fault and a service, a kind of fault and the
-services together, two kinds of faults that come soon behind each other, two services. A plan is
-worth the more, the less often its pairs were met, and the less it costs. What really came of it is
-counted from its report: a fault that the budget of faults forbids has not happened. Beside it stand
-the states that the cluster came to: combinations of state, fault and service are counted for each
-plan, never reached ones shown.
+Pairs are a kind of fault and a service, a kind of fault and all services, two kinds of faults soon
+behind each other, two services. A plan is worth the more, the less often its pairs were met, and
+the less it costs; what really came of it is counted from its report.
 """
 
 from __future__ import annotations

@@ -197,7 +197,6 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         at_ms: When, counted from the end of set-up.
-        kind: What.
         target: A role of `ROLES`, or a number as text.
         for_ms: How long; healed then.
         arg: See `Kind`.
@@ -224,11 +223,8 @@ class Workload(msgspec.Struct, frozen=True):
         consumers: Logical clients that pull, and commit their offsets.
         readers: Logical clients that ask for max offsets and pull at random places.
         interval_ms: Mean pause between two operations of one client.
-        queues: Queues of the topic.
         body_bytes: Largest body; sizes are drawn, with the borders preferred.
         delayed_per_mille: Sends that carry a delay level.
-        batch_per_mille: Sends that are batches of several messages.
-        transactions_per_mille: Sends that are transactions.
         timer_per_mille: Sends that carry a time of their own.
         recall_per_mille: Steps of producers that take one of these back.
         send_back_per_mille: Pulls of consumers after which they send a message back.
@@ -241,7 +237,6 @@ class Workload(msgspec.Struct, frozen=True):
             then.
         push_members: Machines of a push group whose members come and go; 0: there is none.
         push_change_s: Mean pause between two of them; 0: they stay.
-        push_orderly: The group consumes each queue in its order.
         hostile_per_mille: Messages with properties that try the broker's services.
         timer_roll_s: Messages with a time of their own are stored again after this many seconds,
             and wait for up to `ROLLS_MAX` times as long; 0: the window of two days, which no plan
@@ -322,7 +317,6 @@ class Settings(msgspec.Struct, frozen=True):
     """How the cluster is configured; slow timers make long runs cheap.
 
     Attributes:
-        heartbeat_ms: Of the leader.
         election_ms: Election timeout; a new one is drawn between it and twice it.
         segment_bytes: Small, so that the log rolls.
         queue_units: Units per consume queue file; small, so that queues roll.
@@ -366,16 +360,10 @@ class Plan(msgspec.Struct, frozen=True):
     """A whole run before it happens.
 
     Attributes:
-        seed: Of everything that is left to chance while it runs.
         duration_ms: When the faults end; healing, catching up and reading come after.
         steps: In order of `at_ms`.
-        members: Brokers of the group.
-        name_servers: NameServers.
-        workload: What clients do.
-        settings: How brokers are configured.
         modes: Names of `dledger.jepsen_like.plans.modes`.
         note: For people: what it once showed.
-        version: Of this format.
     """
 
     seed: int

@@ -1,12 +1,9 @@
 """What all pictures have in common: size, margins, time axis, fault bands, legend, files.
 
 The axes of all pictures begin and end at the same place, so one can look straight down the page
-from a peak in the latency to the fault and the change of leader that made it. A telephone shows a
-part of a picture, and scrolls sideways.
-
-Colours: one look per fault kind, the same in every picture of every run. Kinds that mean nearly the
-same share a hue and differ by hatching, so no two are alike, also for people that see few colours.
-The hues can be distinguished with any of the common colour blindnesses.
+from a peak in the latency to the fault that made it. Each fault kind has one look, the same in
+every picture; kinds that mean nearly the same share a hue and differ by hatching, and the hues can
+be distinguished with any of the common colour blindnesses.
 """
 
 from __future__ import annotations
@@ -177,7 +174,6 @@ class Canvas:
 
     Attributes:
         name: Of the PNG file, and prefix of every id in the SVG.
-        figure: Of matplotlib.
         axes: From top to bottom.
         entries: What the legend will say: lines first, then faults.
         top_in: Above the plot, for the title.

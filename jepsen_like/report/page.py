@@ -18,7 +18,6 @@ class PageFigure:
     """One picture.
 
     Attributes:
-        svg: Ready to stand in the page.
         alt: What it shows, for readers that do not see it.
         below: A sentence under it; may be empty.
     """
@@ -33,9 +32,6 @@ class Part:
     """A section with pictures.
 
     Attributes:
-        id: Of the section; links to it stay good.
-        title: Its heading.
-        caption: What to look for.
         figures: None: there was nothing to draw.
         empty: Why not.
     """

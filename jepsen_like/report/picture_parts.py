@@ -47,18 +47,7 @@ HEALED: Final = "healed"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What several sections need.
-
-    Attributes:
-        columns: All operations.
-        span: The time the run took.
-        faults: Those done, in order of time.
-        terms: Which node led when.
-        counts: Operations by name and outcome.
-        fault_counts: By kind.
-        availability: Second by second.
-        witnesses: Operations that violations name, by id.
-    """
+    """What several sections need; *witnesses* are the operations that violations name, by id."""
 
     columns: Columns
     span: Span

@@ -65,9 +65,6 @@ class Pictures:
 
     Attributes:
         folder: Where the PNG files go; it is there.
-        span: The time axis.
-        faults: What was done meanwhile.
-        nodes: In the order of their colours.
         healed_s: When the last fault was over and the load was about to end; None: not known.
     """
 

@@ -40,13 +40,7 @@ _WALL_CLOCK_NS: Final = 10**15
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """A fault of the plan that was not done.
-
-    Attributes:
-        kind: What the plan asked for.
-        reason: Why not.
-        count: How often.
-    """
+    """A fault of the plan that was not done, why not, and how often."""
 
     kind: str
     reason: str = ""
@@ -57,18 +51,13 @@ class Result(msgspec.Struct):
     """The outcome of a run.
 
     Attributes:
-        verdict: Over everything.
         reason: Why it is unknown, or anything else in one sentence.
-        verdicts: One per checker.
         counts: Operations by name and outcome, as its runner counted them.
-        faults: How often each kind was done.
         skipped: What was not done, and why.
         failover_ms: From the loss of a leader until the group served again.
         lost: Acknowledged messages that are lost; None: not counted.
         duplicated: Messages stored or delivered twice; likewise.
-        command: Repeats the run.
         asked: What a person typed.
-        versions: What ran.
         begin: Date and time, as text, or seconds or nanoseconds since 1970.
         end: Likewise.
     """
@@ -186,17 +175,7 @@ _ARRAY, _LAST, _BREAK = b"\x9f", "last row", b"\xff"
 
 
 class Sample(msgspec.Struct, gc=False):
-    """What one node reported of itself at one moment.
-
-    Attributes:
-        at_ns: On the history's clock.
-        node: Its name.
-        role: ``leader``, ``follower``, ``candidate``.
-        term: Its term.
-        commit_index: Newest entry it knows to be committed.
-        last_index: Newest entry it has.
-        is_up: It answered.
-    """
+    """What one node reported of itself at one moment; *is_up*: it answered."""
 
     at_ns: int
     node: str
@@ -213,13 +192,10 @@ class Run:
 
     Attributes:
         name: Of the folder.
-        folder: As it was given.
         plan: As text, indented when it is JSON.
         result: What the run reports of itself; unknown when it reports nothing.
         history: All history files in one, in the order of calls.
-        samples: In order of time.
         is_whole: No history file is torn or damaged.
-        logs: Last lines of each node's log, by name.
         notes: One sentence for each thing that is missing or damaged.
     """
 

@@ -75,13 +75,7 @@ def columns_of(operations: Sequence[Operation]) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The time a run took, in buckets.
-
-    Attributes:
-        begin_ns: Of the first thing that happened.
-        end_ns: Of the last.
-        bucket_s: Width of a bucket.
-    """
+    """The time a run took, from the first thing that happened to the last, in buckets."""
 
     begin_ns: int
     end_ns: int
@@ -210,7 +204,6 @@ class Availability:
     """Second by second.
 
     Attributes:
-        spells: What it was, from and until when, without gaps.
         served_s: Seconds with an acknowledgement.
         refused_s: Seconds with sends and without.
     """

@@ -41,12 +41,7 @@ class RunLine:
     Attributes:
         name: Path of the run's folder below the store.
         link: To its report; empty when there is none.
-        verdict: ``valid``, ``invalid`` or ``unknown``.
         begin: When it began, as its result has it; empty when it has none.
-        ok: Operations that were acknowledged.
-        info: Operations of unknown outcome.
-        fail: Operations that certainly failed.
-        faults: Faults that were done.
     """
 
     name: str

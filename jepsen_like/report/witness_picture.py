@@ -58,10 +58,8 @@ class Mark:
     """One operation in the picture.
 
     Attributes:
-        op: The operation.
         statement: What it states of its offsets.
         low: First offset it speaks of.
-        high: Last one.
         is_witness: It is one of those that prove the violation.
     """
 
@@ -77,8 +75,6 @@ class QueueOrder:
     """What to draw of one queue.
 
     Attributes:
-        queue: ``topic/queue``.
-        violation: The first one of that queue.
         marks: The nearest operations to its witnesses, in order of their calls.
         unanswered: Sends to it whose outcome is unknown, in order of their calls.
     """
@@ -214,14 +210,7 @@ class _Drawing:
 def draw_witnesses(
     draw: Pictures, order: QueueOrder, number: int, terms: Sequence[Leadership] = ()
 ) -> str:
-    """Draw what led to a violation of a queue, and return the SVG.
-
-    Args:
-        draw: Where, with which faults and servers.
-        order: The queue, the violation and what was done around it.
-        number: Of the picture in its report.
-        terms: Which server led when.
-    """
+    """Draw what led to a violation of a queue, as picture *number*, and return the SVG."""
     drawing = _window(draw, order)
     clients = _clients(drawing)
     bands = _bands(drawing)

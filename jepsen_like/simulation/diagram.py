@@ -30,14 +30,7 @@ ROW_PX: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the diagram.
-
-    Attributes:
-        at_s: Virtual time.
-        lane: Whose.
-        text: What.
-        is_witness: It proves the violation.
-    """
+    """One line of the diagram; *is_witness*: it proves the violation."""
 
     at_s: float
     lane: str

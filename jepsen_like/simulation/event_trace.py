@@ -66,13 +66,7 @@ class Trace:
         self.sometimes: Counter[str] = Counter()
 
     def note(self, event: int, node: int, first: int = 0, second: int = 0) -> None:
-        """Take one event in.
-
-        Args:
-            event: Its kind.
-            node: Number of the node it happened at; 0 for the world.
-            first, second: What describes it in numbers.
-        """
+        """Take one event in, of a node (0: the world), with two numbers that describe it."""
         now_s = self._time.now_s
         self.counts[event] += 1
         self._last.append((now_s, event, node, first, second))

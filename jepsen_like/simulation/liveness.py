@@ -1,18 +1,15 @@
 """Progress without a minority: a group whose majority is sound and connected serves and changes.
 
 After the faults (`go_on_without`) a leader and a change of the members are demanded before a
-minority is back. Healed as a whole first, a group that cannot go on without its minority appears
-as one that can. Nothing is demanded where too few are there, or sure of what they acknowledged, for
-any leader to be elected: then it is as after any plan, and all come back.
+minority is back. Nothing is demanded where too few are there, or sure of what they acknowledged,
+for any leader to be elected.
 
-During the faults (`StallWatch`) there must be an acknowledgement now and then, although nothing
-would be lost. That is looked at when members send each other frames and when rows of clients begin
-or end, every `STALL_LOOK_S` at most: it adds no task and no event to a run, so the digest of a plan
-stays what it was. A majority counts as sound and connected when each of its members runs, keeps
-what it acknowledged and has a disk without faults, when the links between any two of them and
-between each and the clients are as they should be, and when the list of voters of each gives them a
-majority. The leader must be one of them: a leader that the others hear and clients do not keeps its
-office by right.
+During the faults (`StallWatch`) there must be an acknowledgement now and then. That is looked at
+when members send each other frames and when rows of clients begin or end, every `STALL_LOOK_S` at
+most: it adds no event to a run, so the digest of a plan stays what it was. A majority counts as
+sound and connected when each of its members runs, keeps what it acknowledged and has a disk without
+faults, when the links between any two of them and to the clients are healthy, and when the voters
+of each give them a majority. The leader must be one of them.
 """
 
 from __future__ import annotations

@@ -129,9 +129,7 @@ class Node:
     """A machine and its process.
 
     Attributes:
-        name: Its name in the world.
         number: Its number in the trace; from 1.
-        state: See `State`.
         incarnation: How many processes have been started on it.
         error: What its last process ended with, when it ended by itself.
         ran_since_s: When it last started or went on after a pause, virtual time.

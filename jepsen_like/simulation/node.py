@@ -107,13 +107,11 @@ class BrokerNode(Node):
     """A machine with the product's broker on it.
 
     Attributes:
-        broker: The running broker; None while there is none.
         seen_commit: Newest commit index this node has shown.
-        shown_commit: The newest any process on this disk has shown; 0 where its log may end
-            earlier without a sign of that.
+        shown_commit: The newest any process on this disk has shown; 0 where its log may end earlier
+            without a sign of that.
         seen_voters: Names of the voters in the list it followed last.
         seen_durable_end: Position up to which its log was seen to be on its disk.
-        led_s: When it led last, in seconds of the run.
         promised_vote: Newest term in which a vote of it has left, and the candidate.
         promised_entry: Index and chain of the newest entry it has acknowledged.
         has_rotten_queues: A bit of a queue file has flipped; the scrub finds it.

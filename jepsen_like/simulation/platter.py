@@ -44,9 +44,7 @@ class FlushedNames:
     """The names of a folder that work has flushed.
 
     Attributes:
-        what: The folder.
         before: What the names stood for on the platter.
-        durable: The durable names of the disk.
         chance: Draws from [0, 1).
     """
 
@@ -134,12 +132,11 @@ class Platter:
     def rot(
         self, path_part: str = "/commitlog/", bits: int = 1, end: int | None = None
     ) -> list[tuple[str, int]]:
-        """Flip bits of flushed, written bytes of files on such paths, half of the time at the end.
+        """Flip bits of flushed bytes of files on such paths, half of the time at the end; return
+        where.
 
         Args:
             end: Files are named after their first byte; bytes from this one on are left alone.
-        Returns:
-            Path and byte offset of each.
         """
         found: list[tuple[str, int]] = []
         sizes: dict[str, int] = {}
@@ -198,12 +195,10 @@ class Platter:
         self.names[path].unreadable.append((start, end))
 
     def spoil_sectors(self, sectors: int, log_end: int) -> list[tuple[str, int]]:
-        """Let reads of some flushed sectors fail, each of a file of one of the `SPOILED` kinds.
+        """Let reads of some flushed sectors of files of `SPOILED` kinds fail; return where.
 
         Args:
             log_end: Bytes of segments from this one on are left alone.
-        Returns:
-            Path and byte offset of each.
         """
         found: list[tuple[str, int]] = []
         for _ in range(sectors):

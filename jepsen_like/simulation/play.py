@@ -97,10 +97,6 @@ class Played:
     """What came of a plan.
 
     Attributes:
-        plan: What was played.
-        verdict: Over all checks.
-        verdicts: Each of them.
-        history: What clients and faults did.
         simulated_s: Virtual time it took.
         digest: Of every event.
         sometimes: How often the interesting things happened.

@@ -2,7 +2,7 @@
 
 It is fed every committed entry once, in order, from whichever replica applies it first, and keeps
 all in memory: no snapshot, no file, no replay, no entry applied twice. Its consume queues and keys
-are decoded record by record (`derive_plain`), with nothing of the bulk path.
+are decoded record by record.
 
 ===================  =======================================================================
 applied              an applied entry is whole and follows the one before

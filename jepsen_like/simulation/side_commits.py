@@ -76,8 +76,7 @@ class SideCommits:
     ) -> bool:
         """Read all that was committed of a topic; commit a few offsets of a queue, and read each.
 
-        Returns:
-            Whether a leader is known.
+        Returns whether a leader is known.
 
         Raises:
             ClientError: The cluster is in trouble.

@@ -1,10 +1,9 @@
 """Parts of the work beside the workload: odd messages, ten thousand queues, open halves, strangers.
 
-Each part of the side work is asked for one turn at a time; a turn returns whether it was done to
-its end, and lets the errors of a cluster in trouble through. Strangers are clients that a world
-with access control has to refuse. They ask all members for what they have no right to: unsigned,
-with a secret that is wrong, and as an account that may read one topic. An answer that grants it
-ends the run with the violation ``access``.
+A turn returns whether it was done to its end, and lets the errors of a cluster in trouble through.
+Strangers are clients that a world with access control has to refuse: unsigned, with a wrong secret,
+or as an account that may read one topic. An answer that grants it ends the run with the violation
+``access``.
 """
 
 from __future__ import annotations

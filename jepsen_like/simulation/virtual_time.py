@@ -1,15 +1,12 @@
 """Virtual time for one `trio.run`: it stands still while anything runs, then jumps.
 
-All timers of the simulation stand in one heap here, outside trio's own: a timer is then a heap
-entry and a call, not a task, and it can be held back while its node is paused. Trio asks the clock
-how long to wait whenever no task can run; the answer is to move the time to the next timer or
-deadline and not to wait at all.
+All timers of the simulation stand in one heap here, outside trio's own: a timer is a heap entry and
+a call, not a task, and can be held back while its node is paused. Whenever no task can run, the
+answer to trio is to move the time to the next timer or deadline and not to wait at all.
 
-A node has clocks of its own (`SimClock`): its pace, its idea of the date, and a `Gate` that stops
-it. A paused node does not wake: its waits, its network and its disk are held behind the gate until
-it is resumed. Tasks that could run at the moment of the pause run up to their next wait. What is
-not stopped are trio's own deadlines (``move_on_after`` around a request): they pass while the node
-stands still, where in a stopped process they would pass at the moment it goes on.
+A node has clocks of its own (`SimClock`): its pace, its idea of the date, and a `Gate` that holds
+its waits, network and disk while it is paused. Tasks that could run at the moment of the pause run
+up to their next wait. Trio's own deadlines pass while the node stands still.
 """
 
 from __future__ import annotations

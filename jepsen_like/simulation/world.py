@@ -91,8 +91,6 @@ class Violation(Exception):  # noqa: N818  # what was violated is the point, not
     """Something that must hold did not.
 
     Attributes:
-        invariant: Its name.
-        at_s: Virtual time since the begin.
         world: The world as it was; its trace and logs tell how it came to this.
     """
 
@@ -107,11 +105,9 @@ class World:
     """Everything there is.
 
     Attributes:
-        seed: What it came from.
         brokers, name_servers, clients: The nodes by name: ``n0`` …, ``ns0`` …, as they were named.
         network: Cuts and link faults are made here, by node name.
         trace: Every event, its digest, and the `sometimes` counters.
-        checks: The invariants.
         promises: What members acknowledged to each other.
         logs: Newest log lines: time since the begin, node, event, facts.
         last_leader, last_term: The newest leader anybody has seen.

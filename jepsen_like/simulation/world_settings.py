@@ -24,7 +24,6 @@ class WorldSettings:
     Attributes:
         brokers, name_servers: How many.
         heartbeat_ms, election_timeout_ms: Slow: a simulated second costs what happens in it.
-        segment_bytes: Small, so that segments roll.
         options: Settings of the brokers over all others, ``table.name`` to value.
         has_accounts: Brokers and NameServers check signatures, see `accounts`.
         sessions_max, timer_load_units: Limits of brokers that are no settings, see `serve_broker`.

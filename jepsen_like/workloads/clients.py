@@ -55,10 +55,8 @@ class WorkloadClients(Recorder):
     """All logical clients of a run, on one client machine.
 
     Args:
-        stage: Time.
         broker: Name of the broker group; empty: any that has queues of the topic.
         topic: What is sent to; made when it is not there.
-        record: As for `Recorder`.
         through: What producers and receivers go through; None: the SDK.
     """
 
@@ -263,9 +261,6 @@ class WorkloadClients(Recorder):
 
     async def drain(self, instance: ClientInstance) -> None:
         """Read every queue from its first to its last offset, and what groups committed.
-
-        Args:
-            instance: Of a client that was not there before, where a run has one.
 
         Raises:
             ClientError: The healed cluster does not serve.

@@ -1,9 +1,7 @@
 """Consumers of a workload: pull in order, commit, resume from a committed offset, send back.
 
-`Consumers` can be paused with offsets in hand while doubles, consumers under their names on another
-machine, go on in their place; resumed, they commit what they had, as a client does that was away
-for long and has not noticed. Every offset is committed by one of them at most, else two commits
-could not be distinguished.
+`Consumers` can be paused with offsets in hand while doubles under their names on another machine go
+on in their place; resumed, they commit what they had. Every offset is committed by one at most.
 
 `Retriers` read the workload's queues and their group's retry topic and send some messages back,
 with one request each. In the end retry topic and dead letters are read from end to end.
@@ -12,9 +10,8 @@ with one request each. In the end retry topic and dead letters are read from end
 what it found there, as a count and a hash.
 
 `Lockers` lock queues, renew, commit under their locks, give them back, or forget them. Some pause
-for longer than a lease lasts and commit with the token they had, as a paused process does: only the
-holder of the queue by then may commit. A locker that saw an unknown outcome, or forgets its locks,
-goes on as another client: its locks are not given back.
+for longer than a lease lasts and commit with the token they had, which must fail. A locker that saw
+an unknown outcome, or forgets its locks, goes on as another client.
 """
 
 from __future__ import annotations
@@ -69,11 +66,7 @@ Offsets = dict[MessageQueue, int]
 class Consumers:
     """The consumers of a run, by number.
 
-    Args:
-        clients: Whose they are: the rows, the queues and the time.
-
     Attributes:
-        client_id: Of the machine they run on.
         ask_first: Those that start from now on begin where they committed, not where they know.
     """
 
@@ -217,8 +210,6 @@ class Retriers:
     """Consumers that give messages back, each a group of its own.
 
     Args:
-        per_mille: How many of a thousand messages are given back.
-        levels_ms: Delays of the levels.
         shows_origin: Producers write none of the properties that brokers add to what is given back.
     """
 
@@ -441,8 +432,6 @@ class Lockers:
     """The lockers of a run: all of one group, each a client of its own.
 
     Args:
-        clients: Whose they are: the rows, the queues and the time.
-        seed: Of what they do.
         lease_s: How long brokers let a lock last.
     """
 

@@ -41,8 +41,6 @@ HOUR_MS: Final = 3_600_000
 def kept_offsets(log: EntryLog, tables: StateTables, first: int, last: int) -> dict[Queue, int]:
     """Return, by queue, the first offset in entries *first* … *last*; its end where there is none.
 
-    Args:
-        tables: Which queues there are after *last*, and where they end.
     Raises:
         MQError: An entry cannot be read.
     """
@@ -129,8 +127,6 @@ def final_rows(
 ) -> list[FloorMove]:
     """Return where the log of a replica begins when a run is over.
 
-    Args:
-        known: Entries whose move has its rows.
     Raises:
         MQError: An entry cannot be read.
     """

@@ -1,11 +1,9 @@
 """Producers of a workload: plain, delayed, timed, batched and transactional sends, and recalls.
 
-Some messages may try the services of a broker (`Workload.hostile_per_mille`): properties that are
-the broker's own, or too much. What is drawn for them comes from a stream of its own, so that a plan
-without them is the run it always was. The checkers judge these messages like all others: stored
-once acknowledged, delivered once, nothing lost; and a world notices when a node ends.
-
-After the last operation something may still be due for a while: `due_within_s`.
+Some messages try the services of a broker (`Workload.hostile_per_mille`): properties that are the
+broker's own, or too much. What is drawn for them comes from a stream of its own, so that a plan
+without them is the run it always was. After the last operation something may still be due for a
+while: `due_within_s`.
 """
 
 from __future__ import annotations
@@ -78,16 +76,8 @@ class Waiting:
 
 
 class Producers:
-    """The producers of a run, by number.
-
-    Args:
-        clients: All clients of the run: the rows, the queues and the pauses.
-        stage: Time.
-        transactions: Sends those that are transactions.
-        through: What they go through; None: the SDK.
-
-    Attributes:
-        wall_ms: The date of the machine they run on.
+    """
+    The producers of a run, by number; what *transactions* is for sends those that are transactions.
     """
 
     def __init__(

@@ -87,13 +87,8 @@ MakeMachine = Callable[[str, Callable[[Any], Awaitable[None]]], MemberMachine]
 class PushGroup:
     """The members of the group of a run.
 
-    Args:
-        clients: Whose topic they consume, and the rows.
-        make: Makes their machines.
-
     Attributes:
         record: What is to be judged.
-        joined, left, killed: How often.
         is_settled: Its members have left, and the record is whole.
     """
 
@@ -242,9 +237,6 @@ class PushGroup:
         """Let all members be there, wait until the group has come to rest, and judge it.
 
         Then one of them leaves and joins again, so that its queues change hands while all is well.
-
-        Args:
-            instance: Asks for committed offsets.
         """
         clients, record = self._clients, self.record
         record.stored = {

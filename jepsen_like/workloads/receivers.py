@@ -1,15 +1,11 @@
 """What receivers do: receive, acknowledge, forget, ask for more time, and use receipts again.
 
-Those with an even number are of one group, the others of a group that receives in order. Their
-receipts are kept for a while: one that is used again must be refused. Some messages are
-acknowledged together, with others of the same answer between them that are not. A message is handed
-out a few times only: what is forgotten each time goes to the dead letters, which are read in the
-end.
+Those with an even number are of one group, the others of a group that receives in order. A receipt
+that is used again must be refused. Some messages are acknowledged together, with others of the same
+answer between them that are not. What is forgotten each time goes to the dead letters, which are
+read in the end, of brokers.
 
-Where they share, all of the first group on one machine use one consumer: what they ask for at the
-same time goes in one request, and what comes is dealt out to them.
-
-Where there are proxies they receive through these; what is read in the end is asked of brokers.
+Where they share, all of the first group on one machine use one consumer, and so one request.
 """
 
 from __future__ import annotations
@@ -285,9 +281,6 @@ class Receivers:
         self, instance: ClientInstance, ends: dict[MessageQueue, tuple[int, int]]
     ) -> None:
         """Receive and acknowledge everything; the cluster serves, and nothing comes any more.
-
-        Args:
-            ends: First offset and end of each queue.
 
         Raises:
             ClientError: A request was refused.

@@ -1,17 +1,15 @@
 """What all clients of a run share: rows, values, contents and the time.
 
-A call leaves a row when it begins and completes it when it ends; what is known of its outcome
-follows from its error. A logical client that saw an unknown outcome is retired: another process
-number goes on in its place.
+A call leaves a row when it begins and completes it when it ends. A logical client that saw an
+unknown outcome is retired: another process number goes on in its place.
 
-`OUTCOMES` is what an error of the SDK lets a history say, one table: ok, fail or info. A wrong
-`fail` invents aborted reads, a wrong `info` hides lost writes. What is not in the table is `info`,
-and `is_known` is false: the run that met it fails, so the table stays complete.
+`OUTCOMES` gives each error of the SDK its outcome: ok, fail or info. A wrong `fail` invents aborted
+reads, a wrong `info` hides lost writes. The run that met an error beyond the table fails, so the
+table stays complete.
 
 A value stands in the first bytes of a body. Beside it a message has the rest of its body, a tag,
-keys, properties and the time at which it was born (`Contents`): readers compare these with what was
-sent. What brokers and clients add to properties is left out, and so are all properties of a message
-with some that are reserved.
+keys, properties and its time of birth (`Contents`): readers compare these with what was sent,
+except properties that brokers and clients add.
 """
 
 from __future__ import annotations
@@ -218,14 +216,11 @@ class Recorder:
     """Records what the clients of a run do, and lets them act until it is over.
 
     Args:
-        stage: Time.
         broker: Name of the broker group; empty: any that has queues of the topic.
-        topic: What is sent to.
-        record: Gets a row when it is called and when it has ended; what an answer held is
-            written into it before the next checkpoint of trio.
+        record: Gets a row when it is called and when it has ended; what an answer held is written
+            into it before the next checkpoint of trio.
 
     Attributes:
-        history: Where rows go.
         counts: Rows by kind and outcome, and ``unclassified`` errors.
         contents: What messages hold, by value.
         unclassified: Errors the outcome table does not know; the run fails.

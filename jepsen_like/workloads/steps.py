@@ -1,9 +1,8 @@
 """What consumers by step do: read a queue, send one output for each message, commit, in one step.
 
 Some steps read two queues, and leave a row for each. All are of one group and read the same queues,
-which no rebalance shares out: one overtakes another all the time. Some steps are taken twice at
-almost one moment, by two consumers that stand at the same offset: the leader has both in flight,
-and only one may be stored.
+which no rebalance shares out. Some steps are taken twice at almost one moment, by two consumers at
+the same offset: only one may be stored.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Producers of transactional messages, and the application that brokers ask about them.
 
 What became of a local part is written once in what stands for the application's database; answers
-to questions come from there, whichever producer gives them. Beside plain ends there are ends sent
-several times, two that contradict each other at the same moment, ends sent again much later, and
-half messages without an end: these are for check-back, and some of them stay undecided.
-
-Some half messages ask for a time of their own within which no producer is asked about them.
+to questions come from there. Beside plain ends there are ends sent several times, two that
+contradict each other at the same moment, ends sent much later, and half messages without an end.
 
 A row is one end sent, with retries after unknown outcomes switched off. Questions leave a row when
 they arrive.

@@ -235,8 +235,6 @@ class Account:
         policies: What they decide, lines and defaults do not; None: there are none.
         white: From there this account needs no signature, and no permission.
         is_admin: May use administrative requests; without any lines of its own, everything.
-        topics: Permission of each topic that has a line of its own.
-        groups: The same of consumer groups.
     """
 
     access_key: str

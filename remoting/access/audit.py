@@ -85,9 +85,6 @@ def audited(
 ) -> Handler:
     """Return *handler* with an audit line written when its request is answered.
 
-    Put it behind the gate: the account is the admitted one, so a name that was not proved is in no
-    line.
-
     Args:
         subject_of: Names what the request is about; may raise `MQError` where it cannot be read.
         is_act: Requests for which it does not hold get no line; None: each gets one.

@@ -1,10 +1,8 @@
 """The check of every request of a port, put around its handlers when they are registered.
 
 Nothing can be registered past it: `ProcessorTable` asks the gate for each handler. Without access
-control there is no gate, and handlers are called as they are, but for `LocalAdmin`: requests that
-erase data or change the cluster come from this machine. RocketMQ answers them for every host that
-reaches the port. Here the setting `open_admin` has to be on for that; creating topics and consumer
-groups stays open, as in RocketMQ.
+control there is no gate, and handlers are called as they are, but for `LocalAdmin`: unless
+`open_admin` is on, requests that erase data or change the cluster come from this machine.
 
 Spec: docs/internals/protocol/semantics.md, section 9: texts and order of the checks are RocketMQ's.
 """

@@ -2,11 +2,10 @@
 
 An entry is about topics or consumer groups by name, by the begin of a name, or all of them; about
 publishing, subscribing or both; and perhaps about some addresses only. The entry that fits best
-decides: of a custom policy before those of a default one, about one kind before about everything,
-a whole name before a begin, a longer begin before a shorter one, `Deny` before `Allow`.
+decides: of a custom policy before those of a default one, about one kind before about everything, a
+whole name before a begin, a longer begin before a shorter one, `Deny` before `Allow`.
 
-RocketMQ has actions and resources beyond these, for administration. Here that takes an account of
-type `Super`, and an entry about it is an error: it would stand there without effect.
+Administration takes an account of type `Super`; an entry about it is an error.
 
 Spec: docs/internals/protocol/semantics.md, section 9.
 """

@@ -6,8 +6,7 @@ fastjson's dialect, missing and unknown keys, numbers as strings, enums as ordin
 Spec: docs/internals/protocol/remoting.md, section 5.1.
 
 The numbers a topic may have are one table, for the broker that creates it and the NameServer that
-lists it. A broker refuses to make a topic outside of it. A NameServer leaves such a topic out of
-the route, and a client that reads a route need not be afraid of it.
+lists it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Request and response codes: RocketMQ's, and the range 51100-51199 that is ours.
 
-Requests have a rule of their own which a full daemon still accepts, or which it does not know.
-Administration and registration are accepted without capacity for others: they are few and small,
-and an operator that cannot reach a daemon under pressure cannot help it.
-
-The answer *not supported* carries what takes the place of the request, so that a person that types
-a command of RocketMQ's tools reads it there.
+Administration and registration are accepted by a full daemon: an operator that cannot reach a
+daemon under pressure cannot help it. The answer *not supported* carries what takes the place of the
+request, for a person that types a command of RocketMQ's tools.
 
 Spec: docs/internals/protocol/remoting.md, sections 4 and 17.
 """

@@ -61,11 +61,9 @@ class RemotingCommand:
         code: Request code or response code.
         opaque: Request id, signed 32 bit; a response carries its request's.
         flag: Bit 0 response, bit 1 one-way.
-        remark: Free text, None when absent.
         ext: The "custom header". Owned by the command; empty when the frame had none.
         body: Bytes after the header; empty when there are none. May be a view of a receive buffer
             that no other code writes to.
-        language: Name of the sender's language as it came, e.g. ``"JAVA"``.
         version: Ordinal of the sender's version.
         serialize: How the header came, or is to be sent. A response uses its request's.
     """

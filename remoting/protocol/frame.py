@@ -186,15 +186,13 @@ class FrameDecoder:
         self._pending = bytearray()
 
     def feed(self, data: Buffer) -> list[RemotingCommand]:
-        """Return the commands completed by *data*, in order.
+        """Return the commands completed by *data*, in order; bytes are copied where they are kept.
 
-        Args:
-            data: Received bytes of any number; copied where they are kept.
-        Returns:
-            Commands whose bodies are `bytes`, or a read-only view for a large body.
+        Bodies are `bytes`, or a read-only view for a large body.
+
         Raises:
             RemoteProtocolError: The bytes are not frames. Commands before the bad one are not
-                lost: they are returned first, `error` is set and the next call raises.
+            lost: they are returned first, `error` is set and the next call raises.
         """
         if self.error is not None:
             raise self.error

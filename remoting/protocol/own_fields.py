@@ -1,27 +1,16 @@
 """Ext fields of ours on requests of RocketMQ: confirmations, lock tokens, producer stamps.
 
 A request that gives up messages is refused, with what would go in a field, until the same request
-comes with `CONFIRMED_FIELD`. RocketMQ's tools know neither: the remark names the command that does.
-
-A lock request that carries `TOKENS_FIELD` gets one token per granted queue back, in the order of
-the body's list; an unlock request may carry the tokens of what it gives back. Pulls and offset
-commits show theirs in `TOKEN_FIELD`.
-
-A step of a consumer names in `COMMITS_FIELD` the offsets that it moves, and from where.
-
-A commit with `BY_OPERATOR_FIELD` is one that an operator wants, and no consumer makes.
-
-
-Records of another cluster come with the queue and the offset that they have there.
-
-The answer of a broker that would make a consumer group carries `NOT_MADE_FIELD`. A receive with
-`FROM_NOW_FIELD` gets nothing of before.
-
-A batch of acknowledgements that is refused in part names in `STALE_FIELD` those that are stale.
+comes with `CONFIRMED_FIELD`. A lock request that carries `TOKENS_FIELD` gets one token per granted
+queue back, in the order of the body's list; pulls and offset commits show theirs in `TOKEN_FIELD`.
+A step of a consumer names in `COMMITS_FIELD` the offsets that it moves, and from where. A commit
+with `BY_OPERATOR_FIELD` is one that an operator wants. The answer of a broker that would make a
+consumer group carries `NOT_MADE_FIELD`. A receive with `FROM_NOW_FIELD` gets nothing of before. A
+batch of acknowledgements that is refused in part names in `STALE_FIELD` those that are stale.
 
 An idempotent producer stamps a send, so that the broker stores it once. In SEND_RECORDS the stamp
 is one CBOR field, ``producer`` = [id, epoch, sequence, first open]; in 10, 310 and 320 four text
-fields, the id in hexadecimal. No other client sends any of them.
+fields, the id in hexadecimal.
 
 Spec: docs/reference/own-requests.md.
 """
@@ -186,11 +175,9 @@ class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         change: The setting and its values before and after, for people.
         segments: Files of the log; 0 where queues of a topic only begin later.
-        size_bytes: Of the log.
         newest_ms: Store time of the newest message that goes; 0: none goes.
         messages: By topic, at most `TOPICS_SHOWN` of them.
         other_topics: Topics with messages that go beside those.
-        other_messages: Their messages.
         uncounted_queues: Queues that were not read, because there are too many.
     """
 

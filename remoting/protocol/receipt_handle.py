@@ -1,10 +1,8 @@
 """The handle that a POP consumer acknowledges a message with: eight words, or nine. Pure.
 
 Form: ``startOffset popTime invisibleTime reviveQid topicFlag brokerName queueId msgQueueOffset``.
-Clients put it together from the header of the answer and send it back as it is; RocketMQ's proxy
-adds the position in the log, which states nothing more. Our brokers have
-no revive queues: that field names the grant. Numbers below 1,000 are revive queues of RocketMQ's
-brokers, where 999 stands for FIFO.
+RocketMQ's proxy adds the position in the log. Our brokers have no revive queues: that field names
+the grant. Numbers below 1,000 are revive queues of RocketMQ's brokers, where 999 stands for FIFO.
 
 Spec: docs/internals/protocol/remoting.md, section 14.
 """

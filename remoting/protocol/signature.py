@@ -1,22 +1,17 @@
 """Signed requests: what RocketMQ's ACL 1.0 signs, and the form of our own processes.
 
-A signed request carries ``AccessKey``, perhaps ``SecurityToken``, and ``Signature``: the base64
-of HMAC-SHA1, under the secret key, of the values of all ext fields but the signature, one after
-the other in the order of their names, and then the body. Values are text as they travel in a
-header of strings. Java orders names by UTF-16 code units.
+A signed request carries ``AccessKey``, perhaps ``SecurityToken``, and ``Signature``: the base64 of
+HMAC-SHA1, under the secret key, of the values of all ext fields but the signature, one after the
+other in the order of their names, and then the body. Java orders names by UTF-16 code units.
 
-That form signs nothing that separates the values: not the request code, not the names, not when
-or where. Between our own processes a signature covers the whole request, and counts once: the
-server gives each connection a random challenge. A request on it carries, in ext fields, the form,
-a sequence that grows with each request, and the time since the challenge; its signature is the
-base64 of HMAC-SHA256, under the secret key, of
+Between our own processes a signature covers the whole request, and counts once: the server gives
+each connection a random challenge. A request on it carries, in ext fields, the form, a sequence
+that grows with each request, and the time since the challenge; its signature is the base64 of
+HMAC-SHA256, under the secret key, of
 
     the domain, the challenge, code, opaque, one-way bit, number of fields,
     each field in the order of its name: name and value, each behind its length,
     the length of the body and the body.
-
-So a captured request is no use on another connection, a second time, as another code, or with
-bytes moved between its fields and its body.
 
 Spec: docs/internals/protocol/semantics.md, section 9.
 """

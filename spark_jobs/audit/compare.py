@@ -434,11 +434,9 @@ def audit(
 ) -> Report:
     """Compare data folders of one group; nothing is written to any of them.
 
-    Args:
-        doer: What does the work; None: this process, one piece after the other.
-        on_done: Called with how many pieces are done, by this process.
-    Returns:
-        The same report wherever the work is done.
+    *doer* does the work; None: this process, one piece after the other. The report is the same.
+    *on_done* is called with how many pieces are done, by this process.
+
     Raises:
         NotAFolderError: One of them is no data folder.
         StoreError: The file of a log's begin cannot be read.

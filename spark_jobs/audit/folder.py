@@ -1,12 +1,9 @@
 """One replica's data folder, opened for reading and for nothing else.
 
 Every file is opened read-only and mapped; what is mapped stays readable when a running broker
-removes the file.
-
-At a place of the log stands one whole entry, distinguished from what is damaged. All replicas have
-the same entries at the same positions, so they are looked at side by side. An entry is whole if it
-fits its checksums and continues the chain; where replicas hold different whole entries, that one
-counts which replicas know to be committed.
+removes the file. All replicas have the same entries at the same positions, so they are looked at
+side by side. An entry is whole if it fits its checksums and continues the chain; where replicas
+hold different whole entries, that one counts which replicas know to be committed.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     Attributes:
         replica: The wrong one; empty: it is the same in all, or not known.
-        kind: One of the names above.
         file: Below the replica's folder; empty where it is no file.
         byte: The first wrong byte in that file; -1: no single one.
         index: Raft index of the entry; -1: none.
@@ -105,7 +104,6 @@ class Suspect(msgspec.Struct, kw_only=True):
     Attributes:
         index: Of the entry that should be there; of the entry before, for a blank; -1: unknown.
         byte: The first wrong byte, counted in the log.
-        count: Wrong bytes.
         certain: Whether another replica holds the entry whole.
         tied: Whether nothing shows which of two whole entries is the right one.
     """

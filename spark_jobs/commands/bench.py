@@ -35,9 +35,6 @@ class Figure(msgspec.Struct):
     """One measurement.
 
     Attributes:
-        what: Of what.
-        ops: Operations judged.
-        seconds: By the wall clock.
         cpu_seconds: Of all cores together; on a busy machine the fairer of the two.
         ops_per_s: By the wall clock.
         ops_per_cpu_s: Per second of one core.

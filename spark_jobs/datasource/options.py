@@ -65,8 +65,6 @@ class Options:
         topics: What to read; for a write the topic of rows without one. Empty: all in a folder.
         starting, ending: `EARLIEST`, `LATEST` or offsets per queue.
         trigger_messages: Messages of one micro-batch at most; 0: all there are.
-        partition_messages: Messages of one task at most.
-        columns: In this order.
         filter_pushdown: Whether terms of a query narrow what is read. Off by default: Spark 4.3
             keeps one plan per `load()`, so two filters on one of them would read each other's.
         fail_on_data_loss: Whether messages that retention took are an error.

@@ -30,8 +30,6 @@ def arrow_of(place: str, rows: DataFrame, rows_max: int = 0) -> Any:
     """Return rows as an Arrow table.
 
     Args:
-        place: What is read, for a sentence.
-        rows: What is computed.
         rows_max: More rows than this do not fit into the results of a job.
 
     Raises:
@@ -60,10 +58,6 @@ CONDITIONS_MAX: Final = 16
 
 class FrameTables:
     """The tables at an address that Spark opens.
-
-    Args:
-        spark: Where the work is done.
-        place: The folder.
 
     Attributes:
         frames: Table → DataFrame, as far as it was asked for.

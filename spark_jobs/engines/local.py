@@ -52,7 +52,6 @@ class LocalSource:
     """The tables in a folder.
 
     Args:
-        parquet: The folder, or its tables at an address.
         on_rows: Called with the number of rows of `ops` that are judged.
         sums: Of the tables at an address, as `Ingested` has them; of a folder they are its own.
 

@@ -70,7 +70,6 @@ def open_session(
     Args:
         master: Spark's URL; empty: this machine's cores; `SUBMITTED`: as `spark-submit` set.
         memory: Of the JVM, where this machine is the master; Python workers have their own.
-        partitions: Of a shuffle; 0: Spark's own choice.
 
     Raises:
         NoJavaError: There is no Java runtime that Spark can use.

@@ -102,10 +102,8 @@ class SparkSource:
     """The tables in a folder that every worker can read.
 
     Args:
-        spark: Where the work is done.
         tables: The folder: as `open_tables` returns it, or its path or address.
         sums: Of its tables, as `Ingested` has them; without, what is there is judged.
-        chunk_offsets: Offsets of a chunk.
         rows: Of `ops`; None: any number.
     """
 

@@ -295,12 +295,9 @@ class Shape(msgspec.Struct, frozen=True):
     """What is to be made. Equal shapes give equal files.
 
     Attributes:
-        ops: Operations, over all queues.
         clients: How many are at work at once.
         queues: Queues of the one topic.
-        seed: All randomness comes from it.
         plant: Name of an anomaly, or nothing.
-        block_ops: See `BLOCK_OPS`.
     """
 
     ops: int
@@ -312,15 +309,7 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct):
-    """What was made.
-
-    Attributes:
-        ops: Rows of `ops`.
-        obs: Rows of `obs`.
-        plant: Name of the anomaly planted.
-        checker: The one that has to find it.
-        witnesses: Operations it has to name.
-    """
+    """What was made; *checker* has to find the anomaly *plant* by naming *witnesses*."""
 
     ops: int = 0
     obs: int = 0

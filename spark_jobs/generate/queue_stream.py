@@ -49,13 +49,11 @@ class Block:
     """Consecutive operations of one queue, and the messages they appended.
 
     Attributes:
-        queue: Which.
         ops: Columns of `ops` that differ from row to row, in the order of the effects.
         at_ns: Instant of each effect.
         length: Messages in the queue when each operation had its effect.
         is_effective: Whether a send or a commit took effect.
         first_off: Offset of the first message of *log*.
-        log: Values appended by this block.
         obs: Columns of `obs` of pulls: op id, offset, value.
         is_last: No block of this queue follows.
     """
@@ -99,11 +97,8 @@ class QueueStream:
     Attributes:
         queue: Which; with *seed* and the number of a block it determines everything.
         seed: Of the history.
-        ops: How many operations.
-        clients: Ids of its clients.
         stride: Added to the id of a client that is retired.
         first_op_id: Op ids are given from here on.
-        begin_ns: When it begins.
         block_ops: Operations of a block, at least one turn of all clients.
     """
 

@@ -1,11 +1,7 @@
 """What one chunk of offsets of a queue contributes to the judgement of the whole queue.
 
-Maxima, minima, sums and the few facts that concern offsets without an acknowledged send. A queue
-that is not cut is one chunk, so there is one way to judge.
-
-Pulls that kept a hash of their messages are compared with the log: the hash of a range is a
-difference of two sums over the beginning of the log, so each pull costs two look-ups, however many
-messages it found.
+A queue that is not cut is one chunk. Pulls that kept a hash of their messages are compared with the
+log: the hash of a range is a difference of two sums, so each pull costs two look-ups.
 """
 
 from __future__ import annotations
@@ -38,7 +34,6 @@ class Compared(NamedTuple):
     Attributes:
         wrong: Those that found something else than was there.
         unproved: How many could not be compared: a message of theirs is unknown.
-        cut: Those that reach into other chunks.
         partial: Of those that are cut, the hash of the messages here.
         unknown: Likewise, how many of the messages here are unknown.
     """
@@ -141,7 +136,6 @@ class Free(NamedTuple):
     """Offsets that no acknowledged send has: the bounds that their chunk gives them.
 
     Attributes:
-        off: Which.
         lo: Greatest lower bound from the begin of the chunk to there.
         hi: Least upper bound from there to the end of the chunk.
     """
@@ -162,8 +156,6 @@ class Pieces(NamedTuple):
     """Of a pull kept as a hash that reaches into other chunks, what is here of it.
 
     Attributes:
-        op_id: Which pull.
-        hash: The one it has.
         sum: Hash of the messages here.
         holes: How many of them are unknown.
     """
@@ -189,7 +181,6 @@ class Chunk(msgspec.Struct):
 
     Attributes:
         begin: First offset.
-        end: One past the last that the queue is known to have here.
         size: How many offsets a chunk has; 0: all.
         rows, sends, acked, reads: How many.
         length, longest: See `QueueFacts`.

@@ -1,11 +1,8 @@
 """What the rows of one queue prove, gathered batch by batch in columns.
 
 For each offset: the latest time at which its append had certainly not happened, the earliest at
-which it certainly had, and its value. All three are merged, never ordered, so the batches may come
-in any order and cut anywhere. 24 bytes per offset, and some for every send without an offset and
-every pull with a hash.
-
-Facts may be those of one chunk of offsets: `cut.routes` chooses the rows that a chunk needs.
+which it certainly had, and its value. All three are merged, never ordered: batches may come in any
+order. 24 bytes per offset, and some for every send without an offset and every pull with a hash.
 
 Spec: docs/internals/proofs/queue-log.md.
 """
@@ -104,15 +101,12 @@ class QueueFacts:
     """Facts of one queue; see the module.
 
     Args:
-        begin: First offset that facts are kept of.
         size: How many offsets; None: all that follow.
 
     Attributes:
         lo, hi, log: By offset; `NOT_YET`, `NEVER` and `NOTHING` where nothing is known.
         length: One past the last offset of any fact.
-        conflicts: Offsets acknowledged for two values.
         displaced: Offset and value where a greater one was acknowledged at the same offset.
-        contradictions: Reads that contradict themselves.
         longest: Greatest end that was seen, and by whom: reads of the end, pulls, sends, first
             offsets kept.
         rows, sends, acked, reads: How many; of a row that several chunks got, one counts it.

@@ -56,7 +56,6 @@ def home_of(
     """Return what is not at home. The facts must not be judged yet.
 
     Args:
-        facts: Of the queue.
         begins: First offset each replica keeps, by its number.
         chosen: The replica whose messages count; `NOTHING`: none was read.
         order: Replicas in the order in which they were read.

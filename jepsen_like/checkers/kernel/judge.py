@@ -74,8 +74,6 @@ class Judged(msgspec.Struct):
     Attributes:
         sends: Sends looked at, the appends of transactions included.
         reads: Reads that had to be current.
-        acked: Sends with an acknowledged offset.
-        length: How long the queue is.
         attempts: Sends that may have succeeded.
         offs: Offsets that hold two values.
         values: Values that no client may have sent, or that are at two places.
@@ -86,7 +84,6 @@ class Judged(msgspec.Struct):
         pairs: Times that contradict each other.
         lows: Pairs of reads whose first offset kept went back: earlier, later.
         first_kept: Greatest first offset kept that a read names, its call and the read; 0: none.
-        rows: Rows of the queue.
     """
 
     sends: int = 0
@@ -142,7 +139,6 @@ def judge_chunks(chunks: Sequence[Chunk], again: I64, look: LookAgain) -> Judged
 
     Args:
         chunks: Without a gap; where the queue is longer than sends can be, cut at their number.
-        again: Values of two sends, or acknowledged at two offsets.
         look: Reads the chunks again; called when something is wrong with times.
     """
     length, attempts = attempts_of(chunks)

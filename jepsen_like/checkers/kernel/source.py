@@ -32,7 +32,6 @@ class Replicas(msgspec.Struct, frozen=True):
     """Which replicas were read, and from where on each has each queue.
 
     Attributes:
-        names: Sorted; a replica's number is its place.
         begins: By queue: number of the replica → first offset, in the order of the reads.
         chosen: The replica whose messages count in the multiset algebra; -1: none was read.
     """

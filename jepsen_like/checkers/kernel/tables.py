@@ -52,13 +52,7 @@ Each = Callable[[Callable[[Queue], QueueReport], Iterable[Queue]], Iterable[Queu
 
 
 class Batch:
-    """Rows of a table, as numpy or as Arrow.
-
-    Args:
-        batch: The columns that were decoded.
-        same: Columns that have one value in all rows, and were not decoded.
-        schema: Of the table.
-    """
+    """Rows of a table, as numpy or as Arrow; *same*: columns of one value, not decoded."""
 
     def __init__(self, batch: Any, same: Mapping[str, int | str], schema: Any) -> None:
         self._batch, self.same, self._schema = batch, same, schema
@@ -185,13 +179,7 @@ class Gathered:
         replicas: Replicas,
         each: Each = map,
     ) -> list[QueueReport]:
-        """Judge every queue. The facts are used up.
-
-        Args:
-            appends: What transactions appended, by queue.
-            replicas: Which were read.
-            each: Calls the judgement of each queue.
-        """
+        """Judge every queue; *each* calls the judgement of each. The facts are used up."""
         facts = self._facts
         for queue, added in appends.items():
             facts.setdefault(queue, QueueFacts()).add_spares(spares_of(added))
@@ -296,12 +284,9 @@ def codes_of(words: Any) -> npt.NDArray[np.int64]:
 def gather(
     ops: Iterable[Columns], obs: Iterable[Columns], appends: Sequence[Operation] = ()
 ) -> QueueFacts:
-    """Return the facts of one queue.
+    """Return the facts of one queue, of its rows in any order and cut anywhere.
 
-    Args:
-        ops: Its rows of `ops`, in any order and cut anywhere.
-        obs: Its rows of `obs`, likewise.
-        appends: What transactions appended to it, see `transactions`.
+    *appends*: what transactions appended to it, see `transactions`.
     """
     facts = QueueFacts()
     for batch in ops:
