@@ -1,25 +1,4 @@
-"""Damaged bytes against every decoder: each raises its own error, or reads what it can.
-
-===============================  ==========================================  =================
-decoder                          test                                        damaged inputs
-===============================  ==========================================  =================
-records, entry frames, derive,   test_decoder_fuzz (slow)                    200,000
-record layout, batch bodies
-remoting frames, JSON, ROCKETMQ  test_remoting_mutations (slow)              300,000
-and CBOR headers, send headers,
-heartbeat bodies
-headers, bodies, JSON dialect    test_remoting_mutations                     Hypothesis
-register bodies, compressed too  test_register_body_fuzz                     Hypothesis
-peer frames, hello, appends      here: peer frame, peer head, append         60,000
-state records                    here                                        20,000
-snapshots, term and vote slots,  here                                        37,000
-anchor, format, identity,
-key-value file of a NameServer
-routes, cluster info, pulled     here                                        40,000
-messages, SEND_RECORDS heads
-segments, entry index, extent    here: a log opened after damage             2,000 logs
-===============================  ==========================================  =================
-"""
+"""Damaged bytes against every decoder: each raises its own error, or reads what it can."""
 
 from __future__ import annotations
 
@@ -29,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import cbor2
+import numpy as np
 import pytest
 
 from dledger.client.core.message_ext import MessageBlock
-from dledger.commitlog.entry import verify_frame
+from dledger.commitlog.derive import derive_bulk, derive_plain
+from dledger.commitlog.entry import RecordBatch, Run, parse_header, seal_entry, verify_frame
 from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import (
     ConfigError,
@@ -45,6 +26,13 @@ from dledger.commitlog.errors import (
     RemoteProtocolError,
 )
 from dledger.commitlog.mark import Anchor, SlotFile, load_anchor
+from dledger.commitlog.message_batch import (
+    BatchItem,
+    decode_batch,
+    encode_batch,
+    verify_record_layout,
+)
+from dledger.commitlog.record import encode_record, iter_records, pack_host
 from dledger.commitlog.recovery import DamagedLogError
 from dledger.commitlog.segment import LogFormat, check_format
 from dledger.commitlog.store_paths import StorePaths
@@ -55,10 +43,11 @@ from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.journal import TermVote
 from dledger.raft.wire import Kind, PeerFrameDecoder, encode_frame, encode_head
 from dledger.remoting.errors import BadRequestError
-from dledger.remoting.protocol.bodies import ClusterInfo, TopicRouteData
+from dledger.remoting.protocol.bodies import ClusterInfo, HeartbeatData, TopicRouteData
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import SerializeType, request
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command
+from dledger.remoting.protocol.headers import SendMessageHeader
 from dledger.state.image import snapshot
 from dledger.state.snapshot import load
 from dledger.state.state_record import (
@@ -72,7 +61,6 @@ from dledger.state.tables import StateTables
 from dledger.state.topics import TopicConfig
 from dledger.testing.crash_disk import CrashDisk, Inode
 from tests.harness.entry_frames import next_frame
-from tests.property.test_decoder_fuzz import FRAME, RECORDS
 
 pytestmark = pytest.mark.slow
 
@@ -80,6 +68,41 @@ SEED = 20_261_121
 ROOT = "/store"
 PATHS = StorePaths(ROOT)
 OWNER = {"cluster": "C", "group": "G", "name": "n0"}
+RECORDS = [
+    encode_record(topic="T1", queue_id=0, body=b"hello0", properties=b"TAGS\x01TagA\x02"),
+    encode_record(topic="t" * 130, queue_id=1, body=b"b", properties=b"KEYS\x01a b"),
+    encode_record(topic="T1", queue_id=0, body=b"", properties=b"", born_host=pack_host("::1", 1)),
+]
+BATCH = RecordBatch(
+    b"".join(RECORDS),
+    np.array([len(record) for record in RECORDS], np.uint32),
+    (Run("T1", 0, 1), Run("t" * 130, 1, 1), Run("T1", 0, 1)),
+)
+FRAME = bytes(
+    seal_entry(
+        [BATCH],
+        [0, 0, 1],
+        index=1,
+        term=1,
+        position=0,
+        prev_chain=0,
+        store_time_ms=1,
+        store_host=bytes(8),
+    )
+)
+HEADER = parse_header(FRAME)
+SENT_RECORDS = RECORDS[0] * 3
+
+
+def read_frame(damaged: bytes) -> None:
+    verify_frame(damaged, parse_header(damaged), 0)
+
+
+def verify_sent(damaged: bytes) -> None:
+    sizes = np.full(3, len(RECORDS[0]), np.uint32)
+    verify_record_layout(damaged, sizes, (Run("T1", 0, 3),))
+
+
 HELLO = Hello("C", "G", "n1", "ab" * 16, {"n0": "cd" * 16}, False, "h:1", "data")
 
 
@@ -235,6 +258,26 @@ SENT = encode_command(
 )
 
 
+HEARTBEAT = b'{"clientID":"c","consumerDataSet":[{"groupName":"g","consumeType":1}]}'
+COMMANDS = {
+    kind: encode_command(
+        request(
+            RequestCode.SEND_MESSAGE_V2,
+            SendMessageHeader("g", "T", "TBW102", 4, 0, 0, 1, 0, "TAGS\x01a\x02").encode_v2(),
+            HEARTBEAT,
+            serialize=kind,
+        )
+    )
+    for kind in SerializeType
+}
+
+
+def read_command(data: bytes) -> None:
+    for command in FrameDecoder().feed(data):
+        SendMessageHeader.of(command)
+        HeartbeatData.decode(command.body)
+
+
 def read_sent(data: bytes) -> None:
     for command in FrameDecoder().feed(data):
         runs, _ = _runs_of(command)
@@ -242,14 +285,16 @@ def read_sent(data: bytes) -> None:
 
 
 Errors = tuple[type[MQError], ...]
+DAMAGED = (CorruptRecordError, CorruptEntryError)
 TABLE: dict[str, tuple[bytes, Callable[[bytes], object], Errors, int]] = {
+    "records": (b"".join(RECORDS), lambda data: list(iter_records(data)), DAMAGED, 40_000),
+    "entry frame": (FRAME, read_frame, DAMAGED, 30_000),
+    "derive plain": (FRAME, lambda data: derive_plain(data, HEADER), DAMAGED, 10_000),
+    "derive bulk": (FRAME, lambda data: derive_bulk(data, HEADER), DAMAGED, 10_000),
+    "client batch": (SENT_RECORDS, verify_sent, DAMAGED, 10_000),
+    "batch send": (encode_batch([BatchItem(b"abc", b"k\x01v")] * 3), decode_batch, DAMAGED, 10_000),
     "peer frame": (PEER_FRAMES, read_peer_frames, (RemoteProtocolError,), 20_000),
-    "append": (
-        FRAME * 2,
-        read_append,
-        (RemoteProtocolError, CorruptEntryError, CorruptRecordError),
-        10_000,
-    ),
+    "append": (FRAME * 2, read_append, (RemoteProtocolError, *DAMAGED), 10_000),
     "snapshot": (snapshot(TABLES), read_tables, (CorruptStoreError, ForeignStoreError), 8_000),
     "term and vote": (SLOTS, read_vote, (CorruptStoreError,), 4_000),
     "anchor": (Anchor(9, 4096, 2, 77, 5).encode(), read_anchor, (CorruptStoreError,), 5_000),
@@ -263,6 +308,15 @@ TABLE: dict[str, tuple[bytes, Callable[[bytes], object], Errors, int]] = {
     ),
     "route": (ROUTE, TopicRouteData.decode, (BadRequestError,), 10_000),
     "cluster info": (CLUSTER, ClusterInfo.decode, (BadRequestError,), 10_000),
+    **{
+        f"command {kind.name}": (
+            command,
+            read_command,
+            (RemoteProtocolError, BadRequestError),
+            20_000,
+        )
+        for kind, command in COMMANDS.items()
+    },
     "pulled messages": (PULLED, read_block, (CorruptRecordError,), 10_000),
     "sent records": (SENT, read_sent, (RemoteProtocolError, BadRequestError), 10_000),
 }
@@ -297,7 +351,7 @@ def test_peer_frame_with_a_damaged_head_is_refused(good: bytes) -> None:
     for _ in range(10_000):
         try:
             read_peer_frames(resealed(damaged(rng, good)))
-        except (RemoteProtocolError, CorruptEntryError, CorruptRecordError):
+        except (RemoteProtocolError, *DAMAGED):
             refused += 1
     assert refused > 1_000
 

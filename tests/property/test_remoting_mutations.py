@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -13,14 +12,12 @@ from dledger.commitlog.errors import RemoteProtocolError
 from dledger.remoting.errors import BadRequestError
 from dledger.remoting.protocol import fastjson
 from dledger.remoting.protocol.bodies import HeartbeatData, RegisterBrokerBody, ResetOffsetBody
-from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
+from dledger.remoting.protocol.command import RemotingCommand, SerializeType
 from dledger.remoting.protocol.frame import FrameDecoder, decode_binary_header, encode_command
 from dledger.remoting.protocol.header_codec import decode_cbor_header, decode_json_header
 from dledger.remoting.protocol.headers import Header, PullMessageHeader, SendMessageHeader
-from tests.harness.extent import EXTENT
 from tests.property.strategies_remoting import commands, cuts, mutated
 
-FRAMES = 20_000 * EXTENT
 DECODERS = {
     SerializeType.JSON: decode_json_header,
     SerializeType.ROCKETMQ: decode_binary_header,
@@ -101,52 +98,3 @@ def test_reader_meets_any_text(text: str) -> None:
         fastjson.loads(text.encode())
     except BadRequestError:
         pass
-
-
-LENGTHS = [0, 1, 4, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x01000000, 0x02000010]
-
-
-def damage(rng: random.Random, data: bytes) -> bytes:
-    """A plain, quick sibling of the `mutated` strategy."""
-    result = bytearray(data)
-    for _ in range(rng.randint(1, 3)):
-        at = rng.randrange(len(result) + 1)
-        match rng.randrange(6):
-            case 0 if at < len(result):
-                result[at] ^= 1 << rng.randrange(8)
-            case 1:
-                del result[at:]
-            case 2:
-                del result[at : at + rng.randint(1, 8)]
-            case 3:
-                result[at:at] = rng.randbytes(rng.randint(1, 8))
-            case 4:
-                result[at:at] = result[at : at + rng.randint(1, 40)]
-            case _:
-                result[at : at + 4] = rng.choice(LENGTHS).to_bytes(4, "big")
-    return bytes(result)
-
-
-@pytest.mark.slow
-def test_damaged_frames_of_each_encoding_are_decoded_or_refused() -> None:
-    rng = random.Random(20_260)
-    ext = SendMessageHeader("g", "T", "TBW102", 4, 0, 0, 1, 0, "TAGS\x01a\x02").encode_v2()
-    refused = 0
-    for kind in SerializeType:
-        frame = encode_command(request(310, dict(ext), EXAMPLES[1], serialize=kind))
-        for _ in range(FRAMES):
-            stream = damage(rng, frame)
-            decoder = FrameDecoder()
-            try:
-                heard = decoder.feed(stream)
-            except RemoteProtocolError:
-                refused += 1
-                continue
-            assert decoder.pending_bytes <= len(stream)
-            for command in heard:
-                try:
-                    SendMessageHeader.of(command)
-                    HeartbeatData.decode(command.body)
-                except BadRequestError:
-                    refused += 1
-    assert refused > FRAMES
