@@ -14,7 +14,6 @@ import pytest
 from dledger.client.core.message_ext import MessageBlock
 from dledger.commitlog.derive import derive_bulk, derive_plain
 from dledger.commitlog.entry import RecordBatch, Run, parse_header, seal_entry, verify_frame
-from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import (
     ConfigError,
     CorruptEntryError,
@@ -33,7 +32,6 @@ from dledger.commitlog.message_batch import (
     verify_record_layout,
 )
 from dledger.commitlog.record import encode_record, iter_records, pack_host
-from dledger.commitlog.recovery import DamagedLogError
 from dledger.commitlog.segment import LogFormat, check_format
 from dledger.commitlog.store_paths import StorePaths
 from dledger.namesrv.name_server import decode_kv_config, encode_kv_config
@@ -60,7 +58,6 @@ from dledger.state.state_record import (
 from dledger.state.tables import StateTables
 from dledger.state.topics import TopicConfig
 from dledger.testing.crash_disk import CrashDisk, Inode
-from tests.harness.entry_frames import next_frame
 
 pytestmark = pytest.mark.slow
 
@@ -221,10 +218,6 @@ CHANGES = [
 ]
 
 
-def read_change(data: bytes) -> None:
-    decode_change(data[0], data[1:])
-
-
 ROUTE = (
     b'{"brokerDatas":[{"brokerAddrs":{0:"h:1",2:"h:2"},"brokerName":"b","cluster":"C"}],'
     b'"filterServerTable":{},"queueDatas":[{"brokerName":"b","perm":6,"readQueueNums":4,'
@@ -366,57 +359,3 @@ def test_a_damaged_state_record_stops_the_node_and_nothing_else(queue_id: int, b
         except InvariantBroken:
             refused += 1
     assert refused > 1_000
-
-
-def test_damaged_log_is_refused_or_holds_a_prefix() -> None:
-    """Nothing that was never appended is ever read, and repair gives a log to go on with."""
-    rng = random.Random(SEED)
-    disk = CrashDisk()
-    log = open_log(disk)
-    frames = []
-    for _ in range(40):
-        frames.append(next_frame(log, 40, term=1))
-        log.append(frames[-1])
-        if log.allocator.needs_reserve:
-            log.allocator.reserve_next()
-    log.flush()
-    names = sorted(set(disk.files) - {PATHS.format})
-    outcomes = {"whole": 0, "begin": 0, "refused": 0}
-    for _ in range(2_000):
-        left = disk.copy()
-        name = rng.choice(names)
-        content = left.files[name].content
-        match rng.randrange(4):
-            case 0:
-                at = rng.randrange(len(content))
-                content[at] ^= 1 << rng.randrange(8)
-            case 1:
-                at = rng.randrange(len(content))
-                end = min(len(content), at + rng.randrange(1, 600))
-                content[at:end] = bytes(end - at)
-            case 2:
-                at = rng.randrange(len(content) - 8)
-                content[at : at + 8] = rng.randbytes(8)
-            case _:
-                cut = disk_with(name, bytes(content[: rng.randrange(len(content))]))
-                left.files[name] = cut.files[name]
-        trusted = log.mark_at(rng.randrange(1, 41)) if rng.randrange(2) else None
-        try:
-            again = open_log(left.copy(), trusted)
-        except DamagedLogError:
-            outcomes["refused"] += 1
-            again = open_log(left, trusted, repair=True)
-        except CorruptStoreError:
-            assert "/raft/" in name  # a small file that nothing can replace
-            continue
-        held = [bytes(again.frame(i)) for i in range(1, again.last_index + 1)]
-        assert held == frames[: len(held)]
-        outcomes["whole" if len(held) == len(frames) else "begin"] += 1
-        again.append(next_frame(again, 40, term=2))
-    assert min(outcomes.values()) > 100, outcomes
-
-
-def open_log(disk: CrashDisk, trusted: Any = None, *, repair: bool = False) -> EntryLog:
-    return EntryLog.open(
-        disk, ROOT, segment_bytes=2048, index_units_per_file=8, trusted=trusted, repair=repair
-    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +29,19 @@ from tests.harness.history_world import TOPIC as CLEAN_TOPIC
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Scene
 from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
-from tests.harness.queue_tables import check_tables
 from tests.oracles import queue_log as row_log
+
+
+def check_tables(
+    ops: Any, obs: Any, subject: str = "", appends: Sequence[Operation] = ()
+) -> tuple[Judged, list[Violation]]:
+    """Return the judgement and the violations of one queue whose tables are in memory."""
+    rows, seen = table_to_numpy(ops, OPS_COLUMNS), table_to_numpy(obs, OBS_COLUMNS)
+    judged = judge_queue(gather([rows], [seen], appends))
+    if judged.is_valid:
+        return judged, []
+    return judged, name_violations(judged, rows, seen, subject, tuple(appends))
+
 
 pytestmark = pytest.mark.slow
 
@@ -159,15 +172,6 @@ def test_absurd_offset_takes_no_memory_and_names_its_row() -> None:
     said, found = by_columns([send, read], ("t", 0), random.Random(1))
     assert (said.length, said.attempts) == (1 << 60, 1)
     assert [(v.name, v.operations) for v in found] == [(queue_log.OF_NO_SEND, (1,))]
-
-
-def test_equal_stamps_overlap() -> None:
-    first = Operation(0, 0, 1, -1, F.SEND, Outcome.OK, 1, 5, "t", 0, 1, value=5)
-    second = Operation(1, 1, 2, -1, F.SEND, Outcome.OK, 5, 6, "t", 0, 0, value=6)
-    assert by_columns([first, second], ("t", 0), random.Random(1))[0].is_valid
-    second.call_ns = 6
-    _, found = by_columns([first, second], ("t", 0), random.Random(1))
-    assert [(v.name, v.operations) for v in found] == [(queue_log.SEND_INVERTED, (1, 0))]
 
 
 def test_facts_merge_while_a_queue_grows() -> None:

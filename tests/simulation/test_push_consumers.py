@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from itertools import pairwise
 
 import pytest
 import trio
@@ -13,7 +12,7 @@ import trio
 from dledger.client.admin.admin import Admin
 from dledger.client.consumer.config import PushConfig
 from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
-from dledger.client.consumer.offsets import FROM_FIRST, ConsumeFrom
+from dledger.client.consumer.offsets import FROM_FIRST
 from dledger.client.consumer.push_consumer import PushConsumer
 from dledger.client.core.errors import ClientError
 from dledger.client.core.message import Message
@@ -22,7 +21,6 @@ from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import MQError
 from dledger.jepsen_like.simulation.node import ClientNode
 from dledger.jepsen_like.simulation.world import World, run_world
-from dledger.jepsen_like.simulation.world_settings import WorldSettings
 from dledger.remoting.protocol.bodies import MessageModel
 
 pytestmark = pytest.mark.slow
@@ -172,48 +170,6 @@ def test_joined_and_lost_members_count_within_three_seconds() -> None:
     run_world(1, main)
 
 
-def test_a_killed_leader_costs_no_message_and_moves_no_queue() -> None:
-    async def main(world: World) -> None:
-        members = Members(world)
-        await members.prepare()
-        for name in ("a", "b"):
-            await members.join(name)
-        await members.settle("a", "b")
-        await world.client("p").run(members.produce)
-        await world.sleep(20)
-        before, owned = members.changes(), [c.queues for c in members.consumers.values()]
-        leader = await world.wait_for_leader()
-        leader.kill()
-        await world.sleep(20)
-        await leader.start()
-        await world.sleep(30)
-        assert members.changes() == before
-        assert [c.queues for c in members.consumers.values()] == owned
-        world.clients["p"].kill()
-        await members.heard_all()
-        assert len(members.sent) > 200
-
-    run_world(2, main)
-
-
-def test_a_leader_without_power_is_replaced_within_seconds() -> None:
-    async def main(world: World) -> None:
-        members = Members(world)
-        await members.prepare()
-        await members.join("a")
-        await members.settle("a")
-        await world.client("p").run(members.produce)
-        await world.sleep(10)
-        leader = await world.wait_for_leader()
-        leader.power_cut()
-        await world.sleep(20)
-        world.clients["p"].kill()
-        await members.heard_all(within_s=10)
-        assert len(members.sent) > 80
-
-    run_world(3, main)
-
-
 def test_brokers_that_restart_one_after_the_other_move_no_queue() -> None:
     async def main(world: World) -> None:
         members = Members(world)
@@ -232,68 +188,6 @@ def test_brokers_that_restart_one_after_the_other_move_no_queue() -> None:
         await members.settle("a", "b", "c", within_s=0.1)
 
     run_world(4, main)
-
-
-def test_a_message_that_fails_returns_through_the_retry_topic() -> None:
-    async def main(world: World) -> None:
-        members = Members(world)
-        members.answer = lambda m: (
-            ConsumeStatus.RECONSUME_LATER
-            if m.reconsume_times < 2 and m.body_bytes == b"7"
-            else None
-        )
-        await members.prepare()
-        for name in ("a", "b"):
-            await members.join(name)
-        await members.settle("a", "b")
-        await world.client("p").run(members.produce)
-        await world.sleep(60)
-        tries = [m for _, m in members.heard if m.body_bytes == b"7"]
-        assert [m.reconsume_times for m in tries] == [0, 1, 2]
-        assert {m.topic for m in tries} == {TOPIC}
-        stored = [m.store_timestamp_ms for m in tries]
-        gaps_s = [(b - a) / 1000 for a, b in pairwise(stored)]
-        assert gaps_s == [pytest.approx(10, abs=1), pytest.approx(30, abs=1)]
-        assert all(m.topic == TOPIC for _, m in members.heard)
-
-    settings = WorldSettings()
-    run_world(5, main, settings)
-
-
-def test_a_new_group_begins_where_it_is_set_to() -> None:
-    async def main(world: World) -> None:
-        at_ms = 0
-
-        def begin_at(where: ConsumeFrom) -> Members:
-            return Members(
-                world, PushConfig(consume_from=where, message_model=MessageModel.BROADCASTING)
-            )
-
-        members = begin_at(FROM_FIRST)
-        await members.prepare()
-        await world.client("p").run(members.produce)
-        await world.sleep(20)
-        at_ms = world.client("p").clock.wall_ms()
-        await world.sleep(20)
-        world.clients["p"].kill()
-        sent = set(members.sent)
-        from_time = begin_at(ConsumeFrom.timestamp("20231114221320"))
-        from_time.config = PushConfig(
-            consume_from=ConsumeFrom(from_time.config.consume_from.where, at_ms),
-            message_model=MessageModel.BROADCASTING,
-        )
-        last = begin_at(ConsumeFrom())
-        await members.join("a")
-        await from_time.join("b")
-        await last.join("c")
-        await world.sleep(10)
-        assert {m.body_bytes for _, m in members.heard} == sent
-        later = {m.body_bytes for _, m in from_time.heard}
-        assert {m.store_timestamp_ms >= at_ms for _, m in from_time.heard} == {True}
-        assert 80 < len(later) < 120
-        assert last.heard == []
-
-    run_world(6, main)
 
 
 def test_broadcasting_members_keep_their_offsets_over_a_restart() -> None:

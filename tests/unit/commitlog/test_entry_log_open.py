@@ -18,32 +18,7 @@ from dledger.commitlog.errors import (
 from dledger.commitlog.mark import Anchor, store_anchor
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_frame, next_no_op
-from tests.harness.entry_logs import PATHS, ROOT, SEGMENT, fill, open_log, segment_content
-
-
-@pytest.mark.parametrize("index", range(1, 31))
-def test_truncation_leaves_entries_before_and_zeros_behind(index: int) -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
-    frames = fill(log, 30, 40, term=1)
-    log.flush()
-    log.truncate_from(index)
-    assert (log.last_index, log.durable_index, log.generation) == (index - 1, index - 1, 1)
-    assert log.last_chain == log.chain_at(index - 1)
-    base = log.end_position - log.end_position % SEGMENT
-    assert not any(segment_content(disk, base)[log.end_position - base :])
-    assert disk.list_dir(PATHS.commitlog)[-1] == f"{base:020d}"
-    with pytest.raises(OffsetOutOfRangeError):
-        log.frame(index)
-    left = open_log(disk.power_cut(lambda: False))
-    assert left.last_index == index - 1
-    assert not left.report.torn_tail
-    # Entries of another size: nothing of the old ones may come back into the chain.
-    newer = fill(log, 12, 55, term=2)
-    log.flush()
-    again = open_log(disk.power_cut(lambda: False))
-    expected = frames[: index - 1] + newer
-    assert [bytes(again.frame(i)) for i in range(1, again.last_index + 1)] == expected
+from tests.harness.entry_logs import PATHS, ROOT, SEGMENT, fill, open_log
 
 
 def test_truncation_behind_the_end_does_nothing() -> None:
@@ -53,20 +28,6 @@ def test_truncation_behind_the_end_does_nothing() -> None:
     assert (log.last_index, log.generation) == (2, 0)
     with pytest.raises(InvariantBroken):
         log.truncate_from(0)
-
-
-def test_truncation_over_a_roll_takes_the_blank_away() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
-    fill(log, 9, 40)
-    end = log.end_position
-    fill(log, 1, 700)
-    log.truncate_from(10)
-    assert log.end_position == end
-    assert not any(segment_content(disk, 0)[end:])
-    small = next_frame(log)
-    log.append(small)
-    assert parse_header(small).position == end
 
 
 def test_store_time_goes_back_with_a_truncation_only() -> None:

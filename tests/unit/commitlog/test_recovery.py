@@ -54,19 +54,6 @@ def flip(disk: CrashDisk, position: int, bit: int = 1) -> None:
 # -- where it begins -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("marked", [None, 1, 15, 29, 30])
-def test_after_a_kill_everything_written_is_there(marked: int | None) -> None:
-    disk, log, frames = killed_log(30)
-    trusted = None if marked is None else log.mark_at(marked)
-    again = open_log(disk, trusted)
-    assert content_of(again) == frames
-    assert again.mark_valid
-    assert again.durable_index == 30
-    assert again.end_position == log.end_position
-    assert not again.report.torn_tail
-    assert open_log(disk.power_cut(lambda: False), trusted).last_index == 30
-
-
 def test_after_a_clean_close_nothing_is_scanned() -> None:
     disk, log, frames = killed_log(30)
     mark = log.mark_at(30)
@@ -83,15 +70,6 @@ def test_a_clean_close_keeps_the_reserve() -> None:
     mark = log.mark_at(30)
     log.close()
     assert open_log(disk, mark).allocator.has_reserve
-
-
-def test_a_reserve_survives_a_kill() -> None:
-    disk, log, _ = killed_log(30)
-    log.allocator.reserve_next()
-    again = open_log(disk)
-    assert again.allocator.has_reserve
-    again.append(next_frame(again, SEGMENT - 400))
-    assert open_log(disk).last_index == 31
 
 
 def test_entries_up_to_the_mark_are_not_scanned_again() -> None:
@@ -177,17 +155,6 @@ def test_index_files_of_another_size_or_content_are_rebuilt() -> None:
         again.close()
 
 
-def test_units_lost_in_a_power_cut_are_rebuilt_not_trusted() -> None:
-    disk, log, frames = killed_log(30)
-    log.flush()
-    left = disk.power_cut(lambda: False)
-    again = open_log(left, log.mark_at(30))
-    assert content_of(again) == frames
-    third = open_log(left.power_cut(lambda: False), log.mark_at(30))
-    assert content_of(third) == frames
-    assert not third.report.index_rebuilt
-
-
 @pytest.mark.parametrize("index", [1, 3, 20, 29, 30])
 def test_a_damaged_unit_among_the_newest_is_rebuilt(index: int) -> None:
     disk, log, frames = killed_log(30)
@@ -216,18 +183,6 @@ def test_a_tail_torn_at_any_byte_is_cut() -> None:
         whole = content[start : log.end_position] == frames[8]
         assert content_of(again) == (frames if whole else frames[:8])
         assert again.report.torn_tail == (not whole and torn > start)
-        assert not any(left.read(PATHS.segment(0))[again.end_position :])
-
-
-def test_a_tail_of_which_the_begin_is_lost_is_cut() -> None:
-    disk, log, frames = killed_log(9)
-    start = log.position_at(9)
-    for lost in range(start + 1, log.end_position):
-        left = disk.copy()
-        content = left.files[PATHS.segment(0)].content
-        content[start:lost] = bytes(lost - start)
-        again = open_log(left, log.mark_at(8))
-        assert content_of(again) == frames[:8]
         assert not any(left.read(PATHS.segment(0))[again.end_position :])
 
 

@@ -180,20 +180,6 @@ async def test_cut_off_leader_answers_unknown_or_not_stored(tmp_path: Path) -> N
         assert old.group.node.journal.truncations == 1
 
 
-async def test_two_leaders_never_both_acknowledge(tmp_path: Path) -> None:
-    async with running_groups(tmp_path) as groups:
-        old = await groups.leader()
-        await groups.isolate(old.name)
-        outcomes: list[Proposed] = []
-        old.group.propose(batch(b"from the old one"), outcomes.append)
-        old.group.kick()
-        new = await groups.leader(among=groups.others(old.name))
-        acknowledged = await new.group.submit(batch(b"from the new one"))
-        await trio.sleep(5)
-        assert [proposed.outcome for proposed in outcomes] == ["unknown"]
-        assert acknowledged.first_offsets == (0,)
-
-
 async def test_the_leadership_scope_ends_when_the_leader_steps_down(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
@@ -266,52 +252,6 @@ async def test_failing_service_leaves_others_running(tmp_path: Path) -> None:
         assert group.leadership is not None
 
 
-async def test_store_time_never_goes_back(
-    tmp_path: Path,
-) -> None:
-    async with trio.open_nursery() as nursery:
-        groups = Groups(tmp_path, nursery)
-        groups.skews_ms = {"n0": 0, "n1": -60_000, "n2": 90_000}
-        for name in groups.names:
-            await groups.start(name)
-        times: list[int] = []
-        for _ in range(4):
-            leader = await groups.leader()
-            for _ in range(3):
-                times.append((await leader.group.submit(batch(b"x"))).store_time_ms)
-            await groups.isolate(leader.name)
-            await groups.leader(among=groups.others(leader.name))
-            groups.heal()
-            await trio.sleep(2)
-        assert times == sorted(times)
-        nursery.cancel_scope.cancel()
-    for replica in groups.replicas.values():
-        replica.group.store.close(clean=False)
-
-
-async def test_a_wiped_replica_catches_up_and_becomes_a_voter_again(tmp_path: Path) -> None:
-    async with running_groups(tmp_path) as groups:
-        leader = await groups.leader()
-        await leader.group.submit(batch(b"kept"))
-        wiped = groups.replicas[groups.others(leader.name)[0]]
-        wiped.kill()
-        await trio.sleep(0.1)
-        (tmp_path / wiped.name).rename(tmp_path / "gone")
-        again = await groups.start(wiped.name)
-        await groups.settle()
-        assert bodies(again.group) == [b"kept"]
-        assert not again.group.node.roster.is_self_voter
-        rest = next(n for n in groups.others(leader.name) if n != wiped.name)
-        with trio.fail_after(30):
-            while not again.group.node.roster.is_self_voter:
-                await leader.group.submit(batch(b"under load"))
-                await trio.sleep(0.05)
-        assert again.group.node.identity.incarnation != wiped.group.node.identity.incarnation
-        await groups.isolate(rest)
-        leader = await groups.leader(among=groups.others(rest))
-        await leader.group.submit(batch(b"with the one that came back"))
-
-
 async def test_a_restarted_replica_replays_from_its_checkpoint(tmp_path: Path) -> None:
     async with running_groups(tmp_path, 1) as groups:
         leader = await groups.leader()
@@ -355,24 +295,6 @@ async def test_draining_group_takes_nothing_new(tmp_path: Path) -> None:
         assert [result.outcome for result in results] == ["stored"]
         with pytest.raises(ShuttingDownError):
             leader.group.propose(batch(b"y"), results.append)
-
-
-async def test_a_restart_of_all_keeps_everything_and_terms_go_on(tmp_path: Path) -> None:
-    async with running_groups(tmp_path) as groups:
-        for _ in range(3):
-            leader = await groups.leader()
-            await leader.group.submit(batch(b"x"))
-            term = leader.group.term
-            for replica in list(groups.replicas.values()):
-                replica.kill()
-            groups.replicas.clear()
-            await trio.sleep(0.1)
-            for name in groups.names:
-                await groups.start(name)
-            assert (await groups.leader()).group.term > term
-        await groups.settle()
-        for replica in groups.replicas.values():
-            assert bodies(replica.group) == [b"x"] * 3
 
 
 async def test_sizes_are_reported_once_per_applied_unit(tmp_path: Path) -> None:

@@ -249,29 +249,6 @@ async def test_a_pull_follows_the_leader(
         assert client.counters.redirects_by_hint == 1
 
 
-async def test_a_long_poll_survives_the_death_of_the_leader(
-    world: World, client: ClientInstance, producer: Producer
-) -> None:
-    async with PullConsumer(client, "c") as consumer:
-        group = world.groups["g"]
-        got: list[bytes] = []
-
-        async def wait() -> None:
-            result = await consumer.pull(QUEUE, 0, timeout_s=20)
-            got.extend(m.body_bytes for m in result.messages)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait)
-            await trio.sleep(1)
-            await group.brokers[0].kill()
-            group.leader = None
-            await trio.sleep(1)
-            group.elect(2, register=False)
-            await trio.sleep(1)
-            await producer.send_to(QUEUE, Message("T", b"now"))
-        assert got == [b"now"]
-
-
 async def test_errors_of_reads_carry_code_and_remark() -> None:
     async with (
         open_world(rocketmq=True) as world,

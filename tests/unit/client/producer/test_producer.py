@@ -8,7 +8,6 @@ import trio.testing
 
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import (
-    BrokerRefusedError,
     ClientClosedError,
     MessageIllegalError,
 )
@@ -97,35 +96,6 @@ async def test_sends_that_wait_leave_together_with_a_result_each(
         record = decode_record(group.queue("T", queue.queue_id)[offset])
         assert record.body == b"body-%d" % i
         assert record.phy_offset == position
-
-
-async def test_a_refused_queue_fails_only_its_own_sends() -> None:
-    outcomes: dict[int, list[str]] = {}
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        group.refused_queues["T", 2] = 16
-
-        async def one(i: int) -> None:
-            queue = MessageQueue("T", "g", i % 4)
-            try:
-                result = await producer.send_to(queue, Message("T", b"%d" % i))
-            except BrokerRefusedError as error:
-                outcomes.setdefault(i % 4, []).append(f"refused {error.code} {error.outcome}")
-            else:
-                stored = decode_record(group.queue("T", i % 4)[result.queue_offset])
-                assert stored.body == b"%d" % i
-                assert stored.phy_offset == result.phy_offset
-                outcomes.setdefault(i % 4, []).append("stored")
-
-        async with trio.open_nursery() as nursery:
-            for i in range(20):
-                nursery.start_soon(one, i)
-    assert outcomes[2] == ["refused 16 not_stored"] * 5
-    assert {q: set(o) for q, o in outcomes.items() if q != 2} == {
-        0: {"stored"},
-        1: {"stored"},
-        3: {"stored"},
-    }
 
 
 async def test_a_real_rocketmq_gets_json_and_310() -> None:

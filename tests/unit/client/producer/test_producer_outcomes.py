@@ -94,33 +94,6 @@ async def test_a_new_leader_that_is_not_ready_is_asked_again_soon(
     assert group.brokers[1].count(RequestCode.SEND_RECORDS) == 3
 
 
-async def test_a_send_survives_the_death_of_the_leader(world: World, producer: Producer) -> None:
-    group = world.groups["g"]
-    await producer.send(Message("T", b"before"))
-
-    async def fail_over() -> None:
-        await group.brokers[0].kill()
-        group.leader = None
-        await trio.sleep(1.0)
-        group.elect(1, register=False)
-
-    began = trio.current_time()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(fail_over)
-        await trio.testing.wait_all_tasks_blocked()
-        results = []
-
-        async def one(i: int) -> None:
-            results.append(await producer.send(Message("T", b"%d" % i)))
-
-        for i in range(20):
-            nursery.start_soon(one, i)
-    took = trio.current_time() - began
-    assert 1.0 <= took < 1.6
-    assert len(results) == 20
-    assert sorted(group.bodies()) == sorted([b"before", *(b"%d" % i for i in range(20))])
-
-
 async def test_without_retry_an_unknown_outcome_surfaces_at_once(
     world: World, client: ClientInstance
 ) -> None:
@@ -136,28 +109,6 @@ async def test_without_retry_an_unknown_outcome_surfaces_at_once(
             await producer.send(Message("T", b"x"))
         assert caught.value.outcome == "unknown"
         assert trio.current_time() == began
-
-
-async def test_an_unknown_attempt_is_never_reported_as_not_stored(
-    world: World, producer: Producer
-) -> None:
-    """First attempt unknown, then refused for good: the message may be stored all the same."""
-    group = world.groups["g"]
-    await producer.send(Message("T", b"before"))
-    answers = iter(
-        [
-            (1, {"outcome": "unknown"}),
-            (13, {"outcome": "not_stored"}),
-        ]
-    )
-
-    def intercept(asked: RemotingCommand) -> Handled:
-        code, ext = next(answers)
-        return response_to(asked, code, "no", dict(ext))
-
-    group.brokers[0].intercept = intercept
-    with pytest.raises(UnknownOutcomeError):
-        await producer.send(Message("T", b"x"))
 
 
 async def test_send_to_a_silent_broker_is_unknown_at_its_deadline(
@@ -186,25 +137,6 @@ async def test_send_to_a_dead_group_is_not_stored_at_its_deadline(
     assert trio.current_time() - began <= 2.01
 
 
-async def test_busy_is_retried_until_it_is_not(
-    world: World, client: ClientInstance, producer: Producer
-) -> None:
-    group = world.groups["g"]
-    broker = group.brokers[0]
-    refusals = 6
-
-    def intercept(asked: RemotingCommand) -> Handled:
-        nonlocal refusals
-        refusals -= 1
-        return response_to(asked, 2, "busy", {"outcome": "not_stored"}) if refusals >= 0 else None
-
-    broker.intercept = intercept
-    await producer.send(Message("T", b"x"))
-    assert group.bodies() == [b"x"]
-    assert broker.count(RequestCode.SEND_RECORDS) == 7
-    assert client.counters.leader_searches == 0
-
-
 async def test_a_failed_broker_is_avoided_while_latency_faults_are_on() -> None:
     config = ProducerConfig(latency_fault_enable=True)
     async with open_world(members=1) as world:
@@ -221,23 +153,6 @@ async def test_a_failed_broker_is_avoided_while_latency_faults_are_on() -> None:
             for i in range(16):
                 await producer.send(Message("T", b"%d" % i))
             assert broker.count(RequestCode.SEND_RECORDS) > 1
-
-
-@pytest.mark.parametrize(("body_bytes", "overlap"), [(40_000, True), (40, False)])
-async def test_requests_overlap_only_when_much_is_waiting(
-    world: World, client: ClientInstance, body_bytes: int, overlap: bool
-) -> None:
-    """Thirty sends in requests of five at most, each answered after a second."""
-    config = ProducerConfig(compress_over_bytes=None, max_request_records=5)
-    async with Producer(client, "p", config) as producer:
-        await producer.send(Message("T", b"first"))
-        world.groups["g"].brokers[0].delay_s = 1.0
-        began = trio.current_time()
-        async with trio.open_nursery() as nursery:
-            for i in range(30):
-                nursery.start_soon(producer.send, Message("T", b"%d" % i + bytes(body_bytes)))
-        took_s = trio.current_time() - began
-        assert took_s < 5.0 if overlap else took_s >= 6.0
 
 
 async def test_send_moves_to_another_group_when_its_own_is_dead() -> None:

@@ -132,28 +132,6 @@ async def test_a_new_client_without_name_servers_gets_one_clear_error() -> None:
             assert caught.value.retriable
 
 
-async def test_send_waits_while_the_lane_is_full(world: World, client: ClientInstance) -> None:
-    config = ProducerConfig(max_waiting_bytes=2000)
-    async with Producer(client, "p", config) as producer:
-        world.groups["g"].brokers[0].delay_s = 0.1
-        done = 0
-
-        async def one(i: int) -> None:
-            nonlocal done
-            await producer.send(Message("T", b"%d" % i))
-            done += 1
-
-        most = 0
-        async with trio.open_nursery() as nursery:
-            for i in range(30):
-                nursery.start_soon(one, i)
-            while done < 30:
-                await trio.sleep(0.01)
-                lane = producer._engine._lanes.get("g")
-                most = max(most, lane.line.waiting_bytes if lane else 0)
-        assert 0 < most <= 2000 + 1000
-
-
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_the_wait_for_space_counts_as_time_of_a_send(
     world: World, client: ClientInstance, is_async: bool

@@ -84,26 +84,6 @@ def sender(group: FakeGroup) -> Sender:
     return Sender(group)
 
 
-def test_a_stored_send_is_found_where_its_first_attempt_stands(sender: Sender) -> None:
-    sender.propose(sender.stamp(0), "first")
-    sender.group.settle()
-    placed = sender.reported["first"]
-    assert sender.sends.judge(sender.stamp(0)) == StoredSend(placed.phy_offset)
-    assert placed.first_offsets == (0,)
-    assert len(sender.sends) == 0
-
-
-def test_a_repetition_on_the_way_waits_for_the_same_proposal(sender: Sender) -> None:
-    sender.propose(sender.stamp(0), "first")
-    same = sender.sends.judge(sender.stamp(0))
-    assert isinstance(same, SendInFlight)
-    same.join(lambda placed: sender.reported.update(second=placed))
-    assert sender.group.waiting == 1
-    sender.group.settle()
-    assert sender.reported["first"] == sender.reported["second"]
-    assert sender.reported["first"].outcome == "stored"
-
-
 def test_a_send_that_was_not_stored_is_new_again(sender: Sender) -> None:
     sender.propose(sender.stamp(0), "first")
     sender.group.step_down()

@@ -87,16 +87,6 @@ def test_old_clients_get_no_tokens(locking: Broker) -> None:
     assert lock(locking, "a", 0).ext == {}
 
 
-def test_nothing_is_answered_before_it_is_applied(locking: Broker) -> None:
-    connection = FakeConnection()
-    asked = command(RequestCode.LOCK_BATCH_MQ, "a", 0)
-    assert locking.handle(asked, connection) is DEFERRED
-    locking.group.append()
-    assert connection.replies == []
-    locking.group.apply()
-    assert granted(connection.reply_) == [0]
-
-
 def test_an_early_answer_of_the_group_waits_for_the_apply(locking: Broker) -> None:
     locking.group.answers_early = True
     connection = FakeConnection()
@@ -105,11 +95,6 @@ def test_an_early_answer_of_the_group_waits_for_the_apply(locking: Broker) -> No
     assert connection.replies == []
     locking.group.apply()
     assert granted(connection.reply_) == [0]
-
-
-def test_another_client_gets_what_is_free_and_no_more(locking: Broker) -> None:
-    lock(locking, "a", 0, 1)
-    assert granted(lock(locking, "b", 0, 1, 2)) == [2]
 
 
 def test_groups_lock_for_themselves(locking: Broker) -> None:
@@ -148,18 +133,6 @@ def test_unconfirmed_renewal_is_refused(locking: Broker) -> None:
     assert connection.reply_.ext["leaderAddr"] == "10.0.0.2:10911"
 
 
-def test_an_expired_lock_goes_to_another_with_a_larger_token(
-    locking: Broker, clock: ManualClock
-) -> None:
-    (old,) = tokens(locking, "a", 0)
-    clock.now_s += LEASE_S - 0.001
-    assert granted(lock(locking, "b", 0)) == []
-    clock.now_s += 0.001
-    (new,) = tokens(locking, "b", 0)
-    assert new > old
-    assert granted(lock(locking, "a", 0)) == []
-
-
 def test_a_new_leader_honours_grants_for_a_whole_lease(locking: Broker, clock: ManualClock) -> None:
     lock(locking, "a", 0)
     clock.now_s += 10 * LEASE_S
@@ -171,14 +144,6 @@ def test_a_new_leader_honours_grants_for_a_whole_lease(locking: Broker, clock: M
     assert granted(lock(locking, "b", 0)) == []
     clock.now_s += 0.001
     assert granted(lock(locking, "b", 0)) == [0]
-
-
-def test_unlocked_queue_is_free_with_a_larger_token(locking: Broker) -> None:
-    (old,) = tokens(locking, "a", 0)
-    assert unlock(locking, "a", 0).code == 0
-    assert locking.group.state.queue_locks == {}
-    (new,) = tokens(locking, "b", 0)
-    assert new > old
 
 
 def test_what_others_hold_cannot_be_unlocked(locking: Broker) -> None:
@@ -202,14 +167,6 @@ def test_requests_beside_an_entry_share_the_next(locking: Broker) -> None:
     locking.group.settle()
     assert [granted(connection.reply_) for connection in connections[1:]] == [[1], [2], [3], []]
     assert lock_entries(locking) == 2
-
-
-def test_two_that_ask_at_once_are_not_both_served(locking: Broker) -> None:
-    one, two = FakeConnection(), FakeConnection()
-    locking.handle(command(RequestCode.LOCK_BATCH_MQ, "a", 0), one)
-    locking.handle(command(RequestCode.LOCK_BATCH_MQ, "b", 0), two)
-    locking.group.settle()
-    assert (granted(one.reply_), granted(two.reply_)) == ([0], [])
 
 
 def test_grant_without_a_majority_is_unknown(locking: Broker) -> None:

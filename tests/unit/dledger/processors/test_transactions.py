@@ -75,15 +75,6 @@ def test_half_message_waits_outside_consumers_topics(broker: Broker) -> None:
     }  # fmt: skip
 
 
-def test_half_message_is_named_by_its_half_offset(broker: Broker) -> None:
-    broker.make_topic()
-    halves = [begin(broker, body) for body in (b"a", b"b")]
-    assert [half.offset for half in halves] == [0, 1]
-    assert [half.phy_offset for half in broker.group.state.transactions.open.values()] == [
-        half.position for half in halves
-    ]
-
-
 def test_the_topic_is_made_with_its_first_half_message(broker: Broker) -> None:
     begin(broker)
     config = broker.group.state.topic_config("T")

@@ -22,7 +22,6 @@ from dledger.raft.wire import Kind
 from tests.harness.raft_cluster import Cluster
 from tests.unit.dledger.raft.paper_group import (
     StoredGroup,
-    add,
     frame,
     group,
     isolate,
@@ -33,38 +32,6 @@ from tests.unit.dledger.raft.paper_group import (
 )
 
 # -- thesis ch. 4 (§6): cluster membership changes -----------------------------------------
-
-
-def test_newest_list_counts_committed_or_not() -> None:
-    """Thesis §4.1: each server uses the new configuration as soon as it is in its log."""
-    cluster = group()
-    leader = cluster.elect("n0")
-    cluster.join("n3")
-    cluster.members["n1"].flushes_by_itself = cluster.members["n2"].flushes_by_itself = False
-
-    add(cluster, "n0", "n3")
-    cluster.run()
-
-    assert leader.commit_index < leader.journal.members.index
-    for name in ("n0", "n1", "n2"):
-        assert listed(cluster.node(name)).learner("n3") is not None
-
-
-def test_removed_member_is_not_counted() -> None:
-    """Thesis §4.1: the entry itself is committed by a majority of the new configuration."""
-    cluster = group(4)
-    leader = cluster.elect("n0")
-    isolate(cluster, "n1", "n3")
-    index = cluster.append("n0", b"two of four are no majority")
-    cluster.run()
-    uncommitted = leader.commit_index
-
-    remove(cluster, "n0", "n3")
-    cluster.run()
-
-    assert uncommitted == index - 1
-    assert listed(leader).voter_names == ("n0", "n1", "n2")
-    assert leader.commit_index == leader.journal.members.index == index + 1
 
 
 def vouched(cluster: Cluster, by: str, name: str) -> Hello:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from dledger.broker_errors import NotLeaderError, PendingFullError
+from dledger.broker_errors import NotLeaderError
 from dledger.commitlog.derive import DEFAULT_DELAY_MS
 from dledger.commitlog.entry import RecordBatch
 from dledger.commitlog.errors import InvariantBroken
@@ -218,22 +218,6 @@ async def test_an_entry_of_unknown_outcome_is_never_delivered_twice(
     assert world.group.state.delay_progress == {1: 2}
 
 
-async def test_an_entry_that_was_lost_is_delivered_by_the_next_leader(
-    world: World, nursery: trio.Nursery
-) -> None:
-    world.delay(1, b"a")
-    nursery.start_soon(world.serve)
-    world.group.commit_latency_s = 0.5
-    await trio.sleep(1.01)
-    assert world.group.waiting == 1
-    world.depose()
-    await trio.sleep(1)
-    world.group.lead()
-    nursery.start_soon(world.serve)
-    await trio.sleep(1)
-    assert world.bodies() == [b"a"]
-
-
 async def test_schedule_waits_out_the_same_leadership(world: World, nursery: trio.Nursery) -> None:
     world.delay(1, b"a")
     world.group.stalled = True
@@ -260,53 +244,6 @@ async def test_a_refusal_in_the_same_leadership_is_tried_again(
     world.group.refuse = None
     await trio.sleep(1.1)
     assert world.bodies() == [b"a"]
-
-
-async def test_many_leader_changes_deliver_each_message_once(
-    world: World, nursery: trio.Nursery
-) -> None:
-    sent = 0
-    for turn in range(12):
-        nursery.start_soon(world.serve)
-        for _ in range(5):
-            world.delay(1, b"%d" % sent)
-            sent += 1
-            await trio.sleep(0.07 + 0.011 * turn)
-        if turn % 2:
-            world.group.append()
-        world.depose()
-        await trio.sleep(0.2)
-        world.group.lead()
-    nursery.start_soon(world.serve)
-    await trio.sleep(3)
-    assert world.bodies() == [b"%d" % i for i in range(sent)]
-
-
-async def test_a_full_log_is_tried_again(world: World, nursery: trio.Nursery) -> None:
-    world.delay(1, b"a")
-    world.group.refuse = PendingFullError("full")
-    nursery.start_soon(world.serve)
-    await trio.sleep(3.5)
-    assert world.bodies() == []
-    world.group.refuse = None
-    await trio.sleep(1.1)
-    assert world.bodies() == [b"a"]
-
-
-async def test_a_level_waits_for_a_topic_that_is_being_deleted(
-    world: World, nursery: trio.Nursery
-) -> None:
-    world.delay(1, b"first", topic="U")
-    world.delay(1, b"gone", topic="T")
-    world.delay(1, b"behind", topic="U")
-    world.deleting.add("T")
-    nursery.start_soon(world.serve)
-    await trio.sleep(3)
-    assert world.bodies("U") == [b"first"]
-    world.deleting.clear()
-    await trio.sleep(1.1)
-    assert world.bodies("T") == [b"gone"]
-    assert world.bodies("U") == [b"first", b"behind"]
 
 
 async def test_clock_set_back_delays_by_the_level_at_most(

@@ -137,53 +137,6 @@ async def test_a_recall_on_its_way_holds_the_delivery_back(
     assert world.bodies() == [b"b", b"a"]
 
 
-async def test_a_new_leader_delivers_what_the_old_one_did_not(
-    world: World, nursery: trio.Nursery
-) -> None:
-    nursery.start_soon(world.serve)
-    await trio.sleep(0)
-    world.schedule(5, b"a")
-    world.schedule(9, b"b")
-    await trio.sleep(6)
-    world.depose()
-    world.group.lead()
-    await trio.sleep(30)
-    nursery.start_soon(world.serve)
-    await trio.sleep(0.1)
-    assert world.bodies() == [b"a", b"b"]
-
-
-async def test_an_unknown_delivery_is_not_made_again(world: World, nursery: trio.Nursery) -> None:
-    nursery.start_soon(world.serve)
-    await trio.sleep(0)
-    world.schedule(5, b"a")
-    world.group.stalled = True
-    await trio.sleep(6)
-    world.group.time_out()
-    await trio.sleep(20)
-    assert world.bodies() == []
-    world.group.stalled = False
-    world.schedule(1, b"b")  # applies what was appended
-    await trio.sleep(3)
-    assert world.bodies() == [b"a", b"b"]
-
-
-async def test_a_deposed_leaders_delivery_counts_when_it_was_stored(
-    world: World, nursery: trio.Nursery
-) -> None:
-    nursery.start_soon(world.serve)
-    await trio.sleep(0)
-    world.schedule(5, b"a")
-    world.group.stalled = True
-    await trio.sleep(6)
-    world.depose()
-    world.group.stalled = False
-    world.group.lead()
-    nursery.start_soon(world.serve)
-    await trio.sleep(9)
-    assert world.bodies() == [b"a"]
-
-
 async def test_what_the_log_did_not_take_is_tried_again(
     world: World, nursery: trio.Nursery
 ) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trio
 
-from dledger.broker_errors import PendingFullError
 from dledger.commitlog.record import decode_record
 from dledger.group_api import Proposed
 from dledger.processors.client_table import Client
@@ -194,17 +193,6 @@ async def test_after_the_last_question_it_is_given_up(world: World, nursery: tri
     assert (world.discarded, len(producer.asked)) == ([b"lost"], 3)
 
 
-async def test_many_are_given_up_together(world: World, nursery: trio.Nursery) -> None:
-    world.producer()
-    nursery.start_soon(world.serve)
-    bodies = [b"%d" % n for n in range(20)]
-    for body in bodies:
-        begin(world.broker, body)
-    await trio.sleep(100)
-    assert sorted(world.discarded) == sorted(bodies)
-    assert not world.group.state.transactions.open
-
-
 @pytest.mark.slow
 async def test_check_gives_up_what_retention_passed(world: World, nursery: trio.Nursery) -> None:
     nursery.start_soon(world.serve)
@@ -311,18 +299,6 @@ async def test_a_count_of_unknown_outcome_is_waited_for(
     assert asked(producer) == [(half.offset, 1)]
     await trio.sleep(31)
     assert world.checks == {half.offset: 2}
-
-
-async def test_a_full_log_is_tried_again(world: World, nursery: trio.Nursery) -> None:
-    producer = world.producer()
-    half = begin(world.broker)
-    world.group.refuse = PendingFullError("full")
-    nursery.start_soon(world.serve)
-    await trio.sleep(10)
-    assert asked(producer) == []
-    world.group.refuse = None
-    await trio.sleep(1.1)
-    assert asked(producer) == [(half.offset, 1)]
 
 
 async def test_a_decision_in_flight_is_not_asked_for(world: World, nursery: trio.Nursery) -> None:

@@ -60,21 +60,6 @@ def apply(group: FakeGroup, *changes: StateChange) -> None:
     group.settle()
 
 
-def test_a_grant_has_its_entry_as_token_and_its_time() -> None:
-    rows = table((grant(0, 2), 7, 1000))
-    assert rows == {KEY: PopRow(0, 3, {0: Out(1, 7, 1000, 1100), 2: Out(1, 7, 1000, 1100)})}
-
-
-def test_old_token_changes_nothing() -> None:
-    rows = table((grant(0), 7, 0), (grant(since=1, again=((0, 7),)), 9, 100))
-    before = rows[KEY].copied().to_state()
-    table((acked((0, 7)), 10, 100), rows=rows)
-    change = PopChange(changed=(PopMark(KEY, 0, 7, 500),))
-    table((change, 11, 100), (PopChange(dead=(PopMark(KEY, 0, 7),)), 12, 100), rows=rows)
-    assert rows[KEY].copied().to_state() == before
-    assert rows[KEY].out[0] == Out(2, 9, 100, 200)
-
-
 def test_token_zero_of_a_message_not_out_does_nothing() -> None:
     rows = table((grant(0), 7, 0))
     before = rows[KEY].copied().to_state()
@@ -88,15 +73,6 @@ def test_floor_rises_over_a_long_gap_in_few_steps() -> None:
     row.put((1 << 60) - 1, Out(1, 1, 0, 1))
     row.raise_floor()
     assert row.floor == (1 << 60) - 1
-
-
-def test_a_grant_from_another_place_has_no_effect() -> None:
-    rows = table((grant(0), 7, 0), (grant(0, 1), 8, 0))
-    assert list(rows[KEY].out) == [0]
-    assert table((grant(3, since=3, until=2), 7, 0)) == {}
-    rows = {}
-    apply_pop(rows, grant(0, committed=1), 7, 0, lambda _: 1)
-    assert rows == {}, "the group has consumed it meanwhile"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from dledger.jepsen_like.checkers.all_checks import Settings, check_everything, check_source
+from dledger.jepsen_like.checkers.all_checks import check_everything
 from dledger.jepsen_like.checkers.kernel.tables import Batch, MemorySource
 from dledger.jepsen_like.history.columns import (
     OBS,
@@ -26,12 +26,8 @@ from dledger.jepsen_like.history.columns import (
 from dledger.jepsen_like.history.operation import History, Operation, Outcome
 from dledger.jepsen_like.history.small_tables import SmallTable
 from tests.harness.clean_histories import clean_history
-from tests.harness.history_world import KEEPS, LATE_MAX_NS
-from tests.harness.planted_anomalies import PLANTERS
-from tests.harness.planted_scene import InapplicableError, Scene
 
 SEEDS = range(0, 60, 7)
-SETTINGS = Settings(late_max_ns=LATE_MAX_NS, keeps=KEEPS)
 
 
 def pairs(history: History) -> list[tuple[Any, SmallTable]]:
@@ -102,29 +98,6 @@ class ArrowSource(MemorySource):
 
     def obs(self, want: Any, rows_max: int) -> Any:
         return chosen(self._tables["obs"], self._by_obs.meets(want))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_verdicts_are_those_over_tables_of_arrow(seed: int) -> None:
-    history = clean_history(seed)
-    assert check_source(MemorySource(history), SETTINGS) == check_source(
-        ArrowSource(history), SETTINGS
-    )
-
-
-@pytest.mark.parametrize("kind", PLANTERS, ids=": ".join)
-def test_anomalies_are_those_over_tables_of_arrow(kind: tuple[str, str]) -> None:
-    for seed in range(60):
-        history = clean_history(seed)
-        try:
-            PLANTERS[kind](Scene(history, seed))
-        except InapplicableError:
-            continue
-        found = check_source(MemorySource(history), SETTINGS)
-        assert found == check_source(ArrowSource(history), SETTINGS)
-        assert any(verdict.violations for verdict in found)
-        return
-    pytest.fail("it found no place")
 
 
 def test_events_and_floors_of_a_list_are_those_of_a_table() -> None:
