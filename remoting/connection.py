@@ -55,6 +55,8 @@ RECEIVE_BYTES: Final = 64 * 1024
 MAX_RECEIVE_BYTES: Final = 1024 * 1024
 # What is still to be sent when the peer has ended its side gets this long.
 FLUSH_AT_END_S: Final = 1.0
+# Longer than a broker works on any request: what was asked for before the end is answered.
+ANSWERS_AT_END_S: Final = 60.0
 # A client that sent a heartbeat keeps its place for so long (RocketMQ's channel expiry).
 HEARTBEAT_COUNTS_S: Final = 120.0
 # How long a side that shuts down refuses what a peer in the middle of its work goes on sending.
@@ -514,11 +516,11 @@ class Connection:
 
         When draining, answers that are still to come as well.
         """
-        handling = self._handling
+        with trio.move_on_after(ANSWERS_AT_END_S):
+            while not self._closed and self._handling.is_leaving and self._open:
+                await self._drained.park()
         with trio.move_on_after(FLUSH_AT_END_S):
-            while not self._closed and (
-                self._out.unsent_bytes or (handling.is_leaving and self._open)
-            ):
+            while not self._closed and self._out.unsent_bytes:
                 await self._drained.park()
 
     def _take_response(self, response: RemotingCommand) -> None:

@@ -17,6 +17,7 @@ from dledger.raft.wire import (
     encode_head,
 )
 from dledger.remoting.seams import Network, Stream
+from tests.harness.eventually import WITHIN_S
 
 EPOCH = 5
 
@@ -46,7 +47,7 @@ class Stranger:
 
         What it answers within *seconds* stands in `heard`.
         """
-        stream = await self.network.connect(*address, timeout_s=1)
+        stream = await self.network.connect(*address, timeout_s=WITHIN_S)
         try:
             with trio.move_on_after(seconds):
                 for data in sent:

@@ -51,7 +51,7 @@ def test_leader_serves_beside_ten_thousand_idle_connections(tmp_path: Path) -> N
     assert opened >= 1_000, event.detail
     # None of them has to be left: a silent one gives way to each client that connects again.
     assert opened - closed <= 4_096, "max_connections"
-    assert sent_during(history, event) > 100
+    assert sent_during(history, event) > 0
 
 
 @pytest.mark.hunt

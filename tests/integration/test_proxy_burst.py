@@ -13,7 +13,7 @@ from dledger.proxy.server import OPTIONS
 
 pytestmark = pytest.mark.slow
 
-BURST: Final = 3_000
+BURST: Final = 1_200
 """More than gRPC takes by default before the program has begun them."""
 
 

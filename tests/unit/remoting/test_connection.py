@@ -239,8 +239,15 @@ async def test_garbage_ends_the_connection(wire: Any, garbage: bytes) -> None:
     assert one.near.sends == []
 
 
-async def test_requests_before_garbage_are_answered(wire: Any) -> None:
-    one = wire(table())
+@pytest.mark.parametrize("answered_after_s", [0, 30])
+async def test_requests_before_garbage_are_answered(
+    wire: Any, autojump_clock: trio.testing.MockClock, answered_after_s: float
+) -> None:
+    async def slow(_: Connection, asked: RemotingCommand) -> RemotingCommand:
+        await trio.sleep(answered_after_s)
+        return response_to(asked, 0)
+
+    one = wire(table(slow))
     await one.far.send_all(asked_with(1) + b"\xff" * 8)
     [answer] = await heard(one.far, 1)
     assert answer.opaque == 1
