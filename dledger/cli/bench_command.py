@@ -11,22 +11,21 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from cyclopts import App, Parameter
 
-from dledger.cli.bench_closed import (
-    ConsumeLoad,
+from dledger.cli.bench_consume import ConsumeLoad, PopLoad, bench_consume, bench_pop
+from dledger.cli.bench_load import POSITIVE, Figures, Target, Temporary
+from dledger.cli.bench_scale import ScaleLoad, bench_scale
+from dledger.cli.bench_sends import (
+    LatencyLoad,
     ProduceLoad,
-    bench_consume,
     bench_failover,
+    bench_latency,
     bench_produce,
 )
-from dledger.cli.bench_latency import LatencyLoad, bench_latency
-from dledger.cli.bench_load import POSITIVE, Figures, Target, Temporary
-from dledger.cli.bench_pop import PopLoad, bench_pop
-from dledger.cli.bench_scale import ScaleLoad, bench_scale
 from dledger.cli.bench_store import StoreLoad, bench_store
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 
@@ -165,7 +164,28 @@ async def all_figures(
 HEAD: Final = ["what", "measured", "target", "met", "repeat with"]
 
 
-class Figure(msgspec.Struct, kw_only=True, frozen=True):
+class Aim(NamedTuple):
+    """What is measured, and its target: a number, or why there is none."""
+
+    what: str
+    unit: str
+    target: float | str
+    command: str
+
+
+AIMS: Final = (
+    Aim("one flush of 400 bytes on this disk, p50", "ms", "for comparison", "all"),
+    Aim("one outstanding send, p50", "ms", 1.5, "produce --inflight 1"),
+    Aim("64 outstanding sends", "msg/s", 25_000, "produce"),
+    Aim("batches of 100, 16 outstanding", "msg/s", 150_000, "produce --inflight 16 --batch 100"),
+    Aim("consuming a backlog", "msg/s", 200_000, "consume"),
+    Aim("one log, with queues", "MB/s", 600, "store"),
+    Aim("the same bytes, raw sequential write", "MB/s", "beside it", "store"),
+    Aim("kill of the leader to the next acknowledgement", "ms", 2_000, "all"),
+)
+
+
+class Figure(msgspec.Struct, frozen=True):
     """One aim and what was measured."""
 
     what: str
@@ -189,25 +209,26 @@ async def measure_all(duration_s: float, tell: Callable[[str], None]) -> list[Fi
     with tempfile.TemporaryDirectory(prefix="dledger-bench-") as folder:
         stored = bench_store(Path(folder) / "log", StoreLoad())
     failover_ms = await bench_failover(FAILOVER_SENDS, tell)
-    return [
-        _beside(
-            "one flush of 400 bytes on this disk, p50",
-            *(flushed_ms, "ms", "for comparison", "all"),
-        ),
-        _at_most("one outstanding send, p50", one["p50_ms"], 1.5, "produce --inflight 1"),
-        _at_least("64 outstanding sends", many["messages_per_s"], "msg/s", 25_000, "produce"),
-        _at_least(
-            "batches of 100, 16 outstanding",
-            *(batches["messages_per_s"], "msg/s", 150_000, "produce --inflight 16 --batch 100"),
-        ),
-        _at_least("consuming a backlog", read["messages_per_s"], "msg/s", 200_000, "consume"),
-        _at_least("one log, with queues", stored["mb_per_s"], "MB/s", 600, "store"),
-        _beside(
-            "the same bytes, raw sequential write",
-            *(stored["raw_mb_per_s"], "MB/s", "beside it", "store"),
-        ),
-        _at_most("kill of the leader to the next acknowledgement", failover_ms, 2_000, "all"),
-    ]
+    measured = (
+        flushed_ms,
+        one["p50_ms"],
+        *(load["messages_per_s"] for load in (many, batches, read)),
+        stored["mb_per_s"],
+        stored["raw_mb_per_s"],
+        failover_ms,
+    )
+    return [figure(aim, value) for aim, value in zip(AIMS, measured, strict=True)]
+
+
+def figure(aim: Aim, measured: float) -> Figure:
+    """Return *measured* beside its aim: the most of what is in ms, the least of all else."""
+    met, target = True, str(aim.target)
+    if not isinstance(aim.target, str):
+        is_time = aim.unit == "ms"
+        met = measured <= aim.target if is_time else measured >= aim.target
+        target = f"{'≤' if is_time else '≥'} {aim.target:,g}"
+    command = f"dledger bench {aim.command}"
+    return Figure(aim.what, measured, aim.unit, target, met, command)
 
 
 def flush_ms() -> float:
@@ -222,23 +243,6 @@ def flush_ms() -> float:
             os.fdatasync(file.fileno())
             times.append(time.perf_counter() - began)
     return sorted(times)[FLUSHES // 2] * 1000
-
-
-def _figure(what: str, measured: float, unit: str, aim: str, met: bool, command: str) -> Figure:
-    command = f"dledger bench {command}"
-    return Figure(what=what, measured=measured, unit=unit, target=aim, met=met, command=command)
-
-
-def _beside(what: str, measured: float, unit: str, target: str, command: str) -> Figure:
-    return _figure(what, measured, unit, target, True, command)
-
-
-def _at_most(what: str, measured: float, limit_ms: float, command: str) -> Figure:
-    return _figure(what, measured, "ms", f"≤ {limit_ms:,g}", measured <= limit_ms, command)
-
-
-def _at_least(what: str, measured: float, unit: str, limit: float, command: str) -> Figure:
-    return _figure(what, measured, unit, f"≥ {limit:,.0f}", measured >= limit, command)
 
 
 def _cells(f: Figure) -> list[str]:

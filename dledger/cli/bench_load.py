@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
@@ -20,6 +20,7 @@ from cyclopts import Parameter
 
 from dledger import aio
 from dledger.cli.broker_command import parse_options
+from dledger.cli.commands import open_admin
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
@@ -33,6 +34,7 @@ WARM_UP_S: Final = 1.0
 """Connections, routes and caches; what ends in this time is not counted."""
 
 RETRY_S: Final = 0.002
+NEXT_STEP: Final = "see dledger cluster health"
 FILL_BATCH: Final = 200
 FILL_INFLIGHT: Final = 8
 PULL_MESSAGES: Final = 4_000
@@ -96,14 +98,18 @@ class Target(Temporary):
 
     @asynccontextmanager
     async def opened(
-        self, tell: Callable[[str], None]
+        self, topic: str, queues: int, tell: Callable[[str], None]
     ) -> AsyncIterator[tuple[list[str], list[int]]]:
-        """Give the NameServers to use, and the processes of a temporary cluster's brokers."""
-        if self.namesrv:
-            yield addresses(self.namesrv), []
-            return
-        async with self.cluster(tell) as cluster:
-            yield [cluster.namesrv_address], pids_of(cluster)
+        """Make *topic*; give NameServers, and the processes of a temporary cluster's brokers."""
+        async with AsyncExitStack() as stack:
+            if self.namesrv:
+                namesrvs, pids = addresses(self.namesrv), list[int]()
+            else:
+                cluster = await stack.enter_async_context(self.cluster(tell))
+                namesrvs, pids = [cluster.namesrv_address], pids_of(cluster)
+            async with open_admin(namesrvs) as admin:
+                await admin.create_topic(topic, queue_nums=queues)
+            yield namesrvs, pids
 
 
 def pids_of(cluster: LocalCluster) -> list[int]:
@@ -169,11 +175,7 @@ class Tally:
         Raises:
             CliError: Nothing succeeded.
         """
-        if not self.latencies_s:
-            raise CliError(
-                f"no send succeeded; failed: {self.failures}",
-                next_step="see dledger cluster health",
-            )
+        succeeded(self.latencies_s, self.failures)
         p50, p99, p999, worst = percentiles_ms(self.latencies_s, 50, 99, 99.9, 100)
         return {
             "messages": self.messages,
@@ -187,6 +189,12 @@ class Tally:
             "max_ms": worst,
             "size": size,
         }
+
+
+def succeeded(latencies_s: list[float], failures: dict[str, int]) -> None:
+    """Refuse to report of a load of which nothing succeeded."""
+    if not latencies_s:
+        raise CliError(f"no send succeeded; failed: {failures}", next_step=NEXT_STEP)
 
 
 def percentiles_ms(latencies_s: list[float], *ranks: float) -> list[float]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import trio
 
-from dledger.cli.bench_latency import LatencyLoad, Schedule, Tally, send_on_schedule, summary
+from dledger.cli.bench_sends import (
+    LatencyLoad,
+    Schedule,
+    ScheduleTally,
+    send_on_schedule,
+    summary,
+)
 from dledger.cli.main import main
 from dledger.client.core.errors import UnknownOutcomeError
 from dledger.commitlog.errors import MQError
@@ -108,7 +114,7 @@ async def test_sends_of_the_warm_up_are_not_counted() -> None:
 
 def test_a_latency_bench_without_a_success_is_an_error() -> None:
     with pytest.raises(CliError, match=r"no send succeeded; failed: \{'unknown': 3\}"):
-        summary(LatencyLoad(), Schedule(0.0, 1.0, 3.0, 0.0), Tally(failures={"unknown": 3}))
+        summary(LatencyLoad(), Schedule(0.0, 1.0, 3.0, 0.0), ScheduleTally(failures={"unknown": 3}))
 
 
 @pytest.mark.parametrize("option", ["--rate", "--duration", "--size", "--queues"])
