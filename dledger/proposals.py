@@ -4,6 +4,9 @@ Group commit: what arrives while an entry is being flushed waits and becomes the
 group seals a proposal at once. Sealing is one synchronous step: check the leadership, give out
 queue offsets from applied state plus what is in flight, append. So what was checked cannot change
 before it is in the log, and `apply` never has to refuse.
+
+A step of a consumer is appended only where its group stands at the offset that the step begins at
+(`PendingCommits`): what was appended before decides, whether or not it is applied or answered.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import structlog
 import trio
 
 from dledger.broker_errors import (
+    CommitNotExpectedError,
     NotLeaderError,
     PendingFullError,
     ShuttingDownError,
@@ -36,13 +40,66 @@ from dledger.group_api import (
     ServiceCounts,
 )
 from dledger.log_clock import LogClock
-from dledger.pending_commits import PendingCommits
 from dledger.raft.journal import Proposal
 from dledger.raft.member import RaftNode
+from dledger.remoting.protocol.own_fields import NO_OFFSET
 from dledger.remoting.seams import Clock
 from dledger.state.tables import QueueKey, StateTables
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup
+
+_Slot: TypeAlias = tuple[str, str, int]
+
+
+class PendingCommits:
+    """Offset of each group and queue: applied state plus what this leader has appended since.
+
+    It holds what is appended and not applied, which the bytes in flight bound.
+    """
+
+    def __init__(self, tables: StateTables) -> None:
+        self._tables = tables
+        self._newest: dict[_Slot, tuple[int, int]] = {}
+        """Offset, and the index of the entry that has it."""
+        self._entries: deque[tuple[int, list[_Slot]]] = deque()
+
+    def refusal_of(self, commits: Sequence[OffsetCommit]) -> CommitNotExpectedError | None:
+        """Return why these may not be appended next; None: they may."""
+        for commit in commits:
+            if commit.expected is None:
+                continue
+            found = self._offset((commit.group, commit.topic, commit.queue_id))
+            if found != commit.expected:
+                return CommitNotExpectedError(commit.topic, commit.queue_id, commit.expected, found)
+        return None
+
+    def _offset(self, slot: _Slot) -> int:
+        newest = self._newest.get(slot)
+        if newest is not None:
+            return newest[0]
+        applied = self._tables.consumer_offset(*slot)
+        return NO_OFFSET if applied is None else applied
+
+    def keep(self, index: int, commits: Sequence[OffsetCommit]) -> None:
+        """Count these as appended in entry *index*."""
+        slots = [(commit.group, commit.topic, commit.queue_id) for commit in commits]
+        for slot, commit in zip(slots, commits, strict=True):
+            self._newest[slot] = (commit.offset, index)
+        self._entries.append((index, slots))
+
+    def applied(self, index: int) -> None:
+        """Forget what the applied state has now: all up to entry *index*."""
+        while self._entries and self._entries[0][0] <= index:
+            at, slots = self._entries.popleft()
+            for slot in slots:
+                if self._newest.get(slot, (0, 0))[1] == at:
+                    del self._newest[slot]
+
+    def clear(self) -> None:
+        """Forget everything: leadership has begun or ended."""
+        self._newest.clear()
+        self._entries.clear()
+
 
 log = structlog.get_logger(__name__)
 

@@ -30,10 +30,9 @@ from dledger.remoting.connection_limits import (
     Turn,
 )
 from dledger.remoting.errors import ConnectionLostError, TooManyInFlightError
-from dledger.remoting.handling import Handling, Processors
+from dledger.remoting.handling import Handling, OpenRequest, OpenRequests, Processors
 from dledger.remoting.log import get_logger
 from dledger.remoting.memory_budget import NOTED_BYTES, MemoryBudget
-from dledger.remoting.open_requests import OpenRequest, OpenRequests
 from dledger.remoting.processor import (
     OnAnswer,
     OnResponse,

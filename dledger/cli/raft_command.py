@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from dledger.cli.commands import open_admin
+from dledger.cli.commands import Watch, open_admin, repeated
 from dledger.cli.log_command import history
 from dledger.cli.topic_command import groups_of
-from dledger.cli.watch import Watch, repeated
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dledger.cli.commands import open_admin
+from dledger.cli.commands import CLEAR, open_admin
 from dledger.cli.topic_command import plain_topics
-from dledger.cli.watch import CLEAR
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,

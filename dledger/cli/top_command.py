@@ -75,7 +75,7 @@ async def top(
     import trio
     from rich.live import Live
 
-    from dledger.cli.watch import known_error
+    from dledger.cli.commands import known_error
 
     if not every_s > 0:
         raise CliError("--every-s: above 0", exit_code=ExitCode.USAGE)

@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dledger.console import (
     account_pages,
-    cluster_page,
     dead_letters_page,
     groups_page,
     messages_page,
@@ -41,9 +40,9 @@ def routes() -> list[Route | Mount]:
 
     return [
         Route("/", _home),
-        Route("/cluster", cluster_page.cluster),
-        Route("/cluster/live", cluster_page.live),
-        post("/cluster/transfer", cluster_page.transfer),
+        Route("/cluster", state_pages.cluster),
+        Route("/cluster/live", state_pages.live),
+        post("/cluster/transfer", state_pages.transfer),
         Route("/topics", topics_page.topics),
         Route("/topic", topics_page.topic),
         post("/topic/create", topics_page.create_topic),

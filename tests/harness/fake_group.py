@@ -36,8 +36,7 @@ from dledger.group_api import (
     Proposed,
     ServiceCounts,
 )
-from dledger.pending_commits import PendingCommits
-from dledger.proposals import PendingQueueOffsets
+from dledger.proposals import PendingCommits, PendingQueueOffsets
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 from dledger.state.apply import Applied, apply_entry

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.group_api import OffsetCommit
-from dledger.pending_commits import PendingCommits
+from dledger.proposals import PendingCommits
 
 SLOTS = [("g", "T", 0), ("g", "T", 1), ("h", "T", 0)]
 

@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
+from dledger.cli.commands import repeated
 from dledger.cli.main import main
-from dledger.cli.watch import repeated
 from dledger.client.core.errors import BrokerUnreachableError
 from dledger.output import CliError, ExitCode
 

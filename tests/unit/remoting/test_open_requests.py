@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.remoting.connection_limits import ConnectionLimits, Silence
-from dledger.remoting.open_requests import OpenRequests
+from dledger.remoting.handling import OpenRequests
 from dledger.remoting.processor import Limiter
 from dledger.remoting.protocol.command import RemotingCommand, request
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.jepsen_like.history.operation import CLIENT_BITS, NEVER
-from dledger.spark_jobs.engines.narrow import narrowed, widened
+from dledger.spark_jobs.engines.shares import narrowed, widened
 
 RNG = np.random.default_rng(5)
 WORDS = RNG.integers(-(1 << 63), (1 << 63) - 1, 1_000)

@@ -12,15 +12,17 @@ from structlog.testing import capture_logs
 from dledger.aio.guest import Guest
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
-from dledger.proxy.held_bytes import (
+from dledger.proxy.metrics import CallMetrics
+from dledger.proxy.open_receives import Received
+from dledger.proxy.server import (
+    COMMANDS_BYTES_MAX,
     HOST_SHARE,
     REQUEST_BYTES_MAX,
     UNREAD_BYTES_MAX,
     HeldBytes,
+    _Commands,
+    _Handlers,
 )
-from dledger.proxy.metrics import CallMetrics
-from dledger.proxy.open_receives import Received
-from dledger.proxy.server import COMMANDS_BYTES_MAX, _Commands, _Handlers
 from dledger.proxy.service import MessagingService
 from dledger.testing.doubles import ManualClock
 from tests.unit.dledger.proxy.grpc_doubles import Carrier, Context, OneReceive

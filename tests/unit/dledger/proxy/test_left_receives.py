@@ -12,11 +12,10 @@ from dledger.aio.guest import Guest
 from dledger.commitlog.record import decode_record, encode_record
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
-from dledger.proxy.held_bytes import HOST_SHARE, HeldBytes
 from dledger.proxy.messages import duration
 from dledger.proxy.metrics import CallMetrics
 from dledger.proxy.open_receives import Received
-from dledger.proxy.server import RECEIVE_BYTES_MIN, _Handlers
+from dledger.proxy.server import HOST_SHARE, RECEIVE_BYTES_MIN, HeldBytes, _Handlers
 from dledger.proxy.service import MessagingService
 from dledger.remoting.protocol.codes import RequestCode
 from tests.harness.pop_group import Fault, PopGroup
