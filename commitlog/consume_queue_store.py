@@ -218,11 +218,7 @@ class ConsumeQueueStore:
         return self._sharing.size_bytes
 
     def flush(self) -> None:
-        """Make all units put so far durable.
-
-        Raises:
-            FlushFailedError: The node must stop.
-        """
+        """Make all units put so far durable. Raises FlushFailedError: the node must stop."""
         self.begin_flush().run()
 
     def close(self) -> None:

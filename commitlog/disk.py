@@ -58,11 +58,7 @@ class Descriptors:
     __slots__ = ("_count", "_files", "_most", "lock", "uses")
 
     def __init__(self, most: int | None) -> None:
-        """Hold none yet.
-
-        Args:
-            most: Number that is kept; None: as many as the process may have.
-        """
+        """Hold none yet; *most*: number that is kept; None: as many as the process may have."""
         # A file that is opened gives others up, under the same lock.
         self.lock = threading.RLock()
         self._most = most

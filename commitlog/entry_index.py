@@ -116,11 +116,7 @@ class EntryIndex:
         return self._base(index) in self._files
 
     def make_room(self, index: int) -> None:
-        """Allocate the file for *index*.
-
-        Raises:
-            DiskFullError: Nothing changed.
-        """
+        """Allocate the file for *index*. Raises DiskFullError: nothing changed."""
         base = self._base(index)
         if base in self._files:
             return

@@ -504,11 +504,7 @@ class KeyIndex:
         return job
 
     def flush(self) -> None:
-        """Make everything put so far durable.
-
-        Raises:
-            FlushFailedError: The node must stop.
-        """
+        """Make everything put so far durable. Raises FlushFailedError: the node must stop."""
         self.begin_flush().run()
 
     def close(self) -> None:

@@ -61,11 +61,7 @@ class Mark:
 
     @classmethod
     def decode(cls, data: Buffer, offset: int = 0) -> Mark:
-        """Return the mark at byte *offset* of *data*.
-
-        Raises:
-            CorruptStoreError: Too few bytes.
-        """
+        """Return the mark at byte *offset* of *data*. Raises CorruptStoreError: too few bytes."""
         view = memoryview(data)
         if view.nbytes - offset < MARK_BYTES:
             raise CorruptStoreError(f"a mark has {MARK_BYTES} bytes, not {view.nbytes - offset}")
@@ -167,11 +163,7 @@ class Extent:
 
     @classmethod
     def decode(cls, payload: bytes) -> Extent:
-        """Return what a slot file holds.
-
-        Raises:
-            CorruptStoreError: The payload has another size.
-        """
+        """Return what a slot file holds. Raises CorruptStoreError: the payload has another size."""
         if len(payload) != _LIMIT.size + MARK_BYTES:
             raise CorruptStoreError(f"an extent of {len(payload)} bytes")
         limit, exact = _LIMIT.unpack_from(payload)

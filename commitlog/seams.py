@@ -109,11 +109,7 @@ class Disk(Protocol):
         """
 
     def read(self, path: str) -> bytes:
-        """Return the whole content of a small file.
-
-        Raises:
-            FileNotFoundError: There is none.
-        """
+        """Return the whole content of a small file. Raises FileNotFoundError: there is none."""
 
     def replace(self, path: str, data: Buffer) -> None:
         """Set the whole content of a small file, atomically and durably.

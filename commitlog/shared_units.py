@@ -117,11 +117,7 @@ class SharedUnits:
     __slots__ = ("_disk", "_end", "_end_slots", "_file", "_folder", "_number", "tails")
 
     def __init__(self, disk: Disk, folder: str) -> None:
-        """Read what is in *folder*.
-
-        Raises:
-            CorruptStoreError: Units that were durable are lost.
-        """
+        """Read what is in *folder*. Raises CorruptStoreError: units that were durable are lost."""
         self._disk = disk
         self._folder = folder
         self._file: DiskFile | None = None
@@ -342,11 +338,7 @@ def encode_rows(rows: Iterable[Row]) -> bytes:
 
 
 def decode_rows(body: bytes) -> Iterator[Row]:
-    """Yield the rows in *body*.
-
-    Raises:
-        CorruptStoreError: These are no rows.
-    """
+    """Yield the rows in *body*. Raises CorruptStoreError: these are no rows."""
     at = 0
     try:
         while at < len(body):

@@ -303,11 +303,7 @@ ATTEMPTS_MAX: Final = 8
 
 
 class QueueRepair:
-    """Puts the units of lost files again, a few entries at a time.
-
-    Args:
-        queues: Of this replica.
-    """
+    """Puts the units of lost files again, a few entries at a time; *queues*: of this replica."""
 
     def __init__(self, queues: ConsumeQueueStore) -> None:
         self._queues = queues

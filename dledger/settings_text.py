@@ -390,11 +390,7 @@ def show_hours(hours: tuple[int, ...]) -> str:
 
 
 def delay_text(value: object) -> str:
-    """Return a list of delays with single blanks.
-
-    Raises:
-        ValueError: As `parse_delay_levels`.
-    """
+    """Return a list of delays with single blanks. Raises ValueError: as `parse_delay_levels`."""
     text = str(value)
     parse_delay_levels(text)
     return " ".join(text.split())

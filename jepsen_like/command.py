@@ -116,11 +116,7 @@ def replay(
 
 
 def read_plan(file: Path) -> Plan:
-    """Return the plan in *file*.
-
-    Raises:
-        CliError: There is none; a usage error.
-    """
+    """Return the plan in *file*. Raises CliError: there is none; a usage error."""
     try:
         return decode_plan(file.read_bytes())
     except (OSError, ConfigError) as error:

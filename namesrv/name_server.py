@@ -140,11 +140,7 @@ def route_dialect(version: int, *, accept_standard_json_only: bool) -> Dialect:
 
 
 class RouteCache:
-    """Encoded routes.
-
-    Args:
-        build: Returns a topic's route now, or None.
-    """
+    """Encoded routes; *build*: returns a topic's route now, or None."""
 
     def __init__(self, build: Callable[[str], TopicRouteData | None]) -> None:
         self._build = build

@@ -137,11 +137,7 @@ class _Refused:
 
 
 class RefusedRegistrations:
-    """Broker name and address to why it was refused last.
-
-    Attributes:
-        total: Refusals so far.
-    """
+    """Broker name and address to why it was refused last; *total*: refusals so far."""
 
     def __init__(self) -> None:
         self._refused: dict[tuple[str, str], _Refused] = {}

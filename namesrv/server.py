@@ -217,11 +217,7 @@ async def _serve_metrics(
 
 
 class NamesrvMetrics:
-    """The metrics of one NameServer.
-
-    Args:
-        node_id: Its address, as it listens.
-    """
+    """The metrics of one NameServer; *node_id*: its address, as it listens."""
 
     def __init__(self, routes: RouteInfoManager, ports: ServerMetrics, node_id: str) -> None:
         self._routes = routes

@@ -35,11 +35,7 @@ class OpenRequest(NamedTuple):
 
 
 class OpenRequests:
-    """Requests of one connection that are open.
-
-    Attributes:
-        size_bytes: Their bodies together.
-    """
+    """Requests of one connection that are open; *size_bytes*: their bodies together."""
 
     __slots__ = ("_by_identity", "_limits", "size_bytes")
 

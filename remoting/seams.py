@@ -129,20 +129,12 @@ class Network(Protocol):
     """Connections between programs."""
 
     async def listen(self, host: str, port: int, *, tls: ServerTls | None = None) -> Listener:
-        """Bind and listen.
-
-        Raises:
-            OSError: The address cannot be bound.
-        """
+        """Bind and listen. Raises OSError: the address cannot be bound."""
 
     async def connect(
         self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None
     ) -> Stream:
-        """Connect.
-
-        Raises:
-            OSError: Refused, unreachable or timed out; nothing was sent.
-        """
+        """Connect. Raises OSError: refused, unreachable or timed out; nothing was sent."""
 
 
 class Executor(Protocol):

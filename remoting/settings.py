@@ -227,11 +227,7 @@ class ConfigFile:
 
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
-        """Read a file.
-
-        Raises:
-            ConfigError: It is not there or not text.
-        """
+        """Read a file. Raises ConfigError: it is not there or not text."""
         try:
             return cls(str(path), path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:

@@ -156,11 +156,7 @@ class Tables:
         return checked_nodes(name, table)
 
     def events(self) -> Any:
-        """Return the table `events`.
-
-        Raises:
-            BadInputError: It cannot be read, or has nulls.
-        """
+        """Return the table `events`. Raises BadInputError: it cannot be read, or has nulls."""
         name = self.name("events")
         with named(name):
             table = self.dataset("events").to_table()

@@ -31,11 +31,7 @@ class EntryDamagedError(CorruptStoreError):
 
 
 class Window:
-    """Gives bytes of a log out of larger pieces that were read at once.
-
-    Args:
-        read: Reads them.
-    """
+    """Gives bytes of a log out of larger pieces that were read at once; *read*: reads them."""
 
     def __init__(self, read: BytesAt) -> None:
         self._read = read

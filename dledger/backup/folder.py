@@ -139,11 +139,7 @@ class BackupFolder:
         return None
 
     def need_manifest(self) -> Manifest:
-        """Return the manifest.
-
-        Raises:
-            NoBackupError: There is none.
-        """
+        """Return the manifest. Raises NoBackupError: there is none."""
         manifest = self.manifest()
         if manifest is None:
             raise NoBackupError(
@@ -175,11 +171,7 @@ class BackupFolder:
         self.remove_strays(manifest)
 
     def need_files(self, manifest: Manifest, why: str) -> None:
-        """Check that the files of a backup are there.
-
-        Raises:
-            BackupDamagedError: One is not.
-        """
+        """Check that the files of a backup are there. Raises BackupDamagedError: one is not."""
         missing = sorted(manifest.files - self._files())
         if missing:
             raise BackupDamagedError(f"{self.path(missing[0])} is missing: {why}")

@@ -51,11 +51,7 @@ class Picture:
 
 
 class Source:
-    """One data folder.
-
-    Args:
-        root: Absolute path.
-    """
+    """One data folder; *root*: absolute path."""
 
     def __init__(self, disk: Disk, root: str) -> None:
         """Read what does not change while it is there.

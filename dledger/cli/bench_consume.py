@@ -148,11 +148,7 @@ class _Count:
             self.is_whole.set()
 
     async def took_s(self) -> float:
-        """Return how long all of them took.
-
-        Raises:
-            CliError: Some did not come in time.
-        """
+        """Return how long all of them took. Raises CliError: some did not come in time."""
         with trio.move_on_after(END_TIMEOUT_S):
             await self.is_whole.wait()
             return self._ended_s - self._began_s

@@ -131,11 +131,7 @@ class _Views:
 
 
 async def _views(admin: Admin) -> _Views:
-    """Ask each NameServer.
-
-    Raises:
-        NoNameServerError: None answers.
-    """
+    """Ask each NameServer. Raises NoNameServerError: none answers."""
     from dledger.client.core.errors import NoNameServerError
 
     down: list[str] = []

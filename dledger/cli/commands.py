@@ -83,11 +83,7 @@ async def repeated(
 
 
 def known_error(error: Exception) -> MQError:
-    """Return what a look failed with.
-
-    Raises:
-        Exception: *error*, where part of it is a bug.
-    """
+    """Return what a look failed with. Raises *error*, where part of it is a bug."""
     if isinstance(error, MQError):
         found = [error]
     elif isinstance(error, ExceptionGroup):

@@ -87,11 +87,7 @@ async def _connections(admin: Admin, names: list[str]) -> dict[str, ConsumerConn
 def group_row(
     name: str, connection: ConsumerConnection | None, lags: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return what is shown of a group. Pure.
-
-    Args:
-        lags: Messages still to come, by topic.
-    """
+    """Return what is shown of a group. Pure; *lags*: messages still to come, by topic."""
     topics = set(lags) | set(connection.subscription_table if connection is not None else ())
     return {
         "group": name,

@@ -92,11 +92,7 @@ DECIDED_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 
 class SettingRow(NamedTuple):
-    """One setting of all daemons.
-
-    Attributes:
-        values: Daemon → value; None: it has no such setting.
-    """
+    """One setting of all daemons; *values*: daemon → value; None: it has no such setting."""
 
     key: str
     values: dict[str, str | None]
@@ -134,11 +130,7 @@ def level_rows(look: ClusterLook, levels: str) -> list[tuple[str, int, str, int,
 
 
 def setting_rows(settings: Mapping[str, Mapping[str, str]]) -> list[SettingRow]:
-    """Return every setting of some daemons, by key. Pure.
-
-    Args:
-        settings: Daemon → key → value.
-    """
+    """Return every setting of some daemons, by key. Pure; *settings*: daemon → key → value."""
     return [
         SettingRow(key, {name: values.get(key) for name, values in settings.items()})
         for key in sorted({key for values in settings.values() for key in values})

@@ -328,11 +328,7 @@ class ExpressionCache:
         return len(self._compiled)
 
     def get(self, text: str) -> Expression:
-        """Return the expression.
-
-        Raises:
-            ExpressionIllegalError: *text* is none.
-        """
+        """Return the expression. Raises ExpressionIllegalError: *text* is none."""
         found = self._compiled.get(text)
         if found is None:
             found = self._compile(text)

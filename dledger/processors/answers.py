@@ -61,11 +61,7 @@ def not_leader(group: BrokerGroup) -> NotLeaderError:
 
 
 def require_leader(group: BrokerGroup) -> None:
-    """Return if this node leads.
-
-    Raises:
-        NotLeaderError: It does not; nothing was done.
-    """
+    """Return if this node leads. Raises NotLeaderError: it does not; nothing was done."""
     if group.leadership is None:
         raise not_leader(group)
 

@@ -141,11 +141,7 @@ class ClientTable(Generic[ChannelT]):
     """All groups of one broker. A channel is whatever stands for a connection."""
 
     def __init__(self, limits: TableLimits | None = None) -> None:
-        """Make an empty table.
-
-        Args:
-            limits: Of clients in all groups and in one.
-        """
+        """Make an empty table; *limits*: of clients in all groups and in one."""
         self._limits = limits if limits is not None else TableLimits()
         # Clients, once for each group they are in.
         self._count = 0

@@ -119,10 +119,7 @@ class MembershipChanges:
         await self._invite(name, address)
 
     async def remove(self, name: str) -> None:
-        """Remove *name*, whether it runs or not.
-
-        Raises: Like `add`.
-        """
+        """Remove *name*, whether it runs or not; errors as `add`."""
         members = self._members()
         self._refuse_self(name)
         if name not in members.names:

@@ -101,11 +101,7 @@ class ProxyConfig(Config):
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Return host and port.
-
-    Raises:
-        ConfigError: It is no ``host:port``.
-    """
+    """Return host and port. Raises ConfigError: it is no ``host:port``."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > PORT_MAX:

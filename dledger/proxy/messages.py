@@ -153,11 +153,7 @@ def _why_no_sends(topic: str) -> str:
 
 
 def group_of(resource: pb.Resource) -> str:
-    """Return the consumer group that a client names.
-
-    Raises:
-        RefusedError: It can be none.
-    """
+    """Return the consumer group that a client names. Raises RefusedError: it can be none."""
     group = full_name(resource)
     if not resource.name or not _is_name(group, GROUP_CHARS_MAX):
         raise RefusedError(pb.ILLEGAL_CONSUMER_GROUP, f"{group[:64]!r} is no name of a group")

@@ -32,11 +32,7 @@ PULL_MESSAGES: Final = 32
 
 
 def queue_of(queue: pb.MessageQueue) -> MessageQueue:
-    """Return the queue that a client names.
-
-    Raises:
-        RefusedError: It names none.
-    """
+    """Return the queue that a client names. Raises RefusedError: it names none."""
     if not queue.topic.name or not queue.broker.name or queue.id < 0:
         raise RefusedError(pb.BAD_REQUEST, "the queue has no topic, broker or id")
     return MessageQueue(topic_of(queue.topic), queue.broker.name, queue.id)

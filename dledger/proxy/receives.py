@@ -147,11 +147,7 @@ def hold_s_of(request: pb.ReceiveMessageRequest, caller: Caller) -> float:
 
 
 def receipt_of(text: str) -> ReceiptHandle:
-    """Return the receipt a client shows.
-
-    Raises:
-        RefusedError: It is none.
-    """
+    """Return the receipt a client shows. Raises RefusedError: it is none."""
     try:
         receipt = ReceiptHandle.decode(text)
     except BadRequestError as error:

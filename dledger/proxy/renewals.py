@@ -128,11 +128,7 @@ class Renewals:
     """Renews what stands in the table, at the brokers."""
 
     def __init__(self, instance: ClientInstance, is_alive: Callable[[str], bool]) -> None:
-        """Prepare.
-
-        Args:
-            is_alive: Whether a client is there.
-        """
+        """Prepare; *is_alive*: whether a client is there."""
         self.table = RenewalTable()
         self._instance = instance
         self._is_alive = is_alive

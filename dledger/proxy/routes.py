@@ -149,11 +149,7 @@ class BrokerConfigs:
         self._groups: dict[str, tuple[float, SubscriptionGroupConfig]] = {}
 
     async def route(self, topic: str) -> TopicRoute:
-        """Return the route of *topic*.
-
-        Raises:
-            NoRouteError, NoNameServerError: There is none.
-        """
+        """Return the route of *topic*. Raises NoRouteError, NoNameServerError: there is none."""
         route = await self._instance.route(topic)
         if not route.subscribe_queues and not route.publish_queues:
             raise NoRouteError(f"no broker has queues of {topic}")

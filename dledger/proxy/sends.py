@@ -78,11 +78,7 @@ class TransactionId:
 
     @classmethod
     def decode(cls, text: str) -> TransactionId:
-        """Return what `encode` made.
-
-        Raises:
-            RefusedError: It is none.
-        """
+        """Return what `encode` made. Raises RefusedError: it is none."""
         half_offset, _, rest = text.partition("-")
         position, _, broker_name = rest.partition("-")
         try:

@@ -161,11 +161,7 @@ class MessagingService:
         return len(self._renewals.table)
 
     def admit(self, name: str, request: Any, caller: Caller) -> None:
-        """Let a call pass.
-
-        Raises:
-            RefusedError: Its client may not make it.
-        """
+        """Let a call pass. Raises RefusedError: its client may not make it."""
         if self._access is not None:
             self._access.admit(name, request, caller)
 

@@ -420,11 +420,7 @@ class GroupSecret:
     __slots__ = ("_secret",)
 
     def __init__(self, secret: bytes) -> None:
-        """Take a secret.
-
-        Raises:
-            ConfigError: It is too short.
-        """
+        """Take a secret. Raises ConfigError: it is too short."""
         if len(secret) < SECRET_BYTES_MIN:
             raise ConfigError(
                 f"the secret of the group has {len(secret)} bytes, at least {SECRET_BYTES_MIN}"
@@ -461,11 +457,7 @@ class GroupSecret:
         *,
         who: str,
     ) -> None:
-        """Check a proof, in constant time.
-
-        Raises:
-            RemoteProtocolError: It is wrong.
-        """
+        """Check a proof, in constant time. Raises RemoteProtocolError: it is wrong."""
         expected = self.proof(side, dialler, acceptor, epoch)
         if not isinstance(proof, bytes) or not hmac.compare_digest(proof, expected):
             raise RemoteProtocolError(f"{who} {_UNPROVED}")

@@ -70,10 +70,7 @@ longer gets a newer snapshot instead, so that a slow one does not fill the leade
 
 @dataclass(slots=True)
 class Progress:
-    """What the leader knows of one follower.
-
-    Invariant: ``match_index < next_index``.
-    """
+    """What the leader knows of one follower. Invariant: ``match_index < next_index``."""
 
     next_index: int
     match_index: int = 0

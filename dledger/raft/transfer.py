@@ -81,11 +81,7 @@ def choose_target(matches: dict[str, int]) -> str | None:
 
 @dataclass(eq=False)
 class Transfers:
-    """The transfers of one member.
-
-    Attributes:
-        newest: The newest attempt; None before the first.
-    """
+    """The transfers of one member; *newest*: the newest attempt; None before the first."""
 
     state: RaftState
     replicator: Replicator

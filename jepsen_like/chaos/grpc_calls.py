@@ -156,11 +156,7 @@ class HandedOut:
 
 
 class Link:
-    """The connection to one proxy, which all clients share.
-
-    Attributes:
-        channel: Where calls are made.
-    """
+    """The connection to one proxy, which all clients share; *channel*: where calls are made."""
 
     def __init__(self, address: str) -> None:
         first_ms, most_ms = RECONNECT_MS
@@ -313,11 +309,7 @@ class GrpcProducer:
         self._groups = message_groups
 
     async def send_to(self, queue: MessageQueue, message: Message) -> SendResult:
-        """Send to a queue.
-
-        Raises:
-            ClientError: It was refused, or what became of it is unknown.
-        """
+        """Send to a queue. Raises ClientError: it was refused, or what became of it is unknown."""
         (result,) = await self.send_batch([message], queue=queue)
         return result
 

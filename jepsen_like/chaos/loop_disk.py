@@ -229,11 +229,7 @@ class LoopDisk:
         return os.stat(self.place).st_dev == os.stat(self._device).st_rdev
 
     def mount(self) -> None:
-        """Mount the disk at its place.
-
-        Raises:
-            FaultError: It cannot be mounted.
-        """
+        """Mount the disk at its place. Raises FaultError: it cannot be mounted."""
         _run("mount", "-t", "ext4", "-o", self._options, self._device, str(self.place))
 
     def unmount(self) -> None:

@@ -196,11 +196,7 @@ def _libc() -> ctypes.CDLL:
 
 
 class RunNetwork:
-    """The network of a run. Get it from `run_network`.
-
-    Attributes:
-        hosts: By name.
-    """
+    """The network of a run. Get it from `run_network`; *hosts*: by name."""
 
     def __init__(self, prefix: str, names: Sequence[str]) -> None:
         self._prefix = prefix

@@ -144,11 +144,7 @@ class KernelLinks:
             raise CannotBeDone("links of the kernel can be cut only; the proxy does more to them")
 
     def reset_between(self, one: str, other: str) -> object:
-        """Connections are left half open here, never reset.
-
-        Raises:
-            CannotBeDone: Always.
-        """
+        """Connections are left half open here, never reset. Raises CannotBeDone: always."""
         raise CannotBeDone("only the proxy resets connections")
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

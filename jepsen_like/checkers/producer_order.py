@@ -30,11 +30,7 @@ Seen = Mapping[tuple[str, int, int], int]
 
 
 class Lines:
-    """Sends that are not delayed.
-
-    Args:
-        rows: A table of sends.
-    """
+    """Sends that are not delayed; *rows*: a table of sends."""
 
     def __init__(self, rows: Any) -> None:
         self._rows = chosen(rows, rows.column("due_ns").to_numpy() == NOTHING)
@@ -47,11 +43,7 @@ class Lines:
         return tuple(np.unique(self._columns["value"][self._place == NEVER]).tolist())
 
     def check(self, looks: Any) -> Verdict:
-        """Return the verdict.
-
-        Args:
-            looks: Rows of `obs` with the values of `open_values`.
-        """
+        """Return the verdict; *looks*: rows of `obs` with the values of `open_values`."""
         self._find(_seen(looks))
         queues = self._queue_ranks()
         value, op_id = self._columns["value"], self._columns["op_id"]

@@ -71,11 +71,7 @@ def encode_record(record: PushRecord) -> bytes:
 
 
 def decode_record(data: bytes) -> PushRecord:
-    """Return what `encode_record` made *data* of.
-
-    Raises:
-        msgspec.DecodeError: It is no record.
-    """
+    """Return what `encode_record` made *data* of. Raises msgspec.DecodeError: it is no record."""
     return msgspec.json.decode(data, type=PushRecord)
 
 

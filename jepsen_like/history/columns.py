@@ -154,11 +154,7 @@ def mistake_in(columns: Mapping[str, npt.NDArray[Any]]) -> str:
 
 
 def check_replica_read(read: ReplicaRead) -> None:
-    """See that *read* fits the columns.
-
-    Raises:
-        RowOutOfRangeError: It does not.
-    """
+    """See that *read* fits the columns. Raises RowOutOfRangeError: it does not."""
     if not -(1 << 31) <= read.queue < 1 << 31:
         raise RowOutOfRangeError(f"queue is {read.queue}")
     _check_words("min_off", (read.min_off, read.at_ns))

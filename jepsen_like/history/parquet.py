@@ -210,11 +210,7 @@ def footer_of(file: Any) -> tuple[int, int]:
 
 
 def read_summary(parquet: Path) -> Ingested:
-    """Return what `write_summary` wrote.
-
-    Raises:
-        NoHistoryError: The folder is not a whole one.
-    """
+    """Return what `write_summary` wrote. Raises NoHistoryError: the folder is not a whole one."""
     try:
         return msgspec.json.decode((parquet / SUMMARY).read_bytes(), type=Ingested)
     except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -183,11 +183,7 @@ _WORDS: Final = frozenset({"topic", "group", "err"})
 
 
 def numbers_of(values: Sequence[Any]) -> I64:
-    """Return a column of numbers.
-
-    Raises:
-        NotSmallError: One is none, or has more bits.
-    """
+    """Return a column of numbers. Raises NotSmallError: one is none, or has more bits."""
     if not len(values):
         return np.zeros(0, dtype=np.int64)
     try:
@@ -200,11 +196,7 @@ def numbers_of(values: Sequence[Any]) -> I64:
 
 
 def words_of(values: Sequence[Any]) -> Column:
-    """Return a column of words.
-
-    Raises:
-        NotSmallError: One is no text, or none that UTF-8 has.
-    """
+    """Return a column of words. Raises NotSmallError: one is no text, or none that UTF-8 has."""
     place: dict[Any, int] = {}
     try:
         numbers = [place.setdefault(word, len(place)) for word in values]

@@ -91,11 +91,7 @@ def sum_of_table(table: str, rows: Any) -> int:
 
 
 def sum_of_file(table: str, file: Any) -> int:
-    """Return the sum of a Parquet file of *table*.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Return the sum of a Parquet file of *table*. Raises OSError: it cannot be read."""
     batches = pq.ParquetFile(file).iter_batches(batch_size=BATCH_ROWS)
     return added(sum_of_table(table, batch) for batch in batches)
 

@@ -232,11 +232,7 @@ HOSTS: Final = ("127.0.0.1:" + "9" * 19, "a..b:1", "x" * 300 + ":1", "\ud7ff:1",
 
 @dataclass(frozen=True, slots=True)
 class PeerGroup:
-    """The group it is after.
-
-    Attributes:
-        members: Names, and where their peer ports are.
-    """
+    """The group it is after; *members*: names, and where their peer ports are."""
 
     cluster: str
     name: str

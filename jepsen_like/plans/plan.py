@@ -411,11 +411,7 @@ def encode_plan(plan: Plan) -> str:
 
 
 def decode_plan(text: str | bytes) -> Plan:
-    """Return the plan in *text*.
-
-    Raises:
-        ConfigError: It is no plan, or one of a newer format.
-    """
+    """Return the plan in *text*. Raises ConfigError: it is no plan, or one of a newer format."""
     try:
         plan = msgspec.json.decode(text, type=Plan)
     except msgspec.DecodeError as error:

@@ -307,11 +307,7 @@ class ClientNode(Node):
 
 
 class CheckedWorld(NodeWorld, Protocol):
-    """A world with one broker group.
-
-    Attributes:
-        last_leader, last_term: The newest leader that was seen.
-    """
+    """A world with one broker group; *last_leader, last_term*: the newest leader that was seen."""
 
     last_leader: BrokerNode | None
     last_term: int

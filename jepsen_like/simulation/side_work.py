@@ -147,11 +147,7 @@ class SideCommits:
         return True
 
     async def look(self, consumer: PullConsumer, queue: MessageQueue) -> None:
-        """Read what is stored, and compare.
-
-        Raises:
-            ClientError: There is no answer.
-        """
+        """Read what is stored, and compare. Raises ClientError: there is no answer."""
         slot = self._slots.setdefault(queue, _Slot())
         taken = slot.taken
         flushed = taken is not None and self._is_flushed(taken)

@@ -215,11 +215,7 @@ class SimDisk(Platter):
     # -- space -----------------------------------------------------------------------------
 
     def take(self, size: int, path: str) -> None:
-        """Take space.
-
-        Raises:
-            DiskFullError: There is none; nothing was taken.
-        """
+        """Take space. Raises DiskFullError: there is none; nothing was taken."""
         limit = self.capacity_bytes
         if limit is not None and self.used_bytes + size > limit:
             raise DiskFullError(f"no space for {size} bytes of {path}")

@@ -339,11 +339,7 @@ class NodeNetwork:
         self.is_gone = False
 
     async def listen(self, host: str, port: int, *, tls: ServerTls | None = None) -> SimListener:
-        """Bind *port* of this node.
-
-        Raises:
-            OSError: The port is taken.
-        """
+        """Bind *port* of this node. Raises OSError: the port is taken."""
         await trio.lowlevel.checkpoint()
         if self.is_gone or port in self._host.listeners:
             raise OSError(errno.EADDRINUSE, f"{host}:{port} is in use")
@@ -354,11 +350,7 @@ class NodeNetwork:
     async def connect(
         self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None
     ) -> SimStream:
-        """Connect.
-
-        Raises:
-            OSError: Refused, unreachable or timed out.
-        """
+        """Connect. Raises OSError: refused, unreachable or timed out."""
         if self.is_gone:
             await trio.lowlevel.checkpoint()
             raise OSError(errno.ENETDOWN, "the process has ended")

@@ -288,11 +288,7 @@ class RouteWatch:
         self._topics_since_s = 0.0
 
     def look(self, leader: BrokerNode | None) -> None:
-        """Look at every NameServer's route.
-
-        Args:
-            leader: One that serves steadily.
-        """
+        """Look at every NameServer's route; *leader*: one that serves steadily."""
         world, now_s = self._world, self._world.elapsed_s
         for broker in world.brokers.values():
             if broker.leads:

@@ -133,11 +133,7 @@ class Lifetimes:
         return op
 
     async def drain(self, instance: ClientInstance) -> None:
-        """Pull everything that has not expired.
-
-        Raises:
-            ClientError: A request was refused.
-        """
+        """Pull everything that has not expired. Raises ClientError: A request was refused."""
         consumer, process = PullConsumer(instance, "perishable-drain"), self._clients.new_process()
         for queue in self._queues():
             offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)

@@ -21,27 +21,15 @@ class Sender(Protocol):
     """Sends messages to queues; see `dledger.client.producer.producer.Producer`."""
 
     async def send_to(self, queue: MessageQueue, message: Message) -> SendResult:
-        """Send to a queue.
-
-        Raises:
-            ClientError: As `Producer.send_to`.
-        """
+        """Send to a queue. Raises ClientError: as `Producer.send_to`."""
 
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None
     ) -> Iterable[SendResult]:
-        """Send messages of one queue together.
-
-        Raises:
-            ClientError: As `Producer.send_batch`.
-        """
+        """Send messages of one queue together. Raises ClientError: as `Producer.send_batch`."""
 
     async def recall(self, sent: str) -> object:
-        """Take a message with a time of its own back.
-
-        Raises:
-            ClientError: As `Producer.recall`.
-        """
+        """Take a message with a time of its own back. Raises ClientError: as `Producer.recall`."""
 
 
 class Received(Seen, Protocol):
@@ -76,18 +64,10 @@ class ReceivingConsumer(Protocol[ReceivedT]):
     async def receive(
         self, max_messages: int, invisible_s: float, wait_s: float
     ) -> Sequence[ReceivedT]:
-        """Return messages, none after *wait_s*.
-
-        Raises:
-            ClientError: As `SimpleConsumer.receive`.
-        """
+        """Return messages, none after *wait_s*. Raises ClientError: as `SimpleConsumer.receive`."""
 
     async def ack(self, message: ReceivedT) -> None:
-        """Acknowledge a message.
-
-        Raises:
-            ClientError: As `SimpleConsumer.ack`.
-        """
+        """Acknowledge a message. Raises ClientError: as `SimpleConsumer.ack`."""
 
     async def ack_all(self, messages: Sequence[ReceivedT]) -> None:
         """Acknowledge messages with one request.

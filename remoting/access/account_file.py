@@ -420,11 +420,7 @@ _log = get_logger(__name__)
 
 
 class AccountStore:
-    """Accounts from one file.
-
-    Attributes:
-        table: What counts now; replaced as a whole.
-    """
+    """Accounts from one file; *table*: what counts now; replaced as a whole."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         """Read the file for the first time.

@@ -53,11 +53,7 @@ class WhiteAddresses:
     __slots__ = ("_anybody", "_exact", "_ranges", "text")
 
     def __init__(self, text: str = "") -> None:
-        """Read a list.
-
-        Raises:
-            ValueError: One pattern is none; names it.
-        """
+        """Read a list. Raises ValueError: one pattern is none; names it."""
         self.text = text
         self._anybody = False
         self._exact: set[str] = set()

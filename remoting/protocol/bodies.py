@@ -178,11 +178,7 @@ class DataVersion(Body):
 
     @classmethod
     def of_text(cls, text: str) -> DataVersion:
-        """Read what `text` wrote.
-
-        Raises:
-            BadRequestError: It is something else.
-        """
+        """Read what `text` wrote. Raises BadRequestError: it is something else."""
         numbers = text.split(".")
         if len(numbers) != 3 or not all(
             number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS

@@ -248,11 +248,7 @@ def encode_tokens(tokens: Iterable[int]) -> str:
 
 
 def decode_tokens(text: object) -> tuple[int, ...]:
-    """Return the tokens in an ext field.
-
-    Raises:
-        BadRequestError: Not a list of whole numbers.
-    """
+    """Return the tokens in an ext field. Raises BadRequestError: not a list of whole numbers."""
     try:
         return tuple(int(part) for part in str(text).split(",") if part)
     except ValueError as error:

@@ -51,11 +51,7 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """One index file, mapped.
-
-    Attributes:
-        entries: Those its header counts, the first one being number 1.
-    """
+    """One index file, mapped; *entries*: those its header counts, the first one being number 1."""
 
     folder: ReplicaFolder
     path: Path

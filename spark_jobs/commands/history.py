@@ -28,11 +28,7 @@ PARTS: Final = ("history", "parquet", "ingest.json", "ops.parquet")
 
 
 def run_folder(name: str, store: Path) -> Path:
-    """Return the folder of a run or of tables.
-
-    Raises:
-        CliError: There is none; a usage error.
-    """
+    """Return the folder of a run or of tables. Raises CliError: there is none; a usage error."""
     for folder in (Path(name), store / name):
         if any((folder / part).exists() for part in PARTS):
             return folder

@@ -72,11 +72,7 @@ class FrameTables:
         return f"{self.place}/{table}.parquet"
 
     def frame(self, table: str) -> DataFrame:
-        """Return a table.
-
-        Raises:
-            BadInputError: It is missing, or is no Parquet.
-        """
+        """Return a table. Raises BadInputError: it is missing, or is no Parquet."""
         if table not in self.frames:
             try:
                 self.frames[table] = self._spark.read.parquet(self.name(table))
