@@ -36,7 +36,6 @@ class Sharing:
     Attributes:
         queues: Those, the ones that have had some for the longest time first.
         long: Those of them that have too many.
-        size_bytes: All shared units.
         changes: Of shared units, since the last flush.
     """
 

@@ -38,9 +38,6 @@ class ConsumeQueueStore:
     """All consume queues below one folder: ``<root>/<topic>/<queue id>/<20-digit byte offset>``.
 
     Not thread-safe; only the job that `begin_flush` returns may run elsewhere.
-
-    Attributes:
-        lost: Files that the disk does not give back.
     """
 
     __slots__ = (

@@ -126,9 +126,6 @@ def derive(
 ) -> Derived:
     """Return units and index keys of an entry's records; body checksums are not looked at.
 
-    Args:
-        frame: The whole entry, verified when it was appended.
-        delay_ms: Delay level → milliseconds, for records of the schedule topic.
     Raises:
         CorruptEntryError: The size table or a record is damaged.
     """

@@ -50,7 +50,6 @@ class Descriptors:
     """Files with a descriptor, of one disk.
 
     Attributes:
-        lock: Held while a file gets or gives back a descriptor.
         uses: Goes up with each use of a file. Without the lock: it only decides which one goes
             first.
     """
@@ -370,12 +369,7 @@ class OsDisk:
     __slots__ = ("_descriptors",)
 
     def __init__(self, descriptors_max: int | None = None) -> None:
-        """Open nothing yet.
-
-        Args:
-            descriptors_max: Number of descriptors of files that are kept; None: as many as there
-                are.
-        """
+        """Open nothing yet."""
         self._descriptors = Descriptors(descriptors_max)
 
     @property

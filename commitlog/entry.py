@@ -310,11 +310,7 @@ def seal_no_op(index: int, term: int, position: int, prev_chain: int, store_time
 def seal_config(
     body: Buffer, *, index: int, term: int, position: int, prev_chain: int, store_time_ms: int
 ) -> bytes:
-    """Return the frame of an entry that holds a list of members and no records.
-
-    Args:
-        body: The list, encoded; the same list must give the same bytes.
-    """
+    """Return the frame of an entry that holds a list of members and no records."""
     frame = bytearray(ENTRY_HEADER_BYTES)
     frame += memoryview(body)
     _write_header(frame, KIND_CONFIG, index, term, position, 0, prev_chain, store_time_ms)

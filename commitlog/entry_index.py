@@ -69,9 +69,6 @@ class EntryIndex:
 
     `unit` is O(1). `flush` and `stored` may run in a worker thread; everything else belongs to one
     thread.
-
-    Attributes:
-        pages_lost: Pages that the disk did not give back since the start.
     """
 
     def __init__(self, disk: Disk, paths: StorePaths, units_per_file: int) -> None:

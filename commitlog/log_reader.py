@@ -102,7 +102,6 @@ class LogFiles:
 
     Attributes:
         segments: By the position of their first byte.
-        dirty: Segments that were written since the last flush began.
         new_names: Whether files were made since then: the folder is to be flushed, too.
     """
 

@@ -17,12 +17,7 @@ _COUNTER_MASK: Final = 0xFFFF
 
 
 def encode_offset_message_id(store_host: bytes, phy_offset: int) -> str:
-    """Return the offset message id: 32 characters for an IPv4 broker, 56 for IPv6.
-
-    Args:
-        store_host: The broker's advertised address, packed as in records.
-        phy_offset: Where the record begins in the commit log, bytes.
-    """
+    """Return the offset message id: 32 characters for an IPv4 broker, 56 for IPv6."""
     return (store_host + phy_offset.to_bytes(_PHY_OFFSET_BYTES, "big", signed=True)).hex().upper()
 
 
@@ -67,11 +62,7 @@ class UniqKeyFactory:
         self._month_end_ms = 0
 
     def create(self, now_ms: int) -> str:
-        """Return the next key: 32 characters (56 for IPv6).
-
-        Args:
-            now_ms: Wall clock, ms since the epoch. It may jump.
-        """
+        """Return the next key: 32 characters (56 for IPv6)."""
         if now_ms != self._last_ms:
             if not self._month_begin_ms <= now_ms < self._month_end_ms:
                 self._month_begin_ms, self._month_end_ms = _month_of(now_ms)

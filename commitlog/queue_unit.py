@@ -43,11 +43,7 @@ TOPIC_KEY_SEPARATOR: Final = "#"
 
 
 def java_hash(text: str, prefix_hash: int = 0) -> int:
-    """Return Java's hash of a string, as a signed 32-bit number.
-
-    Args:
-        prefix_hash: Hash of what stands before *text*; the result is that of both together.
-    """
+    """Return Java's hash of a string, as a signed 32-bit number."""
     value = prefix_hash & _MASK
     if text.isascii():
         for unit in text.encode("ascii"):

@@ -129,9 +129,6 @@ def body_crc(body: Buffer) -> int:
 def pack_host(host: str, port: int) -> bytes:
     """Return an address as a record holds it: 8 bytes for IPv4, 20 for IPv6.
 
-    Args:
-        host: A numeric address; names are not resolved.
-        port: 0 … 65535.
     Raises:
         LocalProtocolError: *host* is not a numeric address.
     """
@@ -268,11 +265,7 @@ class RecordTemplate:
         sys_flag: int,
         born_timestamp_ms: int,
     ) -> bytes:
-        """Return the record that `encode_record` returns for the same, which raises what this does.
-
-        Args:
-            body_bytes: Size of *body*.
-        """
+        """Return the record that `encode_record` returns for the same, and raise what it raises."""
         properties_bytes = len(properties)
         topic = self._topic
         if topic and properties_bytes <= MAX_PROPERTIES_BYTES and not sys_flag & _HOST_FLAGS:

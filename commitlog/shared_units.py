@@ -246,8 +246,6 @@ class SharedUnits:
 def read_tails(folder: str, read: Callable[[str], bytes]) -> Tails:
     """Return what counts in a folder of shared units, by topic and queue id. Changes nothing.
 
-    Args:
-        read: Returns the content of a file, or raises `FileNotFoundError`.
     Raises:
         CorruptStoreError: Units that were durable are lost.
     """
@@ -270,12 +268,7 @@ def read_tails(folder: str, read: Callable[[str], bytes]) -> Tails:
 
 
 def whole_chunks_end(read: Callable[[int, int], bytes], size: int, at: int) -> int:
-    """Return where the whole chunks end that stand at *at* and behind; *at* where there are none.
-
-    Args:
-        read: Returns the bytes of a file from an offset on, as many as asked for.
-        size: How many the file has.
-    """
+    """Return where the whole chunks end that stand at *at* and behind; *at*: there are none."""
     while (begin := at + _CHUNK.size) <= size:
         magic, length, crc = _CHUNK.unpack(read(at, _CHUNK.size))
         if magic != CHUNK_MAGIC or begin + length > size:

@@ -531,8 +531,6 @@ def watched_certificates(
 ) -> Certificates:
     """Return what keeps the contexts of a broker as their files are.
 
-    Args:
-        names: Towards NameServers, and to the leader.
     Raises:
         OSError: A file cannot be read.
     """

@@ -53,11 +53,7 @@ class _FirstKept:
 
 
 class LeaderChanges:
-    """Counts leaders: another member, or the same one in a new term.
-
-    Attributes:
-        total: Since the start; the first leader counts.
-    """
+    """Counts leaders: another member, or the same one in a new term."""
 
     def __init__(self, group: BrokerGroup) -> None:
         self.total = 0
@@ -100,13 +96,7 @@ class Readiness:
 
 
 class BrokerMetrics:
-    """The metrics of one broker.
-
-    Args:
-        ports: What happens at the ports for clients.
-        given_up_bytes: Bytes of the log that retention gave up here, by cause.
-        member: This node's name in its Raft group.
-    """
+    """The metrics of one broker."""
 
     def __init__(
         self,

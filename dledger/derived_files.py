@@ -67,8 +67,6 @@ def walk(
 ) -> Iterator[tuple[int, Derived | None]]:
     """Yield the entries from *first* to *last* with what follows from them, some at a time.
 
-    Args:
-        skip_damaged: Yield None for an entry that cannot be read.
     Raises:
         CorruptEntryError: An entry waits for its repair.
     """
@@ -91,9 +89,7 @@ class KeyIndexing:
     """The key index, and how far it is.
 
     Attributes:
-        index: The files.
         next_index: First entry whose keys are to be put again; None while apply puts them.
-        on_behind: Called when keys are to be put again from now on.
     """
 
     def __init__(self, index: KeyIndex) -> None:
@@ -117,11 +113,7 @@ class KeyIndexing:
         return {"behind": self.is_behind, "files_lost": self.index.files_lost}
 
     def begin(self, *, nothing_derived: bool) -> None:
-        """Make ready for the first entry; blocking.
-
-        Args:
-            nothing_derived: Every entry of the log is still to be applied.
-        """
+        """Make ready for the first entry; blocking."""
         self.index.prepare()
         self._lost_seen = self.index.files_lost
         if not self.index.is_behind:

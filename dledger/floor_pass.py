@@ -24,13 +24,7 @@ REPAIR_STEP_BYTES: Final = 16 << 20
 
 
 class FloorPass:
-    """One floor, moved by one entry.
-
-    Args:
-        delays: Of levels, in milliseconds.
-        index: The entry.
-        floor: Position of the first byte kept.
-    """
+    """One floor, moved by one entry."""
 
     def __init__(
         self,

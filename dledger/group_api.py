@@ -91,7 +91,6 @@ async def fenced(
     """Run a service until it ends or is cancelled; begin again after an unexpected error.
 
     Args:
-        name: In logs and metrics.
         run: May be called again after an error.
     Raises:
         InvariantBroken, FlushFailedError, CorruptStoreError: Out of *run*: the node must stop.

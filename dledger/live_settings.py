@@ -327,12 +327,7 @@ class Parts:
 
 
 class LiveSettings:
-    """The settings of a running broker.
-
-    Attributes:
-        config: As they are now.
-        version: Grows with each change; the time is that of the last one, or of the start.
-    """
+    """The settings of a running broker."""
 
     def __init__(self, config: BrokerConfig, parts: Parts, clock: Clock) -> None:
         self.config = config

@@ -44,7 +44,6 @@ class LoopStall(Turn):
     """Measures the turns of the event loop it is put into: it reads clocks three times a turn.
 
     Attributes:
-        longest_s: Since the start.
         longest_cpu_s: Processor time of that turn.
         stalls: How many turns took more than `STALL_S`.
     """

@@ -30,12 +30,7 @@ class ExitCode(IntEnum):
 
 
 class CliError(MQError):
-    """Ends a command: one line for the person, and an exit status.
-
-    Args:
-        message: What happened.
-        next_step: What the person can do now.
-    """
+    """Ends a command: one line for the person, and an exit status."""
 
     def __init__(
         self, message: str, *, next_step: str = "", exit_code: ExitCode = ExitCode.FAILED

@@ -77,11 +77,7 @@ def data_version(group: BrokerGroup) -> bodies.DataVersion:
 
 
 class TopicTable:
-    """The encoded topics of one group.
-
-    Attributes:
-        encoded: How many topics were encoded so far, a topic that changed again.
-    """
+    """The encoded topics of one group."""
 
     def __init__(self, group: BrokerGroup) -> None:
         self._group = group
@@ -208,11 +204,7 @@ class _Waiting:
 
 
 class Registration:
-    """Keeps this broker registered.
-
-    Args:
-        name_servers: Addresses ``host:port``; asked again every `LIST_LOOK_S`, so they may change.
-    """
+    """Keeps this broker registered."""
 
     def __init__(
         self,

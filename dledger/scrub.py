@@ -62,7 +62,6 @@ class DerivedRepair:
     """Puts missing units and keys, on every replica, whatever its role.
 
     Args:
-        store: Of this replica.
         lock: Held while a checkpoint is written or the log is replaced.
         can_be_repaired: Whether another member may have a copy of a damaged entry.
     """
@@ -148,12 +147,7 @@ COMPARED_BYTES: Final = 32 << 10
 
 
 def pace(log_bytes: int, bytes_per_s: int) -> tuple[int, float]:
-    """Return how many bytes to check now and how long to wait afterwards, seconds.
-
-    Args:
-        log_bytes: Size of the log.
-        bytes_per_s: The rate that is set; 0: a pass a day.
-    """
+    """Return how many bytes to check now and how long to wait afterwards, seconds."""
     rate = float(bytes_per_s) if bytes_per_s else max(log_bytes / PASS_S, PIECE_BYTES_MIN / STEP_S)
     piece = int(min(max(rate * STEP_S, PIECE_BYTES_MIN), PIECE_BYTES_MAX))
     return piece, piece / rate
@@ -163,7 +157,6 @@ class ScrubService:
     """Finds damage and repairs it, on every replica, whatever its role.
 
     Args:
-        store, node: Of this replica.
         lock: Held while the log is replaced or a checkpoint is written.
         bytes_per_s: How fast to read; 0: a pass a day.
     """

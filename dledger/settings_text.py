@@ -197,12 +197,7 @@ ON: Final = frozenset({"true"})
 
 @dataclass(frozen=True, slots=True)
 class RefusedKey:
-    """A key that is refused.
-
-    Attributes:
-        reason: What to do instead.
-        harmless: Values in small letters that ask for nothing.
-    """
+    """A key that is refused."""
 
     reason: str
     harmless: frozenset[str] = NOTHING

@@ -61,11 +61,7 @@ Samples = Iterable[Sample | None]
 
 
 class TopicMetrics:
-    """The metrics of one broker that have topics or consumer groups in their labels.
-
-    Args:
-        offsets: Committed offsets, those under way too.
-    """
+    """The metrics of one broker that have topics or consumer groups in their labels."""
 
     def __init__(
         self, group: BrokerGroup, offsets: OffsetCommits, traffic: Traffic, clock: Clock

@@ -66,11 +66,7 @@ LINE_BYTES_MAX: Final = 1 << 20
 
 @dataclass(slots=True)
 class Totals:
-    """What all workers together have done.
-
-    Attributes:
-        verdicts: By checker, in how many plans it was valid or invalid.
-    """
+    """What all workers together have done."""
 
     seeds: int = 0
     simulated_s: float = 0.0
@@ -150,8 +146,6 @@ async def run_worker(
 ) -> None:
     """Run one worker in an interpreter of its own and pass its reports on.
 
-    Args:
-        tree: Source tree that the worker runs; None: this one.
     Cancellation: The worker is killed.
     """
     command = [
@@ -237,12 +231,7 @@ async def gate(
     first_seed: int = 0,
     on_progress: Callable[[Gate], None] = lambda _: None,
 ) -> Gate:
-    """Compare until *count* seeds are counted; one process per hash seed.
-
-    Args:
-        count: Seeds to count.
-        duration_s: Of the faults of each plan, virtual.
-    """
+    """Compare until *count* seeds are counted; one process per hash seed."""
     found = Gate()
     waiting: dict[int, Report] = {}
     order = Order(

@@ -184,11 +184,7 @@ def with_preset(order: Order, preset: str) -> Order:
 
 
 class _Guide:
-    """Chooses the next plan of a guided order.
-
-    Attributes:
-        novelty: What plans have brought together so far.
-    """
+    """Chooses the next plan of a guided order."""
 
     def __init__(self, order: Order) -> None:
         self._order = order

@@ -93,12 +93,7 @@ def subject_of(command: RemotingCommand) -> Subject:
 
 
 class NameServerProcessor:
-    """Answers every request code a NameServer has.
-
-    Args:
-        name_server: The tables; changed here and by `scan` only.
-        clock: Monotonic time of registrations.
-    """
+    """Answers every request code a NameServer has."""
 
     def __init__(self, name_server: NameServer, clock: Clock) -> None:
         self._name_server = name_server

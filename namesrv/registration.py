@@ -75,12 +75,7 @@ class Claim:
 
 
 def refuses_identity(claim: Claim, *, owner: str, proof: str) -> str:
-    """Return why *claim* may not enter a broker name, or an empty text when it may.
-
-    Args:
-        owner: The identity that the broker name belongs to; empty: to none.
-        proof: Proof of registered members of it; empty: none.
-    """
+    """Return why *claim* may not enter a broker name, or an empty text when it may."""
     if claim.identity and not IDENTITY.fullmatch(claim.identity):
         return "the group identity is not 32 hexadecimal digits"
     if not owner:
@@ -104,11 +99,7 @@ def refuses_identity(claim: Claim, *, owner: str, proof: str) -> str:
 
 
 def may_take(claim: Claim, holder: Claim, *, silent_ms: int) -> bool:
-    """Whether *claim* takes an id that another address holds under the same broker name.
-
-    Args:
-        silent_ms: Time since the holder registered.
-    """
+    """Whether *claim* takes an id that another address holds under the same broker name."""
     if claim.weight != holder.weight:
         return claim.weight > holder.weight
     if claim.state_version != holder.state_version:

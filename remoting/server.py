@@ -123,11 +123,7 @@ class RemotingServer:
                     await listener.aclose()
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop accepting, refuse new requests, answer the open ones, then close.
-
-        Args:
-            timeout_s: Connections with requests still open after it are closed all the same.
-        """
+        """Stop accepting, refuse new requests, answer the open ones, then close."""
         for accepting in self._accepting:
             accepting.cancel()
         self._accepting.clear()

@@ -23,11 +23,7 @@ _log = get_logger(__name__)
 
 
 class ServiceManager:
-    """Reports to the socket that *environment* names.
-
-    Args:
-        pid: This process; a watchdog that is meant for another one is not answered.
-    """
+    """Reports to the socket that *environment* names."""
 
     def __init__(self, environment: Mapping[str, str], pid: int) -> None:
         self._address = environment.get(_SOCKET, "")

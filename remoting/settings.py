@@ -124,7 +124,6 @@ class Schema:
 
     Attributes:
         tables: Name of a TOML table → the struct of its settings.
-        settings: Path ``table.name`` → setting, in the order of the tables.
         keys: RocketMQ's key → path.
     """
 
@@ -275,7 +274,6 @@ class SettingsReader:
         Args:
             ignored: RocketMQ's keys that change nothing here → why.
             other_keys: Keys of properties files that are no settings; they precede *ignored*.
-            substitutes: Path → what changes a raw value before it is parsed.
         """
         self.schema = schema
         self.values: dict[str, Any] = {
@@ -326,8 +324,6 @@ class SettingsReader:
     def set(self, path: str, raw: object, place: Place, key: str) -> None:
         """Give a setting another value.
 
-        Args:
-            key: What it is called at *place*.
         Raises:
             ConfigError: It cannot have that value; names the place and the key.
         """
@@ -458,7 +454,6 @@ class Config:
 
     Attributes:
         sources: Path → where the value comes from.
-        warnings: What the operator should know, each sentence once.
     """
 
     schema: ClassVar[Schema]
@@ -492,11 +487,7 @@ class Config:
         yield from ()
 
     def contradictions(self, places: Mapping[str, Place]) -> Iterator[str]:
-        """Yield settings that contradict each other; each line names the one to change.
-
-        Args:
-            places: Where settings stand in files; others are named by their source.
-        """
+        """Yield settings that contradict each other; each line names the one to change."""
         for path, why in self.conflicts():
             place = places.get(path) or self.sources.get(path, DEFAULT_SOURCE)
             yield f"{place}: {path} = {self.shown(path)}: {why}"
@@ -504,8 +495,6 @@ class Config:
     def with_values(self, values: Mapping[str, Any], source: str) -> Self:
         """Return the configuration with other values, checked as a whole.
 
-        Args:
-            values: ``table.name`` to value.
         Raises:
             ConfigError: They contradict the others, or each other.
         """
@@ -530,8 +519,6 @@ class Config:
     ) -> dict[str, Any]:
         """Return path → value of the settings that get another value, for a daemon that runs.
 
-        Args:
-            path_of: Returns the path of a key, or raises ConfigError.
         Raises:
             ConfigError: Names the key that is no setting, cannot be changed while the daemon runs,
                 or not to that value.

@@ -38,7 +38,6 @@ class WriteBuffer:
         unsent_bytes: What waits, with what is being sent just now.
         handed_total: Bytes of them that may have left.
         last_sent_s: When it was last empty after a send, on trio's clock.
-        is_held: Nothing is sent in the turn that gives it: `release` follows in the same turn.
     """
 
     __slots__ = (
@@ -95,11 +94,7 @@ class WriteBuffer:
         return now_s - self._send_began_s if self._is_sending else 0.0
 
     def put(self, head: bytes, body: Buffer) -> None:
-        """Send *head* and *body* after all before them. Never blocks.
-
-        Args:
-            body: Must not change until it has been sent.
-        """
+        """Send *head* and *body* after all before them. Never blocks."""
         parts = self._parts
         size = len(head)
         parts.append(head)

@@ -38,7 +38,6 @@ class Progress(msgspec.Struct):
         in_flight: Offsets that are not closed.
         pending: Sends with an unknown outcome.
         kept: Things remembered, of all queues.
-        violations: What this batch completed.
     """
 
     batch: int
@@ -93,9 +92,6 @@ def follow(
 ) -> list[Violation]:
     """Judge the run in *folder* until *is_over*, and return what was found.
 
-    Args:
-        report: Called after each batch that had something in it.
-
     Raises:
         NoHistoryError: There is no history yet.
         CorruptHistoryError: A record in the middle of a file is damaged.
@@ -127,9 +123,7 @@ class Batch(NamedTuple):
     """What was written since the last time.
 
     Attributes:
-        ended: Operations that have ended.
         horizon_ns: No row to come was called, or returns, before.
-        open: How many operations are under way.
     """
 
     ended: list[Operation]

@@ -50,12 +50,7 @@ FILE: Final = "file://"
 
 
 class Place(NamedTuple):
-    """A run.
-
-    Attributes:
-        folder: Its folder, or copies of the small files of an address.
-        address: Of its tables; empty: they are in the folder.
-    """
+    """A run."""
 
     folder: Path
     address: str = ""
@@ -74,10 +69,6 @@ def path_of(run: Path | str) -> Path | str:
 @contextmanager
 def located(run: Path | str, open_tables: Callable[[str], Readable]) -> Iterator[Place]:
     """Yield where a run is; the copies of small files end with the block.
-
-    Args:
-        run: A path or an address, of a run or of tables.
-        open_tables: Opens the folder at an address.
 
     Raises:
         BadInputError: There are no whole tables at the address.
@@ -148,11 +139,8 @@ def outcome_of(
     """Return the answer.
 
     Args:
-        verdicts: Of the checks.
         kept: Verdicts of the run itself, which no history holds.
         counts: What became of the records; those that could not be read make it no pass.
-        plan: Of the run, where there was one.
-        seconds: How long it took.
     """
     every = [*kept, *verdicts]
     if counts.lost_records:

@@ -225,8 +225,6 @@ def check_sum(name: str, found: int, expected: str | None) -> None:
     """See that a table has the rows that it was written with.
 
     Args:
-        name: Of the table, for a sentence.
-        found: The sum of its rows.
         expected: As its summary has it; None: it has none.
 
     Raises:

@@ -149,11 +149,7 @@ class ScopedFace(Face[I_co]):
 def in_loop(
     guest: Callable[[], Guest], function: Callable[P, Awaitable[T]]
 ) -> Callable[P, Awaitable[T]]:
-    """Return an async function for trio that calls *function*, of the user, in the asyncio loop.
-
-    Args:
-        guest: Returns the run; called with each call.
-    """
+    """Return an async function for trio that calls *function*, of the user, in the asyncio loop."""
 
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
         return await guest().call_back(function, *args, **kwargs)

@@ -47,11 +47,7 @@ _here = _Here()
 
 
 class Guest:
-    """A trio run in one asyncio loop.
-
-    Attributes:
-        loop: The loop.
-    """
+    """A trio run in one asyncio loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the run; `_here` is free."""
@@ -288,12 +284,7 @@ class Guest:
 
 
 class Call:
-    """One call carried into trio.
-
-    Attributes:
-        result: What the caller waits for.
-        is_over: Whether nothing of it runs any more.
-    """
+    """One call carried into trio."""
 
     __slots__ = (
         "_args",
@@ -333,11 +324,7 @@ class Call:
         return self._over
 
     async def run(self, scope: trio.CancelScope) -> None:
-        """Make the call; its end is in `result`. A call that is cancelled first is not made.
-
-        Args:
-            scope: Of the task that runs it; cancelled with the caller.
-        """
+        """Make the call; its end is in `result`. A call that is cancelled first is not made."""
         if self._is_cancelled:
             self.end(None, None)
             return
@@ -383,11 +370,7 @@ class _Worker:
 
 
 class Held:
-    """A context manager of trio that a task of the run keeps open.
-
-    Attributes:
-        over: Set when it is closed.
-    """
+    """A context manager of trio that a task of the run keeps open."""
 
     def __init__(self, guest: Guest, manager: AbstractAsyncContextManager[object]) -> None:
         self.over: asyncio.Future[None] = guest.loop.create_future()

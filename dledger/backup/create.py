@@ -119,11 +119,7 @@ def _begin(source: Source, old: Manifest | None, picture: Picture) -> tuple[Anch
 
 
 class _Copy:
-    """The entries behind *before*, written as they are checked; one file for each segment.
-
-    Attributes:
-        newest, newest_ms: The newest entry and its store time.
-    """
+    """The entries behind *before*, written as they are checked; one file for each segment."""
 
     def __init__(self, before: Mark, before_ms: int) -> None:
         self.newest, self.newest_ms = before, before_ms

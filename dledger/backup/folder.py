@@ -84,10 +84,6 @@ class BackupFolder:
     """A backup's folder.
 
     Every method raises `BackupFailedError` when the disk or the service does not do what is asked.
-
-    Args:
-        filesystem: Of fsspec; used by one thread at a time.
-        root: The folder in it.
     """
 
     def __init__(self, filesystem: Any, root: str) -> None:
@@ -253,8 +249,6 @@ class BackupFolder:
     def check_part(self, part: Part, each: Callable[[int, bytes], None] | None = None) -> None:
         """Read a file of entries and compare it with its checksum.
 
-        Args:
-            each: Called with the position in the log and the bytes of every piece.
         Raises:
             BackupDamagedError: It is missing, or not what was written. *each* may have been called.
         """

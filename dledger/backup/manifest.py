@@ -103,8 +103,6 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, place: str) -> Manifest:
     """Return the manifest in a file's content.
 
-    Args:
-        place: Name of the file, for errors.
     Raises:
         BackupDamagedError: It is not what `encode_manifest` wrote.
         ForeignStoreError: It is of another format.

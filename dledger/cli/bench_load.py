@@ -143,7 +143,6 @@ class Tally:
     """Counts what ends inside a window of `time.perf_counter`.
 
     Attributes:
-        on_stored: Called with begin and end of each send that is acknowledged, at any time.
         failures: By outcome; from the begin of the window on.
     """
 

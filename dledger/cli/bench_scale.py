@@ -94,12 +94,7 @@ class ScaleLoad:
 
 @dataclass(slots=True)
 class _Phase:
-    """What brokers report of one part of the run.
-
-    Attributes:
-        longest_ms: Of the turns of event loops; `longest_cpu_ms` of it in the processor.
-        elections: Terms that ended.
-    """
+    """What brokers report of one part of the run."""
 
     term: int
     longest_ms: float = 0.0

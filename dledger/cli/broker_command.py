@@ -117,11 +117,7 @@ async def serve_process(
     *,
     clock: Clock | None = None,
 ) -> int:
-    """Be a broker process until SIGTERM or Ctrl-C; return the exit status.
-
-    Args:
-        clock: The machine's own unless a test brings another.
-    """
+    """Be a broker process until SIGTERM or Ctrl-C; return the exit status."""
     from dledger.broker import serve_broker
     from dledger.commitlog.disk import OsDisk
     from dledger.remoting.log import configure_logs

@@ -121,7 +121,6 @@ class _Views:
 
     Attributes:
         info: The brokers that the first one knows that answers.
-        down: What is wrong with NameServers.
         refused: A sentence for each broker that one of them refuses.
     """
 
@@ -213,7 +212,6 @@ class Look:
     """What one look at a cluster showed.
 
     Attributes:
-        down: What is wrong with NameServers.
         refused: Brokers that NameServers refuse: no group is the worse for them.
     """
 

@@ -157,12 +157,7 @@ def broker_addresses(info: ClusterInfo) -> list[str]:
 def listing(
     columns: Sequence[str], wide_columns: Sequence[str] = ()
 ) -> Callable[[Callable[Concatenate[Admin, P], Awaitable[Rows]]], Callable[..., Awaitable[int]]]:
-    """Make a command of a function that returns rows: adds --namesrv, --watch and --output.
-
-    Args:
-        columns: Of the table; JSON and CSV have all.
-        wide_columns: Of the table with --wide, which is added, too.
-    """
+    """Make a command of a function that returns rows: adds --namesrv, --watch and --output."""
 
     def decorated(
         rows_of: Callable[Concatenate[Admin, P], Awaitable[Rows]],
@@ -211,12 +206,7 @@ def listing(
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What `change_each` did.
-
-    Attributes:
-        gives_up: Whether messages go, and were shown.
-        left: What waits for a confirmation.
-    """
+    """What `change_each` did."""
 
     gives_up: bool
     left: list[str]
@@ -229,11 +219,7 @@ async def change_each(
     yes: bool,
     output: Output,
 ) -> Changed:
-    """Change where nothing is lost by it, elsewhere with *yes*; show what goes by that.
-
-    Args:
-        change: Changes one, also confirmed; returns a sentence about it.
-    """
+    """Change where nothing is lost by it, elsewhere with *yes*; show what goes by that."""
     from dledger.client.core.errors import ConfirmationNeededError
 
     waiting: dict[str, GivenUp] = {}

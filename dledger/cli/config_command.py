@@ -146,7 +146,6 @@ def differing(
     """Return key → address → value for every key that two daemons do not agree on. Pure.
 
     Args:
-        found: Address → key → value.
         with_own: Also keys that are meant to differ.
     """
     keys = sorted({key for settings in found.values() for key in settings})

@@ -29,7 +29,6 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """One cluster.
 
     Attributes:
-        namesrv: ``host:port;host:port``.
         credentials: Path of a file with an account; empty: none.
         tls_ca_file: Path of the authorities of its certificates; empty: no TLS.
     """

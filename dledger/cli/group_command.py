@@ -350,11 +350,7 @@ async def _planned(
 
 
 def other_topics(group: str, topic: str, read: Iterable[str]) -> str:
-    """Return what to do about a topic that is not there. Pure.
-
-    Args:
-        read: Topics that the group has offsets of.
-    """
+    """Return what to do about a topic that is not there. Pure."""
     names = sorted(name for name in read if not name.startswith("%RETRY%"))
     near = get_close_matches(topic, names, n=1)
     if near:

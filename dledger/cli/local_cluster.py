@@ -210,11 +210,7 @@ class LocalCluster:
         return {name: found[name] for name in self.brokers if name in found}
 
     async def leader(self, group: str | None = None) -> str | None:
-        """Return the name of the broker that leads and serves, in the newest term; or None.
-
-        Args:
-            group: Of which group; the first one otherwise.
-        """
+        """Return the name of the broker that leads and serves, in the newest term; or None."""
         return self._leader_of(group or self.groups[0], await self.statuses())
 
     def _leader_of(self, group: str, statuses: Mapping[str, Mapping[str, object]]) -> str | None:
@@ -234,8 +230,6 @@ class LocalCluster:
     ) -> str:
         """Return the leader as soon as there is one.
 
-        Args:
-            group: Of which group; the first one otherwise.
         Raises:
             CliError: None within *timeout_s*, or a broker that should run has ended.
         """
@@ -523,7 +517,6 @@ async def local_cluster(
     """Run a cluster while the block runs; all its processes have ended when it is left.
 
     Args:
-        folder: Where everything is kept; it is not removed.
         wait: Enter only when the cluster is healthy.
         progress: Called with a few words: what is being waited for.
     Raises:

@@ -182,8 +182,6 @@ class StoreReport(msgspec.Struct, kw_only=True):
 def verify_store(root: Path, read_to: Callable[[int], None] = lambda position: None) -> StoreReport:
     """Return what stands in the data folder *root* of a stopped broker.
 
-    Args:
-        read_to: Called with the position that the log is read up to, entry by entry.
     Raises:
         CliError: It is not a data folder.
     """

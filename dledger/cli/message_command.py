@@ -188,8 +188,6 @@ def check_sendable(topic: str) -> None:
 def check_delay_level(level: int, settings: Mapping[str, Mapping[str, str]]) -> None:
     """Refuse a level that a broker does not have; as RocketMQ's, it would take its longest one.
 
-    Args:
-        settings: Broker's address → key → value.
     Raises:
         CliError: A usage error; nothing is sent.
     """

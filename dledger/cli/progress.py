@@ -20,9 +20,7 @@ class ProgressLine:
 
     Args:
         total: What is all; 0: not known.
-        unit: Behind the numbers, e.g. ``messages``.
         out: A terminal; on anything else nothing is written.
-        now_s: Seconds since any moment.
     """
 
     def __init__(self, total: int, unit: str, out: TextIO, now_s: Callable[[], float]) -> None:

@@ -190,7 +190,6 @@ async def lines(read: Callable[[int], bytes], count: int) -> AsyncIterator[bytes
 
     Args:
         read: Called in a thread with the most bytes to return; empty at the end.
-        count: Each line comes so often.
     Raises:
         MessageIllegalError: A line is longer than a message may be; those before it were yielded.
     """

@@ -75,11 +75,7 @@ async def topics_by_lag(admin: Admin) -> list[str]:
 
 
 async def stats_of(admin: Admin, wanted: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return one row per topic and group that has an offset of it, from all brokers.
-
-    Args:
-        wanted: Topics; None: all.
-    """
+    """Return one row per topic and group that has an offset of it, from all brokers."""
     import trio
 
     lags = await admin.lags()
@@ -127,12 +123,7 @@ def stats_row(
     went: Mapping[str, BrokerStatsData],
     lag: int | None,
 ) -> dict[str, Any]:
-    """Return what is shown of a topic and one of its groups. Pure.
-
-    Args:
-        came: What leaders say came in, by address.
-        went: What all brokers say the group got.
-    """
+    """Return what is shown of a topic and one of its groups. Pure."""
     return {
         "topic": topic,
         "group": group,

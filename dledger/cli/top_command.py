@@ -50,7 +50,6 @@ class TopLook:
     Args:
         members: Rows with `MEMBER_COLUMNS`, one for each member of each broker group.
         topics: Rows with `TOPIC_COLUMNS`, one for each topic and consumer group.
-        topics_left_out: Topics that were not asked for.
         error: Why the newest look failed; then the rows are those of the one before.
     """
 
@@ -129,11 +128,7 @@ async def look_at(admin: Admin) -> TopLook:
 
 
 def page(look: TopLook, *, sort: Sort = "in", height: int = 0) -> RenderableType:
-    """Return what stands on the screen. Pure.
-
-    Args:
-        height: Lines of the screen; 0: there is no limit, so all rows are shown.
-    """
+    """Return what stands on the screen. Pure."""
     from rich.console import Group
     from rich.text import Text
 

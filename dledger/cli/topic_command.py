@@ -188,8 +188,6 @@ async def groups_of(
 ) -> tuple[str, ...]:
     """Return the broker groups of a cluster, or of all of them.
 
-    Args:
-        brokers: These of them only.
     Raises:
         CliError: There is none, or one of *brokers* is not among them.
     """

@@ -97,8 +97,6 @@ def check_binding(
 ) -> None:
     """Refuse what would put a console on a network without protection.
 
-    Args:
-        plain_http: An address of a network needs no TLS.
     Raises:
         ConfigError: An address of a network without TLS, or half of the files for it.
     """

@@ -57,12 +57,7 @@ logger = structlog.get_logger(__name__)
 
 
 class RefusedError(MQError):
-    """A change that this console does not carry out; nothing was done.
-
-    Args:
-        message: Why.
-        status: HTTP status of the answer.
-    """
+    """A change that this console does not carry out; nothing was done."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -88,7 +83,6 @@ class ConsoleSettings:
     Attributes:
         allow_changes: Forms are there, and what they send is carried out.
         is_secure: Browsers reach it by https: cookies say so.
-        trace_topic: Where clients send message trace.
     """
 
     allow_changes: bool = False
@@ -159,11 +153,7 @@ class Console:
         problems: list[str] | None = None,
         **values: Any,
     ) -> Response:
-        """Return a page.
-
-        Args:
-            problems: What is not known, a sentence each; shown above everything else.
-        """
+        """Return a page."""
         session = self.session_of(request)
         account = self.sessions.account(session)
         body = self._templates.get_template(template).render(

@@ -37,12 +37,7 @@ MODELS: Final = {"CLUSTERING": "shared", "BROADCASTING": "each client gets all"}
 
 
 class GroupRow(NamedTuple):
-    """One consumer group of the list.
-
-    Attributes:
-        members: Clients that are connected; None: not known.
-        lag: Messages still to come; None: not known.
-    """
+    """One consumer group of the list; None: its clients, or its lag in messages, are not known."""
 
     name: str
     members: int | None

@@ -34,23 +34,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Known(Generic[T]):
-    """An answer, or why there is none.
-
-    Attributes:
-        value: The answer; a neutral value where there is none.
-        problem: Why there is none; empty when *value* is an answer.
-    """
+    """An answer, or a neutral value and, in *problem*, why there is none."""
 
     value: T
     problem: str = f"no answer within {ANSWER_S:g} s"
 
 
 class Asks:
-    """Asks questions side by side; the answers are there when the block of `asking` ends.
-
-    Attributes:
-        problems: What is not known, a sentence each.
-    """
+    """Asks questions side by side; the answers are there when the block of `asking` ends."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.problems: list[str] = []
@@ -58,12 +49,7 @@ class Asks:
         self._limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
 
     def __call__(self, question: Callable[[], Awaitable[T]], what: str, otherwise: T) -> Known[T]:
-        """Ask *question*.
-
-        Args:
-            what: Names the answer, for the sentence that it is missing.
-            otherwise: The value where there is no answer.
-        """
+        """Ask *question*; *what* names the answer, for the sentence that it is missing."""
         known = Known(otherwise)
         self._nursery.start_soon(self._ask, question, what, known)
         return known

@@ -69,13 +69,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """One broker group on the page.
-
-    Attributes:
-        healthy: One member leads and serves in the newest term, and every member answers.
-        leader: Address of the leader, if there is one.
-        reasons: Why it is not healthy.
-    """
+    """One broker group on the page."""
 
     name: str
     healthy: bool

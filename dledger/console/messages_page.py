@@ -38,10 +38,8 @@ class Step(NamedTuple):
     """One step of a message's way.
 
     Attributes:
-        part: What took part: a producer, a broker, a consumer group.
         kind: ``sent``, ``stored``, ``delivered``, ``retried``, ``dead``, ``decided``.
         took_ms: How long it took; None: not known, or no span.
-        is_bad: It failed, or the message was given up.
     """
 
     at_ms: int
@@ -74,8 +72,6 @@ def way_of(
 
     Args:
         trace: What clients reported; without trace the log itself still knows some steps.
-        retries: From the retry topics.
-        letters: From the dead letter topics.
     """
     host, port = message.born_host
     place = f"{message.topic}, queue {message.queue_id}, offset {message.queue_offset}"

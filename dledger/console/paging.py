@@ -15,14 +15,7 @@ PAGE_ROWS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """One page of a list of names.
-
-    Attributes:
-        number: Which page, from 1.
-        total: Names of all pages.
-        before: Query of the page before; None on the first.
-        after: Query of the next page; None on the last.
-    """
+    """One page of a list of names."""
 
     rows: Sequence[str]
     number: int
@@ -40,7 +33,6 @@ def paged(names: Sequence[str], asked: str | None, **search: str) -> Paged:
     """Return the page that an address asks for, the nearest there is, of the names that match.
 
     Args:
-        asked: The page, as it stands in the address.
         search: Fields of the address; a name has every word of ``q``, whatever their case.
     """
     words = search.get("q", "").lower().split()

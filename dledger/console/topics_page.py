@@ -28,11 +28,7 @@ PERMISSIONS: Final = {"6": "read and write", "4": "read only", "2": "write only"
 
 
 class TopicRow(NamedTuple):
-    """One topic of the list, over all broker groups; each text may be that they differ.
-
-    Attributes:
-        queues: Queues for writing, of all groups together; None: not known.
-    """
+    """One topic of the list, over all broker groups; each text may be that they differ."""
 
     name: str
     groups: list[str]
@@ -43,11 +39,7 @@ class TopicRow(NamedTuple):
 
 
 def is_system(name: str, own: Iterable[str] = ()) -> bool:
-    """Return whether brokers made a topic for themselves.
-
-    Args:
-        own: Names of clusters and broker groups: each has a topic of its name.
-    """
+    """Return whether brokers made a topic for themselves."""
     return (
         name in SYSTEM_TOPICS
         or name.startswith(SYSTEM_PREFIXES)

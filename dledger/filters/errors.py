@@ -13,12 +13,7 @@ class ExpressionIllegalError(LocalProtocolError):
 
 
 class DamagedMessageError(CorruptRecordError):
-    """A message cannot be judged: its bytes are damaged, and will be repaired from a peer.
-
-    Attributes:
-        position: Where it begins in the log.
-        size: How long it is.
-    """
+    """A message cannot be judged: its bytes are damaged, and will be repaired from a peer."""
 
     condition = Condition.NOT_READY
 

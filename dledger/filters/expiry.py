@@ -76,11 +76,7 @@ def may_expire(properties: bytes) -> bool:
 
 
 def is_expired(properties: bytes, stored_ms: int, now_ms: int) -> bool:
-    """Whether a message's time is over; one whose property cannot be read never expires.
-
-    Args:
-        stored_ms: When it was stored in the queue that it is read from.
-    """
+    """Whether a message's time is over; one whose property cannot be read never expires."""
     try:
         after_ms = expire_after_ms(properties)
     except ValueError:
@@ -97,15 +93,7 @@ def stored_ms_of(record: memoryview) -> int:
 
 
 class LivingFilter:
-    """Lets messages pass that have not expired and that another filter wants.
-
-    Attributes:
-        passed_over: Messages that were wanted and have expired.
-
-    Args:
-        codes: Hashes of tags that are wanted; None: all.
-        wants: What else decides; None: nothing.
-    """
+    """Lets messages pass that have not expired and that another filter wants."""
 
     __slots__ = ("_codes", "_now_ms", "_wants", "cost", "passed_over")
 

@@ -248,8 +248,6 @@ class Expression:
     """A compiled expression. Immutable; equal texts give expressions that say the same.
 
     Attributes:
-        text: What it was made from.
-        names: The properties it reads.
         cost: How many operands and operators it has: what looking at one message costs.
     """
 
@@ -424,7 +422,6 @@ def scan(
 
     Args:
         read: Returns the bytes at a position of the log.
-        wanted: Stop when this number match.
     Raises:
         DamagedMessageError: A record is none.
         OffsetOutOfRangeError: One is not kept any more.

@@ -92,12 +92,7 @@ class AccessProcessor:
         is_in_file: Callable[[str], bool],
         invoke: Invoke,
     ) -> None:
-        """Make a processor.
-
-        Args:
-            is_in_file: Whether this member's account file has an account of a name.
-            invoke: Reaches the leader.
-        """
+        """Make a processor."""
         self._group = group
         self._settings = settings
         self._is_in_file = is_in_file

@@ -258,7 +258,6 @@ class RuntimeInfoProcessor:
     Args:
         disk_ratio: Used part of the file system that holds the log, 0 … 1.
         limiters: Open requests, by RocketMQ's name of the thread pool that would hold them.
-        disk_bytes: Size of that file system and what is left of it.
     """
 
     def __init__(

@@ -36,11 +36,7 @@ MAX_RECONSUME_TIMES_VERSION = 121
 
 
 class Destinations:
-    """Checks where a message may go, and proposes it there.
-
-    Attributes:
-        space: Whether the disk has space for messages.
-    """
+    """Checks where a message may go, and proposes it there."""
 
     def __init__(
         self,
@@ -251,8 +247,6 @@ def body_refused(size_bytes: int, max_bytes: int) -> RefusedError:
 def check_room(properties: bytes) -> None:
     """Check that a message's properties leave the space that the broker needs later.
 
-    Args:
-        properties: Encoded, and free of those that only brokers write.
     Raises:
         RefusedError: They are too long; nothing was stored.
     """

@@ -82,8 +82,6 @@ class PropertyFilters:
     def expression(self, kind: str | None, text: str | None) -> Expression:
         """Return the expression that a client names.
 
-        Args:
-            kind: Its language, which is not ``TAG``.
         Raises:
             RefusedError: Another language than SQL92, or filtering by properties is switched off;
                 or, with code 23, *text* is no expression.
@@ -181,11 +179,7 @@ def find_messages(
     limits: ReadLimits,
     codes: npt.NDArray[np.int64] | None,
 ) -> MessageRange:
-    """Return what a pull from *offset* gets, without touching the log.
-
-    Args:
-        codes: Tag hashes that match, or None for all messages.
-    """
+    """Return what a pull from *offset* gets, without touching the log."""
     wanted = max(1, limits.max_messages)
     most = wanted if codes is None else max(MIN_SCAN_UNITS, SCAN_FACTOR * wanted)
     found = read_units(group, topic, queue_id, offset, most)

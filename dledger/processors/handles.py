@@ -56,12 +56,7 @@ TopicAt: TypeAlias = Callable[[int], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What some rules need of the broker.
-
-    Attributes:
-        topic_at: Topic of the message at a position of the log.
-        reply_topic: The cluster's topic for replies; a replier needs no right to it.
-    """
+    """What some rules need of the broker."""
 
     topic_at: TopicAt
     reply_topic: str

@@ -72,7 +72,6 @@ class SendInFlight:
         records: What was proposed of it, without what the broker put before.
         refused: Numbers of its runs that were refused.
         waiting: Called with what became of it, by the places of its own records.
-        proposed: What became of it, once that is known.
     """
 
     records: Buffer
@@ -350,8 +349,6 @@ def first_records(
 ) -> list[Record]:
     """Return the records of the *first* attempt, which is stored or in flight.
 
-    Args:
-        sent: What the repetition holds.
     Raises:
         SequenceTooOldError: They are stored, but no longer kept here or damaged.
         SequenceReusedError: They are other messages.

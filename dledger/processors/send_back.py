@@ -107,10 +107,6 @@ def dead_letter_copy(
     """Return the copy for the dead letter *topic*; the arguments are those of `retry_copy`.
 
     Properties for which a record has no space are left out.
-
-    Args:
-        reason: Why the message is given up before its time; it stands in the copy.
-        times: How often it was consumed from where it is.
     """
     origin = _origin(record, store_host)
     added = {

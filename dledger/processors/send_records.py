@@ -105,7 +105,6 @@ class TakenRecords:
     Attributes:
         runs: Of the records; none: nothing may.
         records, sizes: As they came, without properties that only brokers write.
-        create: Topics that the same entry has to make, by name.
         refused: Why the others may not, by the number of the run in the request.
     """
 

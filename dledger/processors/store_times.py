@@ -13,11 +13,7 @@ from dledger.group_api import BrokerGroup
 
 
 def starts_in_memory(group: BrokerGroup, topic: str, queue_id: int, recent_bytes: int) -> bool:
-    """Return whether a queue still has its first message, and that in memory.
-
-    Args:
-        recent_bytes: How much of the log's end is taken to be in memory.
-    """
+    """Return whether a queue still has its first message, and that in memory."""
     bounds = group.state.queues.get((topic, queue_id))
     if bounds is None or bounds.max_offset == 0:
         return True

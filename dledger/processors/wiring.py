@@ -121,7 +121,6 @@ def broker_rules(topic_at: TopicAt, cluster: str) -> dict[int, Rule]:
     """Return the rule of each request code that a broker answers.
 
     Args:
-        topic_at: Topic of the message at a position of the log.
         cluster: Name of the cluster; answering needs no right to its topic for replies.
     """
     return rules_of(PROCESSORS, Places(topic_at, reply_topic(cluster)))
@@ -143,9 +142,8 @@ class LogFolder:
 
     Attributes:
         disk_ratio: Used part of the file system, 0 to 1.
-        disk_bytes: Its size, and how much of it is free.
-        expire_soon: Lets expired segments go at the next check; its argument names the account
-            and host of the request.
+        expire_soon: Lets expired segments go at the next check; its argument names the account and
+            host of the request.
     """
 
     disk_ratio: Callable[[], float] = lambda: 0.0

@@ -46,9 +46,7 @@ class Caller:
     """One call's client.
 
     Attributes:
-        client_id: As the client names itself; empty: it does not.
         time_left_s: From its arrival until the client gives the call up; None: it waits.
-        authorization: Its access key and signature; empty: none.
         clock: By which its time passes; None: it has not begun.
         deadline_s: On that clock, when the client gives the call up.
     """
@@ -106,11 +104,7 @@ class Caller:
         )
 
     def left_s(self, margins: float = 1.0) -> float | None:
-        """Return how long the call may still take; None: as long as it likes.
-
-        Args:
-            margins: That are kept for the way back of the answer.
-        """
+        """Return how long the call may still take; None: as long as it likes."""
         if self.time_left_s is None:
             return None
         margin_s = min(ANSWER_MARGIN_S, self.time_left_s * MARGIN_PART) * margins

@@ -38,9 +38,7 @@ class Stream:
     """A telemetry stream that is open.
 
     Attributes:
-        push: Sends to it.
         order: Newer streams have greater numbers.
-        client: Whose it is.
         asked: The number of the last question that went to it; 0: none did.
     """
 
@@ -59,7 +57,6 @@ class Client:
     """One client.
 
     Attributes:
-        heard_s: When it called last.
         decided: Those of them that it had transactions of.
         group: It consumes for it; empty: it does not.
         namespace: Of its topics and its group; empty: none.

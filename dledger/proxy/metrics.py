@@ -49,12 +49,7 @@ class OpenCall:
 
 
 class CallMetrics:
-    """Counts the calls of one proxy.
-
-    Attributes:
-        open_calls: Calls that are not answered yet, without the streams of telemetry.
-        latency: What the others took.
-    """
+    """Counts the calls of one proxy."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -88,14 +83,7 @@ def _code_name(code: int) -> str:
 
 
 class ProxyMetrics:
-    """The page of one proxy, and whether it is ready.
-
-    Attributes:
-        is_stopping: Whether new calls should go to another proxy.
-
-    Args:
-        node_id: Its address, as it listens.
-    """
+    """The page of one proxy, and whether it is ready."""
 
     def __init__(self, service: MessagingService, calls: CallMetrics, node_id: str) -> None:
         self._service = service

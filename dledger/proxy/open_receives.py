@@ -36,11 +36,8 @@ class Received:
     """One receive, and what it hands out.
 
     Attributes:
-        error: What ended it instead.
-        is_begun: Brokers are asked, or will be.
         ends_s: When they have waited long enough for messages.
         is_over: Set when brokers have answered.
-        is_abandoned: Its client waits no more.
         release: Called by `abandon` when nothing of it is held any more.
     """
 

@@ -33,12 +33,7 @@ NO_CLIENT: Final = "no client of the group has a stream to this proxy"
 
 
 class Question:
-    """A command that waits for its answer.
-
-    Attributes:
-        answer: What the client sent.
-        is_answered: Set with it.
-    """
+    """A command that waits for its answer."""
 
     __slots__ = ("answer", "is_answered")
 
@@ -72,11 +67,7 @@ class Operators:
     async def ask(
         self, stream: Stream, command: Callable[[str], pb.TelemetryCommand]
     ) -> pb.TelemetryCommand | None:
-        """Send a command and return its answer; None when none came within `ANSWER_S`.
-
-        Args:
-            command: Returns it, with the nonce that its answer has to have.
-        """
+        """Send a command and return its answer; None when none came within `ANSWER_S`."""
         if len(self._waiting) >= QUESTIONS_MAX:
             return None
         nonce = self._rng.randbytes(NONCE_BYTES).hex()

@@ -55,7 +55,6 @@ class Renewal:
     Attributes:
         due_s: When it is to be renewed; infinite while that is under way.
         kept_s: Until when it is its client's without another renewal.
-        end_s: When renewals are over.
         lock: Held while a broker is asked about the receipt.
     """
 

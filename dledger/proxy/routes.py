@@ -211,8 +211,6 @@ class BrokerConfigs:
     async def group(self, group: str, topic: str) -> SubscriptionGroupConfig:
         """Return the configuration of a consumer group; the default where no broker has one.
 
-        Args:
-            topic: One that the group consumes: its brokers are asked.
         Raises:
             MQError: No broker states it in time. The default would let a group that consumes in
                 order do so in any order.

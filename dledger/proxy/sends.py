@@ -60,13 +60,7 @@ _SINGLE: Final = frozenset({pb.DELAY, pb.TRANSACTION})
 
 @dataclass(frozen=True, slots=True)
 class TransactionId:
-    """Where a half message is.
-
-    Attributes:
-        broker_name: The broker group that holds it.
-        half_offset: Its place in the half topic.
-        position: Its place in the log.
-    """
+    """Where a half message is."""
 
     broker_name: str
     half_offset: int

@@ -50,13 +50,7 @@ HOST_SHARE: Final = 4
 
 
 class HeldBytes:
-    """How many bytes are held for each host.
-
-    Args:
-        limit_bytes: For all of them.
-    Attributes:
-        used_bytes: For all of them.
-    """
+    """How many bytes are held for each host."""
 
     def __init__(self, limit_bytes: int) -> None:
         """Begin with none."""
@@ -205,8 +199,6 @@ class _Handlers:
     def _hold(self, request: Any, caller: Caller, least_bytes: int = 0) -> Callable[[], None]:
         """Count a request until what is returned is called.
 
-        Args:
-            least_bytes: It counts for as much, small as it is.
         Raises:
             RefusedError: As `_held`.
         """

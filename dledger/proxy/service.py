@@ -82,12 +82,7 @@ def first_kept(wanted: Iterable[str], before: set[str], most: int) -> set[str]:
 
 
 class MessagingService:
-    """The calls of one proxy.
-
-    Attributes:
-        calls: Each call that has one answer, by name.
-        clients: Clients that are known.
-    """
+    """The calls of one proxy."""
 
     def __init__(
         self,
@@ -98,7 +93,6 @@ class MessagingService:
         """Prepare; *instance* is not open, and used by nothing else.
 
         Args:
-            address: Where clients reach this proxy.
             accounts: Every call must be signed by one that may make it; None: none is checked.
         """
         self._accounts = accounts

@@ -68,11 +68,7 @@ _OF_SEND: Final = {
 
 
 class RefusedError(MQError):
-    """The proxy refuses a request by itself; nothing was sent to a broker.
-
-    Attributes:
-        code: For the client.
-    """
+    """The proxy refuses a request by itself; nothing was sent to a broker."""
 
     def __init__(self, code: pb.Code, message: str) -> None:
         super().__init__(message)

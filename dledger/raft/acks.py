@@ -124,8 +124,6 @@ class PendingAcks:
 class Flusher:
     """Flushes what is not durable yet.
 
-    Args:
-        settle: Ends an event of the node; called after each flush.
     Attributes:
         flushing: Whether a flush of the log is under way in another thread.
     """

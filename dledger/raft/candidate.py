@@ -166,11 +166,7 @@ class VoteEligibility:
         )
 
     def verified(self, term: int, verified: int, commit_index: int) -> None:
-        """Record that all up to *verified* equals the log of the leader of *term*.
-
-        Args:
-            commit_index: What that leader has committed.
-        """
+        """Record that all up to *verified* equals the log of the leader of *term*."""
         if self.doubtful and verified >= commit_index > self.state.journal.anchor_index:
             self._refilled_at = (term, commit_index)
 

@@ -23,8 +23,6 @@ class Contacts:
 
     Attributes:
         timer_wake: Set when the election timer may end earlier.
-        agree_wake: Set when a hello arrives before the voters are agreed on.
-        leader_wake: Set when this member begins to lead.
         links_wake: Set when connections are wanted to others than before.
         found_wake: Set when a call of ours is answered.
     """
@@ -48,11 +46,7 @@ class Contacts:
     # -- connections -----------------------------------------------------------------------
 
     def hello(self, channel: str, *, to_member: bool = False) -> Hello:
-        """Return this member's hello as of now.
-
-        Args:
-            to_member: It answers a member, which may learn the names of the others.
-        """
+        """Return this member's hello as of now."""
         state, roster = self.state, self.state.roster
         settings, journal = state.settings, state.journal
         return Hello(

@@ -376,7 +376,6 @@ class Identity:
         """Settle the voters if that is possible now. Blocking: writes a small file.
 
         Args:
-            configured: Names of all other members, from the configuration.
             hellos: The newest hello of each member, by name.
         Returns:
             Whether the voters became known by this call.
@@ -430,11 +429,7 @@ class GroupSecret:
     def proof(
         self, side: Side, dialler: Mapping[str, Any], acceptor: Mapping[str, Any], epoch: int
     ) -> bytes:
-        """Return the proof of *side*.
-
-        Args:
-            dialler, acceptor: The two hellos with their nonces, without a proof.
-        """
+        """Return the proof of *side*."""
         proven = cbor2.dumps([str(side), dict(dialler), dict(acceptor), epoch], canonical=True)
         return hmac.digest(self._secret, proven, hashlib.sha256)
 

@@ -217,7 +217,6 @@ class Leader:
 
     Attributes:
         reads: Reads that wait for proof that this member still leads.
-        elections: How often this member began to lead since the start.
         heartbeats: Number of the newest heartbeat; never decreases while the process runs.
     """
 

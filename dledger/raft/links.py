@@ -87,11 +87,7 @@ _STOPS = (StoreError, InvariantBroken)
 
 
 class Links:
-    """All connections of one node. `run` owns every task.
-
-    Attributes:
-        frames: Memory for unfinished frames of peers.
-    """
+    """All connections of one node. `run` owns every task."""
 
     def __init__(
         self,

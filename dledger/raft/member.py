@@ -70,7 +70,6 @@ class RaftNode:
     """A member. Its owner calls `append` and reads `commit_index` after every event.
 
     Attributes:
-        owner: The callbacks of this node's owner.
         contradictions: How often a peer's frame contradicted this member's own log or term.
     """
 

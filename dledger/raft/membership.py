@@ -160,11 +160,7 @@ class Members:
     # -- changing --------------------------------------------------------------------------
 
     def with_learner(self, member: Member, standing: Standing = Standing.LEARNER) -> Members:
-        """Return the list with *member* as a learner, in place of one of the same name.
-
-        Args:
-            standing: LEARNER or OBSERVER.
-        """
+        """Return the list with *member* as a learner, in place of one of the same name."""
         rest = [m for m in self.members if m.is_voter or m.name != member.name]
         return Members.of([*rest, replace(member, standing=standing)])
 
@@ -308,8 +304,6 @@ class Sight:
 def next_list(members: Members, seen: Mapping[str, Sight]) -> Members | None:
     """Return the list after the next step towards "every member that is connected and able votes".
 
-    Args:
-        seen: Every other name that is connected now.
     Returns:
         None when there is nothing to do. The steps of a replacement, in this order: the new
         incarnation becomes a learner; caught up, its predecessor goes; then it is promoted.

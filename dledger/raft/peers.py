@@ -475,7 +475,6 @@ class RaftState:
     """The state of one member, which its roles read and change.
 
     Attributes:
-        core: Term, role, votes and commit index, as the library has them.
         journal: The log, and what of term and vote is on disk.
         roster: Which members this node knows and counts.
         peers: The state of each other member, with the frames that wait for its links.

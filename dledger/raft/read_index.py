@@ -66,12 +66,7 @@ class ReadIndex:
             self._echoes[voter] = heartbeat
 
     def confirmed(self, others: Iterable[str], needed: int) -> int:
-        """Return the newest heartbeat that *needed* of *others* have echoed; 0 when there is none.
-
-        Args:
-            others: The other voters, by name.
-            needed: How many of them make a majority together with this member.
-        """
+        """Return the newest heartbeat that *needed* of *others* have echoed; 0: there is none."""
         if needed <= 0:
             return self._newest_heartbeat
         echoes = sorted((self._echoes.get(voter, 0) for voter in others), reverse=True)

@@ -432,9 +432,6 @@ class Repair:
     """Which member is asked for damaged entries next. Pure bookkeeping; one request at a time.
 
     A member that does not answer in time, or cannot help, is passed over.
-
-    Args:
-        retry_s: How long to wait for an answer.
     """
 
     retry_s: float
@@ -445,12 +442,7 @@ class Repair:
     def next_fetch(
         self, damaged: Sequence[tuple[int, int]], peers: Sequence[str], now_s: float
     ) -> Fetch | None:
-        """Return what to request now; None while an answer is due, or no member is connected.
-
-        Args:
-            damaged: Runs of damaged entries, ascending.
-            peers: Members that are connected.
-        """
+        """Return what to request now; None while an answer is due, or no member is connected."""
         if self.pending is not None and now_s - self.sent_at_s < self.retry_s:
             return None
         if self.pending is not None:

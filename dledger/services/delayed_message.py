@@ -103,12 +103,7 @@ def with_real_destination(properties: bytes, topic: str, queue_id: int) -> bytes
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One delayed message on its way to its real queue.
-
-    Attributes:
-        position: Where it stands now.
-        reason: Why it is a dead letter; empty: it is none.
-    """
+    """One delayed message on its way to its real queue."""
 
     topic: str
     queue_id: int

@@ -54,12 +54,7 @@ class ReadSuggestion:
         self._followers: frozenset[int] = frozenset()
 
     def broker_id(self, config: SubscriptionGroupConfig, behind_bytes: int) -> int:
-        """Return where a group's next pull should go.
-
-        Args:
-            config: The consumer group.
-            behind_bytes: From the last message it was given to the end of the log.
-        """
+        """Return where a group's next pull should go."""
         if not self._slave_read_enable:
             return LEADER_ID
         slow = behind_bytes > self._recent_bytes

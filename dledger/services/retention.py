@@ -167,9 +167,6 @@ def choose_floor(
 
     By force one segment goes at most, and only when nothing else does. Where the last entry of a
     segment waits for its repair, that segment goes together with the next one.
-
-    Args:
-        segments_max: Segments that go at most; None: no limit.
     """
     chosen: tuple[Anchor, str] | None = None
     for count, index in enumerate(segment_starts(entry_log, settings.mapped_file_size_commit_log)):
@@ -422,7 +419,6 @@ def queue_floors(
     """Return the queues that are to begin later, with their first offset kept; None: no queue.
 
     Args:
-        now_ms: Wall time, as store times are.
         is_deleting: Topics whose removal is in flight are left alone.
     """
     found: list[tuple[str, int, int]] = []

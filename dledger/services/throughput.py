@@ -75,12 +75,7 @@ class Counters(Generic[KeyT]):
 
 
 class Traffic:
-    """What one node took and gave since it started.
-
-    Attributes:
-        given: By topic and consumer group.
-        sizes: Bytes of each message taken, as it is stored.
-    """
+    """What one node took and gave since it started."""
 
     def __init__(self, leads: Callable[[], bool]) -> None:
         self._leads = leads
@@ -159,11 +154,7 @@ class _Ring:
 
 
 class BrokerStats:
-    """What one node took and gave since it started.
-
-    Args:
-        ends: Where the queues of each topic end, summed up.
-    """
+    """What one node took and gave since it started."""
 
     def __init__(self, ends: Callable[[], Mapping[str, int]]) -> None:
         self._ends = ends

@@ -406,12 +406,7 @@ class TimerMessageService:
 
 @dataclass(slots=True)
 class _Entry:
-    """What one step does: *deliveries* in the place of *chosen*; the others wait.
-
-    Attributes:
-        left: They go with the next entry.
-        damaged: They are being repaired.
-    """
+    """What one step does: *deliveries* in the place of *chosen*; the others wait."""
 
     deliveries: list[Delivery] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)

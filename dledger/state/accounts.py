@@ -20,10 +20,8 @@ class PolicyConfig:
     """One entry of a policy of ACL 2.0.
 
     Attributes:
-        policy_type: ``Custom`` or ``Default``.
         resource: ``Topic:NAME``, ``Group:NAME``, a name may end in ``*``; or ``*``.
         source_ips: Addresses and networks it is about; none: all.
-        decision: ``Allow`` or ``Deny``.
     """
 
     policy_type: str
@@ -55,8 +53,6 @@ class AccountConfig:
 
     Attributes:
         enabled: Off: requests in its name are refused as with a wrong signature.
-        topics: Permission of each topic that has a line of its own.
-        groups: The same of consumer groups.
     """
 
     access_key: str

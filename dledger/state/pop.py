@@ -47,7 +47,6 @@ class Out(NamedTuple):
     Attributes:
         attempts: How often the message was handed out, this time included.
         token: Index of the entry that handed it out, or that changed its time.
-        popped_ms: Store time of that entry.
         expires_ms: From this store time on it may be handed out again.
     """
 
@@ -299,7 +298,6 @@ def apply_pop(
     """Bring *rows* to what they are behind the entry *index*.
 
     Args:
-        store_time_ms: Of that entry.
         committed: Committed offset of a group in a queue.
     Returns:
         The keys of rows that changed, or went, and the offset of each that is committed now.

@@ -27,7 +27,6 @@ class StoredSend(NamedTuple):
     """Where the records of one sequence stand.
 
     Attributes:
-        position: Of the first record; the others follow without a gap.
         refused: Numbers of the request's runs that were refused and are not there.
     """
 
@@ -40,7 +39,6 @@ class ProducerSession:
     """What is known of one producer in one epoch.
 
     Attributes:
-        epoch: Index of the entry that opened the session.
         floor: Lowest sequence that can be judged: lower ones are settled, or were forgotten.
         used_ms: Store time of the newest entry of the session.
         stored: What is stored from the floor on, by sequence.

@@ -42,7 +42,6 @@ class Ports:
     """The ports of a process: those it listens on, and those that others connect to.
 
     Attributes:
-        client: For clients; a NameServer has this one only.
         peer, peer_dialled: For members.
     """
 
@@ -68,7 +67,6 @@ class ChaosCluster(LocalCluster):
 
     Attributes:
         name_servers: By name; the first is `namesrv`.
-        is_proxied: Whether processes connect to ports of a proxy.
     """
 
     name_servers: dict[str, Node] = field(default_factory=dict)
@@ -153,7 +151,6 @@ def lay_out(
 
     Args:
         stores: Data folder of each broker.
-        settings: Over those of the plan, ``table.name`` to value.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names, server_names = broker_names(plan), name_server_names(plan)

@@ -139,11 +139,7 @@ def run_demo(plan: Plan, folder: Path) -> Ran:
 
 
 class Story:
-    """Turns events and counters of a run into lines for a person.
-
-    Args:
-        now_s: Seconds of any clock that only goes forward.
-    """
+    """Turns events and counters of a run into lines for a person."""
 
     def __init__(
         self,

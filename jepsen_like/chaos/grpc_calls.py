@@ -194,12 +194,7 @@ def _ignore(_: grpc.ChannelConnectivity) -> None:
 
 
 class GrpcCalls:
-    """Calls of all clients of a run; see `dledger.jepsen_like.workloads.through.Through`.
-
-    Args:
-        links: To the proxies.
-        queues: Of the topic that is sent to.
-    """
+    """Calls of all clients of a run; see `dledger.jepsen_like.workloads.through.Through`."""
 
     def __init__(self, links: Sequence[Link], queues: int) -> None:
         self._links = links
@@ -251,11 +246,7 @@ class GrpcCalls:
 
 @contextmanager
 def grpc_calls(addresses: Sequence[str], queues: int) -> Iterator[GrpcCalls]:
-    """Let clients call the proxies at *addresses* while the block runs.
-
-    Args:
-        queues: Of the topic that is sent to.
-    """
+    """Let clients call the proxies at *addresses* while the block runs."""
     links = [Link(address) for address in addresses]
     try:
         yield GrpcCalls(links, queues)
@@ -365,11 +356,7 @@ class GrpcProducer:
 
 
 class GrpcConsumer:
-    """Receives through a proxy; see `dledger.jepsen_like.workloads.through.ReceivingConsumer`.
-
-    Attributes:
-        group: Its consumer group.
-    """
+    """Receives through a proxy; see `dledger.jepsen_like.workloads.through.ReceivingConsumer`."""
 
     def __init__(self, caller: _Caller, group: str, topic: str, broker_name: str) -> None:
         self._caller = caller

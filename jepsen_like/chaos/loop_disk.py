@@ -87,11 +87,7 @@ def why_not() -> str | None:
 
 
 def pages_kept(rng: Rng, written: list[tuple[int, int]], share: float) -> Iterator[tuple[int, int]]:
-    """Yield (offset, size) of stretches of whole pages, each page kept with chance *share*.
-
-    Args:
-        written: (offset, end) of the stretches of a file that hold data.
-    """
+    """Yield (offset, size) of stretches of whole pages, each page kept with chance *share*."""
     for start, end in written:
         first = start - start % PAGE_BYTES
         kept_from: int | None = None
@@ -106,12 +102,7 @@ def pages_kept(rng: Rng, written: list[tuple[int, int]], share: float) -> Iterat
 
 
 class LoopDisk:
-    """A mounted disk. Get it from `loop_disk`.
-
-    Attributes:
-        image: File that holds what survives.
-        place: Folder it is mounted at.
-    """
+    """A mounted disk. Get it from `loop_disk`."""
 
     def __init__(self, image: Path, place: Path, commit_s: int) -> None:
         self.image = image

@@ -408,11 +408,7 @@ class RealMember(RealMachine):
 
 
 class RealClient:
-    """A machine of clients; see `dledger.jepsen_like.nemesis.ground.Machine`.
-
-    Args:
-        nursery: Where its program runs.
-    """
+    """A machine of clients; see `dledger.jepsen_like.nemesis.ground.Machine`."""
 
     def __init__(
         self,

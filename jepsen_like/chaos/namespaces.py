@@ -99,11 +99,7 @@ def why_not() -> str | None:
 def rule_lines(
     before: Iterable[tuple[str, str]], after: Iterable[tuple[str, str]]
 ) -> Sequence[str]:
-    """Return the orders that make the router cut the links *after* where it cuts *before*.
-
-    Args:
-        before, after: (source, target) addresses of links, one way each.
-    """
+    """Return the orders that make the router cut the links *after* where it cuts *before*."""
     there, wanted = frozenset(before), frozenset(after)
     changes = [("del", pair) for pair in sorted(there - wanted)]
     changes += [("add", pair) for pair in sorted(wanted - there)]
@@ -114,21 +110,12 @@ def rule_lines(
 
 
 def name_prefix(pid: int, started: int, number: int) -> str:
-    """Return what the names of one network begin with.
-
-    Args:
-        pid, started: The process that makes it, and when it began: process ids come again.
-        number: Of the networks this process made.
-    """
+    """Return what the names of one network begin with."""
     return f"{PREFIX}-{pid}-{started}-{number}-"
 
 
 def is_left_over(name: str, start_of: Callable[[int], int | None]) -> bool:
-    """Tell whether a namespace was made here by a process that is no more.
-
-    Args:
-        start_of: When the process of an id began; None: there is none.
-    """
+    """Tell whether a namespace was made here by a process that is no more."""
     match name.split("-"):
         case [prefix, pid, started, number, _] if prefix == PREFIX:
             if pid.isdecimal() and started.isdecimal() and number.isdecimal():

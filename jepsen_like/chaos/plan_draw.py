@@ -59,8 +59,6 @@ def drawn_plan(
 
     Args:
         faults: Kinds and packages, with commas.
-        rate: Operations a second that clients aim at.
-        interval: Mean seconds between two faults.
     """
     wanted = workload_for(workload, rate)
     settings = SETTINGS

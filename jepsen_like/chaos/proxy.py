@@ -76,11 +76,7 @@ class Target:
 
 
 class Connection:
-    """One accepted connection, from before its dialler is known to its end.
-
-    Attributes:
-        source: Name of the dialler; None until that is known.
-    """
+    """One accepted connection, from before its dialler is known to its end."""
 
     def __init__(self, number: int, dialler: socket.socket, target: Target) -> None:
         self.number = number

@@ -64,10 +64,6 @@ class Carrier:
     """One direction: `read` takes bytes in, `deliver` lets those out that had to wait.
 
     Bytes of a quick link go straight from socket to socket while nothing waits before them.
-
-    Attributes:
-        opposite: The carrier of the other direction.
-        is_done: The end was sent.
     """
 
     opposite: Carrier

@@ -98,9 +98,6 @@ class KernelLinks:
 
     What is asked for happens some milliseconds later, in `serve`. Hosts that the network has not
     are left alone.
-
-    Attributes:
-        sometimes: link_cut: how often one direction was.
     """
 
     def __init__(self, network: RunNetwork) -> None:
@@ -183,7 +180,6 @@ class RealGround:
 
     Args:
         begin_ns: `time.monotonic_ns` at the begin of the run: the zero of its clock.
-        on_event: Given a row for every change of role and every end of a process.
         on_sample: Called with each broker's answer, as a map, a few times a second.
         why_no_links: Why links cannot be broken as it was asked for; None when they can.
     """
@@ -252,11 +248,7 @@ class RealGround:
         return self._clients
 
     def set_clients(self, clients: Mapping[str, Any], workload: Workload, doubles: Machine) -> None:
-        """Make the runner's clients known, when they have begun.
-
-        Args:
-            doubles: Where consumers under the names of others run, when they are to.
-        """
+        """Make the runner's clients known, when they have begun."""
         self._clients = dict(clients)
         self._workload, self._doubles = workload, doubles
 

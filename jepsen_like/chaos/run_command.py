@@ -233,7 +233,6 @@ class Progress:
     """A context: prints what will be done, then shows one line that changes, on standard error.
 
     Args:
-        plan: What is played.
         is_live: A person watches; else only the first line is written.
     """
 

@@ -43,11 +43,7 @@ SHOWN_MAX: Final = 4
 
 
 def read_logs(logs: Mapping[str, Path]) -> list[Verdict]:
-    """Return the verdict over the logs of brokers; none where there is no finding.
-
-    Args:
-        logs: The log file of each broker; a missing file has no findings.
-    """
+    """Return the verdict over the logs of brokers; none where there is no finding."""
     found: list[Violation] = []
     for name, path in logs.items():
         if path.exists():
@@ -291,7 +287,6 @@ def by_workload(
     """Return how many operations each workload had.
 
     Args:
-        levels_ms: Delays of the levels; another delay is a timer's.
         idempotent: Producers were; then plain sends and batches are theirs.
     """
     shared = {op.parent_op_id for op in operations if op.parent_op_id != op.op_id}

@@ -86,11 +86,7 @@ def fail_one_flush(
 
 @dataclass(slots=True)
 class SlowFlushes:
-    """What `slow_flushes` did.
-
-    Attributes:
-        delayed: Flushes that were held up; counted when the block has been left.
-    """
+    """What `slow_flushes` did."""
 
     delayed: int = 0
 

@@ -165,9 +165,6 @@ def check_source(
     """Return one verdict per checker.
 
     A checker of operations that a history does not have gives no verdict: nothing is guaranteed.
-
-    Args:
-        progress: Called with what is judged now.
     """
     if settings is not None and settings.late_effect_ns:
         reason = "acknowledgements before their effect are judged where the run was played"

@@ -55,12 +55,7 @@ _I64 = npt.NDArray[np.int64]
 
 
 def check_table(rows: Any, record: FaultRecord) -> Verdict | None:
-    """Return the verdict over all operations of a history; None: none was called in a quiet time.
-
-    Args:
-        rows: The table `ops`.
-        record: Of the faults of the run.
-    """
+    """Return the verdict over all operations; None: none was called in a quiet time."""
     if not rows.num_rows:
         return None
     call = rows.column("call_ns").to_numpy()

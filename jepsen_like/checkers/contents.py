@@ -30,11 +30,7 @@ def altered(rows: Iterable[Operation]) -> list[Operation]:
 
 
 def check(rows: Iterable[Operation], compared: int) -> Verdict:
-    """Return the verdict over rows with an error.
-
-    Args:
-        compared: Messages that the last client of the run has read.
-    """
+    """Return the verdict over rows with an error."""
     every = altered(rows)
     found = [
         Violation(

@@ -110,11 +110,7 @@ class FaultRecord:
 
 
 def with_stalls(record: FaultRecord, sends: Any) -> FaultRecord:
-    """Return *record* with the times of slow sends, in which no answer in seconds is demanded.
-
-    Args:
-        sends: A table of them.
-    """
+    """Return *record* with the times of slow sends, in which no answer in seconds is demanded."""
     call, ret = (sends.column(name).to_numpy() for name in ("call_ns", "ret_ns"))
     is_slow = (sends.column("outcome").to_numpy() == Outcome.OK) & (ret - call > STALL_NS)
     slow = zip(call[is_slow].tolist(), ret[is_slow].tolist(), strict=True)

@@ -35,7 +35,6 @@ class Filter:
     """What a consumer asks for, and which values that is.
 
     Attributes:
-        text: A subscription expression.
         is_sql: SQL92; otherwise tags.
         matches: Whether the message with a value passes.
     """

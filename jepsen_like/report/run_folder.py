@@ -192,8 +192,6 @@ class Run:
 
     Attributes:
         name: Of the folder.
-        plan: As text, indented when it is JSON.
-        result: What the run reports of itself; unknown when it reports nothing.
         history: All history files in one, in the order of calls.
         is_whole: No history file is torn or damaged.
         notes: One sentence for each thing that is missing or damaged.

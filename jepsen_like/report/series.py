@@ -201,12 +201,7 @@ class Served(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Second by second.
-
-    Attributes:
-        served_s: Seconds with an acknowledgement.
-        refused_s: Seconds with sends and without.
-    """
+    """Second by second."""
 
     spells: tuple[tuple[Served, float, float], ...]
     served_s: int
@@ -292,11 +287,7 @@ class Fault:
 
 
 def faults_of(events: Iterable[Event], span: Span, more_kinds: Collection[str] = ()) -> list[Fault]:
-    """Return the faults that were done, in order of time.
-
-    Args:
-        more_kinds: Kinds that the run calls faults although no plan knows them.
-    """
+    """Return the faults that were done, in order of time."""
     return [
         Fault(event.kind, span.at_s(event.at_ns), span.at_s(event.end_ns), event.node)
         for event in events

@@ -151,8 +151,6 @@ def _name_of(host_header: str) -> str:
 def listen(store: Path, port: int = 0) -> HTTPServer:
     """Return a server that listens on loopback; its owner serves with it and closes it.
 
-    Args:
-        port: 0 for any; `server_port` has the number.
     Raises:
         OSError: The port is taken.
     """

@@ -58,7 +58,6 @@ class Mark:
     """One operation in the picture.
 
     Attributes:
-        statement: What it states of its offsets.
         low: First offset it speaks of.
         is_witness: It is one of those that prove the violation.
     """

@@ -50,12 +50,7 @@ class Event(IntEnum):
 
 
 class Trace:
-    """The events of a run.
-
-    Attributes:
-        counts: How often each kind happened.
-        sometimes: How often the interesting things happened, by name.
-    """
+    """The events of a run."""
 
     def __init__(self, time: VirtualTime) -> None:
         self._time = time

@@ -81,11 +81,7 @@ async def _demanded(
     text: str,
     ask: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """Wait until something is so; where it could have been all the time and is not, it is broken.
-
-    Args:
-        ask: What makes it so, tried again and again.
-    """
+    """Wait until something is so; where it could have been all the time, it is broken."""
     end_s, could = world.now_s + within_s, True
     while not is_so():
         if world.now_s > end_s:
@@ -161,14 +157,7 @@ ACKNOWLEDGED: Final = frozenset({F.SEND, F.HALF})
 
 
 class StallWatch:
-    """When producers of one run were acknowledged last, and since when they could have been.
-
-    Args:
-        clients: Name of the machine that producers run on.
-    Attributes:
-        looks: How often the cluster was looked at.
-        longest_s: Longest time without an acknowledgement, while there could have been one.
-    """
+    """When producers of one run were acknowledged last, and since when they could have been."""
 
     def __init__(self, world: World, clients: str) -> None:
         self._world = world

@@ -18,12 +18,7 @@ from dledger.testing.crash_disk import SECTOR_BYTES, SEGMENTS, Inode, Names
 
 @dataclass(slots=True)
 class FlushedFile:
-    """A file whose bytes work has flushed.
-
-    Attributes:
-        what: The file.
-        sectors: What the platter had of them before.
-    """
+    """A file whose bytes work has flushed."""
 
     what: Inode
     sectors: dict[int, bytes]
@@ -41,12 +36,7 @@ class FlushedFile:
 
 @dataclass(slots=True)
 class FlushedNames:
-    """The names of a folder that work has flushed.
-
-    Attributes:
-        before: What the names stood for on the platter.
-        chance: Draws from [0, 1).
-    """
+    """The names of a folder that work has flushed."""
 
     what: str
     before: dict[str, Inode | None]

@@ -97,11 +97,8 @@ class Played:
     """What came of a plan.
 
     Attributes:
-        simulated_s: Virtual time it took.
-        digest: Of every event.
         sometimes: How often the interesting things happened.
         operations: Rows by kind and outcome.
-        faults: Steps done, by kind.
         world: As it was at the end, for drawing what happened.
     """
 
@@ -177,7 +174,6 @@ def play(plan: Plan, *, prepare: Callable[[World], None] | None = None) -> Playe
     """Play *plan* and judge what came of it.
 
     Args:
-        plan: What to do.
         prepare: Called with the world before anything happens in it. What it does has no record of
             faults, so clients are not demanded to be answered meanwhile.
     """

@@ -175,11 +175,7 @@ class ReferenceReplica:
     # -- comparisons -----------------------------------------------------------------------
 
     def compare_queues(self, node: BrokerNode, group: Group, *, last: int | None = None) -> None:
-        """Compare the consume queues of a replica, unit by unit.
-
-        Args:
-            last: Only this number of units at the end of each queue.
-        """
+        """Compare the consume queues of a replica, unit by unit."""
         store, state = group.store, group.state
         behind = state.applied_index != self.applied_index
         if store.refilling or (behind and self._has_deleted) or self.applied_index == 0:

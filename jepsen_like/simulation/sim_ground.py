@@ -206,11 +206,7 @@ class SimMember(SimMachine):
 
 
 class SimGround:
-    """A `dledger.jepsen_like.nemesis.ground.Ground` over a `World`.
-
-    Attributes:
-        workload: What the clients do.
-    """
+    """A `dledger.jepsen_like.nemesis.ground.Ground` over a `World`."""
 
     def __init__(self, world: World, workload: WorkloadClients) -> None:
         self._world = world

@@ -51,7 +51,6 @@ class Steadiness:
 
     Attributes:
         served_since_s: Since when the leader of now has served steadily; None: none does.
-        date_since_s: Since when no broker's date was moved.
     """
 
     def __init__(self, world: CheckedWorld) -> None:

@@ -68,7 +68,6 @@ class VirtualTime(trio.abc.Clock):
 
     Attributes:
         now_s: Seconds of virtual time; starts at `START_S`.
-        timers_fired: How many timers have fired.
         stuck: Nothing was ever going to happen again.
         give_up: Ends the run then; set by `run_virtual`.
         nudges: How often there was too much work in one instant, and time moved on by itself.
@@ -322,7 +321,6 @@ class SimClock:
 
     Args:
         number: Number of the node; makes the ends of its waits its own.
-        offset_ms: How far its date is ahead of the world's.
         drift_ppm: How much faster it runs, in millionths; both of its clocks.
     """
 

@@ -107,7 +107,6 @@ class World:
     Attributes:
         brokers, name_servers, clients: The nodes by name: ``n0`` …, ``ns0`` …, as they were named.
         network: Cuts and link faults are made here, by node name.
-        trace: Every event, its digest, and the `sometimes` counters.
         promises: What members acknowledged to each other.
         logs: Newest log lines: time since the begin, node, event, facts.
         last_leader, last_term: The newest leader anybody has seen.

@@ -230,11 +230,7 @@ class WorkloadClients(Recorder):
                     process = self.new_process()
 
     async def read_at(self, instance: ClientInstance, address: str, reads: int) -> None:
-        """Read *reads* times at one moment, as a client that takes *address* for the leader.
-
-        Args:
-            instance: Of a client that knows no leader yet.
-        """
+        """Read *reads* times at one moment, as a client that takes *address* for the leader."""
         rng, broker = self.rng_of("burst", 0), self.queues[0].broker_name
         with self.acting():
             try:

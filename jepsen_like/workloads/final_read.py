@@ -85,12 +85,7 @@ def move_of(log: EntryLog, index: int, change: FloorChange, *, node: str, at_ns:
 def rows_of(
     move: FloorMove, kept: dict[Queue, int], *, before: dict[Queue, int]
 ) -> list[FloorMove]:
-    """Return the rows of a move: its own, and one for each queue that begins later by it.
-
-    Args:
-        kept: As of `kept_offsets`.
-        before: Where queues began already.
-    """
+    """Return the rows of a move: its own, and one for each queue that begins later by it."""
     rows = [move]
     for (topic, queue_id), offset in sorted(kept.items()):
         if topic in TOPICS and offset > before.get((topic, queue_id), 0):

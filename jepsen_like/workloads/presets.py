@@ -18,7 +18,6 @@ class Preset:
 
     Attributes:
         workload: How many of each client there are for a rate of 1,000 operations a second.
-        kinds: Faults that the simulator draws with it beside the usual ones.
         members: Brokers that the simulator draws from; empty: as for any other plan.
     """
 

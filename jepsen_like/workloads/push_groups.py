@@ -88,7 +88,6 @@ class PushGroup:
     """The members of the group of a run.
 
     Attributes:
-        record: What is to be judged.
         is_settled: Its members have left, and the record is whole.
     """
 

@@ -96,7 +96,6 @@ class Contents:
         """Take note of a message that is about to be sent.
 
         Args:
-            now_ms: The date of the producer's machine.
             is_hostile: It has properties that brokers may change.
         """
         keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
@@ -439,11 +438,7 @@ class Recorder:
         wait_s: float = 0.0,
         group: str = "",
     ) -> tuple[Operation, int]:
-        """Pull at an offset; return the row and where to go on.
-
-        Args:
-            group: Of a consumer that goes on where it was; none of one that pulls anywhere.
-        """
+        """Pull at an offset; return the row and where to go on."""
         op = self.begin(process, F.PULL, queue)
         op.off, op.group = offset, group
         try:

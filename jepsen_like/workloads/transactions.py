@@ -76,12 +76,7 @@ def broker_settings(workload: Workload) -> dict[str, str]:
 
 
 class Transactions:
-    """The transactions of a run.
-
-    Args:
-        clients: Whose they are: the rows, the queues and the time.
-        halves: How half messages are sent.
-    """
+    """The transactions of a run."""
 
     def __init__(self, clients: Recorder, halves: ProducerConfig) -> None:
         self.clients = clients

@@ -323,12 +323,7 @@ Rights: TypeAlias = Callable[[RemotingCommand], Iterable[Right]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What stands between a request whose signature is right and its handler.
-
-    Attributes:
-        admin: Only an administrator's account may ask.
-        rights: What the account needs for what stands in the request; None: nothing.
-    """
+    """What stands between a request whose signature is right and its handler."""
 
     admin: bool = False
     rights: Rights | None = None

@@ -79,21 +79,12 @@ def limited_account(connection: Connection) -> str:
 
 
 class AccessGate:
-    """Lets a request through to its handler, or refuses it before anything has happened.
-
-    Attributes:
-        refused: Requests refused so far.
-    """
+    """Lets a request through to its handler, or refuses it before anything has happened."""
 
     def __init__(
         self, accounts: AccountSource, rules: Mapping[int, Rule], clock: Clock, rng: Rng
     ) -> None:
-        """Make a gate.
-
-        Args:
-            rules: Rule of each request code; a code without one is for administrators.
-            rng: Makes the challenges of connections.
-        """
+        """Make a gate."""
         self._accounts = accounts
         self._rules = rules
         self._clock = clock

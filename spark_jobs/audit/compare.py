@@ -370,12 +370,7 @@ def _sentence(finding: Finding) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The end of one replica's log.
-
-    Attributes:
-        last_index, end_position: Of its last whole entry.
-        rest: The first byte behind it that is not zero, counted in the log; -1: all are.
-    """
+    """The end of one replica's log."""
 
     last_index: int
     end_position: int

@@ -259,10 +259,8 @@ class Side:
     """One replica within one segment.
 
     Attributes:
-        first: Where its log begins.
-        due: Up to where it must have everything.
-        equal_end, equal_index: Up to where, and up to which entry, it was last found equal to
-            what stands there; -1: never.
+        equal_end, equal_index: Up to where, and up to which entry, it was last found equal to what
+            stands there; -1: never.
     """
 
     folder: ReplicaFolder

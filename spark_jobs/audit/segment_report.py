@@ -133,11 +133,7 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 class QueueRun(msgspec.Struct):
-    """Messages of one queue that follow one another, as the log has them.
-
-    Attributes:
-        position: Of the first of them, in the log.
-    """
+    """Messages of one queue that follow one another, as the log has them."""
 
     topic: str
     queue_id: int
@@ -147,11 +143,7 @@ class QueueRun(msgspec.Struct):
 
 
 class QueueMismatch(msgspec.Struct):
-    """Units of one replica that are not those of the log; a topic deleted later explains them.
-
-    Attributes:
-        position: Of the last of them, in the log.
-    """
+    """Units of one replica that are not those of the log; a topic deleted later explains them."""
 
     replica: str
     topic: str
@@ -171,7 +163,6 @@ class SegmentReport(msgspec.Struct, kw_only=True):
     Attributes:
         equal_ends: Per replica: up to where, and up to which entry, it was last equal.
         deleted: Topics, and where in the log they were deleted.
-        alone: Entries that one replica alone holds.
     """
 
     base: int

@@ -58,7 +58,6 @@ class SegmentAudit:
     """Walks one segment of all replicas side by side.
 
     Args:
-        folders: The replicas.
         base: Where the segment begins.
         stop: End of the entry that the newest commit mark names: what follows is not compared.
     """
@@ -344,12 +343,7 @@ def _first_difference(got: memoryview, expected: memoryview) -> tuple[int, int]:
 
 
 class Work(msgspec.Struct, frozen=True, order=True):
-    """One piece of work: a segment of all replicas, or an index file of one.
-
-    Attributes:
-        base: Where the segment begins; -1: it is an index file.
-        replica: Whose index file it is.
-    """
+    """One piece of work: a segment of all replicas, or an index file of one."""
 
     base: int = -1
     replica: int = -1

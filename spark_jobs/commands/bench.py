@@ -36,8 +36,6 @@ class Figure(msgspec.Struct):
 
     Attributes:
         cpu_seconds: Of all cores together; on a busy machine the fairer of the two.
-        ops_per_s: By the wall clock.
-        ops_per_cpu_s: Per second of one core.
         peak_mib: Memory of the process, where it had one of its own; of several the largest.
     """
 

@@ -296,11 +296,7 @@ class Bounds:
         ]
 
     def take(self, kind: str, column: str, value: Any) -> bool:
-        """Take in one term; return whether it is taken exactly.
-
-        Args:
-            kind: Name of the filter's class in pyspark.sql.datasource.
-        """
+        """Take in one term; return whether it is taken exactly."""
         if kind == "IsNotNull":
             return column in _NEVER_NULL
         values = tuple(value) if kind == "In" else (value,)

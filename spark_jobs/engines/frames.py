@@ -57,11 +57,7 @@ CONDITIONS_MAX: Final = 16
 
 
 class FrameTables:
-    """The tables at an address that Spark opens.
-
-    Attributes:
-        frames: Table → DataFrame, as far as it was asked for.
-    """
+    """The tables at an address that Spark opens."""
 
     def __init__(self, spark: SparkSession, place: str) -> None:
         self._spark, self.place = spark, place.rstrip("/")

@@ -48,7 +48,6 @@ class Share(NamedTuple):
     """Facts of one chunk of a queue, from some rows.
 
     Attributes:
-        queue: Which.
         chunk: Its first offset, in widths of a chunk.
         facts: Packed; empty: chunk 0 is to know that the queue has others.
     """
@@ -76,8 +75,6 @@ class Sharer:
     """Gathers the facts of the batches of one task, and the sums of their rows.
 
     Args:
-        width: Offsets of a chunk.
-        replicas: Which were read.
         only: Other queues are left out; None: all are wanted.
     """
 

@@ -104,7 +104,6 @@ class SparkSource:
     Args:
         tables: The folder: as `open_tables` returns it, or its path or address.
         sums: Of its tables, as `Ingested` has them; without, what is there is judged.
-        rows: Of `ops`; None: any number.
     """
 
     def __init__(

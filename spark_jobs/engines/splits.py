@@ -38,12 +38,7 @@ class Split(NamedTuple):
 
 
 class SplitTables:
-    """The tables at an address that every worker can open.
-
-    Args:
-        spark: Where the work is done.
-        tables: The folder.
-    """
+    """The tables at an address that every worker can open."""
 
     def __init__(self, spark: SparkSession, tables: Tables) -> None:
         self._spark, self._tables = spark, tables
@@ -71,7 +66,6 @@ class SplitTables:
 
         Args:
             columns: By table, what is read of it; tables that are not named are left out.
-            act: See `Act`.
             schema: Of what it yields, as Spark writes it.
             queue: Row groups without this queue are left out; None: all are read.
         """

@@ -158,12 +158,7 @@ def start_following(
     checkpoint: Path,
     report: Callable[[list[QueueFound]], object],
 ) -> StreamingQuery:
-    """Start to follow the run in *folder*; stop the query to end it.
-
-    Args:
-        checkpoint: Where Spark keeps how far it is; a query that begins there goes on.
-        report: Called with what each batch found.
-    """
+    """Start to follow the run in *folder*; stop the query to end it."""
     spark.dataSource.register(RunSource)
     rows = spark.readStream.format(FORMAT).option("path", str(folder.resolve())).load()
 

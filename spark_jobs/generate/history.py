@@ -296,7 +296,6 @@ class Shape(msgspec.Struct, frozen=True):
 
     Attributes:
         clients: How many are at work at once.
-        queues: Queues of the one topic.
         plant: Name of an anomaly, or nothing.
     """
 
@@ -322,9 +321,6 @@ def generate(
     shape: Shape, into: Path, on_progress: Callable[[int], object] = lambda _: None
 ) -> Generated:
     """Write the tables of *shape* below *into*, and return what was made.
-
-    Args:
-        on_progress: Called with how many operations are written.
 
     Raises:
         ConfigError: *shape* makes no sense, or its anomaly does not fit in.

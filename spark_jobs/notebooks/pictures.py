@@ -68,12 +68,7 @@ MORE: Final = ("unseen", "timeline")
 
 @dataclass
 class Looked:
-    """One run to look at.
-
-    Attributes:
-        folder: The run, or its tables.
-        pictures: Where pictures are written; made if it is not there.
-    """
+    """One run to look at."""
 
     folder: Path
     pictures: Path

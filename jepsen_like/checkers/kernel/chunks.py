@@ -133,12 +133,7 @@ Bound = tuple[int, int]
 
 
 class Free(NamedTuple):
-    """Offsets that no acknowledged send has: the bounds that their chunk gives them.
-
-    Attributes:
-        lo: Greatest lower bound from the begin of the chunk to there.
-        hi: Least upper bound from there to the end of the chunk.
-    """
+    """Offsets that no acknowledged send has: the bounds that their chunk gives them."""
 
     off: I64
     lo: I64
@@ -153,12 +148,7 @@ class Seen(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Of a pull kept as a hash that reaches into other chunks, what is here of it.
-
-    Attributes:
-        sum: Hash of the messages here.
-        holes: How many of them are unknown.
-    """
+    """Of a pull kept as a hash that reaches into other chunks, what is here of it."""
 
     op_id: I64
     hash: I64

@@ -65,11 +65,7 @@ class Passes(Protocol):
         ...
 
     def repeated(self, added: I64) -> I64:
-        """Return values of two sends or at two acknowledged offsets, `SUSPECTS_MAX` + 1 at most.
-
-        Args:
-            added: Values of sends that have no row.
-        """
+        """Return values of two sends or at two acknowledged offsets, `SUSPECTS_MAX` + 1 at most."""
         ...
 
 

@@ -56,9 +56,7 @@ def home_of(
     """Return what is not at home. The facts must not be judged yet.
 
     Args:
-        begins: First offset each replica keeps, by its number.
         chosen: The replica whose messages count; `NOTHING`: none was read.
-        order: Replicas in the order in which they were read.
     """
     none = (np.zeros(0, dtype=np.int64),) * 2
     first = facts.begin
