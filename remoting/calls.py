@@ -107,11 +107,7 @@ class CallTable:
             call.answered(response)
 
     def end_all(self, reason: str, handed_total: int) -> None:
-        """End every call: the connection has ended.
-
-        Args:
-            handed_total: Bytes that may have left, of everything given to send.
-        """
+        """End every call: the connection has ended."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.end_lost(reason, was_handed=handed_total > call.starts_at)

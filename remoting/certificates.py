@@ -29,7 +29,6 @@ class TlsFiles(NamedTuple):
     """Files of one context, PEM; empty: there is none.
 
     Attributes:
-        cert_file: Certificate chain.
         key_file: Its key; empty: the key stands in `cert_file`.
         ca_file: Authorities of the other side.
     """

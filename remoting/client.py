@@ -85,8 +85,6 @@ class RemotingClient:
     ) -> None:
         """Hand a one-way request to the connection of *address*.
 
-        Args:
-            timeout_s: For connecting.
         Raises:
             ConnectFailedError, ConnectionLostError, TooManyInFlightError, LocalProtocolError:
                 Nothing was sent.

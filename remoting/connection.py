@@ -66,8 +66,6 @@ class Connection:
     """A connection that is served by `run`.
 
     Attributes:
-        peer_address: Host and port of the other end.
-        local_address: Host and port of this end.
         attributes: For the code that serves the connection, e.g. the client id it announced.
         on_close: Called once, in order, when the connection has ended; must not raise.
     """

@@ -63,11 +63,7 @@ DEFAULT_LIMITS: Final = ConnectionLimits()
 
 
 class Silence:
-    """How long a peer may send nothing: a little in the middle of a frame, long between two.
-
-    Attributes:
-        last_received_s: When bytes came last, on trio's clock.
-    """
+    """How long a peer may send nothing: a little in the middle of a frame, long between two."""
 
     __slots__ = ("_frame_began_s", "_limits", "last_received_s")
 
@@ -110,7 +106,6 @@ class MemoryShare:
 
     Attributes:
         budget: Memory that all connections of the daemon share; None: there are only the limits.
-        ticket: The space of an unfinished frame.
         look_at_bytes: Unsent bytes at which the connection is to be counted again.
     """
 
@@ -123,11 +118,7 @@ class MemoryShare:
         peer_host: str,
         give_way: Callable[[], None],
     ) -> None:
-        """Make a share of which nothing is used.
-
-        Args:
-            give_way: Ends the connection because of its unfinished frame.
-        """
+        """Make a share of which nothing is used."""
         self.budget = budget
         self.ticket = FrameTicket(peer_host, give_way)
         self.look_at_bytes = limits.max_write_buffer_bytes
@@ -215,11 +206,7 @@ _log = get_logger(__name__)
 
 
 class ConnectionEnds:
-    """Counts the ends of connections by kind.
-
-    Attributes:
-        counts: Connections ended so far, by kind: the words before the colon of a reason.
-    """
+    """Counts the ends of connections by kind."""
 
     def __init__(self) -> None:
         """Count from nothing."""
@@ -230,11 +217,7 @@ class ConnectionEnds:
         self._left_out: Counter[str] = Counter()
 
     def note(self, peer: str, reason: str, now_s: float) -> None:
-        """Count an end, and log it unless its kind was logged often enough lately.
-
-        Args:
-            reason: What happened, then perhaps a colon and details, which a peer may choose.
-        """
+        """Count an end, and log it unless its kind was logged often enough lately."""
         kind = reason.partition(":")[0]
         if kind.startswith("ended"):
             kind = "ended"
@@ -321,19 +304,10 @@ class Admission(Enum):
 
 
 class Places(Generic[PlacedT]):
-    """The places of one server.
-
-    Attributes:
-        given_way: Connections ended for a new connection, since the start.
-        refused: New connections refused, since the start.
-    """
+    """The places of one server."""
 
     def __init__(self, max_connections: int, reserved: int) -> None:
-        """Make places, all free.
-
-        Args:
-            reserved: Of *max_connections*, those for administration only.
-        """
+        """Make places, all free."""
         self._max_served = max(1, max_connections - reserved)
         self._max_reserve = max_connections - self._max_served
         self._max_unproven = max(1, min(MAX_UNPROVEN, self._max_served // UNPROVEN_SHARE))
@@ -460,11 +434,7 @@ TURNS_MAX: Final = 50
 
 
 class Turn(trio.abc.Instrument):
-    """The turn of the event loop that goes on; to be added to its instruments.
-
-    Attributes:
-        ends_s: When no further request is begun in it, in seconds of the loop's clock.
-    """
+    """The turn of the event loop that goes on; to be added to its instruments."""
 
     def __init__(self, now_s: Callable[[], float] = trio.current_time) -> None:
         self._now_s = now_s

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """Return *text* with every character that is not printable written as ``\\x1b`` or the like.
-
-    Args:
-        keep: Characters that stay, such as line ends of a text of several lines.
-    """
+    """Return *text* with every character that is not printable written as ``\\x1b`` or the like."""
     if text.isprintable():
         return text
     return "".join(

@@ -64,11 +64,7 @@ def configure_logs(
 
 
 def get_logger(name: str) -> Any:
-    """Return the logger of a module; where its lines go is decided line by line.
-
-    Args:
-        name: The module, ``__name__``, which begins with ``dledger.``.
-    """
+    """Return the logger of a module; where its lines go is decided line by line."""
     return _Logger(name)
 
 

@@ -335,13 +335,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DescriptorShares:
-    """Share of the descriptors for each use.
-
-    Attributes:
-        connections: Connections of clients, over all listeners.
-        queue_files: Consume queue files that are kept open.
-        file_descriptors: Descriptors of all files, those of queues included; None: no limit.
-    """
+    """Share of the descriptors for each use."""
 
     connections: int
     queue_files: int
@@ -354,7 +348,6 @@ def share_descriptors(
     """Return the shares of a process.
 
     Args:
-        wanted_connections: What the settings ask for.
         wanted_queue_files: As many as are of use; 0 for a process that has none.
         open_files: Its limit; None: there is none.
     """
@@ -384,12 +377,7 @@ def raise_open_files() -> int | None:
 
 
 def memory_bytes(cgroups: str = CGROUPS, own: str = OWN_CGROUPS) -> int:
-    """Return how much memory this process may use: the machine's, or less in a container.
-
-    Args:
-        cgroups: Where the kernel shows control groups.
-        own: The file that names the groups of this process.
-    """
+    """Return how much memory this process may use: the machine's, or less in a container."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *_cgroup_limits(cgroups, own)])
 
@@ -442,9 +430,6 @@ class GarbageCollection:
     A full collection of a hundred thousand queues stops the event loop for a third of a second.
     Here a collection covers only what is new; what survives is frozen, so that no later one covers
     it, until there is twice as much memory in use as before, beyond what rows of tables take.
-
-    Attributes:
-        rows: Called for the number of rows in the tables of this process.
     """
 
     def __init__(self, clock: Clock) -> None:

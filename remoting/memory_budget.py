@@ -60,7 +60,6 @@ class FrameTicket:
         held_bytes: Space it has; 0: none.
         wanted_bytes: Space it waits for; 0: it does not wait.
         waiting_bytes: Bytes of the frame that are in memory while it waits.
-        began_s: When it got its space.
         received_bytes: Bytes that have come since it got its space.
     """
 
@@ -78,11 +77,7 @@ class FrameTicket:
     )
 
     def __init__(self, address: str, give_way: Callable[[], None]) -> None:
-        """Make a place that holds nothing.
-
-        Args:
-            give_way: Ends the connection; called once, may call `FrameSpace.leave` then or later.
-        """
+        """Make a place that holds nothing."""
         self.address = address
         self.give_way = give_way
         self.granted: Callable[[], None] = lambda: None
@@ -106,7 +101,6 @@ class FrameSpace:
     """Space for unfinished frames.
 
     Attributes:
-        used_bytes: Space that is taken.
         waiting_bytes: Bytes in memory of frames that wait for space.
         given_way: Connections that were ended for another one's frame, since the start.
     """
@@ -117,7 +111,6 @@ class FrameSpace:
         Args:
             limit_bytes: Of all unfinished frames; one of the largest fits in any case beside the
                 part that is reserved for small ones.
-            max_frame_bytes: The largest frame there can be.
         """
         reserved = max_frame_bytes // (SMALL_SHARE - 1) + SMALL_SHARE
         self.limit_bytes = max(limit_bytes, max_frame_bytes + reserved)
@@ -148,10 +141,6 @@ class FrameSpace:
         """Take space for a frame, or begin to wait for it; return whether it was taken.
 
         A ticket that waits gets its space by `granted`.
-
-        Args:
-            size: Bytes of the whole frame.
-            pending_bytes: Bytes of it that are in memory.
         """
         if self._fits(size) and not self._is_behind(ticket, size):
             self._grant(ticket, size, now_s)
@@ -290,13 +279,7 @@ UNREAD_CHECK_EVERY_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
-    """How much memory connections may hold together.
-
-    Attributes:
-        total_bytes: Requests in work and unsent answers, bodies only.
-        unfinished_bytes: Frames of which a part has come, beside it.
-        max_frame_bytes: The largest frame.
-    """
+    """How much memory connections may hold together."""
 
     total_bytes: int = DEFAULT_TOTAL_BYTES
     unfinished_bytes: int = DEFAULT_UNFINISHED_BYTES
@@ -327,7 +310,6 @@ class MemoryBudget:
             against the budget, so that new requests are refused and members are not.
         used_bytes: Requests in work and unsent answers.
         refused: Requests refused because of it, since the start.
-        given_way: Connections ended because of it, since the start.
     """
 
     def __init__(
@@ -375,10 +357,5 @@ class MemoryBudget:
 
 
 def budget_bytes(configured: int, memory_bytes: int) -> int:
-    """Return the budget of a process.
-
-    Args:
-        configured: Value of the setting; 0: none.
-        memory_bytes: What the process may use.
-    """
+    """Return the budget of a process."""
     return configured or memory_bytes // BUDGET_SHARE

@@ -72,7 +72,6 @@ def family_text(
 
     Args:
         samples: None between them ends a piece, so that others are served meanwhile.
-        common: Labels that every series has.
     """
     # Here, so that a daemon starts without the library.
     from prometheus_client import Metric
@@ -114,11 +113,7 @@ def _label(text: str) -> str:
 
 
 class Histogram:
-    """Counts values by size.
-
-    Args:
-        bounds: Upper ends of the buckets, ascending; a last one takes what is above.
-    """
+    """Counts values by size."""
 
     __slots__ = ("_bounds", "_counts", "total")
 
@@ -174,11 +169,7 @@ def _code_name(codes: type[RequestCode] | type[ResponseCode], code: int) -> str:
 
 
 class RpcLatency:
-    """How long answers took, by request and response code.
-
-    Attributes:
-        left_out: Answers that are not counted because there were too many pairs of codes.
-    """
+    """How long answers took, by request and response code."""
 
     def __init__(
         self,
@@ -357,11 +348,7 @@ _REASONS: Final = {
 
 
 def status_of(head: bytes) -> int:
-    """Return the status that a request is answered with.
-
-    Args:
-        head: What came, up to the empty line; without one it was too long.
-    """
+    """Return the status that a request is answered with."""
     if END_OF_HEAD not in head:
         return 431
     words = head.split(b"\r\n", 1)[0].split(b" ")

@@ -27,12 +27,7 @@ class ProcessorTable:
     """Request code → processor. Both ends of a connection have one."""
 
     def __init__(self, guard: Callable[[int, Handler], Handler] | None = None) -> None:
-        """Make an empty table.
-
-        Args:
-            guard: Gets code and handler of everything that is registered and returns the handler
-                that is called instead; None: handlers are called as they are.
-        """
+        """Make an empty table."""
         self._processors: dict[int, Processor] = {}
         self._guard = guard
 

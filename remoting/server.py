@@ -52,8 +52,6 @@ class RemotingServer:
 
     Attributes:
         on_connect: Called for each new connection before it is served.
-        places: Connections with a place, and those that gave way.
-        ends: Why connections ended.
     """
 
     def __init__(
@@ -72,8 +70,6 @@ class RemotingServer:
 
         Args:
             budget: Memory of all connections; servers of one daemon share one.
-            turn: See `Connection`.
-            on_answer: See `Connection`.
             after_batch: See `Connection`; called after each received chunk of any connection.
         """
         # In order of arrival; a dict without values.

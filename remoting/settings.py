@@ -120,12 +120,7 @@ class Setting(Struct, frozen=True, kw_only=True):
 
 
 class Schema:
-    """All settings of a daemon.
-
-    Attributes:
-        tables: Name of a TOML table → the struct of its settings.
-        keys: RocketMQ's key → path.
-    """
+    """All settings of a daemon."""
 
     def __init__(self, tables: Mapping[str, type[Struct]]) -> None:
         self.tables = tables
@@ -258,7 +253,6 @@ class SettingsReader:
     Attributes:
         sources: Path → where the value comes from.
         mistakes: What cannot be taken, one line for each setting.
-        comments: Values that end with what resembles a comment, in sentences.
     """
 
     def __init__(
@@ -273,7 +267,6 @@ class SettingsReader:
 
         Args:
             ignored: RocketMQ's keys that change nothing here → why.
-            other_keys: Keys of properties files that are no settings; they precede *ignored*.
         """
         self.schema = schema
         self.values: dict[str, Any] = {
@@ -450,11 +443,7 @@ def _unknown(place: Place, key: str, known: Iterable[str]) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All settings of a daemon; a field of the subclass for each table.
-
-    Attributes:
-        sources: Path → where the value comes from.
-    """
+    """All settings of a daemon; a field of the subclass for each table."""
 
     schema: ClassVar[Schema]
 

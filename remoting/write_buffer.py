@@ -35,7 +35,6 @@ class WriteBuffer:
     """The unsent frames of one connection, in their order.
 
     Attributes:
-        unsent_bytes: What waits, with what is being sent just now.
         handed_total: Bytes of them that may have left.
         last_sent_s: When it was last empty after a send, on trio's clock.
     """
@@ -69,7 +68,6 @@ class WriteBuffer:
         """Begin empty; what is put in before `run` waits for it.
 
         Args:
-            timeout_s: How long the other end may take nothing.
             sent: Called after every send, when `unsent_bytes` has become less.
             broken: Called with the reason when a send in the turn of its `put` fails.
         """

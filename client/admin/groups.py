@@ -254,12 +254,7 @@ class GroupAdmin:
         return found
 
     async def stats_at(self, address: str, name: str, key: str) -> bodies.BrokerStatsData | None:
-        """Return what one broker counted; None: nothing, or it cannot be asked.
-
-        Args:
-            name: ``TOPIC_PUT_NUMS`` or ``GROUP_GET_NUMS``.
-            key: A topic, or ``topic@group``.
-        """
+        """Return what one broker counted; None: nothing, or it cannot be asked."""
         ext = dict(ViewBrokerStatsDataHeader(name, key).encode())
         try:
             answer = await self._instance.ask(address, RequestCode.VIEW_BROKER_STATS_DATA, ext)

@@ -23,7 +23,6 @@ class AckRequest(NamedTuple):
     """What one request acknowledges.
 
     Attributes:
-        items: Its body.
         places: Which of all receipts each message is, in the order in which a broker counts them:
             item by item, in each the lowest offset first.
     """

@@ -56,9 +56,6 @@ class _Line:
     """Those of one broker group and topic: one refusal of rights is that of all of them.
 
     It is there while a task sends them.
-
-    Attributes:
-        waiting: As many as there are tasks that wait, and no more.
     """
 
     waiting: deque[_Ack] = field(default_factory=deque)

@@ -58,16 +58,8 @@ class ConsumerAnswers:
     """A `dledger.client.core.broker_requests.CalledConsumer` made of a push consumer's parts.
 
     Attributes:
-        instance: Its client.
-        group: Its group.
-        config: Its settings.
-        is_orderly: It consumes each queue in its order.
         started_at_ms: Since when, ms since the epoch.
-        subscriptions: What it wants.
-        owned: Its queues.
         locks: Their locks; None: there are none.
-        listener: Consumes.
-        meter: Counts for it.
         resets: Does what `reset_offsets` asks for.
     """
 

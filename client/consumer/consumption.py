@@ -85,19 +85,10 @@ _COMPRESSION_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
 
 
 class SendBack:
-    """Gives back the messages of one consumer group.
-
-    Attributes:
-        sent_back: Messages given back by request.
-        sent_to_retry_topic: Messages given back by sending them to the retry topic.
-    """
+    """Gives back the messages of one consumer group."""
 
     def __init__(self, instance: ClientInstance, group: str, max_reconsume_times: int) -> None:
-        """Prepare.
-
-        Args:
-            max_reconsume_times: After this many tries a message goes to the dead letters.
-        """
+        """Prepare."""
         self._instance = instance
         self._group = group
         self._retry_topic = retry_topic_of(group)
@@ -108,8 +99,6 @@ class SendBack:
     async def send_back(self, message: DeliveredMessage, delay_level: int) -> None:
         """Ask the broker to store *message* for another try; send it oneself when that fails.
 
-        Args:
-            delay_level: See `dledger.client.consumer.listener.ConsumeContext`.
         Raises:
             ClientError: Neither worked; the message may be stored, and is still the consumer's.
         """
@@ -369,7 +358,6 @@ class OrderlyConsumption:
 
         Args:
             locks: None: no other consumer has the queues, as in broadcasting.
-            gate: Closed while nothing is to be consumed.
         """
         self._listener = listener
         self._locks = locks
@@ -389,9 +377,6 @@ class OrderlyConsumption:
     ) -> None:
         """Consume *owned* until it is dropped.
 
-        Args:
-            begin: Finds out where to begin.
-            read: Reads the queue until cancelled.
         Cancellation: What the listener had is delivered again.
         """
         while not owned.is_dropped:

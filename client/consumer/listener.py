@@ -75,12 +75,7 @@ SUSPEND_CURRENT_QUEUE_A_MOMENT: Final = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
 
 
 class Handed:
-    """Messages that were handed out.
-
-    Attributes:
-        context: What the hooks were given.
-        since_s: Monotonic time.
-    """
+    """Messages that were handed out."""
 
     __slots__ = ("context", "since_s")
 
@@ -101,12 +96,7 @@ class ConsumeHooks:
         timeout_s: float = float("inf"),
         orderly: bool = False,
     ) -> None:
-        """Prepare.
-
-        Args:
-            timeout_s: What takes longer has timed out.
-            orderly: RocketMQ has other words for what ordered listeners say.
-        """
+        """Prepare."""
         self._before = [hook.consume_message_before for hook in hooks]
         self._after = [hook.consume_message_after for hook in hooks]
         self._group = group
@@ -125,11 +115,7 @@ class ConsumeHooks:
         *,
         is_listener: bool = False,
     ) -> Handed:
-        """Call the hooks before *messages* are handed out.
-
-        Args:
-            is_listener: To a listener, which this task calls.
-        """
+        """Call the hooks before *messages* are handed out."""
         context = ConsumeMessageContext(self._group, tuple(messages), queue, is_listener)
         call_each(self._before, context)
         return Handed(context, self._clock.monotonic())
@@ -197,11 +183,7 @@ An error it raises counts as RECONSUME_LATER.
 
 
 class ListenerCall:
-    """Calls a listener with the arguments it takes, and the hooks around it.
-
-    Attributes:
-        is_async: It can be cancelled; a plain function cannot.
-    """
+    """Calls a listener with the arguments it takes, and the hooks around it."""
 
     def __init__(
         self,
@@ -214,10 +196,7 @@ class ListenerCall:
         """Wrap *listener*.
 
         Args:
-            executor: Runs plain functions.
             name: Kind of its work there; what has the same worker, too, runs one after the other.
-            meter: Counts each call; None: calls are not counted.
-            hooks: Called around every call; None: there are none.
         Raises:
             ConfigError: It is a plain function and there is nothing to run it.
         """

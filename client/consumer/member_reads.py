@@ -47,7 +47,6 @@ class MemberReads:
 
         Args:
             bulk: Ask with our larger limits where a member knows them.
-            more: Header fields of ours.
         Cancellation: Nothing is lost.
         """
         at_once = replace(

@@ -328,11 +328,7 @@ class QueueOffsets:
         *,
         may_store: Callable[[OwnedQueue], bool] = lambda _: True,
     ) -> None:
-        """Prepare.
-
-        Args:
-            may_store: Whether a queue is this consumer's so that its offset may be stored.
-        """
+        """Prepare."""
         self._store = store
         self._reader = reader
         self._begin = begin
@@ -412,11 +408,7 @@ class QueueOffsets:
             await self._save(leaving, is_last=True)
 
     async def save(self, owned: Iterable[OwnedQueue], *, is_last: bool = False) -> None:
-        """Store what has changed; what cannot be stored is tried again the next time.
-
-        Args:
-            is_last: The queues are given up; nothing more will be stored of them.
-        """
+        """Store what has changed; what cannot be stored is tried again the next time."""
         async with self._saving:
             await self._save(owned, is_last=is_last)
 
@@ -468,12 +460,7 @@ class OffsetReset:
         suspend: Callable[[], None],
         resume: Callable[[], None],
     ) -> None:
-        """Prepare.
-
-        Args:
-            suspend: Nothing is pulled or handed out after it.
-            resume: Ends that.
-        """
+        """Prepare."""
         self._owned = owned
         self._offsets = offsets
         self._suspend = suspend

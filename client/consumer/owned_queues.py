@@ -348,8 +348,6 @@ class Batch:
     """Messages of one queue that are in hand together.
 
     Attributes:
-        owned: Their queue.
-        messages: They themselves, in order.
         source: Where they were taken from; the queue may have begun again since.
     """
 
@@ -398,8 +396,6 @@ class ReadyQueues:
     ) -> Batch:
         """Wait for messages and return up to *most*, of one queue.
 
-        Args:
-            wanted: Queues that are passed over are offered again by the caller that marked them so.
         Cancellation: Nothing was taken.
         """
         while True:

@@ -243,8 +243,6 @@ class PopCalls:
         One request does for all of them, where the broker names those that are stale in its answer;
         to another broker each goes by itself.
 
-        Args:
-            receipts: Each of them once.
         Raises:
             RequestTimedOutError, RequestFailedError: As `ack`, for all of them.
         """
@@ -372,8 +370,6 @@ class PopCalls:
     ) -> tuple[RemotingCommand, int]:
         """Return the answer, and how often was asked for it.
 
-        Args:
-            by_name: Ask only a broker that names stale receipts.
         Raises:
             _NamesNoneError: It does not.
         """

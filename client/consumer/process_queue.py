@@ -61,12 +61,7 @@ class FlowLimits:
 
 
 class ProcessQueue(Generic[M]):
-    """What was pulled of one queue and is not dealt with yet.
-
-    Attributes:
-        next_offset: Where to pull next.
-        cached_bytes: Bytes of the messages that are not acknowledged.
-    """
+    """What was pulled of one queue and is not dealt with yet."""
 
     def __init__(self, next_offset: int) -> None:
         """Begin with nothing, at *next_offset*."""
@@ -194,12 +189,7 @@ class _TopicMeter:
 
 
 class ConsumeMeter:
-    """Counts for one consumer.
-
-    Attributes:
-        pulled_at_ms: When each queue was asked for messages last, ms since the epoch.
-        consumed_at_ms: When messages of each queue were handed to the listener last.
-    """
+    """Counts for one consumer."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -167,20 +167,12 @@ UNLOCK_TIMEOUT_S: Final = 2.0
 
 
 class QueueLocks:
-    """The locks of one consumer.
-
-    Attributes:
-        tokens: Fencing tokens of the locks held, from brokers that give them.
-    """
+    """The locks of one consumer."""
 
     def __init__(
         self, instance: ClientInstance, group: str, wanted: Callable[[], Iterable[MessageQueue]]
     ) -> None:
-        """Prepare.
-
-        Args:
-            wanted: The queues whose locks are to be held now.
-        """
+        """Prepare."""
         self._instance = instance
         self._client = LockClient(instance, group)
         self._wanted = wanted

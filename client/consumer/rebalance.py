@@ -314,7 +314,6 @@ class RebalanceCounters:
     """What has happened so far.
 
     Attributes:
-        rounds: Rebalances of all topics.
         changes: Topics of which other queues were given out than before.
         unknown: Rebalances without an answer, or those that did not find this consumer itself.
     """
@@ -325,11 +324,7 @@ class RebalanceCounters:
 
 
 class Rebalance:
-    """Decides which queues are this consumer's, and applies it when it changes.
-
-    Attributes:
-        counters: See `RebalanceCounters`.
-    """
+    """Decides which queues are this consumer's, and applies it when it changes."""
 
     def __init__(
         self,
@@ -344,7 +339,6 @@ class Rebalance:
 
         Args:
             strategy: How queues are dealt out; None: everybody has all of them.
-            topics: What is subscribed now.
             apply: Called with a topic and all its queues that are this consumer's now.
         """
         self._instance = instance

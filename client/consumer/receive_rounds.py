@@ -78,7 +78,6 @@ class _Line:
 
     Attributes:
         waiting: Those in no round: as many as there are tasks that wait, and no more.
-        rounds: Requests under way.
         is_leaving: A round is about to take what waits.
     """
 
@@ -142,12 +141,7 @@ class _Line:
 
 
 class ReceiveRounds:
-    """The receives of one consumer that are under way.
-
-    Args:
-        find: Receives from the brokers.
-        give_back: Changes the invisible time of a message.
-    """
+    """The receives of one consumer that are under way."""
 
     def __init__(
         self,

@@ -85,12 +85,7 @@ class ConsumeStep:
 
 @dataclass(eq=False)
 class StepSender:
-    """Sends the steps of one consumer.
-
-    Attributes:
-        committed: What the consumer knows to be committed, `NO_OFFSET` for nothing: there its next
-            step of a queue begins.
-    """
+    """Sends the steps of one consumer."""
 
     instance: ClientInstance
     group: str

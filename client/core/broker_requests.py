@@ -267,13 +267,7 @@ _BODY_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
 
 
 class OpenRequest:
-    """A request that waits.
-
-    Attributes:
-        correlation_id: What its reply will carry.
-        reply: What came.
-        ended: Set when it came, or when nothing can come any more.
-    """
+    """A request that waits."""
 
     __slots__ = ("correlation_id", "ended", "reply")
 
@@ -288,7 +282,6 @@ class OpenRequests:
 
     Attributes:
         in_use: A request was made: from then on all brokers are to know this client.
-        unmatched: Replies without a waiting request: late ones, and those that came twice.
     """
 
     def __init__(self, server_requests: ProcessorTable, clock: Clock, rng: Rng) -> None:

@@ -23,7 +23,6 @@ class ClientCounters:
         redirects_by_hint: Requests that followed the leader a "not leader" answer named.
         leader_searches: Rounds in which all members of a group were asked.
         leaders_found: Of these, those in which a member named another leader than before.
-        heartbeats: Heartbeats answered.
     """
 
     route_refreshes: int = 0

@@ -60,13 +60,7 @@ class Heartbeats:
         period_s: float,
         rpc_timeout_s: float,
     ) -> None:
-        """Begin without groups.
-
-        Args:
-            announcements: Wakes for a heartbeat before its period is over.
-            period_s: Between heartbeats to one broker.
-            rpc_timeout_s: For the answer to one.
-        """
+        """Begin without groups."""
         self._client_id = client_id
         self._clock = clock
         self._links = links

@@ -131,12 +131,10 @@ class LeaderSearch:
         """Wait *delay_s* before the next attempt, or less if another leader is found meanwhile.
 
         Args:
-            broker_name: The group.
             delay_s: Longest pause once the members have answered.
             topic: Whose route is refreshed.
-            failed: The address that failed; naming it again in the same term is no news. None:
-                none was known; it is the one that failed last.
-            failed_term: The term known when it failed.
+            failed: The address that failed; naming it again in the same term is no news. None: none
+                was known; it is the one that failed last.
         """
         clock = self._clock
         until_s = clock.monotonic() + delay_s
@@ -300,10 +298,8 @@ class LeaderCalls:
         Only for requests that may be repeated.
 
         Args:
-            broker_name: The group.
             code: Request code; *adapt* may give another one for the link found.
             ext: Header fields; copied for every attempt.
-            body: Request body.
             topic: Whose route is refreshed when the leader is lost.
             timeout_s: Budget over all attempts.
             attempt_timeout_s: One attempt; default: the configured RPC time-out.

@@ -50,7 +50,6 @@ class Link:
     """A broker connection and what the broker behind it understands.
 
     Attributes:
-        address: ``host:port``.
         connection: Live when it was handed out.
         cbor: It reads CBOR headers.
         records: It takes SEND_RECORDS.
@@ -110,12 +109,7 @@ class GroupIdentities:
         self._known: dict[str, _Known] = {}
 
     def take(self, stated: Mapping[str, str], names: Iterable[str], now_s: float) -> None:
-        """Take what came with a route.
-
-        Args:
-            stated: Broker name to its identity.
-            names: All broker names of the route.
-        """
+        """Take what came with a route."""
         for name in names:
             identity = stated.get(name)
             known = self._known.get(name)
@@ -177,12 +171,7 @@ def _refused(address: str, answer: RemotingCommand) -> str:
 
 
 class Links:
-    """The connections of one client to brokers.
-
-    Attributes:
-        opened: Address to the connection there, while it lasts.
-        is_closed: No further one is opened.
-    """
+    """The connections of one client to brokers."""
 
     def __init__(
         self,
@@ -192,12 +181,7 @@ class Links:
         *,
         rpc_timeout_s: float,
     ) -> None:
-        """Begin with none; `use` comes before the first one.
-
-        Args:
-            identities: What group an address belongs to.
-            announcements: Woken when a connection begins or ends.
-        """
+        """Begin with none; `use` comes before the first one."""
         self.opened: dict[str, Link] = {}
         self.is_closed = True
         self._client_id = client_id

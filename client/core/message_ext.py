@@ -80,11 +80,7 @@ def check_level(kind: CompressionType, level: int) -> None:
 
 
 def compress(body: Buffer, kind: CompressionType, level: int) -> bytes:
-    """Return *body* compressed; the caller compares sizes.
-
-    Args:
-        level: One `check_level` lets pass.
-    """
+    """Return *body* compressed; the caller compares sizes."""
     match kind:
         case CompressionType.LZ4:
             # RocketMQ's Java client reads no frames whose blocks refer to one another.
@@ -106,12 +102,10 @@ def decompress(body: Buffer, sys_flag: int, max_bytes: int = MAX_DECOMPRESSED_BY
     """Return a body decompressed.
 
     Args:
-        body: As a record holds it.
-        sys_flag: The record's; it has whether the body is compressed.
         max_bytes: Limit of the decompressed body.
     Raises:
-        CorruptRecordError: The type is unknown, the body is damaged or cut, or it has more
-            than *max_bytes*.
+        CorruptRecordError: The type is unknown, the body is damaged or cut, or it has more than
+            *max_bytes*.
     """
     kind = (sys_flag & SYS_FLAG_COMPRESSION_TYPE_MASK) >> _TYPE_SHIFT
     decompress_step = _DECOMPRESS.get(kind)

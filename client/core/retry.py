@@ -116,12 +116,7 @@ class RetrySchedule:
     )
 
     def __init__(self, policy: RetryPolicy, deadline: float) -> None:
-        """Start a schedule.
-
-        Args:
-            policy: Limits and pauses.
-            deadline: Monotonic seconds after which no attempt may start.
-        """
+        """Start a schedule."""
         self._policy = policy
         self._deadline = deadline
         self._backoff_s = policy.first_backoff_s
@@ -141,8 +136,6 @@ class RetrySchedule:
         """Return the step after a *failure* seen at *now*, or None when it is over.
 
         Args:
-            failure: What the attempt ended with.
-            now: Monotonic seconds.
             other_broker: The message may go to another broker name and there is one.
             repeatable: The broker stores a repetition once, so one more costs nothing.
         """
@@ -288,11 +281,7 @@ _FORGOTTEN: Final = frozenset({Condition.PRODUCER_UNKNOWN.value, Condition.SEQUE
 
 
 def failure_from_answer(answer: RemotingCommand, kind: FailureKind) -> Failure:
-    """Return the failure a refusing *answer* stands for.
-
-    Args:
-        kind: As `failure_of_answer` reads it, or as the known leaders correct that.
-    """
+    """Return the failure a refusing *answer* stands for."""
     return Failure(
         kind,
         answer.code,

@@ -260,7 +260,6 @@ class Routes:
 
     Attributes:
         table: Last known routes; kept when NameServers fail.
-        version: Grows with every change of a route.
     """
 
     def __init__(
@@ -274,13 +273,7 @@ class Routes:
         default_topic_queue_nums: int,
         poll_period_s: float,
     ) -> None:
-        """Begin with none; `open` comes before the first question.
-
-        Args:
-            leaders: Learns the leaders that routes name.
-            identities: Learns the groups that NameServers state.
-            announcements: Woken when a route has changed.
-        """
+        """Begin with none; `open` comes before the first question."""
         self.table = RouteTable()
         self.version = 0
         self._clock = clock

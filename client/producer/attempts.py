@@ -44,11 +44,7 @@ _NO_ANSWER: Final = Failure(FailureKind.UNKNOWN)
 
 
 class RefusedError(Exception):
-    """A broker refused a whole request.
-
-    Attributes:
-        answer: What it answered.
-    """
+    """A broker refused a whole request."""
 
     def __init__(self, answer: RemotingCommand) -> None:
         super().__init__(answer.remark)
@@ -61,11 +57,9 @@ class Missed:
 
     Attributes:
         lane: The group it went to.
-        batch: What it sent, if it did: without what had ended by then. A repetition is the same.
         address: The broker asked; None: no leader was known.
         term: The term known at the time.
         held: The sequence it went under.
-        failure: Why it failed.
     """
 
     lane: Lane
@@ -102,7 +96,6 @@ class Attempt:
     """A request that was sent without waiting, until its answer or its time has come.
 
     Attributes:
-        batch: What it sent.
         missed: What it is if it fails.
         deadline: Monotonic seconds at which its time is over.
     """
@@ -177,13 +170,7 @@ class Attempts:
         topics: PublishTopics,
         sends: LiveSends,
     ) -> None:
-        """Prepare.
-
-        Args:
-            encoder: Writes the requests of sends that go alone.
-            topics: Learn how long brokers take.
-            sends: What is stored is settled there.
-        """
+        """Prepare."""
         self.policy = RetryPolicy(
             max_retries=config.max_retries, retry_unknown=config.retry_unknown
         )
@@ -225,11 +212,7 @@ class Attempts:
     def begin(
         self, lane: Lane, batch: SendBatch, ended: Callable[[Attempt], None]
     ) -> Attempt | Missed | None:
-        """Send *batch* at once; None, and nothing done, when something has to be waited for.
-
-        Args:
-            ended: Called once with the attempt, never before this returns; `finish` follows.
-        """
+        """Send *batch* at once; None, and nothing done, when something has to be waited for."""
         instance, name = self._instance, lane.broker_name
         address = instance.leaders.address(name)
         if address is None or not lane.records:

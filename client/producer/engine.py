@@ -41,11 +41,7 @@ from dledger.remoting.protocol.codes import ResponseCode
 
 
 class SendEngine:
-    """All sends of one producer that are under way.
-
-    Attributes:
-        sends: Those that are under way.
-    """
+    """All sends of one producer that are under way."""
 
     def __init__(
         self,
@@ -59,8 +55,6 @@ class SendEngine:
         """Prepare.
 
         Args:
-            encoder: Writes the requests of sends that go alone.
-            topics: Where else a send may go.
             hooks: Called once for each send that is stored or has failed, before its task goes on.
         """
         self.sends = LiveSends(instance.clock, hooks)
@@ -116,8 +110,6 @@ class SendEngine:
     ) -> SendSlot:
         """Put *message* on its way to *queue*, however full *lane* is. Never blocks.
 
-        Args:
-            pinned: It is never moved to another queue.
         Raises:
             MessageIllegalError: It cannot be sent.
         """

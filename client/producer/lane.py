@@ -44,7 +44,6 @@ class SendBatch:
     Attributes:
         runs: Queue and its slots in the order they were offered.
         record_count: Records over all runs.
-        record_bytes: Their bytes.
         is_alone: One slot that leaves as the request RocketMQ's own clients would send.
     """
 
@@ -117,7 +116,6 @@ class RunRefusal:
     Attributes:
         slots: Its sends; not settled yet; the engine decides their next step.
         code: Response code for this run.
-        remark: Of the answer.
     """
 
     slots: list[SendSlot]
@@ -280,9 +278,6 @@ def settle_batch(
 def settle_one(slot: SendSlot, code: int, ext: ExtFields) -> list[SendSlot]:
     """Give *slot*, which left alone, its place; return it if it is now STORED.
 
-    Args:
-        code: Of the answer; one of those that mean stored.
-        ext: Header fields of the answer.
     Raises:
         MQError: The answer cannot be read; the outcome is unknown and the slot was not touched.
     """

@@ -48,14 +48,7 @@ class LatencyFaultTable:
     def note(
         self, broker_name: str, latency_ms: float, now: float, *, isolate: bool = False
     ) -> None:
-        """Record how long a send took.
-
-        Args:
-            broker_name: Where it went.
-            latency_ms: How long it took.
-            now: Monotonic seconds.
-            isolate: It failed; counts as `ISOLATION_LATENCY_MS`.
-        """
+        """Record how long a send took."""
         pause_ms = not_available_ms(ISOLATION_LATENCY_MS if isolate else latency_ms)
         if pause_ms == 0:
             self._faults.pop(broker_name, None)
@@ -107,11 +100,9 @@ class QueueSelector:
         """Return the next queue in turn that is not on a broker to avoid.
 
         Args:
-            queues: Candidates, not empty.
-            last_broker: The broker that just failed this message; chosen only if all queues are
-                its own.
+            last_broker: The broker that just failed this message; chosen only if all queues are its
+                own.
             faults: Brokers to avoid for longer; None: latency fault tolerance is off.
-            now: Monotonic seconds for *faults*.
         """
         count = len(queues)
         for _ in range(count):
@@ -135,8 +126,6 @@ class PublishTopic:
     """The queues messages of one topic can go to, from one version of its route.
 
     Attributes:
-        name: The topic, as it stands in records.
-        route: That version.
         queues: The queues.
         brokers: How many broker groups have one.
         selector: Whose turn it is.
@@ -156,11 +145,7 @@ class PublishTopics:
     """The topics of one producer, as their routes are now, and the brokers to avoid."""
 
     def __init__(self, instance: ClientInstance, *, latency_fault_enable: bool) -> None:
-        """Prepare.
-
-        Args:
-            latency_fault_enable: Avoid brokers that were slow or failed.
-        """
+        """Prepare."""
         self._instance = instance
         self._clock = instance.clock
         self._topics: dict[str, PublishTopic] = {}

@@ -194,12 +194,7 @@ class SendHooks:
         leader_of: Callable[[str], str | None],
         result_of: Callable[[SendSlot], SendResult | Sequence[SendResult]],
     ) -> None:
-        """Prepare.
-
-        Args:
-            leader_of: Returns the address of a broker group's leader.
-            result_of: Returns the result of a send that is stored.
-        """
+        """Prepare."""
         self._before = [hook.send_message_before for hook in hooks]
         self._after = [hook.send_message_after for hook in hooks]
         self._group = group
@@ -302,19 +297,10 @@ class Timed(Protocol):
 
 
 class LiveSends:
-    """The slots that are not settled, and the tasks that wait for them.
-
-    Attributes:
-        counters: See `SendCounters`.
-        has_hooks: Whether hooks are called.
-    """
+    """The slots that are not settled, and the tasks that wait for them."""
 
     def __init__(self, clock: Clock, hooks: SendHooks) -> None:
-        """Begin with none.
-
-        Args:
-            hooks: Called once for each send that is stored or has failed, before its task goes on.
-        """
+        """Begin with none."""
         self.counters = SendCounters()
         self.has_hooks = bool(hooks)
         self._clock = clock

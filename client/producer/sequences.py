@@ -29,11 +29,7 @@ from dledger.remoting.seams import Rng
 
 
 class OpenRefusedError(Exception):
-    """A broker opened no session.
-
-    Attributes:
-        answer: What it answered.
-    """
+    """A broker opened no session."""
 
     def __init__(self, answer: RemotingCommand) -> None:
         super().__init__(answer.remark)
@@ -182,8 +178,6 @@ class Sequences:
     ) -> HeldSend:
         """Return the next sequence when it may leave, in a session that is opened if need be.
 
-        Args:
-            is_alone: It keeps no order with others.
         Raises:
             OpenRefusedError, BrokerUnreachableError: There is no session; nothing was sent.
             SessionLeftError: What was sent before comes back to the line: it belongs there, too.

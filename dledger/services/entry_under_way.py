@@ -53,12 +53,7 @@ class EntryUnderWay(Generic[T]):
         return self.proposed is not None and self.proposed.outcome == "stored"
 
     def answered(self, proposed: Proposed, applied_index: int, *, is_current: bool) -> Fate:
-        """Take the answer in.
-
-        Args:
-            is_current: Whether the term in which it was proposed goes on, and it is still the
-                entry under way.
-        """
+        """Take the answer in."""
         self.proposed = proposed
         if proposed.outcome == "unknown":
             self.is_uncertain = is_current
@@ -70,11 +65,7 @@ class EntryUnderWay(Generic[T]):
         return Fate.STORED if is_current else Fate.OUT_OF_SIGHT
 
     def has_arrived(self, applied_index: int, newest: int) -> bool:
-        """Tell whether it need not be waited for any more.
-
-        Args:
-            newest: Index of the newest change of this service that is applied.
-        """
+        """Tell whether it need not be waited for any more."""
         if self.proposed is not None and self.waits_for_apply:
             return self.proposed.index <= applied_index
         return self.is_uncertain and newest > self.newest_before

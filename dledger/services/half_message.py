@@ -84,12 +84,7 @@ def delay_of(properties: bytes) -> str | None:
 
 
 def half_properties(properties: bytes, group: str, topic: str, queue_id: int) -> bytes:
-    """Return the *properties* that a half message for *topic* is stored with.
-
-    Args:
-        properties: They end with ``\\x02``.
-        group: The producer group; asked for the decision later, unless the message names one.
-    """
+    """Return the *properties* that a half message for *topic* is stored with."""
     if get_property(properties, _PRODUCER_GROUP) is None and group:
         properties = b"%b%b\x01%b\x02" % (properties, _PRODUCER_GROUP, group.encode())
     return with_real_destination(properties, topic, queue_id)
@@ -190,11 +185,7 @@ class _InFlight:
 
 
 class TransactionDecisions:
-    """What is decided, or is being decided; the only way to propose a decision.
-
-    Attributes:
-        counts: Decisions stored here since the start.
-    """
+    """What is decided, or is being decided; the only way to propose a decision."""
 
     def __init__(self, group: BrokerGroup, topics: TopicView) -> None:
         self.counts: Counter[TransactionDecision] = Counter()
@@ -247,9 +238,6 @@ class TransactionDecisions:
     ) -> None:
         """Propose the *decision* over an open half message, and with it the *message*.
 
-        Args:
-            message: What the decision brings into the world, and where.
-            create: The topic that *message* needs to be made first.
         Raises:
             MQError: What `BrokerGroup.propose` raises; nothing was stored and *on_done* is not
                 called.

@@ -89,11 +89,7 @@ def set_aside_copy(record: StoredRecord, service: str, reason: str) -> bytes:
 
 
 def fitting_properties(properties: bytes, added: Mapping[str, str]) -> bytes:
-    """Return *properties* with *added*; where a record has no space for all, UNIQ_KEY and *added*.
-
-    Args:
-        added: Far below what a record has space for.
-    """
+    """Return *properties* with *added*; without space for all of them UNIQ_KEY and *added*."""
     found = with_properties(properties, added)
     if len(found) <= MAX_PROPERTIES_BYTES:
         return found
@@ -165,12 +161,7 @@ class Fate(Enum):
 
 
 class LeaderLoop:
-    """The common part of one service; its calls are awaited one at a time in each task.
-
-    Args:
-        name: Of the service, in dead letters, logs and metrics.
-        is_deleting: Whether the removal of a topic is in flight.
-    """
+    """The common part of one service; its calls are awaited one at a time in each task."""
 
     def __init__(
         self,

@@ -141,8 +141,6 @@ class AccountShares:
     def make(self, kind: Made, account: str, *name: str) -> None:
         """Count what an account makes now; nothing without an account.
 
-        Args:
-            name: It is not there yet. Counted again, it counts once.
         Raises:
             TableFullError: The account has made as many as it may; nothing was stored.
         """
@@ -168,12 +166,7 @@ log = structlog.get_logger(__name__)
 
 
 class DiskSpace:
-    """How full the disk is.
-
-    Args:
-        disk_ratio: Used part of the disk now, 0 to 1.
-        warning_ratio: From here on sends are refused.
-    """
+    """How full the disk is."""
 
     __slots__ = ("_disk_ratio", "is_full", "ratio", "warning_ratio")
 

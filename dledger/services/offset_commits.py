@@ -103,8 +103,6 @@ class OffsetCommits:
     def check_room(self, group: str, topic: str, account: str = "") -> None:
         """Let a consumer group have offsets in a topic.
 
-        Args:
-            account: They count as this one's; empty: as no account's.
         Raises:
             TableFullError: It has none there, and there are as many as may be, or as the account
                 may make; nothing was stored.
@@ -148,8 +146,6 @@ class OffsetCommits:
     ) -> None:
         """Propose at most `MAX_OFFSETS_PER_RECORD` offsets together; *on_done* is called for them.
 
-        Args:
-            by_admin: They are set whatever the group's consumers do: no `check_slot`.
         Raises:
             NotLeaderError, PendingFullError, DiskFullError: Nothing was stored.
         """

@@ -248,8 +248,6 @@ class TopicView:
     def group_to_create(self, group: str, account: str = "") -> SubscriptionGroupsChange | None:
         """Return the change that makes a consumer group known; None if it is, or may not be.
 
-        Args:
-            account: As `to_create`.
         Raises:
             TableFullError: There are as many groups as may be, or as the account may make.
         """
@@ -296,9 +294,6 @@ class KnownGroups:
 
         What cannot be proposed now is tried again with the next use; until then the group works
         with defaults.
-
-        Args:
-            account: The group counts as this one's; empty: as no account's.
         """
         if self._group.leadership is None:
             return

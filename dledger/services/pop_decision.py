@@ -113,7 +113,6 @@ class Receive:
 
     Attributes:
         queue_ids: Where to look, in this order.
-        wanted: Messages at most.
         max_bytes: Of messages, one in any case.
         from_end: A group without an offset begins where the queue ends.
         young_from_begin: But for a queue that is young: there it begins where the queue does.
@@ -189,10 +188,9 @@ class PopDecision:
     """Requests decided so far, for one entry.
 
     Args:
-        rows: What is applied; it does not change before the decision is made.
         now_ms: The leader's date; never before the newest store time.
-        set_aside: Spent messages that had no copy a short time ago: they are passed over. More
-            are entered.
+        set_aside: Spent messages that had no copy a short time ago: they are passed over. More are
+            entered.
     """
 
     rows: Mapping[PopKey, PopRow]

@@ -76,7 +76,6 @@ class PopGrants:
     """Decides requests of POP consumers while this node leads.
 
     Args:
-        reader: What decisions read.
         drop_offset: Forgets the committed offset that is not proposed yet: the grant has it.
     """
 

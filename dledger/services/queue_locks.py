@@ -245,9 +245,6 @@ class _Work(NamedTuple):
 class QueueLocks:
     """Grants and renews locks while this node leads; distinguishes old tokens from good ones
     always.
-
-    Args:
-        lease_s: How long a grant lasts that is not renewed.
     """
 
     def __init__(
@@ -283,7 +280,6 @@ class QueueLocks:
 
         Args:
             tokens: Those of the grants that are meant, one for each key; empty: whichever.
-            on_done: As for `lock`; called with an empty dict.
         Raises:
             NotLeaderError, PendingFullError: Nothing was given back; *on_done* is not called.
         """

@@ -116,7 +116,6 @@ class Look:
     """What is so at the moment the settings are applied.
 
     Attributes:
-        is_hour: Whether it is an hour for expired segments.
         disk_ratio: Used part of the disk, 0 to 1.
         is_freed: Whether all that was given up before has left the disk, so that the ratio counts
             it.
@@ -416,11 +415,7 @@ def retention_ms(attributes: Mapping[str, str]) -> int | None:
 def queue_floors(
     group: BrokerGroup, now_ms: int, *, is_deleting: Callable[[str], bool]
 ) -> QueueFloorsChange | None:
-    """Return the queues that are to begin later, with their first offset kept; None: no queue.
-
-    Args:
-        is_deleting: Topics whose removal is in flight are left alone.
-    """
+    """Return the queues that are to begin later, with their first offset kept; None: no queue."""
     found: list[tuple[str, int, int]] = []
     keeps: dict[str, int] = {}
     for topic in group.state.topics_with.get(RETENTION_ATTRIBUTE, ()):

@@ -54,7 +54,6 @@ class ScheduleMessageService:
     """Moves due messages of the schedule topic to their real queues.
 
     Args:
-        levels_ms: Delay of each level; the first is level 1.
         is_deleting: Whether the removal of a topic is in flight; its level waits until it is
             applied, since no queue offset can be assigned in that topic before.
         entry_bytes_max: Largest entry of the group. What is delivered together takes half of it at

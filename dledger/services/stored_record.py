@@ -42,9 +42,6 @@ class StoredRecords:
     """Reads applied records; the checksums of an entry are looked at once by each reader.
 
     Make a new one for each step of work and drop it: it keeps a view of the entry read last.
-
-    Attributes:
-        checked_bytes: Size of all entries looked at so far.
     """
 
     def __init__(self, group: BrokerGroup) -> None:

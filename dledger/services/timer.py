@@ -178,7 +178,6 @@ class TimerMessageService:
             applied, since no queue offset can be assigned in that topic before.
         entry_bytes_max: Largest entry of the group. What is delivered together takes half of it at
             most; one message always fits, as the settings are checked.
-        roll_window_ms: How long a message lies in one place.
     """
 
     def __init__(

@@ -82,7 +82,6 @@ class TransactionCheckService:
     """Asks for decisions.
 
     Args:
-        settings: When producers are asked, and how often; changed while it runs.
         store: How long messages are kept: an older half message is given up, asked for or not.
         floor_wanted: Position up to which retention would cut the log if no half message stood in
             the way. What stands before it is given up once producers had their time.

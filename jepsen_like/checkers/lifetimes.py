@@ -30,12 +30,7 @@ MS: Final = 1_000_000
 def check_history(
     operations: Iterable[Operation], *, clock_error_ns: int = 0, drained: bool = True
 ) -> Verdict:
-    """Return the verdict over all messages with a time to live, and those sent beside them.
-
-    Args:
-        clock_error_ns: How far brokers' dates may be apart, and from the history's clock.
-        drained: The run ended with a read of everything.
-    """
+    """Return the verdict over all messages with a time to live, and those sent beside them."""
     rows = sorted((op for op in operations if op.f in OPERATIONS), key=lambda op: op.op_id)
     sends = {op.value: op for op in rows if op.f == F.PERISHABLE}
     reads = [op for op in rows if op.f == F.LIVING and op.outcome == Outcome.OK]

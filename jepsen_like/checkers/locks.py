@@ -56,12 +56,7 @@ class _Hold:
 def check_history(
     operations: Iterable[Operation], *, lease_ns: int = LEASE_NS, clock_error_ns: int = 0
 ) -> Verdict:
-    """Return the verdict over the lock of every (group, queue).
-
-    Args:
-        lease_ns: How long brokers let a grant last.
-        clock_error_ns: How far clocks of brokers may be apart.
-    """
+    """Return the verdict over the lock of every (group, queue)."""
     slots: dict[Slot, list[Operation]] = {}
     for op in operations:
         if op.f in OPERATIONS or op.token != NOTHING:

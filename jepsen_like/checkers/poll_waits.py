@@ -35,13 +35,7 @@ Queue = tuple[str, int]
 def violations(
     polls: Iterable[Operation], sends_of: Callable[[Queue], Any], record: FaultRecord
 ) -> list[Violation]:
-    """Return polls that waited in vain, if there are more than a few.
-
-    Args:
-        polls: Those of subscribed consumers that ended well.
-        sends_of: Returns the table of the sends to a queue; asked for queues with polls that last.
-        record: Of the faults of the run.
-    """
+    """Return polls that waited in vain, if there are more than a few."""
     lasted: dict[Queue, list[Operation]] = {}
     for op in polls:
         if op.ret_ns >= op.call_ns + LATE_NS:
@@ -61,11 +55,7 @@ def violations(
 
 
 class _Acknowledged:
-    """The sends to a queue that were acknowledged with their place, in the order of their answers.
-
-    Args:
-        rows: A table of sends.
-    """
+    """The sends to a queue that were acknowledged with their place, in order of their answers."""
 
     def __init__(self, rows: Any) -> None:
         columns = {

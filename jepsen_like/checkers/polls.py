@@ -42,11 +42,7 @@ def polls_of(operations: Iterable[Operation]) -> list[Operation]:
 
 
 def check_history(operations: Iterable[Operation], waits: Iterable[Violation] = ()) -> Verdict:
-    """Return the verdict over the polls of every (process, group, queue).
-
-    Args:
-        waits: Polls that waited in vain, see `dledger.jepsen_like.checkers.poll_waits`.
-    """
+    """Return the verdict over the polls of every (process, group, queue)."""
     rows = [
         op
         for op in operations

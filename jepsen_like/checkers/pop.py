@@ -116,7 +116,6 @@ def check_history(
 
     Args:
         seen: Where others show the values; None: it is not known.
-        record: Of the faults of the run; None: there is none, and waits are not judged.
     """
     rows = [op for op in operations if op.f in OPERATIONS]
     delivered = [op for op in rows if op.f == F.RECEIVE and op.outcome == Outcome.OK]

@@ -34,12 +34,7 @@ _Message = tuple[str, str, int, int]
 
 
 def violations(rows: list[Operation], *, clock_error_ns: int = 0) -> list[Violation]:
-    """Return what is wrong with receipts and with ends.
-
-    Args:
-        rows: Those of `pop.OPERATIONS`.
-        clock_error_ns: How far clocks of brokers may be apart.
-    """
+    """Return what is wrong with receipts and with ends."""
     return [*_replaced(rows), *_refused(rows, clock_error_ns), *_given_up(rows), *_no_end(rows)]
 
 

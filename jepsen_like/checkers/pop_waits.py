@@ -66,13 +66,7 @@ class _Spans:
 def violations(
     rows: Iterable[Operation], record: FaultRecord, *, clock_error_ns: int = 0
 ) -> list[Violation]:
-    """Return receives that waited in vain, if there are more than a few.
-
-    Args:
-        rows: Those of `pop.OPERATIONS`.
-        record: Of the faults of the run.
-        clock_error_ns: How far clocks of brokers may be apart.
-    """
+    """Return receives that waited in vain, if there are more than a few."""
     every = [op for op in rows if not op.group.endswith(IN_ORDER_SUFFIX)]
     free = _free(every, clock_error_ns)
     lasted, found = set[tuple[int, int]](), list[Violation]()

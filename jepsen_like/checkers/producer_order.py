@@ -43,7 +43,7 @@ class Lines:
         return tuple(np.unique(self._columns["value"][self._place == NEVER]).tolist())
 
     def check(self, looks: Any) -> Verdict:
-        """Return the verdict; *looks*: rows of `obs` with the values of `open_values`."""
+        """Return the verdict; `looks`: rows of `obs` with the values of `open_values`."""
         self._find(_seen(looks))
         queues = self._queue_ranks()
         value, op_id = self._columns["value"], self._columns["op_id"]
@@ -121,11 +121,7 @@ def _overtaken(place: I64) -> list[tuple[int, int]]:
 
 
 def overtaken(highest: Operation, op: Operation, places: tuple[int, int]) -> Violation:
-    """Return that *op* stands before *highest*, which was sent before it.
-
-    Args:
-        places: Their offsets.
-    """
+    """Return that *op* stands before *highest*, which was sent before it."""
     return Violation(
         OVERTAKEN,
         f"{op.topic}/{op.queue}",

@@ -30,13 +30,7 @@ REPORTED_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """One message that a listener has dealt with.
-
-    Attributes:
-        member: Whose listener.
-        queue: Queue it was pulled from; `NOTHING` for one that came through the retry topic.
-        offset: Its place there.
-    """
+    """One message that a listener has dealt with."""
 
     member: str
     queue: int
@@ -50,11 +44,9 @@ class PushRecord:
     """What is known of a group when a run is over.
 
     Attributes:
-        consumed: In the order in which it happened.
         stored: Queue → first offset kept and the values from there on.
         owners: Live member → the queues that it owns.
         counts: A run of a member → what it counted as consumed, what its listener did.
-        is_orderly: Queues are consumed in their order.
     """
 
     consumed: list[Consumed] = field(default_factory=list)

@@ -316,7 +316,6 @@ def contradiction(
 
     Args:
         bounds: The first offset found, the one after the last, the end that the answer names.
-        low: The first offset kept that it names.
     """
     first, after, end = bounds
     text = f"found offsets {first} … {after - 1} and names {end} as the end of the queue"

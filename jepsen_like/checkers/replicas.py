@@ -44,11 +44,7 @@ Ends = Mapping[Queue, Mapping[str, int]]
 
 
 def ends_of(reads: Iterable[tuple[str, Queue, int]]) -> Ends:
-    """Return where queues end.
-
-    Args:
-        reads: Replica, queue and end of each read; a queue may have been read in pieces.
-    """
+    """Return where queues end."""
     ends: dict[Queue, dict[str, int]] = {}
     for node, queue, end in reads:
         its = ends.setdefault(queue, {})
@@ -137,12 +133,7 @@ def held_violations(
     at_ns: Mapping[tuple[str, str, int], int],
     acked: Mapping[tuple[str, int, int], Operation],
 ) -> list[Violation]:
-    """Return what replicas hold otherwise than each other, or than was acknowledged.
-
-    Args:
-        at_ns: When a queue of a replica was read: by node, topic, queue.
-        acked: The sends in question, acknowledged: by topic, queue, value.
-    """
+    """Return what replicas hold otherwise than each other, or than was acknowledged."""
     differ: list[Violation] = []
     lost: list[Violation] = []
     for (topic, queue), home in sorted(homes, key=lambda pair: pair[0]):

@@ -50,12 +50,7 @@ def _asked_for(op: Operation) -> _Copy:
 def check_history(
     operations: Sequence[Operation], *, drained: bool = True, clock_error_ns: int = 0
 ) -> Verdict:
-    """Return the verdict over what was given back.
-
-    Args:
-        drained: Everything due was delivered and both topics were read when the run was over.
-        clock_error_ns: How far brokers' clocks may be ahead of the history's.
-    """
+    """Return the verdict over what was given back."""
     acked: Counter[_Copy] = Counter()
     perhaps: Counter[_Copy] = Counter()
     there: Counter[_Copy] = Counter()
@@ -128,12 +123,7 @@ def _violation(name: str, copy: _Copy, text: str, witness: dict[_Copy, int]) -> 
 
 
 def check_table(rows: Any, *, drained: bool, clock_error_ns: int = 0) -> Verdict:
-    """Return the verdict over *rows*, a table of what was given back and of what was found of it.
-
-    Args:
-        drained: Both topics were read when the run was over.
-        clock_error_ns: How far brokers' clocks may be ahead of the history's.
-    """
+    """Return the verdict over *rows*, a table of what was given back and what was found of it."""
     columns = {name: rows.column(name).to_numpy() for name in _NUMBERS}
     returned = columns["f"] == F.RETURNED
     is_head = returned & (columns["value"] == NOTHING)

@@ -90,7 +90,6 @@ class RunRows:
 
         Args:
             settled: None: it was, if a replica was read.
-            rows_max: Rows that may be read at once.
         """
         self._source = source
         self._rows_max = rows_max

@@ -50,12 +50,7 @@ OPERATIONS: Final = frozenset({F.HALF, F.END_TRANSACTION, F.CHECK})
 
 @dataclass(slots=True)
 class Transaction:
-    """One half message and its ends.
-
-    Attributes:
-        ends: Decisions, in the order of the rows, "unknown" left out.
-        checks: The broker's questions, stamped when they reached the producer.
-    """
+    """One half message and its ends."""
 
     value: int
     half: Operation | None = None

@@ -43,7 +43,6 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         violations: At most a few of each kind; `counts` has how many there were.
-        reason: Why it is unknown.
     """
 
     checker: str
@@ -61,11 +60,7 @@ class Verdict(msgspec.Struct, frozen=True):
 def judge(
     checker: str, violations: Iterable[Violation], counts: dict[str, int], *, looked_at: int
 ) -> Verdict:
-    """Return the verdict of a checker that ran to its end.
-
-    Args:
-        looked_at: How many facts could have shown a violation; none of them: unknown.
-    """
+    """Return the verdict of a checker that ran to its end."""
     found = tuple(msgspec.structs.replace(violation, checker=checker) for violation in violations)
     if found:
         return Verdict(checker, "invalid", found, counts)

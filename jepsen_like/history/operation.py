@@ -163,7 +163,6 @@ class Event(msgspec.Struct, array_like=True, tag=2, gc=False):
     """A fault, its healing, a change of role, an end of a process.
 
     Attributes:
-        end_ns: When doing it had ended.
         kind: What was done, e.g. ``power_cut``.
         node: What that was at that moment, e.g. ``n1``.
     """

@@ -196,11 +196,7 @@ def write_summary(into: Path, counts: Ingested) -> None:
 
 
 def footer_of(file: Any) -> tuple[int, int]:
-    """Return the size of a Parquet file and the checksum of its footer.
-
-    Args:
-        file: Open for reading, and not at a certain place.
-    """
+    """Return the size of a Parquet file and the checksum of its footer."""
     size: int = file.seek(0, SEEK_END)
     file.seek(max(size - _FOOTER_END, 0))
     length = int.from_bytes(file.read(_FOOTER_END)[:4], "little")

@@ -74,12 +74,7 @@ class Column:
 
 
 class SmallTable:
-    """Rows in memory as columns; a selection of rows copies a column when it is asked for.
-
-    Args:
-        operations: The rows themselves, where they are operations.
-        rows: Which of them; None: all.
-    """
+    """Rows in memory as columns; a selection of rows copies a column when it is asked for."""
 
     __slots__ = ("_columns", "_operations", "_rows", "num_rows")
 

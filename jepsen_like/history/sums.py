@@ -53,12 +53,7 @@ class Rows(Protocol):
 
 
 def sum_rows(table: str, rows: Rows) -> int:
-    """Return the sum of some rows, 64 bits; 0: there are none.
-
-    Args:
-        table: The name of their table; each of its columns is asked for.
-        rows: Them.
-    """
+    """Return the sum of some rows, 64 bits; 0: there are none."""
     if not rows.num_rows:
         return 0
     columns = {field.name: _column(rows, field) for field in SCHEMAS[table]}

@@ -90,7 +90,6 @@ def can_do_without(
 
     Args:
         lists: The voters, as each member that is there last had them.
-        firm: Members that run, vote and hold all they acknowledged.
     """
     there = set(firm) - set(away)
     every = list(lists)
@@ -113,11 +112,7 @@ LEADER_GOES_S: Final = (0.0, 0.001, 0.002, 0.005, 0.01, 0.05)
 
 
 class MemberChanges:
-    """The orders of one run.
-
-    Attributes:
-        away: Members that a change goes on without; after the run those that are away still.
-    """
+    """The orders of one run."""
 
     def __init__(self, ground: Ground, nodes: Nodes, links: Links) -> None:
         self._ground = ground
@@ -249,11 +244,7 @@ class MemberChanges:
             await self.order(event, step.kind, event.node)
 
     async def order(self, event: Event, kind: Kind, name: str, *, asked: str = "") -> None:
-        """Give an order to the leader; that it is refused, or its end unknown, is no failure.
-
-        Args:
-            asked: The member that gets it, whether it leads or not; empty: the leader.
-        """
+        """Give an order to the leader; that it is refused, or its end unknown, is no failure."""
         if not asked and not self._ground.leads_now():
             event.detail = "skipped: no member leads"
             return

@@ -36,7 +36,6 @@ class Nodes:
 
     Attributes:
         held_down: How many steps want a node down, by name.
-        done: How often each kind was done, and ``skipped``.
     """
 
     def __init__(self, ground: Ground, rng: SimRng, *, keeps_unflushed: bool = False) -> None:

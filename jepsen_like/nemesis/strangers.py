@@ -86,12 +86,7 @@ PRODUCED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What it wants to be taken for.
-
-    Attributes:
-        identity: The group it names; empty: none, as a broker of RocketMQ.
-        topics: Served under the name.
-    """
+    """What it wants to be taken for."""
 
     cluster: str
     broker_name: str

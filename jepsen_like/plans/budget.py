@@ -47,7 +47,6 @@ class Soundness:
     """What the world knows of one voter.
 
     Attributes:
-        keeps_promises: It is eligible, knows of no damage, and votes.
         is_caught_up: It knows as committed all that the leader does, too.
         is_intact: And its log bytes are those of its peers, as far as both reach.
     """
@@ -65,12 +64,7 @@ class Soundness:
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """How far the log of a broker that answers reaches.
-
-    Attributes:
-        last_index: Its newest entry.
-        held_index: Up to here it is committed and on its disk.
-    """
+    """How far the log of a broker that answers reaches."""
 
     last_index: int
     held_index: int
@@ -89,12 +83,7 @@ def newest_of(logs: Sequence[LogEnd | None]) -> int | None:
 
 
 def tail_is_spare(newest_index: int, logs: Sequence[LogEnd | None]) -> bool:
-    """Return whether no member needs a voter's newest bytes.
-
-    Args:
-        newest_index: `newest_of` the others' logs when this voter had ended already.
-        logs: The others' logs now.
-    """
+    """Return whether no member needs a voter's newest bytes."""
     return all(log is not None and log.held_index >= newest_index for log in logs)
 
 
@@ -103,8 +92,6 @@ class Budget:
     """Remembers whose data was destroyed and has not come back.
 
     Attributes:
-        hurt: By what.
-        orders: Changes of the members that are under way.
         under_way: Whose data is being destroyed at this moment, and by how many steps: what it
             shows of itself is over any moment now.
     """
@@ -120,12 +107,7 @@ class Budget:
         nodes: Mapping[str, Soundness],
         lists: Collection[Collection[str]] = (),
     ) -> bool:
-        """Tell whether *kind* may be done to *node* now.
-
-        Args:
-            nodes: What is known of every broker, member or not.
-            lists: The voters, as each member last had them; none: all *nodes*.
-        """
+        """Tell whether *kind* may be done to *node* now."""
         if kind in TEARING and any(len(voters) % 2 == 0 for voters in lists):
             return False
         if kind not in DESTRUCTIVE:

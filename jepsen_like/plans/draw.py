@@ -308,10 +308,8 @@ def draw_plan(
 
     Args:
         seed: Decides everything here; the run's own seed is taken from it too.
-        duration_s: How long faults go on.
         members: Brokers; None: mostly three, sometimes five.
         fault_interval_s: Mean pause between beginnings of faults; None: drawn.
-        settings: Of the brokers; None: drawn.
         even: Draw from all *kinds* in every plan, and never concentrate on a few.
     """
     rng = Random(f"plan {seed}")

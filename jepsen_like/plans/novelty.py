@@ -72,11 +72,7 @@ def services_of(plan: Plan) -> frozenset[str]:
 
 
 def pairs_of(plan: Plan, done: Iterable[str] | None = None) -> frozenset[Pair]:
-    """Return what a plan brings together.
-
-    Args:
-        done: Kinds of faults that really happened; None: all of the plan.
-    """
+    """Return what a plan brings together."""
     happened = {step.kind.value for step in plan.steps} if done is None else set(done)
     services = sorted(services_of(plan))
     # Alone a service gets more of a plan than among many: their list is one more that faults meet.
@@ -123,12 +119,7 @@ class Counts(Protocol):
 
 @dataclass(slots=True)
 class Novelty:
-    """What plans have brought together so far.
-
-    Attributes:
-        met: How many plans brought each pair together.
-        reached: How many plans reached each state, fault and service.
-    """
+    """What plans have brought together so far."""
 
     met: Counter[Pair] = field(default_factory=Counter)
     reached: Counter[tuple[str, str, str]] = field(default_factory=Counter)

@@ -199,7 +199,6 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
         at_ms: When, counted from the end of set-up.
         target: A role of `ROLES`, or a number as text.
         for_ms: How long; healed then.
-        arg: See `Kind`.
     """
 
     at_ms: int
@@ -362,7 +361,6 @@ class Plan(msgspec.Struct, frozen=True):
     Attributes:
         duration_ms: When the faults end; healing, catching up and reading come after.
         steps: In order of `at_ms`.
-        modes: Names of `dledger.jepsen_like.plans.modes`.
         note: For people: what it once showed.
     """
 

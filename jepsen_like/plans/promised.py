@@ -37,11 +37,7 @@ LATE_EFFECT_NS: Final = 5_000_000_000
 
 
 def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
-    """Return what is guaranteed where *plan* is played.
-
-    Args:
-        is_foreign: By the brokers of another project, which have settings of their own: RocketMQ's.
-    """
+    """Return what is guaranteed where *plan* is played."""
     return Promised(
         clock_error_ns=clock_error_ns(plan),
         lease_ns=locks.LEASE_NS if is_foreign else plan.settings.lock_lease_ns,
@@ -78,12 +74,7 @@ def has_delayed_messages(workload: Workload) -> bool:
 def merge_for(
     workload: Workload | None, verdicts: Iterable[Verdict], *, left_out: Collection[str] = ()
 ) -> Verdict:
-    """Return the verdict over all; a part that the workload leaves out need not be proved.
-
-    Args:
-        workload: Of the plan; None: there was no plan.
-        left_out: Checkers that need prove nothing, beside those of parts the workload lacks.
-    """
+    """Return the verdict over all; a part that the workload leaves out need not be proved."""
     without = {*left_out}
     if workload is None or not has_delayed_messages(workload):
         without.add(delayed.NAME)

@@ -62,7 +62,6 @@ def shrink(
     """Return a smaller plan that still fails, and how many plays it took.
 
     Args:
-        fails: Plays a candidate and returns whether it shows the same violation.
         failed_at_ms: When it failed; what comes later is tried without first.
         is_over: Asked before every play; true ends the search with the best so far.
     """

@@ -170,14 +170,7 @@ TICKS_MAX: Final = 11
 
 @dataclass(slots=True)
 class Canvas:
-    """A figure in the common layout.
-
-    Attributes:
-        name: Of the PNG file, and prefix of every id in the SVG.
-        axes: From top to bottom.
-        entries: What the legend will say: lines first, then faults.
-        top_in: Above the plot, for the title.
-    """
+    """A figure in the common layout."""
 
     name: str
     figure: Figure

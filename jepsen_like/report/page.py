@@ -15,12 +15,7 @@ PAGE_TEMPLATE: Final = "page.html.j2"
 
 @dataclass(frozen=True, slots=True)
 class PageFigure:
-    """One picture.
-
-    Attributes:
-        alt: What it shows, for readers that do not see it.
-        below: A sentence under it; may be empty.
-    """
+    """One picture."""
 
     svg: Markup
     alt: str
@@ -29,12 +24,7 @@ class PageFigure:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A section with pictures.
-
-    Attributes:
-        figures: None: there was nothing to draw.
-        empty: Why not.
-    """
+    """A section with pictures."""
 
     id: str
     title: str

@@ -64,7 +64,6 @@ class Pictures:
     """Draws into one folder, over one span, with the same faults behind everything.
 
     Attributes:
-        folder: Where the PNG files go; it is there.
         healed_s: When the last fault was over and the load was about to end; None: not known.
     """
 

@@ -226,11 +226,7 @@ def guarded_table(gate: AccessGate) -> ProcessorTable:
 
 
 class LocalAdmin:
-    """Refuses some requests of other machines before anything has happened.
-
-    Attributes:
-        refused: Requests refused so far.
-    """
+    """Refuses some requests of other machines before anything has happened."""
 
     def __init__(self, codes: Collection[int]) -> None:
         """Make a guard for *codes*; requests of other codes are not looked at."""

@@ -46,7 +46,6 @@ class PolicyEntry:
         is_default: It counts only where no entry of a custom policy fits.
         kind: ``Topic``, ``Group``, or ``*`` for both.
         name: Of the topic or group; with *is_prefix* its begin.
-        permission: What it is about: PUB, SUB or both.
         sources: Addresses it is about; none: all.
     """
 

@@ -163,11 +163,7 @@ def response_to(
     ext: ExtFields | None = None,
     body: Buffer = _EMPTY,
 ) -> RemotingCommand:
-    """Return an answer of ours to *asked*: its opaque, its header encoding.
-
-    Args:
-        body: Not copied; must not change until the answer has been sent.
-    """
+    """Return an answer of ours to *asked*: its opaque, its header encoding."""
     return RemotingCommand(
         code, asked.opaque, FLAG_RESPONSE, remark, ext, body, serialize=asked.serialize
     )

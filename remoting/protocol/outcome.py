@@ -198,12 +198,7 @@ def condition_of(error: BaseException) -> Condition:
 def answer(
     asked: RemotingCommand, condition: Condition, remark: str | None = None, **fields: object
 ) -> RemotingCommand:
-    """Return the response to *asked* for *condition*.
-
-    Args:
-        remark: What a person reads.
-        fields: Further ext fields, e.g. ``leaderAddr`` and ``term``; None ones are left out.
-    """
+    """Return the response to *asked* for *condition*."""
     code, outcome, retriable = ANSWERS[condition]
     ext = {name: str(value) for name, value in fields.items() if value is not None}
     retry_after_ms = RETRY_AFTER_MS.get(condition)

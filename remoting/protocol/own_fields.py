@@ -110,12 +110,7 @@ STEP_COMMITS_MAX: Final = 4096
 
 
 class StepCommit(NamedTuple):
-    """A queue of which a step consumes the messages from one offset to another.
-
-    Attributes:
-        before: What the group has committed, `NO_OFFSET` for nothing: where the step begins.
-        behind: What it has committed once the step is stored.
-    """
+    """A queue of which a step consumes the messages from one offset to another."""
 
     topic: str
     queue_id: int
@@ -291,7 +286,6 @@ class ProducerStamp(NamedTuple):
     Attributes:
         producer_id: 16 random bytes, the producer's own while it is open.
         epoch: As the broker group gave it when the session was opened.
-        sequence: Number of the send within the epoch, from 0.
         first_open: Lowest sequence whose outcome the producer still waits for.
     """
 

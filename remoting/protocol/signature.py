@@ -65,11 +65,7 @@ class Credentials:
 def signature_of(
     command: RemotingCommand, secret_key: str, *, left_out: Iterable[str] = ()
 ) -> bytes:
-    """Return the base64 signature of a request under *secret_key*.
-
-    Args:
-        left_out: Ext fields that the sender did not sign, beside the signature.
-    """
+    """Return the base64 signature of a request under *secret_key*."""
     ext = command.ext
     skipped = {SIGNATURE, *left_out}
     names = sorted(ext) if all(map(str.isascii, ext)) else sorted(ext, key=_utf16)
@@ -156,11 +152,7 @@ _COUNT_DIGITS_MAX: Final = 19
 
 @dataclass(slots=True)
 class RequestSigner:
-    """Signs the requests of one connection, in RocketMQ's form until it has a challenge.
-
-    Attributes:
-        now_s: Monotonic seconds.
-    """
+    """Signs the requests of one connection, in RocketMQ's form until it has a challenge."""
 
     credentials: Credentials
     now_s: Callable[[], float]
@@ -196,12 +188,7 @@ class RequestSigner:
 
 @dataclass(slots=True)
 class Freshness:
-    """What a server remembers of a connection that it gave a challenge.
-
-    Attributes:
-        challenge: As it was sent.
-        issued_at_s: When, in the server's monotonic seconds.
-    """
+    """What a server remembers of a connection that it gave a challenge."""
 
     challenge: bytes = field(repr=False)
     issued_at_s: float

@@ -139,7 +139,6 @@ def judge_chunks(chunks: Sequence[Chunk], again: I64, look: LookAgain) -> Judged
 
     Args:
         chunks: Without a gap; where the queue is longer than sends can be, cut at their number.
-        look: Reads the chunks again; called when something is wrong with times.
     """
     length, attempts = attempts_of(chunks)
     spares = spares_in(chunks)

@@ -15,13 +15,7 @@ Queue = tuple[str, int]
 
 
 class Want(msgspec.Struct, frozen=True):
-    """Rows of a table: any that one of these is true of.
-
-    Attributes:
-        among: Column → values it may have.
-        other_than: Column → the one value it may not have.
-        queue: Only of this queue.
-    """
+    """Rows of a table: any that one of these is true of."""
 
     among: tuple[tuple[str, tuple[int, ...] | tuple[str, ...]], ...] = ()
     other_than: tuple[tuple[str, int | str], ...] = ()
@@ -64,11 +58,7 @@ class Source(Protocol):
         obs: tuple[Want, ...] = (),
         replicas: Replicas | None = None,
     ) -> None:
-        """Say which rows are asked for next: they may come from one scan.
-
-        Args:
-            replicas: Which were read, where `queues` is asked next: that scan may judge them.
-        """
+        """Say which rows are asked for next: they may come from one scan."""
         ...
 
     def nodes(self) -> Any:
