@@ -232,11 +232,12 @@ class Contacts:
     def _row(self, peer: PeerState, now: float) -> dict[str, Any]:
         is_leader = self.state.core.is_leader
         progress = self.replicator.peers.get(peer.name) if is_leader else None
+        acked_at_s = max(progress.acked_at_s, progress.echoed_at_s) if progress else None
         return {
             "connected": peer.is_connected,
             "voter": self.state.roster.is_voter(peer.name),
             "incarnation": peer.hello.incarnation if peer.hello else None,
             "client_address": peer.hello.client_address if peer.hello else None,
             "match_index": progress.match_index if progress else None,
-            "acked_ms_ago": round(1000 * (now - progress.acked_at_s)) if progress else None,
+            "acked_ms_ago": None if acked_at_s is None else round(1000 * (now - acked_at_s)),
         }

@@ -319,6 +319,8 @@ class Leader:
     def on_heartbeat_reply(self, peer: str, heartbeat: int, is_doubtful: bool) -> None:
         """Count the echo of *heartbeat* by *peer*."""
         self.contacts.set_doubtful(peer, bool(is_doubtful))
+        if (progress := self.replicator.peers.get(peer)) is not None:
+            progress.echoed_at_s = self.state.clock.monotonic()
         if self.state.core.is_leader and self.state.roster.is_voter(peer):
             self.state.core.step(peer, ALIVE)
             self.reads.heartbeat_echoed(peer, heartbeat)

@@ -85,6 +85,9 @@ class Progress:
     """Index of a snapshot that was offered, until the follower has the log up to it; 0: none."""
     refill_began_s: float | None = None
     acked_at_s: float = 0.0
+    """When it last answered an append or a snapshot."""
+    echoed_at_s: float = 0.0
+    """When it last answered a heartbeat: nothing else is sent to it while nothing is appended."""
     bytes_sent: int = 0
 
 

@@ -46,6 +46,17 @@ def test_member_removed_twice_is_informed_twice() -> None:
         assert standing(leader) == "n0 n1 n2 n3"
 
 
+def test_followers_of_an_idle_leader_confirm_that_they_are_alive() -> None:
+    cluster = group()
+    leader = leading(cluster)
+    cluster.pass_time("n0", 60)
+    cluster.cut.add(("n0", "n1"))
+    cluster.pass_time("n0", 5)
+    rows = leader.status()["peers"]
+    assert rows["n2"]["acked_ms_ago"] < 1_000
+    assert rows["n1"]["acked_ms_ago"] >= 5_000
+
+
 def test_former_leader_no_longer_calls_a_removed_member() -> None:
     cluster = group(4)
     leader = leading(cluster)
