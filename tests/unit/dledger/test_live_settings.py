@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,130 +94,48 @@ def live(parts: Parts, clock: ManualClock) -> LiveSettings:
 
 LIVE = [path for path, setting in SETTINGS.items() if setting.is_live]
 
-TAKES_EFFECT: dict[str, tuple[str, Callable[[Parts], Any], Any]] = {
-    "broker.broker_permission": ("4", lambda p: p.settings.broker.broker_permission, 4),
-    "broker.auto_create_topic_enable": (
-        "false",
-        lambda p: p.topics.auto_create_topic_enable,
-        False,
-    ),
-    "broker.auto_create_subscription_group": (
-        "false",
-        lambda p: p.topics.auto_create_group_enable,
-        False,
-    ),
-    "broker.slave_read_enable": ("false", lambda p: p.settings.broker.slave_read_enable, False),
-    "broker.long_polling_enable": ("false", lambda p: p.settings.broker.long_polling_enable, False),
-    "broker.short_polling_time_ms": ("77", lambda p: p.settings.broker.short_polling_time_ms, 77),
-    "broker.flush_consumer_offset_interval_ms": (
-        "2500",
-        lambda p: p.offsets.interval_s,
-        2.5,
-    ),
-    "broker.enable_property_filter": (
-        "false",
-        lambda p: p.settings.broker.enable_property_filter,
-        False,
-    ),
-    "broker.filter_support_retry": (
-        "false",
-        lambda p: p.settings.broker.filter_support_retry,
-        False,
-    ),
-    "broker.reject_transaction_message": (
-        "true",
-        lambda p: p.settings.broker.reject_transaction_message,
-        True,
-    ),
-    "broker.store_reply_message_enable": (
-        "false",
-        lambda p: p.settings.broker.store_reply_message_enable,
-        False,
-    ),
-    "broker.transaction_timeout_ms": (
-        "9000",
-        lambda p: p.checks.settings.transaction_timeout_ms,
-        9000,
-    ),
-    "broker.transaction_check_interval_ms": (
-        "9000",
-        lambda p: p.checks.settings.transaction_check_interval_ms,
-        9000,
-    ),
-    "broker.transaction_check_max": ("3", lambda p: p.checks.settings.transaction_check_max, 3),
-    "server.shutdown_timeout_ms": ("1500", lambda p: p.group.settings.drain_timeout_s, 1.5),
-    "client.register_interval_ms": (
-        "2000",
-        lambda p: p.registration.settings.register_interval_ms,
-        2000,
-    ),
-    "client.register_timeout_ms": (
-        "500",
-        lambda p: p.registration.settings.register_timeout_ms,
-        500,
-    ),
-    "store.max_message_size": ("1 MiB", lambda p: p.settings.store.max_message_size, 1 << 20),
-    "store.max_transfer_bytes_in_memory": (
-        "1000",
-        lambda p: p.settings.store.max_transfer_bytes_in_memory,
-        1000,
-    ),
-    "store.max_transfer_count_in_memory": (
-        "7",
-        lambda p: p.settings.store.max_transfer_count_in_memory,
-        7,
-    ),
-    "store.max_transfer_bytes_in_disk": (
-        "1000",
-        lambda p: p.settings.store.max_transfer_bytes_in_disk,
-        1000,
-    ),
-    "store.max_transfer_count_in_disk": (
-        "7",
-        lambda p: p.settings.store.max_transfer_count_in_disk,
-        7,
-    ),
-    "store.keep_bytes": ("5000", lambda p: p.retention.settings.keep_bytes, 5000),
-    "store.retention_interval_ms": (
-        "500",
-        lambda p: p.retention.settings.retention_interval_ms,
-        500,
-    ),
-    "store.delete_when": ("01;02", lambda p: p.retention.settings.delete_when, (1, 2)),
-    "store.disk_max_used_space_ratio": (
-        "80",
-        lambda p: p.retention.settings.disk_max_used_space_ratio,
-        80,
-    ),
-    "store.disk_space_clean_forcibly_ratio": (
-        "0.9",
-        lambda p: p.retention.settings.disk_space_clean_forcibly_ratio,
-        90,
-    ),
-    "store.clean_file_forcibly_enable": (
-        "false",
-        lambda p: p.retention.settings.clean_file_forcibly_enable,
-        False,
-    ),
-    "store.disk_space_warning_level_ratio": (
-        "70",
-        lambda p: p.space.warning_ratio,
-        0.7,
-    ),
-    "store.file_reserved_time": ("5", lambda p: p.retention.settings.file_reserved_time, 5),
-    "raft.max_pending_bytes": ("16 MiB", lambda p: p.group.settings.pending_bytes_max, 16 << 20),
-    "raft.checkpoint_interval_ms": (
-        "500",
-        lambda p: p.group.settings.checkpoint_interval_s,
-        0.5,
-    ),
-    "raft.propose_timeout_ms": ("700", lambda p: p.group.settings.quorum_timeout_s, 0.7),
+TAKES_EFFECT: dict[str, tuple[str, str, Any]] = {
+    "broker.broker_permission": ("4", "settings.broker.", 4),
+    "broker.auto_create_topic_enable": ("false", "topics.", False),
+    "broker.auto_create_subscription_group": ("false", "topics.auto_create_group_enable", False),
+    "broker.slave_read_enable": ("false", "settings.broker.", False),
+    "broker.long_polling_enable": ("false", "settings.broker.", False),
+    "broker.short_polling_time_ms": ("77", "settings.broker.", 77),
+    "broker.flush_consumer_offset_interval_ms": ("2500", "offsets.interval_s", 2.5),
+    "broker.enable_property_filter": ("false", "settings.broker.", False),
+    "broker.filter_support_retry": ("false", "settings.broker.", False),
+    "broker.reject_transaction_message": ("true", "settings.broker.", True),
+    "broker.store_reply_message_enable": ("false", "settings.broker.", False),
+    "broker.transaction_timeout_ms": ("9000", "checks.settings.", 9000),
+    "broker.transaction_check_interval_ms": ("9000", "checks.settings.", 9000),
+    "broker.transaction_check_max": ("3", "checks.settings.", 3),
+    "server.shutdown_timeout_ms": ("1500", "group.settings.drain_timeout_s", 1.5),
+    "client.register_interval_ms": ("2000", "registration.settings.", 2000),
+    "client.register_timeout_ms": ("500", "registration.settings.", 500),
+    "store.max_message_size": ("1 MiB", "settings.store.", 1 << 20),
+    "store.max_transfer_bytes_in_memory": ("1000", "settings.store.", 1000),
+    "store.max_transfer_count_in_memory": ("7", "settings.store.", 7),
+    "store.max_transfer_bytes_in_disk": ("1000", "settings.store.", 1000),
+    "store.max_transfer_count_in_disk": ("7", "settings.store.", 7),
+    "store.keep_bytes": ("5000", "retention.settings.", 5000),
+    "store.retention_interval_ms": ("500", "retention.settings.", 500),
+    "store.delete_when": ("01;02", "retention.settings.", (1, 2)),
+    "store.disk_max_used_space_ratio": ("80", "retention.settings.", 80),
+    "store.disk_space_clean_forcibly_ratio": ("0.9", "retention.settings.", 90),
+    "store.clean_file_forcibly_enable": ("false", "retention.settings.", False),
+    "store.disk_space_warning_level_ratio": ("70", "space.warning_ratio", 0.7),
+    "store.file_reserved_time": ("5", "retention.settings.", 5),
+    "raft.max_pending_bytes": ("16 MiB", "group.settings.pending_bytes_max", 16 << 20),
+    "raft.checkpoint_interval_ms": ("500", "group.settings.checkpoint_interval_s", 0.5),
+    "raft.propose_timeout_ms": ("700", "group.settings.quorum_timeout_s", 0.7),
 }
+"""By setting: a value, the field it reaches, which has its name after a last dot, and how."""
 
 
 @pytest.mark.parametrize("path", LIVE)
 def test_live_settings_reach_their_part(live: LiveSettings, parts: Parts, path: str) -> None:
-    text, look, expected = TAKES_EFFECT[path]
+    text, place, expected = TAKES_EFFECT[path]
+    look = attrgetter(place + path.split(".")[-1] if place.endswith(".") else place)
     assert look(parts) != expected
     key = (SETTINGS[path].keys or (path,))[0]
     live.update({key: text}, is_confirmed=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -125,15 +124,6 @@ async def test_the_leader_registers_all_topics_as_id_0(world: World, nursery: tr
     assert wrapper.data_version.state_version == 1
 
 
-async def test_it_registers_again_every_half_minute(world: World, nursery: trio.Nursery) -> None:
-    nursery.start_soon(world.registration.run)
-    await trio.sleep(95)
-    times = [call.at for call in world.client.to("ns1:9876")]
-    gaps = [after - before for before, after in itertools.pairwise(times)]
-    assert len(times) == 4
-    assert all(gap == pytest.approx(30, abs=0.1) for gap in gaps)
-
-
 async def test_it_registers_again_at_once_when_its_connection_ends(
     world: World, nursery: trio.Nursery
 ) -> None:
@@ -179,19 +169,6 @@ async def test_role_that_changes_back_is_registered_at_once(
     await trio.sleep(0.5)
     for address in world.addresses:
         assert [call.header.broker_id for call in world.client.to(address)][-1] == 0
-
-
-async def test_changed_topic_is_registered_at_once(world: World, nursery: trio.Nursery) -> None:
-    nursery.start_soon(world.registration.run)
-    await trio.sleep(5)
-    await world.change(put=(TopicConfig("T", 1, 1),))
-    world.group.put("T", 0, b"no topic change")
-    await trio.sleep(0.1)
-    calls = world.client.to("ns2:9876")
-    assert len(calls) == 2
-    wrapper = calls[-1].body.topic_config_serialize_wrapper
-    assert "T" in wrapper.topic_config_table
-    assert wrapper.data_version.counter == 1
 
 
 def waits(world: World) -> list[float]:

@@ -113,16 +113,6 @@ async def test_rules_6_and_7_answer_a_follower(
     assert follower.ext == {"haServerAddr": "10.0.0.1:10912", "masterAddr": A}
 
 
-async def test_rule_1_other_checksum_changes_nothing(
-    connection: Connection,
-) -> None:
-    data = register_body().encode()
-    ext = broker_ext(haServerAddr="", bodyCrc32=str((zlib.crc32(data) & 0x7FFFFFFF) ^ 1))
-    answer = await ask(connection, RequestCode.REGISTER_BROKER, ext, data)
-    assert (answer.code, answer.remark) == (1, "crc32 not match")
-    assert await route(connection) is None
-
-
 async def test_a_compressed_registration_is_understood(connection: Connection) -> None:
     data = encode_compressed(register_body(["T1", "T5"], filters=["f:1"]))
     ext = broker_ext(
@@ -132,13 +122,6 @@ async def test_a_compressed_registration_is_understood(connection: Connection) -
     found = await route(connection, "T5")
     assert found is not None
     assert found.filter_server_table == {A: ["f:1"]}
-
-
-async def test_bad_registration_is_code_1_with_its_reason(
-    connection: Connection,
-) -> None:
-    answer = await register(connection, A, 0, register_body(["T1"]))
-    assert (answer.code, answer.remark) == (1, "register broker failed")
 
 
 async def test_registration_names_a_missing_field(connection: Connection) -> None:
@@ -205,13 +188,6 @@ async def test_deposed_leader_gets_the_leaders_address(
     assert found.broker_datas[0].broker_addrs == {0: A}
 
 
-async def test_unregistered_broker_is_removed(connection: Connection) -> None:
-    await register(connection, A, 0)
-    answer = await ask(connection, RequestCode.UNREGISTER_BROKER, broker_ext(A, 0))
-    assert answer.code == 0
-    assert await route(connection) is None
-
-
 async def test_data_version_decides_a_registration(connection: Connection) -> None:
     version = {"counter": 1, "stateVersion": 0, "timestamp": 1}
     code = RequestCode.QUERY_DATA_VERSION
@@ -223,19 +199,6 @@ async def test_data_version_decides_a_registration(connection: Connection) -> No
     newer = json.dumps({**version, "counter": 2}).encode()
     other = await ask(connection, code, broker_ext(A, 0), newer)
     assert (other.ext["changed"], table_of(other.body)) == ("true", version)
-
-
-async def test_heartbeats_keep_a_broker_beyond_the_expiry(
-    connection: Connection, autojump_clock: object
-) -> None:
-    await register(connection, A, 0, heartbeatTimeoutMillis="20000")
-    await register(connection, B, 1, heartbeatTimeoutMillis="20000")
-    for _ in range(6):
-        await trio.sleep(10)
-        await ask(connection, RequestCode.BROKER_HEARTBEAT, broker_ext(A, 0))
-    found = await route(connection)
-    assert found is not None
-    assert found.broker_datas[0].broker_addrs == {0: A}
 
 
 async def test_clusters_and_members_are_listed(connection: Connection) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import trio
@@ -40,7 +40,6 @@ from dledger.client.producer.transaction_producer import (
     TransactionProducerConfig,
 )
 from dledger.remoting.processor import DEFERRED
-from dledger.remoting.protocol.codes import RequestCode
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, send
 from tests.unit.client.fake_cluster import Group, World, open_world
 from tests.unit.client.producer.fake_transactions import FakeTransactions
@@ -386,31 +385,6 @@ async def test_hooks_run_when_a_poll_returns_and_when_it_ends(
         assert hook.after == [done]
     assert hook.after == [done, ([b"2"], False, "RECONSUME_LATER", "FAILED")]
     assert committed(world.groups["g"])[0] == 2
-
-
-async def test_hooks_run_for_plain_listeners() -> None:
-    hook = Consumptions()
-    done = trio.Event()
-
-    def listener(messages: Sequence[DeliveredMessage], _: ConsumeContext) -> None:
-        assert [m.body_bytes for m in messages] == [b"0"]
-        done.set()
-
-    class InPlace:
-        async def run(self, work: Callable[[], object], *, kind: str = "") -> object:
-            await trio.lowlevel.checkpoint()
-            return work()
-
-    config = PushConfig(consume_from=FROM_FIRST, consume_message_hooks=(hook,))
-    async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        client.executor = InPlace()  # type: ignore[assignment]  # has what the client uses
-        await send(producer, 1)
-        async with PushConsumer(client, "c", listener, {"T": "*"}, config):
-            with trio.fail_after(10):
-                await done.wait()
-            await trio.sleep(0.1)
-    assert hook.after == [([b"0"], True, "CONSUME_SUCCESS", "SUCCESS")]
-    assert world.count(RequestCode.CONSUMER_SEND_MSG_BACK) == 0
 
 
 class Giving:

@@ -88,16 +88,6 @@ def test_nothing_matches_so_the_consumer_goes_on_behind_it(filled: Broker) -> No
     assert not response.body
 
 
-def test_a_scan_is_bounded_and_goes_on_with_the_next_pull(
-    filled: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(property_filter, "MAX_SCAN_COST", 44)
-    response = pull(filled, "n > 8")
-    assert (response.code, response.ext["nextBeginOffset"]) == (20, "4")
-    response = pull(filled, "n > 8", queueOffset=8)
-    assert (response.code, found(response)) == (0, [b"m9"])
-
-
 def test_the_bulk_pull_of_our_sdk_filters_too(filled: Broker) -> None:
     response = filled.call(RequestCode.BULK_PULL, ext("n < 2", maxMsgNums=1000))
     assert found(response) == [b"m0", b"m1"]
@@ -192,14 +182,6 @@ def test_a_held_pull_is_answered_by_what_matches_only(filled: Broker) -> None:
     put(filled, 101)
     assert found(connection.reply_) == [b"m101"]
     assert connection.reply_.ext["nextBeginOffset"] == "13"
-
-
-def test_each_waits_for_its_own(filled: Broker) -> None:
-    small, large = hold(filled, "n < 3", queueOffset=10), hold(filled, "n > 7", queueOffset=10)
-    put(filled, 5, 9)
-    assert (small.replies, found(large.reply_)) == ([], [b"m9"])
-    put(filled, 1)
-    assert found(small.reply_) == [b"m1"]
 
 
 def test_many_new_messages_are_checked_in_turns(

@@ -150,11 +150,6 @@ WITH_RIGHTS: dict[RequestCode, tuple[dict[str, Any], object, list[Right]]] = {
         [topic("T", PUB), group("g"), topic("U", SUB)],
     ),
     CODE.RECALL_MESSAGE: ({"topic": "T"}, None, [topic("T", PUB)]),
-    CODE.PULL_MESSAGE: (
-        {"topic": "T", "consumerGroup": "g"},
-        None,
-        [topic("T", SUB), group("g")],
-    ),
     CODE.LITE_PULL_MESSAGE: (
         {"topic": "%RETRY%g", "consumerGroup": "g"},
         None,
@@ -165,30 +160,19 @@ WITH_RIGHTS: dict[RequestCode, tuple[dict[str, Any], object, list[Right]]] = {
         None,
         [topic("SCHEDULE_TOPIC_XXXX", SUB, by_line=True), group("g")],
     ),
-    CODE.QUERY_CONSUMER_OFFSET: (
-        {"topic": "T", "consumerGroup": "g"},
-        None,
-        [topic("T", SUB), group("g")],
+    **dict.fromkeys(
+        (
+            CODE.SEARCH_OFFSET_BY_TIMESTAMP,
+            CODE.GET_MAX_OFFSET,
+            CODE.GET_MIN_OFFSET,
+            CODE.GET_EARLIEST_MSG_STORETIME,
+        ),
+        ({"topic": "T"}, None, [topic("T", PUB | SUB)]),
     ),
-    CODE.UPDATE_CONSUMER_OFFSET: (
-        {"topic": "T", "consumerGroup": "g"},
-        None,
-        [topic("T", SUB), group("g")],
-    ),
-    CODE.SEARCH_OFFSET_BY_TIMESTAMP: ({"topic": "T"}, None, [topic("T", PUB | SUB)]),
-    CODE.GET_MAX_OFFSET: ({"topic": "T"}, None, [topic("T", PUB | SUB)]),
-    CODE.GET_MIN_OFFSET: ({"topic": "T"}, None, [topic("T", PUB | SUB)]),
-    CODE.GET_EARLIEST_MSG_STORETIME: ({"topic": "T"}, None, [topic("T", PUB | SUB)]),
     CODE.QUERY_MESSAGE: ({"topic": "T"}, None, [topic("T", SUB)]),
-    CODE.INVOKE_BROKER_TO_RESET_OFFSET: (
-        {"topic": "T", "group": "g"},
-        None,
-        [topic("T", SUB), group("g")],
-    ),
-    CODE.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: (
-        {"topic": "T", "group": "g"},
-        None,
-        [topic("T", SUB), group("g")],
+    **dict.fromkeys(
+        (CODE.INVOKE_BROKER_TO_RESET_OFFSET, CODE.INVOKE_BROKER_TO_GET_CONSUMER_STATUS),
+        ({"topic": "T", "group": "g"}, None, [topic("T", SUB), group("g")]),
     ),
     CODE.GET_CONSUMER_LIST_BY_GROUP: ({"consumerGroup": "g"}, None, [group("g")]),
     CODE.GET_CONSUMER_RUNNING_INFO: ({"consumerGroup": "g"}, None, [group("g")]),
@@ -215,6 +199,9 @@ WITH_RIGHTS: dict[RequestCode, tuple[dict[str, Any], object, list[Right]]] = {
     **{
         code: ({"topic": "T", "consumerGroup": "g"}, None, [topic("T", SUB), group("g")])
         for code in (
+            CODE.PULL_MESSAGE,
+            CODE.QUERY_CONSUMER_OFFSET,
+            CODE.UPDATE_CONSUMER_OFFSET,
             CODE.POP_MESSAGE,
             CODE.ACK_MESSAGE,
             CODE.CHANGE_MESSAGE_INVISIBLETIME,

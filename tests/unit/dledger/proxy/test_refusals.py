@@ -82,163 +82,80 @@ def plain_message(topic: str) -> pb.Message:
     return pb.Message(topic=pb.Resource(name=topic), system_properties=system, body=b"x")
 
 
+def case(name: str, code: int, **fields: Any) -> tuple[str, Any, int]:
+    """Return a call, its request of these fields, and the code of its answer."""
+    return name, getattr(pb, f"{name}Request")(**fields), code
+
+
+def acked(receipt: str) -> dict[str, Any]:
+    """Return the fields of an acknowledgement."""
+    entries = [pb.AckMessageEntry(receipt_handle=receipt)]
+    return {"group": GROUP, "topic": TOPIC, "entries": entries}
+
+
+def own_queue(topic: str) -> pb.MessageQueue:
+    return pb.MessageQueue(topic=pb.Resource(name=topic), broker=pb.Broker(name="g"))
+
+
+OF_GROUP: dict[str, Any] = {"group": GROUP, "message_queue": queue()}
+ELSEWHERE: dict[str, Any] = {"group": GROUP, "message_queue": queue(broker="x")}
+NO_RECEIPT: dict[str, Any] = {"group": GROUP, "topic": TOPIC, "receipt_handle": handle("x")}
+UNKNOWN_BROKER = RecallHandle("T", "x", 1, "01").encode()
+MANY = pb.Endpoints(addresses=[pb.Address(host="h", port=1)] * (ADDRESSES_MAX + 1))
+LONG = pb.Endpoints(addresses=[pb.Address(host="h" * (HOST_CHARS_MAX + 1), port=1)])
+TWO_TOPICS = [plain_message("T"), plain_message("Other")]
+NOT_A_GROUP, NO_RECEIPT_CODE = pb.ILLEGAL_CONSUMER_GROUP, pb.INVALID_RECEIPT_HANDLE
+BEYOND_ALL = "8000000000000000-0-g"
+BY_TIME = {"query_offset_policy": pb.TIMESTAMP}
+
 REFUSALS: list[tuple[str, Any, int]] = [
-    ("QueryRoute", pb.QueryRouteRequest(topic=EMPTY), pb.ILLEGAL_TOPIC),
-    ("QueryAssignment", pb.QueryAssignmentRequest(topic=TOPIC), pb.ILLEGAL_CONSUMER_GROUP),
-    (
-        "ReceiveMessage",
-        pb.ReceiveMessageRequest(group=GROUP, message_queue=pb.MessageQueue()),
-        pb.ILLEGAL_TOPIC,
+    case("QueryRoute", pb.ILLEGAL_TOPIC, topic=EMPTY),
+    case("QueryAssignment", NOT_A_GROUP, topic=TOPIC),
+    case("ReceiveMessage", pb.ILLEGAL_TOPIC, group=GROUP, message_queue=pb.MessageQueue()),
+    case("ReceiveMessage", NOT_A_GROUP, message_queue=queue()),
+    case("ReceiveMessage", NOT_A_GROUP, group=pb.Resource(name="a b"), message_queue=queue()),
+    case("ReceiveMessage", pb.BAD_REQUEST, **ELSEWHERE),
+    case("PullMessage", pb.BAD_REQUEST, **ELSEWHERE),
+    case("PullMessage", pb.BAD_REQUEST, **OF_GROUP, batch_size=-1),
+    case("PullMessage", pb.ILLEGAL_OFFSET, **OF_GROUP, offset=-1),
+    case("AckMessage", NO_RECEIPT_CODE, **acked(handle("x"))),
+    case("AckMessage", NO_RECEIPT_CODE, **acked(f"0 1 60000 0 0 g {1 << 31} 0")),
+    case("AckMessage", NO_RECEIPT_CODE, **acked(f"0 1 60000 0 0 g 0 {1 << 63}")),
+    case("AckMessage", NO_RECEIPT_CODE, **acked("0 1 60000 0 0 g -1 0")),
+    case("AckMessage", NO_RECEIPT_CODE, **acked("0 1 60000 0 0 g 0 -1")),
+    case(
+        "ChangeInvisibleDuration", NO_RECEIPT_CODE, **NO_RECEIPT, invisible_duration=duration(1000)
     ),
-    ("ReceiveMessage", pb.ReceiveMessageRequest(message_queue=queue()), pb.ILLEGAL_CONSUMER_GROUP),
-    (
-        "ReceiveMessage",
-        pb.ReceiveMessageRequest(group=pb.Resource(name="a b"), message_queue=queue()),
-        pb.ILLEGAL_CONSUMER_GROUP,
-    ),
-    (
-        "ReceiveMessage",
-        pb.ReceiveMessageRequest(group=GROUP, message_queue=queue(broker="x")),
-        pb.BAD_REQUEST,
-    ),
-    (
-        "PullMessage",
-        pb.PullMessageRequest(group=GROUP, message_queue=queue(broker="x")),
-        pb.BAD_REQUEST,
-    ),
-    (
-        "PullMessage",
-        pb.PullMessageRequest(group=GROUP, message_queue=queue(), batch_size=-1),
-        pb.BAD_REQUEST,
-    ),
-    (
-        "PullMessage",
-        pb.PullMessageRequest(group=GROUP, message_queue=queue(), offset=-1),
-        pb.ILLEGAL_OFFSET,
-    ),
-    (
-        "AckMessage",
-        pb.AckMessageRequest(
-            group=GROUP, topic=TOPIC, entries=[pb.AckMessageEntry(receipt_handle=handle("x"))]
-        ),
-        pb.INVALID_RECEIPT_HANDLE,
-    ),
+    case("ForwardMessageToDeadLetterQueue", NO_RECEIPT_CODE, **NO_RECEIPT),
     *(
-        (
-            "AckMessage",
-            pb.AckMessageRequest(
-                group=GROUP, topic=TOPIC, entries=[pb.AckMessageEntry(receipt_handle=forged)]
-            ),
-            pb.INVALID_RECEIPT_HANDLE,
+        case(
+            "EndTransaction",
+            pb.INVALID_TRANSACTION_ID,
+            topic=TOPIC,
+            transaction_id=each,
+            resolution=pb.COMMIT,
         )
-        for forged in (
-            f"0 1 60000 0 0 g {1 << 31} 0",
-            f"0 1 60000 0 0 g 0 {1 << 63}",
-            "0 1 60000 0 0 g -1 0",
-            "0 1 60000 0 0 g 0 -1",
-        )
+        for each in ("0-0-x", BEYOND_ALL)
     ),
-    (
-        "ChangeInvisibleDuration",
-        pb.ChangeInvisibleDurationRequest(
-            group=GROUP, topic=TOPIC, receipt_handle=handle("x"), invisible_duration=duration(1000)
-        ),
-        pb.INVALID_RECEIPT_HANDLE,
-    ),
-    (
-        "ForwardMessageToDeadLetterQueue",
-        pb.ForwardMessageToDeadLetterQueueRequest(
-            group=GROUP, topic=TOPIC, receipt_handle=handle("x")
-        ),
-        pb.INVALID_RECEIPT_HANDLE,
-    ),
-    (
-        "EndTransaction",
-        pb.EndTransactionRequest(topic=TOPIC, transaction_id="0-0-x", resolution=pb.COMMIT),
-        pb.INVALID_TRANSACTION_ID,
-    ),
-    (
-        "EndTransaction",
-        pb.EndTransactionRequest(
-            topic=TOPIC, transaction_id="8000000000000000-0-g", resolution=pb.COMMIT
-        ),
-        pb.INVALID_TRANSACTION_ID,
-    ),
-    (
-        "EndTransaction",
-        pb.EndTransactionRequest(topic=TOPIC, transaction_id="0-0-g", resolution=7),  # type: ignore[arg-type]
-        pb.BAD_REQUEST,
-    ),
-    ("RecallMessage", pb.RecallMessageRequest(topic=TOPIC, recall_handle="?"), pb.BAD_REQUEST),
-    (
-        "RecallMessage",
-        pb.RecallMessageRequest(
-            topic=TOPIC, recall_handle=RecallHandle("T", "x", 1, "01").encode()
-        ),
-        pb.BAD_REQUEST,
-    ),
-    ("UpdateOffset", pb.UpdateOffsetRequest(message_queue=queue()), pb.ILLEGAL_CONSUMER_GROUP),
-    (
-        "UpdateOffset",
-        pb.UpdateOffsetRequest(group=GROUP, message_queue=queue(), offset=-1),
-        pb.ILLEGAL_OFFSET,
-    ),
-    (
-        "UpdateOffset",
-        pb.UpdateOffsetRequest(group=GROUP, message_queue=queue(), offset=2),
-        pb.ILLEGAL_OFFSET,
-    ),
-    (
-        "UpdateOffset",
-        pb.UpdateOffsetRequest(group=GROUP, message_queue=queue(99), offset=0),
-        pb.BAD_REQUEST,
-    ),
-    ("UpdateOffset", pb.UpdateOffsetRequest(group=GROUP, message_queue=queue(), offset=1), pb.OK),
-    ("QueryOffset", pb.QueryOffsetRequest(message_queue=queue(99)), pb.BAD_REQUEST),
-    (
-        "QueryOffset",
-        pb.QueryOffsetRequest(message_queue=queue(), query_offset_policy=9),  # type: ignore[arg-type]
-        pb.BAD_REQUEST,
-    ),
-    (
-        "QueryOffset",
-        pb.QueryOffsetRequest(message_queue=queue(), query_offset_policy=pb.TIMESTAMP),
-        pb.BAD_REQUEST,
-    ),
-    (
-        "QueryOffset",
-        pb.QueryOffsetRequest(
-            message_queue=queue(), query_offset_policy=pb.TIMESTAMP, timestamp=Timestamp(seconds=1)
-        ),
-        pb.OK,
-    ),
+    case("EndTransaction", pb.BAD_REQUEST, topic=TOPIC, transaction_id="0-0-g", resolution=7),
+    case("RecallMessage", pb.BAD_REQUEST, topic=TOPIC, recall_handle="?"),
+    case("RecallMessage", pb.BAD_REQUEST, topic=TOPIC, recall_handle=UNKNOWN_BROKER),
+    case("UpdateOffset", NOT_A_GROUP, message_queue=queue()),
+    case("UpdateOffset", pb.ILLEGAL_OFFSET, **OF_GROUP, offset=-1),
+    case("UpdateOffset", pb.ILLEGAL_OFFSET, **OF_GROUP, offset=2),
+    case("UpdateOffset", pb.BAD_REQUEST, group=GROUP, message_queue=queue(99), offset=0),
+    case("UpdateOffset", pb.OK, **OF_GROUP, offset=1),
+    case("QueryOffset", pb.BAD_REQUEST, message_queue=queue(99)),
+    case("QueryOffset", pb.BAD_REQUEST, message_queue=queue(), query_offset_policy=9),
+    case("QueryOffset", pb.BAD_REQUEST, message_queue=queue(), **BY_TIME),
+    case("QueryOffset", pb.OK, message_queue=queue(), **BY_TIME, timestamp=Timestamp(seconds=1)),
+    case("QueryRoute", pb.ILLEGAL_ACCESS_POINT, topic=TOPIC, endpoints=MANY),
+    case("QueryRoute", pb.ILLEGAL_ACCESS_POINT, topic=TOPIC, endpoints=LONG),
+    case("QueryAssignment", pb.ILLEGAL_ACCESS_POINT, topic=TOPIC, group=GROUP, endpoints=MANY),
+    case("QueryAssignment", pb.ILLEGAL_ACCESS_POINT, topic=TOPIC, group=GROUP, endpoints=LONG),
+    case("SendMessage", pb.MESSAGE_CORRUPTED, messages=TWO_TOPICS),
     *(
-        (name, asked(topic=TOPIC, group=GROUP, endpoints=named), pb.ILLEGAL_ACCESS_POINT)
-        for name, asked in (
-            ("QueryRoute", lambda group, **given: pb.QueryRouteRequest(**given)),
-            ("QueryAssignment", pb.QueryAssignmentRequest),
-        )
-        for named in (
-            pb.Endpoints(addresses=[pb.Address(host="h", port=1)] * (ADDRESSES_MAX + 1)),
-            pb.Endpoints(addresses=[pb.Address(host="h" * (HOST_CHARS_MAX + 1), port=1)]),
-        )
-    ),
-    (
-        "SendMessage",
-        pb.SendMessageRequest(messages=[plain_message("T"), plain_message("Other")]),
-        pb.MESSAGE_CORRUPTED,
-    ),
-    *(
-        (
-            "PullMessage",
-            pb.PullMessageRequest(
-                group=GROUP,
-                message_queue=pb.MessageQueue(
-                    topic=pb.Resource(name=own), broker=pb.Broker(name="g")
-                ),
-            ),
-            pb.ILLEGAL_TOPIC,
-        )
+        case("PullMessage", pb.ILLEGAL_TOPIC, group=GROUP, message_queue=own_queue(own))
         for own in ("RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX")
     ),
 ]
