@@ -26,6 +26,15 @@ LEVELS_MS = tuple(
 )
 
 
+def topic_fields(queues: int = 1, **changes: Any) -> dict[str, str]:
+    """Return the fields of UPDATE_AND_CREATE_TOPIC."""
+    values = {
+        "topic": "T", "defaultTopic": "TBW102", "readQueueNums": queues, "writeQueueNums": queues,
+        "perm": 6, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false", **changes,
+    }  # fmt: skip
+    return {key: str(value) for key, value in values.items()}
+
+
 T = TypeVar("T", bound=Struct)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dledger.broker_metrics import BrokerMetrics, LeaderChanges
 from dledger.remoting.access.gate import LocalAdmin
 from dledger.remoting.metrics import RpcLatency, ServerMetrics
 from dledger.remoting.processor_table import ProcessorTable
-from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.server import RemotingServer
 from dledger.remoting.tcp import TcpNetwork
 from dledger.services.throughput import Traffic
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from tests.harness import pulls
 from tests.harness.broker import Broker
 from tests.harness.metrics_page import MetricsPage
 
@@ -70,21 +72,8 @@ class Watched:
 
 
 def pull(broker: Broker, topic: str, group: str, queue_id: int = 0, offset: int = 0) -> None:
-    answer = broker.call(
-        RequestCode.PULL_MESSAGE,
-        {
-            "consumerGroup": group,
-            "topic": topic,
-            "queueId": queue_id,
-            "queueOffset": offset,
-            "maxMsgNums": 32,
-            "sysFlag": 4,
-            "commitOffset": 0,
-            "suspendTimeoutMillis": 0,
-            "subscription": "*",
-            "subVersion": 0,
-        },
-    )
+    place: dict[str, Any] = {"topic": topic, "queueId": queue_id, "queueOffset": offset}
+    answer = pulls.pull(broker, consumerGroup=group, **place)
     assert answer.code == 0, answer.remark
 
 

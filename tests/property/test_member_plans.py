@@ -20,6 +20,7 @@ from dledger.testing.crash_disk import CrashDisk
 from tests.harness.extent import EXTENT
 from tests.harness.fast_part import gate_part
 from tests.harness.only_new_garbage import only_new_garbage
+from tests.harness.present import present
 from tests.property.test_raft_plans import KINDS, SEEDS, Watched
 
 MEMBER_KINDS = [
@@ -77,8 +78,7 @@ class WatchedMembers(Watched):
     def promote(self, leader: str) -> None:
         """Ask the first observer to vote; what no rule allows is refused."""
         node = self.cluster.node(leader)
-        members = node.roster.members
-        assert members is not None
+        members = present(node.roster.members)
         observers = [m for m in members.members if m.standing is Standing.OBSERVER]
         if not observers:
             return
@@ -94,8 +94,7 @@ class WatchedMembers(Watched):
     ) -> None:
         """Remove *name*, or take it in as a learner; what no rule allows is refused."""
         node = self.cluster.node(leader)
-        members = node.roster.members
-        assert members is not None
+        members = present(node.roster.members)
         incarnation = self.cluster.node(name).identity.incarnation
         try:
             if remove and (voter := members.voter(name)) is not None:
@@ -178,8 +177,7 @@ class WatchedMembers(Watched):
     def lost_too_much(self) -> bool:
         """Whether a wiped voter and ones with torn logs together leave no majority to elect by."""
         nodes = [self.cluster.node(name) for name in self.cluster.names]
-        newest = max(nodes, key=lambda node: node.journal.last_index).roster.members
-        assert newest is not None
+        newest = present(max(nodes, key=lambda node: node.journal.last_index).roster.members)
         sure = [
             node
             for node in nodes
@@ -191,8 +189,7 @@ class WatchedMembers(Watched):
     def is_whole(self, leader: str) -> bool:
         """Whether everybody in the leader's list votes and has what the leader has."""
         node = self.cluster.node(leader)
-        members = node.roster.members
-        assert members is not None
+        members = present(node.roster.members)
         listed = [self.cluster.node(name) for name in members.names]
         return (
             node.is_leader

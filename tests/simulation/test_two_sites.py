@@ -40,6 +40,7 @@ from dledger.remoting.protocol.bodies import ClusterInfo
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import request
 from tests.harness.extent import EXTENT
+from tests.harness.present import present
 
 pytestmark = pytest.mark.slow
 
@@ -260,8 +261,7 @@ class TwoRooms:
             here = {world.brokers[name].endpoint for name in site if name in world.brokers}
             assert set(listing.values()) == here, f"{name_server} lists {listing}"
         if world.elapsed_s > CUT_AT_S + 2 * ELECTION_S:
-            leader = world.leader()
-            assert leader is not None
+            leader = present(world.leader())
             assert leader.name in left
             assert self.seen.listed("ns0")[1][LEADER_ID] == leader.endpoint
             assert LEADER_ID not in self.seen.listed("ns1")[1], "a leader without a majority"
@@ -283,10 +283,8 @@ class TwoRooms:
     def assert_used(self, world: World, left: list[str], right: list[str]) -> None:
         """Clients ask the NameServer of their site and go where that one sends them."""
         for client, name_server, site in (("left", "ns0", left), ("right", "ns1", right)):
-            instance = world.clients[client].instance
-            assert instance is not None
-            route = instance.routes.table.get(TOPIC)
-            assert route is not None
+            instance = present(world.clients[client].instance)
+            route = present(instance.routes.table.get(TOPIC))
             asked = instance.name_servers.list.in_turn()[0]
             brokers = set(route.addresses.get(GROUP, {}).values())
             assert asked == world.name_servers[name_server].endpoint, f"{client} asks {asked}"
@@ -318,8 +316,7 @@ class TwoRooms:
 
     def assert_stays_healed(self, world: World, healed_s: float) -> None:
         """Nothing that was on its way during the cut changes a listing any more."""
-        leader = world.leader()
-        assert leader is not None
+        leader = present(world.leader())
         for listings in self.seen.listings.values():
             for at_s, listing in listings:
                 if at_s > healed_s + HEARTBEAT_S:
@@ -372,8 +369,7 @@ def assert_lists(
 
 def terms_of_places(world: World) -> dict[tuple[int, int], int]:
     """Return queue and offset → term of the entry that holds the message, from a leader's log."""
-    leader = world.leader()
-    assert leader is not None
+    leader = present(world.leader())
     assert leader.group is not None
     group = leader.group
     entries = [

@@ -16,6 +16,7 @@ from dledger.commitlog.errors import (
 from dledger.testing.crash_disk import CrashDisk, disk_full, failing_flush
 from tests.harness.entry_frames import next_frame
 from tests.harness.entry_logs import SEGMENT, fill, open_log, segment_content
+from tests.harness.present import present
 
 
 @pytest.mark.parametrize("part", ["commitlog", "entryindex"])
@@ -102,8 +103,7 @@ def test_entries_are_durable_after_their_flush() -> None:
     disk = CrashDisk()
     log = open_log(disk)
     fill(log, 20)
-    ticket = log.begin_flush()
-    assert ticket is not None
+    ticket = present(log.begin_flush())
     fill(log, 1)
     assert log.durable_index == 0
     with pytest.raises(InvariantBroken):
@@ -123,8 +123,7 @@ def test_a_later_ticket_covers_an_unfinished_earlier_one() -> None:
     fill(log, 9, 40)
     assert log.begin_flush() is not None
     fill(log, 9, 40)
-    second = log.begin_flush()
-    assert second is not None
+    second = present(log.begin_flush())
     assert log.end_position > SEGMENT
     second.run()
     assert log.complete_flush(second)
@@ -164,8 +163,7 @@ def test_flush_overtaken_by_a_truncation_marks_nothing() -> None:
     disk = CrashDisk()
     log = open_log(disk)
     fill(log, 6, term=1)
-    ticket = log.begin_flush()
-    assert ticket is not None
+    ticket = present(log.begin_flush())
     ticket.run()
     log.truncate_from(4)
     fill(log, 3, term=2)
@@ -180,8 +178,7 @@ def test_flush_overtaken_by_a_truncation_marks_nothing() -> None:
 def test_ticket_after_a_truncation_is_harmless() -> None:
     log = open_log(CrashDisk())
     fill(log, 30)
-    ticket = log.begin_flush()
-    assert ticket is not None
+    ticket = present(log.begin_flush())
     log.truncate_from(2)
     ticket.run()
     assert not log.complete_flush(ticket)
@@ -247,8 +244,7 @@ def test_a_failed_flush_poisons_the_log() -> None:
     disk = CrashDisk()
     log = open_log(disk)
     frames = fill(log, 3)
-    ticket = log.begin_flush()
-    assert ticket is not None
+    ticket = present(log.begin_flush())
     disk.fault = failing_flush("commitlog")
     with pytest.raises(FlushFailedError):
         ticket.run()

@@ -29,6 +29,7 @@ from dledger.state.tables import QueueBounds
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
+from tests.harness.pulls import pull
 
 SEGMENT_BYTES = 64 << 10
 
@@ -158,22 +159,11 @@ def test_live_settings_reach_half_messages(live: LiveSettings, parts: Parts) -> 
 
 
 def test_live_settings_reach_the_processors(live: LiveSettings, broker: Broker) -> None:
-    pull = {
-        "consumerGroup": "g",
-        "topic": "T",
-        "queueId": "0",
-        "queueOffset": "0",
-        "maxMsgNums": "1",
-        "sysFlag": "0",
-        "commitOffset": "0",
-        "suspendTimeoutMillis": "0",
-        "subVersion": "0",
-    }
     broker.make_topic("T")
     live.update({"brokerPermission": "2"})
-    assert broker.call(11, pull).code == 16
+    assert pull(broker).code == 16
     live.update({"brokerPermission": "6"})
-    assert broker.call(11, pull).code != 16
+    assert pull(broker).code != 16
 
 
 def test_live_settings_name_no_file_address_or_member(live: LiveSettings) -> None:

@@ -17,6 +17,7 @@ from dledger.namesrv.processor import NameServerProcessor
 from dledger.remoting.connection import Connection
 from dledger.remoting.machine import TrioClock
 from dledger.remoting.protocol.codes import RequestCode
+from tests.harness.present import present
 from tests.harness.register_bodies import encode_compressed
 from tests.unit.namesrv.world import (
     World,
@@ -119,8 +120,7 @@ async def test_a_compressed_registration_is_understood(connection: Connection) -
         haServerAddr="", compressed="true", bodyCrc32=str(zlib.crc32(data) & 0x7FFFFFFF)
     )
     assert (await ask(connection, RequestCode.REGISTER_BROKER, ext, data)).code == 0
-    found = await route(connection, "T5")
-    assert found is not None
+    found = present(await route(connection, "T5"))
     assert found.filter_server_table == {A: ["f:1"]}
 
 
@@ -147,8 +147,7 @@ async def test_second_group_is_shown_to_operators(
     assert OTHER in sentence
     # Once for each reason, however often it tries.
     assert capsys.readouterr().out.count("registration_refused") == 2
-    found = await route(connection)
-    assert found is not None
+    found = present(await route(connection))
     assert found.broker_datas[0].broker_addrs == {0: A}
 
 
@@ -183,8 +182,7 @@ async def test_deposed_leader_gets_the_leaders_address(
     await register(connection, A, 0, register_body(state=6))
     answer = await register(connection, B, 0, register_body(state=5))
     assert (answer.code, answer.ext, bytes(answer.body)) == (0, {"keptBy": A}, b"")
-    found = await route(connection)
-    assert found is not None
+    found = present(await route(connection))
     assert found.broker_datas[0].broker_addrs == {0: A}
 
 
@@ -252,13 +250,11 @@ async def test_write_permission_is_wiped_and_added_with_a_count(connection: Conn
     name = {"brokerName": "broker-a"}
     wiped = await ask(connection, RequestCode.WIPE_WRITE_PERM_OF_BROKER, name)
     assert wiped.ext == {"wipeTopicCount": "2"}
-    found = await route(connection)
-    assert found is not None
+    found = present(await route(connection))
     assert found.queue_datas[0].perm == 4
     added = await ask(connection, RequestCode.ADD_WRITE_PERM_OF_BROKER, name)
     assert added.ext == {"addTopicCount": "2"}
-    found = await route(connection)
-    assert found is not None
+    found = present(await route(connection))
     assert found.queue_datas[0].perm == 6
 
 
@@ -269,8 +265,7 @@ async def test_topics_are_entered_and_deleted_by_hand(connection: Connection) ->
     )
     code = RequestCode.REGISTER_TOPIC_IN_NAMESRV
     assert (await ask(connection, code, {"topic": "T9"}, body)).code == 0
-    found = await route(connection, "T9")
-    assert found is not None
+    found = present(await route(connection, "T9"))
     assert found.queue_datas[0].read_queue_nums == 2
     await ask(connection, RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "T9"})
     assert await route(connection, "T9") is None
@@ -296,17 +291,14 @@ async def test_ordered_topics_join_the_route_when_enabled(
     await register(connection, A, 0)
     order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T1"}
     await ask(connection, RequestCode.PUT_KV_CONFIG, {**order, "value": "broker-a:4"})
-    found = await route(connection)
-    assert found is not None
+    found = present(await route(connection))
     assert found.order_topic_conf is None
     code = RequestCode.UPDATE_NAMESRV_CONFIG
     assert (await ask(connection, code, body=b"orderMessageEnable=true\n")).code == 0
-    found = await route(connection)
-    assert found is not None
+    found = present(await route(connection))
     assert found.order_topic_conf == "broker-a:4"
     await ask(connection, RequestCode.DELETE_KV_CONFIG, order)
-    found = await route(connection)
-    assert found is not None
+    found = present(await route(connection))
     assert found.order_topic_conf is None
 
 

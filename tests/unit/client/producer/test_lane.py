@@ -28,6 +28,7 @@ from dledger.client.producer.state import SendSlot, SlotState
 from dledger.remoting.errors import RemoteProtocolError
 from dledger.remoting.machine import TrioClock
 from dledger.remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, ProducerStamp
+from tests.harness.present import present
 
 ID = b"0123456789abcdef"
 
@@ -111,8 +112,7 @@ def test_records_stand_grouped_by_queue_in_the_order_offered() -> None:
     slots = [_slot(0, 100), _slot(1, 200), _slot(0, 300), _slot(0, 50, count=2, topic="U")]
     for slot in slots:
         coalescer.offer(slot)
-    batch = coalescer.take()
-    assert batch is not None
+    batch = present(coalescer.take())
     assert batch.run_list() == [["T", 0, 2], ["T", 1, 1], ["U", 0, 2]]
     assert batch.slots() == [slots[0], slots[2], slots[1], slots[3]]
     assert batch.body()[:20] == struct.pack(">5I", 100, 300, 200, 50, 50)
@@ -136,8 +136,7 @@ def test_no_request_has_more_bytes_than_are_set() -> None:
     coalescer = Coalescer(max_request_bytes=250)
     for _ in range(5):
         coalescer.offer(_slot(0, 100))
-    batch = coalescer.take(1_000)
-    assert batch is not None
+    batch = present(coalescer.take(1_000))
     assert batch.record_count == 2
 
 
@@ -170,8 +169,7 @@ def test_lane_drops_abandoned_sends_and_frees_their_bytes() -> None:
     coalescer.offer(dropped)
     coalescer.offer(kept)
     dropped.state = SlotState.ABANDONED
-    batch = coalescer.take()
-    assert batch is not None
+    batch = present(coalescer.take())
     assert batch.slots() == [kept]
     assert coalescer.waiting_bytes == 0
 
@@ -185,8 +183,7 @@ def test_requeued_sends_go_first_and_in_order() -> None:
     new = _slot()
     coalescer.offer(new)
     coalescer.requeue(old)
-    batch = coalescer.take()
-    assert batch is not None
+    batch = present(coalescer.take())
     assert batch.slots() == [*old, new]
 
 
@@ -203,8 +200,7 @@ def test_requests_given_back_in_any_order_keep_the_line(order: tuple[int, ...]) 
         coalescer.requeue(requests[number])
     coalescer.requeue([])
     coalescer.offer(every[6])
-    batch = coalescer.take()
-    assert batch is not None
+    batch = present(coalescer.take())
     assert batch.slots() == every
     assert coalescer.waiting_bytes == 0
 
@@ -214,8 +210,7 @@ def test_offsets_and_positions_add_up_over_accepted_runs_only() -> None:
     first, refused, pair, last = _slot(0, 100), _slot(1, 200), _slot(2, 30, count=2), _slot(2, 40)
     for slot in (first, refused, pair, last):
         coalescer.offer(slot)
-    batch = coalescer.take()
-    assert batch is not None
+    batch = present(coalescer.take())
     stored, refusals = settle_batch(
         batch,
         {
@@ -236,8 +231,7 @@ def test_abandoned_send_still_moves_later_offsets() -> None:
     gone, here = _slot(0, 100), _slot(0, 100)
     coalescer.offer(gone)
     coalescer.offer(here)
-    batch = coalescer.take()
-    assert batch is not None
+    batch = present(coalescer.take())
     gone.state = SlotState.ABANDONED
     stored, _ = settle_batch(batch, {"results": [[0, 5]], "phy_offset": 0, "store_host": bytes(8)})
     assert stored == [here]
@@ -259,8 +253,7 @@ def test_answer_that_does_not_fit_settles_no_send(ext: dict[str, object]) -> Non
     coalescer = Coalescer()
     slot = _slot()
     coalescer.offer(slot)
-    batch = coalescer.take()
-    assert batch is not None
+    batch = present(coalescer.take())
     with pytest.raises(RemoteProtocolError):
         settle_batch(batch, ext)
     assert not slot.settled
@@ -275,8 +268,7 @@ def lane_of(open_max: int = 4) -> Lane:
 
 def leave(lane: Lane) -> int:
     """Take a request, end it, and return how many sends were in it."""
-    batch = lane.take()
-    assert batch is not None
+    batch = present(lane.take())
     lane.open += 1
     lane.request_ended(batch.slot_count)
     return batch.slot_count

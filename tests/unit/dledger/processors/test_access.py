@@ -18,6 +18,7 @@ from dledger.remoting.protocol.outcome import OUTCOME_FIELD
 from dledger.remoting.protocol.signature import FORM, FRESH_FORM, Credentials
 from dledger.state.accounts import AccountConfig, PolicyConfig
 from dledger.state.topics import ACCESS_QUEUE, STATE_TOPIC
+from tests.harness import pops, pulls
 from tests.harness.broker import Broker
 from tests.harness.fake_group import LEADER
 
@@ -274,18 +275,7 @@ def test_no_request_reads_the_records_of_accounts(access: Broker) -> None:
     (position,) = positions(access)
     assert SECRET.encode() in bytes(access.group.log.record_at(position))
     access.make_group("g")
-    pull = {
-        "consumerGroup": "g",
-        "topic": STATE_TOPIC,
-        "queueId": str(ACCESS_QUEUE),
-        "queueOffset": "0",
-        "maxMsgNums": "10",
-        "sysFlag": "4",
-        "commitOffset": "0",
-        "suspendTimeoutMillis": "0",
-        "subscription": "*",
-        "subVersion": "0",
-    }
+    pull = pulls.ext(topic=STATE_TOPIC, queueId=ACCESS_QUEUE)
     view = {"offset": str(position)}
     back = {"group": "g", "offset": str(position), "delayLevel": "0"}
     for code, ext in (
@@ -297,16 +287,7 @@ def test_no_request_reads_the_records_of_accounts(access: Broker) -> None:
         refused = access.call(code, ext)
         assert refused.code == ResponseCode.NO_PERMISSION, code
         assert SECRET.encode() not in bytes(refused.body)
-    pop = {
-        "consumerGroup": "g",
-        "topic": STATE_TOPIC,
-        "queueId": str(ACCESS_QUEUE),
-        "maxMsgNums": "10",
-        "invisibleTime": "60000",
-        "pollTime": "0",
-        "bornTime": "0",
-        "initMode": "0",
-    }
+    pop = pops.fields(topic=STATE_TOPIC, queueId=ACCESS_QUEUE)
     assert access.call(CODE.POP_MESSAGE, pop).code == ResponseCode.NO_PERMISSION
     any_queue = access.call(CODE.POP_MESSAGE, {**pop, "queueId": "-1"})
     assert any_queue.code == ResponseCode.NO_PERMISSION

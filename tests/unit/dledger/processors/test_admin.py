@@ -14,6 +14,7 @@ from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
+from tests.harness.pulls import pull
 
 EXPORTER = {
     "long": (
@@ -71,15 +72,6 @@ def test_sizes_are_written_as_rocketmq_does(size_bytes: float, text: str) -> Non
 def view(broker: Broker, name: str, key: str) -> RemotingCommand:
     ext = {"statsName": name, "statsKey": key}
     return broker.call(RequestCode.VIEW_BROKER_STATS_DATA, ext)
-
-
-def pull(broker: Broker) -> None:
-    ext = {
-        "consumerGroup": "g", "topic": "T", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32",
-        "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*",
-        "subVersion": "0",
-    }  # fmt: skip
-    assert broker.call(RequestCode.PULL_MESSAGE, ext).code == 0
 
 
 def test_what_a_topic_took_and_a_group_got_in_the_last_minute(

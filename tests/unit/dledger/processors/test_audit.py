@@ -53,7 +53,7 @@ from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD
 from dledger.remoting.protocol.signature import ACCESS_KEY
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from dledger.testing.doubles import ManualClock
-from tests.harness.broker import Broker, later
+from tests.harness.broker import Broker, later, topic_fields
 from tests.harness.fake_group import FakeConnection, FakeGroup
 
 CODE = RequestCode
@@ -85,16 +85,7 @@ def acts(lines: Lines) -> list[tuple[str, str, str]]:
     return [(line["request"], line["subject"], line["outcome"]) for line in audits(lines)]
 
 
-TOPIC = {
-    "topic": "orders",
-    "defaultTopic": "TBW102",
-    "readQueueNums": "2",
-    "writeQueueNums": "2",
-    "perm": "6",
-    "topicFilterType": "SINGLE_TAG",
-    "topicSysFlag": "0",
-    "order": "false",
-}
+TOPIC = topic_fields(2, topic="orders")
 
 
 def as_json(value: Any) -> bytes:

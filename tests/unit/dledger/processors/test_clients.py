@@ -28,6 +28,7 @@ from dledger.state.topics import SubscriptionGroupConfig
 from dledger.testing.doubles import ManualClock, VirtualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
+from tests.harness.present import present
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
@@ -88,8 +89,7 @@ def test_first_pull_creates_group_and_retry_topic(broker: Broker) -> None:
     assert broker.group.log.last_index == before + 1, "both pulls, one entry"
     assert broker.group.state.topics_counter == topics + 1
     assert broker.group.state.subscription_group("g") is not None
-    retry = broker.group.state.topic_config("%RETRY%g")
-    assert retry is not None
+    retry = present(broker.group.state.topic_config("%RETRY%g"))
     assert (retry.read_queue_nums, retry.perm) == (1, 6)
     beat(broker, FakeConnection(), SubscriptionData("T"))
     assert broker.group.waiting == 0
@@ -155,8 +155,7 @@ def test_the_newer_subscription_stays_and_missing_topics_go(broker: Broker) -> N
     one = FakeConnection()
     beat(broker, one, SubscriptionData("T", "A", sub_version=5), SubscriptionData("U"))
     beat(broker, one, SubscriptionData("T", "B", sub_version=4))
-    group = broker.processors.clients.consumer_group("g")
-    assert group is not None
+    group = present(broker.processors.clients.consumer_group("g"))
     assert list(group.subscriptions) == ["T"]
     assert group.subscriptions["T"].data.sub_string == "A"
     beat(broker, one, SubscriptionData("T", "B", sub_version=6))
@@ -232,8 +231,7 @@ def test_the_cpp_clients_heartbeat_is_understood(broker: Broker) -> None:
     )
     connection = FakeConnection()
     assert broker.call(RequestCode.HEART_BEAT, {}, body, connection=connection).code == 0
-    group = broker.processors.clients.consumer_group("g")
-    assert group is not None
+    group = present(broker.processors.clients.consumer_group("g"))
     assert group.message_model is MessageModel.CLUSTERING
     assert group.subscriptions["T"].codes is None
 
@@ -250,8 +248,7 @@ async def test_a_silent_client_is_taken_out(tmp_path: Any) -> None:
             beat(broker, alive, SubscriptionData("T"), client_id="c2")
         assert silent.closed == "no heartbeat"
         assert not alive.closed
-        consumers = broker.processors.clients.consumer_group("g")
-        assert consumers is not None
+        consumers = present(broker.processors.clients.consumer_group("g"))
         assert [client.client_id for client in consumers.clients.values()] == ["c2"]
         nursery.cancel_scope.cancel()
     group.close()

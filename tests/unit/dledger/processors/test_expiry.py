@@ -15,7 +15,7 @@ from dledger.remoting.protocol.command import RemotingCommand
 from dledger.state import topics as state
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.testing.doubles import ManualClock
-from tests.harness.broker import Broker
+from tests.harness.broker import Broker, topic_fields
 from tests.harness.fake_group import FakeGroup
 from tests.harness.pops import ack, answer_of, pop
 from tests.harness.pops import handles as handles_of
@@ -231,10 +231,7 @@ def test_clock_that_is_behind_expires_late_only(broker: Broker, clock: ManualClo
 
 def test_changed_topic_keeps_its_mark(broker: Broker) -> None:
     send(broker, b"a", expiring(10))
-    fields = {
-        "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "2", "writeQueueNums": "2",
-        "perm": "6", "topicFilterType": "SINGLE_TAG", "order": "false",
-    }  # fmt: skip
+    fields = topic_fields(2)
     assert broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC, fields).code == 0
     assert attributes(broker) == EXPIRING
     body = TopicConfigList(topic_config_list=[TopicConfig("T", 3, 3)]).encode()
@@ -296,10 +293,7 @@ def test_dead_letters_do_not_expire_beside_one_that_was_sent(
 @pytest.mark.parametrize("change", ["-message.expires", "+message.expires=false"])
 def test_mark_of_a_topic_cannot_be_taken_away(broker: Broker, change: str) -> None:
     send(broker, b"a", expiring(10))
-    fields = {
-        "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1",
-        "perm": "6", "topicFilterType": "SINGLE_TAG", "order": "false", "attributes": change,
-    }  # fmt: skip
+    fields = topic_fields(attributes=change)
     assert broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC, fields).code == 0
     assert attributes(broker) == EXPIRING
     config = TopicConfig("T", 3, 3, attributes={"message.expires": "false"})

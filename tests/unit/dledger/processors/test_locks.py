@@ -24,6 +24,7 @@ from dledger.state.topics import QUEUE_LOCKS_QUEUE, STATE_TOPIC
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup
+from tests.harness.pulls import pull
 
 GROUP = "g"
 
@@ -274,22 +275,6 @@ def test_a_group_that_may_not_be_made_locks_nothing(group: FakeGroup, clock: Man
 def commit(broker: Broker, offset: int, **more: Any) -> RemotingCommand:
     ext = {"consumerGroup": GROUP, "topic": "T", "queueId": "0", "commitOffset": str(offset)}
     return broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, {**ext, **more})
-
-
-def pull(broker: Broker, code: RequestCode, **more: Any) -> RemotingCommand:
-    ext = {
-        "consumerGroup": GROUP,
-        "topic": "T",
-        "queueId": "0",
-        "queueOffset": "0",
-        "maxMsgNums": "32",
-        "sysFlag": "4",
-        "commitOffset": "0",
-        "suspendTimeoutMillis": "0",
-        "subscription": "*",
-        "subVersion": "0",
-    }
-    return broker.call(code, {**ext, **more})
 
 
 def test_an_old_token_commits_nothing(locking: Broker, clock: ManualClock) -> None:

@@ -7,19 +7,10 @@ import pytest
 from dledger.remoting.processor import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import request
-from tests.harness.broker import Broker
+from tests.harness.broker import Broker, topic_fields
 
 CODE = RequestCode
-TOPIC = {
-    "topic": "orders",
-    "defaultTopic": "TBW102",
-    "readQueueNums": "4",
-    "writeQueueNums": "4",
-    "perm": "6",
-    "topicFilterType": "SINGLE_TAG",
-    "topicSysFlag": "0",
-    "order": "false",
-}
+TOPIC = topic_fields(4, topic="orders")
 GROUP = b'{"groupName":"readers","consumeEnable":true,"retryQueueNums":2}'
 
 

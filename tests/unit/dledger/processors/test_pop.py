@@ -23,7 +23,7 @@ from dledger.services.pop_grants import SET_ASIDE_S
 from dledger.state.pop import MAX_OUT_PER_QUEUE
 from dledger.state.topics import POP_QUEUE, STATE_TOPIC, TopicConfig
 from dledger.testing.doubles import ManualClock
-from tests.harness.broker import Broker
+from tests.harness.broker import Broker, topic_fields
 from tests.harness.fake_group import BROKER, FakeGroup
 from tests.harness.pops import (
     INVISIBLE_MS,
@@ -327,25 +327,13 @@ def test_topics_of_the_broker_are_not_popped(popping: Broker, code: int, topic: 
     assert popping.group.log.last_index == before
 
 
-TOPIC_AGAIN = {
-    "topic": "T",
-    "defaultTopic": "TBW102",
-    "readQueueNums": "1",
-    "writeQueueNums": "1",
-    "perm": "6",
-    "topicFilterType": "SINGLE_TAG",
-    "topicSysFlag": "0",
-    "order": "false",
-}
-
-
 @pytest.mark.parametrize("popped", [0, 2])
 def test_topic_made_again_is_popped_from_its_start(popping: Broker, popped: int) -> None:
     if popped:
         pop(popping, maxMsgNums=popped)
     commands = [
         request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}),
-        request(RequestCode.UPDATE_AND_CREATE_TOPIC, TOPIC_AGAIN),
+        request(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_fields()),
     ]
     for command in commands:
         popping.handle(command)

@@ -22,19 +22,18 @@ from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, Term
 from tests.harness.pops import INVISIBLE_MS, ack, answer_of, bodies, handles, pass_ms, pop
+from tests.harness.present import present
+
+
+def item_of(given: list[ReceiptHandle], *offsets: int) -> BatchAck:
+    """Return one item that acknowledges *offsets* of queue 0."""
+    rq, pt = given[0].revive_queue_id, given[0].pop_time_ms
+    return BatchAck(c="g", t="T", q=0, rq=rq, pt=pt, b=BatchAck.encode_offsets(0, list(offsets)))
 
 
 def test_batch_acknowledges_what_it_names(popping: Broker) -> None:
     given = handles(pop(popping))
-    item = BatchAck(
-        c="g",
-        t="T",
-        so=0,
-        q=0,
-        rq=given[0].revive_queue_id,
-        pt=given[0].pop_time_ms,
-        b=BatchAck.encode_offsets(0, [0, 2]),
-    )
+    item = item_of(given, 0, 2)
     body = BatchAckMessageRequestBody(broker_name=BROKER, acks=[item])
     assert popping.call(RequestCode.BATCH_ACK_MESSAGE, {}, body.encode()).code == 0
     assert set(popping.group.state.pops["g", "T", 0].out) == {1}
@@ -54,14 +53,7 @@ def test_bad_batches_are_refused(popping: Broker, body: bytes) -> None:
 
 def test_bits_of_all_items_of_a_batch_are_bounded(popping: Broker) -> None:
     given = handles(pop(popping))
-    named = BatchAck(
-        c="g",
-        t="T",
-        q=0,
-        rq=given[0].revive_queue_id,
-        pt=given[0].pop_time_ms,
-        b=BatchAck.encode_offsets(0, [0]),
-    )
+    named = item_of(given, 0)
     zeros = bytes(MAX_READ_BITS // 8)
     for empty in (b64encode(zeros).decode(), list(zeros)):
         item = BatchAck(c="g", t="T", q=0, rq=named.rq, pt=named.pt, b=empty)
@@ -79,14 +71,7 @@ def test_bits_of_all_items_of_a_batch_are_bounded(popping: Broker) -> None:
 def test_half_right_batch_acknowledges_the_right_half(popping: Broker) -> None:
     given = handles(pop(popping))
     assert ack(popping, given[0]).code == 0
-    item = BatchAck(
-        c="g",
-        t="T",
-        q=0,
-        rq=given[0].revive_queue_id,
-        pt=given[0].pop_time_ms,
-        b=BatchAck.encode_offsets(0, [0, 1]),
-    )
+    item = item_of(given, 0, 1)
     body = BatchAckMessageRequestBody(broker_name=BROKER, acks=[item])
     answer = popping.call(RequestCode.BATCH_ACK_MESSAGE, {}, body.encode())
     assert answer.code == ResponseCode.NO_MESSAGE
@@ -122,15 +107,8 @@ def test_places_outside_the_batch_are_refused(text: str) -> None:
 
 
 def batch_of(given: list[ReceiptHandle], *offsets: int) -> RemotingCommand:
-    item = BatchAck(
-        c="g",
-        t="T",
-        q=0,
-        rq=given[0].revive_queue_id,
-        pt=given[0].pop_time_ms,
-        b=BatchAck.encode_offsets(0, list(offsets)),
-    )
-    body = BatchAckMessageRequestBody(broker_name=BROKER, acks=[item]).encode()
+    acks = [item_of(given, *offsets)]
+    body = BatchAckMessageRequestBody(broker_name=BROKER, acks=acks).encode()
     return request(RequestCode.BATCH_ACK_MESSAGE, {}, body)
 
 
@@ -144,8 +122,7 @@ def test_batch_of_a_deposed_leader_fails_as_a_whole(popping: Broker, clock: Manu
     assert popping.handle(command) is DEFERRED
     assert popping.group.waiting == 1
     popping.group.step_down("10.0.0.2:10911")
-    found = answer_of(popping, command)
-    assert found is not None
+    found = present(answer_of(popping, command))
     assert (found.code, found.ext["leaderAddr"]) == (14, "10.0.0.2:10911")
     assert found.code != ResponseCode.NO_MESSAGE
     row.put(1, unknown_here)
@@ -154,8 +131,7 @@ def test_batch_of_a_deposed_leader_fails_as_a_whole(popping: Broker, clock: Manu
     other = Broker(popping.group, clock)
     assert other.handle(command) is DEFERRED
     popping.group.settle()
-    found = answer_of(other, command)
-    assert found is not None
+    found = present(answer_of(other, command))
     assert found.code == 0
     assert set(popping.group.state.pops["g", "T", 0].out) == {2}
 
@@ -167,16 +143,14 @@ def test_batch_of_unknown_outcome_is_not_called_stale(popping: Broker) -> None:
     assert popping.handle(command) is DEFERRED
     popping.group.append()
     popping.group.time_out()
-    found = answer_of(popping, command)
-    assert found is not None
+    found = present(answer_of(popping, command))
     assert found.code not in (0, ResponseCode.NO_MESSAGE)
     popping.group.apply()
     assert set(popping.group.state.pops["g", "T", 0].out) == {2}, "stored after all"
     again = batch_of(given, 0, 2)
     assert popping.handle(again) is DEFERRED
     popping.group.settle()
-    found = answer_of(popping, again)
-    assert found is not None
+    found = present(answer_of(popping, again))
     assert found.code == ResponseCode.NO_MESSAGE
     assert popping.group.state.pops == {}
     assert popping.group.state.consumer_offset("g", "T", 0) == 3
@@ -194,8 +168,7 @@ def test_batch_known_in_part_behind_the_barrier(popping: Broker) -> None:
     popping.group.pass_barriers()
     assert answer_of(popping, command) is None
     popping.group.settle()
-    found = answer_of(popping, command)
-    assert found is not None
+    found = present(answer_of(popping, command))
     assert found.code == ResponseCode.NO_MESSAGE
     assert "1 of 2 handles" in (found.remark or "")
     assert set(popping.group.state.pops["g", "T", 0].out) == {2}

@@ -36,6 +36,7 @@ from tests.harness.pops import (
     place_of,
     pop,
 )
+from tests.harness.present import present
 
 
 def test_held_fifo_wakes_at_the_acknowledgement(popping: Broker) -> None:
@@ -43,8 +44,7 @@ def test_held_fifo_wakes_at_the_acknowledgement(popping: Broker) -> None:
     command = hold(popping, order="true", maxMsgNums=1)
     assert ack(popping, handle).code == 0
     popping.group.settle()
-    found = answer_of(popping, command)
-    assert found is not None
+    found = present(answer_of(popping, command))
     assert bodies(found) == [(b"b", 0)]
 
 
@@ -55,8 +55,7 @@ def test_held_pop_wakes_at_an_arrival(broker: Broker) -> None:
     assert info.ext["pollingNum"] == "2"
     broker.group.put("T", 1, b"x")
     broker.group.settle()
-    found = answer_of(broker, first)
-    assert found is not None
+    found = present(answer_of(broker, first))
     assert bodies(found) == [(b"x", 0)]
     assert answer_of(broker, second) is None, "one message, one consumer"
 
@@ -68,8 +67,7 @@ def test_held_pop_receives_from_queues_added_since(broker: Broker, code: int) ->
     broker.make_topic("T", queues=4)
     broker.group.put("T", 3, b"x")
     broker.group.settle()
-    found = answer_of(broker, held)
-    assert found is not None
+    found = present(answer_of(broker, held))
     if code == RequestCode.POP_MESSAGE:
         assert bodies(found) == [(b"x", 0)]
     else:
@@ -93,8 +91,7 @@ def test_held_pop_of_a_paused_group_gets_nothing(broker: Broker) -> None:
     group.settle()
     group.put("T", 0, b"two")
     group.settle()
-    answered = answer_of(broker, held)
-    assert answered is not None
+    answered = present(answer_of(broker, held))
     assert bodies(answered) == [(b"one", 0), (b"two", 0)]
 
 
@@ -102,8 +99,7 @@ def test_notification_answers_and_takes_no_message(broker: Broker) -> None:
     broker.make_topic("T", queues=2)
     command = hold(broker, RequestCode.NOTIFICATION)
     broker.group.put("T", 1, b"x")
-    found = answer_of(broker, command)
-    assert found is not None
+    found = present(answer_of(broker, command))
     assert found.ext["hasMsg"] == "true"
     at_once = broker.call(RequestCode.NOTIFICATION, fields())
     assert at_once.ext["hasMsg"] == "true"
@@ -238,8 +234,7 @@ def test_new_group_at_the_end_of_many_queues_begins_in_steps(
     assert {group.state.consumer_offset("g", "T", each) for each in range(25)} == {1}
     group.put("T", 17, b"new")
     group.settle()
-    found = answer_of(broker, command)
-    assert found is not None
+    found = present(answer_of(broker, command))
     assert bodies(found) == [(b"new", 0)]
 
 
@@ -269,8 +264,7 @@ async def test_held_pop_goes_on_when_nothing_could_be_stored(
         while group.waiting:
             group.settle()
         nursery.cancel_scope.cancel()
-    found = answer_of(broker, command)
-    assert found is not None
+    found = present(answer_of(broker, command))
     assert bodies(found) == [(b"y", 0)]
 
 
@@ -344,16 +338,14 @@ async def test_held_pop_ends_and_wakes_by_time(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(broker.processors.pops.run)
         await trio.sleep(10.5)
-        answer = answer_of(broker, early)
-        assert answer is not None
+        answer = present(answer_of(broker, early))
         assert answer.code == ResponseCode.POLLING_TIMEOUT
         await trio.sleep(19.0)
         assert not group.waiting
         await trio.sleep(1.0)
         group.settle()
         nursery.cancel_scope.cancel()
-    found = answer_of(broker, late)
-    assert found is not None
+    found = present(answer_of(broker, late))
     assert bodies(found) == [(b"a", 1)]
 
 
@@ -390,8 +382,7 @@ async def test_held_pop_goes_on_when_less_is_out(
         await trio.sleep(COUNT_S + 2 * PASSED_OVER_MS / 1000)
         group.settle()
         nursery.cancel_scope.cancel()
-    found = answer_of(broker, command)
-    assert found is not None
+    found = present(answer_of(broker, command))
     assert bodies(found) == [(b"a", 0)]
 
 
@@ -411,8 +402,7 @@ async def test_held_in_order_wakes_for_a_later_end(
         await trio.sleep(5.5)
         group.settle()
         nursery.cancel_scope.cancel()
-    found = answer_of(broker, command)
-    assert found is not None
+    found = present(answer_of(broker, command))
     assert bodies(found) == [(b"a", 1), (b"b", 1)]
 
 

@@ -13,26 +13,14 @@ from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
-from tests.harness.broker import Broker
-
-
-def create_ext(**changes: Any) -> dict[str, str]:
-    values = {
-        "topic": "T",
-        "defaultTopic": "TBW102",
-        "readQueueNums": 8,
-        "writeQueueNums": 4,
-        "perm": 6,
-        "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": 0,
-        "order": "false",
-        **changes,
-    }
-    return {key: str(value) for key, value in values.items()}
+from tests.harness.broker import Broker, topic_fields
 
 
 def create(broker: Broker, **changes: Any) -> RemotingCommand:
-    return broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC, create_ext(**changes))
+    return broker.call(
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        topic_fields(**{"readQueueNums": 8, "writeQueueNums": 4, **changes}),
+    )
 
 
 def send(broker: Broker) -> RemotingCommand:
@@ -68,10 +56,7 @@ def test_change_is_answered_when_name_servers_know(broker: Broker) -> None:
     """RocketMQ's proxy reads the route of a topic right behind the answer."""
     waiting: list[Callable[[], None]] = []
     broker.processors.topics.when_known = waiting.append
-    ext = {
-        "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1",
-        "perm": "6", "topicFilterType": "SINGLE_TAG", "order": "false",
-    }  # fmt: skip
+    ext = topic_fields()
     assert broker.handle(request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)) is DEFERRED
     broker.group.settle()
     assert broker.group.state.topic_config("T") is not None
@@ -131,8 +116,8 @@ def test_topic_made_again_takes_messages_once_it_is_there(broker: Broker) -> Non
     broker.group.put("T", 0, b"former")
     for code, ext in (
         (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}),
-        (RequestCode.UPDATE_AND_CREATE_TOPIC, create_ext(attributes="+b=1")),
-        (RequestCode.UPDATE_AND_CREATE_TOPIC, create_ext(attributes="+a=1")),
+        (RequestCode.UPDATE_AND_CREATE_TOPIC, topic_fields(attributes="+b=1")),
+        (RequestCode.UPDATE_AND_CREATE_TOPIC, topic_fields(attributes="+a=1")),
     ):
         assert broker.handle(request(code, ext)) is DEFERRED
         broker.group.append()
@@ -156,10 +141,7 @@ def test_only_the_leader_changes_topics(broker: Broker) -> None:
 
 
 def test_change_with_an_unknown_end_is_reported(broker: Broker) -> None:
-    ext = {
-        "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1",
-        "perm": "6", "topicFilterType": "SINGLE_TAG", "order": "false",
-    }  # fmt: skip
+    ext = topic_fields()
     assert broker.handle(request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)) is DEFERRED
     broker.group.append()
     broker.group.step_down()

@@ -16,6 +16,7 @@ from dledger.proxy.status import RefusedError
 from dledger.remoting.connection import Connection
 from dledger.remoting.protocol.bodies import HeartbeatData
 from dledger.services.limits import GROUPS_PER_HEARTBEAT
+from tests.harness.present import present
 from tests.unit.client.fake_cluster import World
 
 
@@ -54,14 +55,12 @@ def test_stream_of_a_topic_is_found_among_its_producers_alone() -> None:
     table.take_settings("c", consumer("workers"), 0)
     newest = table.open_stream("c", lambda _: None, 0)
     every, table._clients = table._clients, {}
-    found = table.producer_stream("Orders")
-    assert found is not None
+    found = present(table.producer_stream("Orders"))
     assert found.client.client_id == "b"
     assert table.consumer_streams("workers") == {"c": newest}
     table._clients = every
     table.end("b")
-    found = table.producer_stream("Orders")
-    assert found is not None
+    found = present(table.producer_stream("Orders"))
     assert found.client.client_id == "a"
     table.end("a")
     assert table.producer_stream("Orders") is None, "one without a stream is left"
@@ -98,8 +97,7 @@ def test_newest_stream_of_each_producer_is_asked() -> None:
     assert first is not None
     assert third is not None
     for expected in ("a again", "b"):
-        stream = table.producer_stream("Orders")
-        assert stream is not None
+        stream = present(table.producer_stream("Orders"))
         stream.push(pb.TelemetryCommand())
         assert got[-1] == expected
         table.close_stream("a", third, 0)
@@ -110,8 +108,7 @@ def test_silent_client_without_stream_is_forgotten() -> None:
     table = ClientTable()
     table.take_settings("a", producer("Orders"), 0)
     table.take_settings("b", consumer("workers"), 0)
-    stream = table.open_stream("b", lambda _: None, 0)
-    assert stream is not None
+    stream = present(table.open_stream("b", lambda _: None, 0))
     assert table.expire(EXPIRY_S - 1) == []
     assert table.expire(EXPIRY_S) == ["a"]
     assert (table.topics, table.groups) == ({}, {"workers": 1})
@@ -150,8 +147,7 @@ def test_client_is_alive_by_its_stream_or_its_calls() -> None:
     table.heard("c", 0)
     assert table.is_alive("c", SILENCE_S_MAX - 1)
     assert not table.is_alive("c", SILENCE_S_MAX)
-    stream = table.open_stream("c", lambda _: None, 0)
-    assert stream is not None
+    stream = present(table.open_stream("c", lambda _: None, 0))
     assert table.is_alive("c", EXPIRY_S - 1)
     assert not table.is_alive("c", EXPIRY_S), "its host may have lost power"
     table.heard("c", 1_000)
@@ -173,8 +169,7 @@ async def test_client_is_one_of_its_account(service: MessagingService) -> None:
     stream = service.open_stream(mine, lambda _: None)
     settings = pb.TelemetryCommand(settings=producer("T"))
     await service.telemetry(settings, mine)
-    foreign = service.open_stream(other, lambda _: None)
-    assert foreign is not None
+    present(service.open_stream(other, lambda _: None))
     assert service.clients.producer_stream("T") is stream
     await service.notify_client_termination(pb.NotifyClientTerminationRequest(), other)
     assert service.clients.producer_stream("T") is stream

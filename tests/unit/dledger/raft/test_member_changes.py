@@ -13,20 +13,18 @@ from dledger.raft.leader import CLOSE_BYTES, LEAVER_TIMEOUTS
 from dledger.raft.member import RaftNode
 from dledger.raft.membership import Member, Members
 from dledger.raft.wire import Kind, PeerFrame
+from tests.harness.present import present
 from tests.harness.raft_cluster import Cluster, Letter
 
 
 def standing(node: RaftNode) -> str:
     """Return the list a node goes by, as ``name`` for voters and ``(name)`` for learners."""
-    members = node.roster.members
-    assert members is not None
+    members = present(node.roster.members)
     return " ".join(m.name if m.is_voter else f"({m.name})" for m in members.members)
 
 
 def listed(node: RaftNode) -> Members:
-    members = node.roster.members
-    assert members is not None
-    return members
+    return present(node.roster.members)
 
 
 def member_of(cluster: Cluster, name: str) -> Member:
@@ -42,9 +40,7 @@ def add_learner(cluster: Cluster, leader: RaftNode, name: str) -> None:
 
 
 def voter(node: RaftNode, name: str) -> Member:
-    found = listed(node).voter(name)
-    assert found is not None
-    return found
+    return present(listed(node).voter(name))
 
 
 def remove(cluster: Cluster, leader: RaftNode, name: str) -> None:
@@ -159,8 +155,7 @@ def test_stuck_learner_is_not_promoted(tmp_path: Path, monkeypatch: pytest.Monke
         patch.setattr(cluster, "deliver", lose_after_the_first_append)
         add_learner(cluster, leader, "n3")
         cluster.pass_time("n0", 5.0)
-        lag_bytes = leader.replicator.lag_bytes("n3")
-        assert lag_bytes is not None
+        lag_bytes = present(leader.replicator.lag_bytes("n3"))
         assert 0 < lag_bytes < CLOSE_BYTES
         assert standing(leader) == "n0 n1 n2 (n3)"
     cluster.pass_time("n0", 3.0)
@@ -203,8 +198,7 @@ def test_promoted_learner_grants_its_vote(tmp_path: Path) -> None:
     leader = cluster.elect("n0")
     add_learner(cluster, leader, "n2")
     cluster.cut = {("n0", "n2")}
-    learner = listed(leader).learner("n2")
-    assert learner is not None
+    learner = present(listed(leader).learner("n2"))
     leader.changes.change(listed(leader).promoted(learner))
     leader.settle()
     cluster.run()

@@ -21,6 +21,7 @@ from dledger.raft.membership import (
     check_change,
     next_list,
 )
+from tests.harness.present import present
 
 THREE = Members.bootstrap(
     {"n2": "c", "n0": "a", "n1": "b"},
@@ -35,9 +36,7 @@ def learner(name: str, incarnation: str) -> Member:
 
 
 def voter_of(members: Members, name: str) -> Member:
-    found = members.voter(name)
-    assert found is not None
-    return found
+    return present(members.voter(name))
 
 
 def test_the_same_list_has_the_same_bytes_whatever_its_order() -> None:
@@ -205,28 +204,23 @@ def test_an_incarnation_that_just_appeared_is_waited_for() -> None:
 
 
 def test_newest_incarnation_is_the_learner() -> None:
-    once = next_list(THREE, {"n1": sight("new")})
-    assert once is not None
-    twice = next_list(once, {"n1": sight("newer")})
-    assert twice is not None
+    once = present(next_list(THREE, {"n1": sight("new")}))
+    twice = present(next_list(once, {"n1": sight("newer")}))
     check_change(once, twice, LEADER)
-    found = twice.learner("n1")
-    assert found is not None
+    found = present(twice.learner("n1"))
     assert found.incarnation == "newer"
     assert twice.is_voter("n1", "b")
 
 
 def test_returned_folder_removes_its_learner() -> None:
-    once = next_list(THREE, {"n1": sight("new")})
-    assert once is not None
+    once = present(next_list(THREE, {"n1": sight("new")}))
     assert next_list(once, {"n1": sight("b")}) == THREE
 
 
 def test_an_added_learner_is_promoted_when_it_has_caught_up() -> None:
     members = THREE.with_learner(learner("n3", "d"))
     assert next_list(members, {"n3": sight("d")}) is None
-    promoted = next_list(members, {"n3": sight("d", caught_up=True)})
-    assert promoted is not None
+    promoted = present(next_list(members, {"n3": sight("d", caught_up=True)}))
     assert promoted.is_voter("n3", "d")
 
 
@@ -237,32 +231,26 @@ def test_observer_stays_one_until_it_is_asked_to_vote() -> None:
     caught_up = {"n3": sight("d", caught_up=True)}
     check_change(THREE, OBSERVED, LEADER)
     assert next_list(OBSERVED, caught_up) is None
-    observer = OBSERVED.learner("n3")
-    assert observer is not None
+    observer = present(OBSERVED.learner("n3"))
     asked = OBSERVED.asked_to_vote(observer)
     check_change(OBSERVED, asked, LEADER)
     assert asked.voter_names == OBSERVED.voter_names == ("n0", "n1", "n2")
-    promoted = next_list(asked, caught_up)
-    assert promoted is not None
+    promoted = present(next_list(asked, caught_up))
     check_change(asked, promoted, LEADER)
     assert promoted.is_voter("n3", "d")
 
 
 def test_observer_that_lost_its_folder_is_an_observer_again() -> None:
-    again = next_list(OBSERVED, {"n3": sight("e", caught_up=True)})
-    assert again is not None
+    again = present(next_list(OBSERVED, {"n3": sight("e", caught_up=True)}))
     check_change(OBSERVED, again, LEADER)
-    found = again.learner("n3")
-    assert found is not None
+    found = present(again.learner("n3"))
     assert (found.incarnation, found.standing) == ("e", Standing.OBSERVER)
     assert next_list(again, {"n3": sight("e", caught_up=True)}) is None
 
 
 def test_voter_that_lost_its_folder_is_no_observer() -> None:
-    once = next_list(OBSERVED, {"n1": sight("new")})
-    assert once is not None
-    found = once.learner("n1")
-    assert found is not None
+    once = present(next_list(OBSERVED, {"n1": sight("new")}))
+    found = present(once.learner("n1"))
     assert found.standing is Standing.LEARNER
 
 

@@ -38,6 +38,7 @@ from dledger.state.state_record import (
 from dledger.state.tables import StateTables
 from dledger.testing.doubles import ManualClock
 from tests.harness.fake_group import Term
+from tests.harness.present import present
 
 SEGMENT_BYTES = 100
 ENTRY_BYTES = 20
@@ -119,8 +120,7 @@ async def test_expired_segments_wait_for_their_hour_unless_asked_for(clock: Manu
     kept = Kept(clock, age_hours=2)
     assert await kept.service.check() is None
     kept.service.expire_soon("root at 10.0.0.1")
-    floor = await kept.service.check()
-    assert floor is not None
+    floor = present(await kept.service.check())
     assert floor.position == 4 * SEGMENT_BYTES
     (change,) = kept.group.changes
     assert change.reason is not None
@@ -133,8 +133,7 @@ async def test_a_damaged_last_entry_lets_its_segment_go_with_the_next(clock: Man
     kept = Kept(clock, age_hours=2)
     kept.log.damaged = {5, 20}
     kept.service.expire_soon("")
-    floor = await kept.service.check()
-    assert floor is not None
+    floor = present(await kept.service.check())
     assert floor.position == 3 * SEGMENT_BYTES
     kept.remove_files()
     kept.log.damaged = {20}
@@ -186,8 +185,7 @@ async def test_force_removes_segment_by_segment(
     assert (line["event"], line["log_level"], line["cause"]) == ("floor_moved", "warning", "forced")
     assert await kept.service.check() is None, "its space is not free yet"
     kept.remove_files()
-    floor = await kept.service.check()
-    assert floor is not None
+    floor = present(await kept.service.check())
     assert floor.position == 2 * SEGMENT_BYTES
     kept.remove_files()
     kept.used = 0.84
@@ -195,8 +193,7 @@ async def test_force_removes_segment_by_segment(
     assert kept.service.given_up_bytes == {
         "age": 0, "request": 0, "size": 0, "forced": 2 * SEGMENT_BYTES,
     }  # fmt: skip
-    reason = kept.group.changes[-1].reason
-    assert reason is not None
+    reason = present(kept.group.changes[-1].reason)
     assert (reason.disk_used_permille, reason.force_permille) == (900, 850)
     assert reason.asked_by == "ops at 10.0.0.9"
 
@@ -254,8 +251,7 @@ async def test_the_record_holds_what_a_judge_of_the_move_needs(
     kept.settle(**settings)
     await kept.service.check()
     (change,) = kept.group.changes
-    reason = change.reason
-    assert reason is not None
+    reason = present(change.reason)
     assert reason.cause == cause
     assert reason.decided_ms == clock.wall_ms()
     assert reason.keep_bytes == kept.service.settings.keep_bytes
@@ -293,8 +289,7 @@ def at(text: str, zone: ZoneInfo = BERLIN, fold: int = 0) -> int:
 
 
 def berlin(wall_ms: int) -> int:
-    offset = datetime.fromtimestamp(wall_ms / 1000, BERLIN).utcoffset()
-    assert offset is not None
+    offset = present(datetime.fromtimestamp(wall_ms / 1000, BERLIN).utcoffset())
     return int(offset.total_seconds() * 1000)
 
 

@@ -25,6 +25,7 @@ from dledger.services.throughput import (
 from dledger.state.apply import QueueUnits
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.testing.doubles import ManualClock
+from tests.harness.present import present
 
 
 def units(topic: str, *sizes: int) -> QueueUnits:
@@ -83,11 +84,9 @@ def test_topic_counts_all_its_queues() -> None:
 
     throughput.on_applied([("T", 1, 9), ("U", 0, 3), ("T", 4, 2)])
 
-    spans = throughput.stats.spans("TOPIC_PUT_NUMS", "T", clock.monotonic())
-    assert spans is not None
+    spans = present(throughput.stats.spans("TOPIC_PUT_NUMS", "T", clock.monotonic()))
     assert {span.count for span in spans} == {4}
-    other = throughput.stats.spans("TOPIC_PUT_NUMS", "U", clock.monotonic())
-    assert other is not None
+    other = present(throughput.stats.spans("TOPIC_PUT_NUMS", "U", clock.monotonic()))
     assert {span.count for span in other} == {3}
     assert throughput.put == 7
 
@@ -97,8 +96,7 @@ def test_recreated_topic_begins_at_zero() -> None:
     throughput = Throughput(clock, StateTables(queues={("T", 0): QueueBounds(0, 5)}))
     throughput.on_applied([("T", 0, 2)])
     throughput.on_applied([("T", 0, 6)])
-    spans = throughput.stats.spans("TOPIC_PUT_NUMS", "T", clock.monotonic())
-    assert spans is not None
+    spans = present(throughput.stats.spans("TOPIC_PUT_NUMS", "T", clock.monotonic()))
     assert {span.count for span in spans} == {1}
 
 
@@ -143,8 +141,7 @@ def test_pairs_beyond_the_limit_are_not_counted() -> None:
         stats.count_got("T", f"g{number}", 1)
     stats.count_got("T", "g0", 1)
     assert stats.spans("GROUP_GET_NUMS", f"T@g{MAX_PAIRS}", 1.0) is None
-    first = stats.spans("GROUP_GET_NUMS", "T@g0", 1.0)
-    assert first is not None
+    present(stats.spans("GROUP_GET_NUMS", "T@g0", 1.0))
     stats.copy_counters(1.0)
     stats.count_got("T", "g0", 5)
     assert [span.count for span in stats.spans("GROUP_GET_NUMS", "T@g0", 2.0) or ()] == [5, 5, 5]

@@ -15,7 +15,8 @@ from dledger.settings_tables import StoreTable
 from dledger.state.state_record import QueueFloorsChange, TopicsChange, state_batch
 from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import ManualClock
-from tests.harness.broker import Broker
+from tests.harness import pulls
+from tests.harness.broker import Broker, topic_fields
 from tests.harness.fake_group import SEGMENT_BYTES, FakeGroup
 
 HOUR_MS = 3_600_000
@@ -82,12 +83,7 @@ async def test_the_leader_moves_them_and_readers_see_it(
     await service.check_topics()
     assert group.state.applied_index == index  # nothing new, no entry
     broker = Broker(group, clock)
-    pull = {
-        "consumerGroup": "g", "topic": "T", "queueId": "0", "queueOffset": "1", "maxMsgNums": "8",
-        "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0",
-        "subscription": "*",
-    }  # fmt: skip
-    answer = broker.call(RequestCode.PULL_MESSAGE, pull)
+    answer = pulls.pull(broker, queueOffset=1)
     assert answer.code == 21
     assert answer.ext["minOffset"] == "2"
 
@@ -101,10 +97,7 @@ def test_a_queue_never_begins_behind_its_end(group: FakeGroup) -> None:
 
 def test_the_attribute_is_checked_when_it_is_set(group: FakeGroup, clock: ManualClock) -> None:
     broker = Broker(group, clock)
-    fields = {
-        "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1",
-        "perm": "6", "topicFilterType": "SINGLE_TAG", "order": "false",
-    }  # fmt: skip
+    fields = topic_fields()
     refused = broker.call(
         RequestCode.UPDATE_AND_CREATE_TOPIC, {**fields, "attributes": "+retention.ms=soon"}
     )
@@ -116,10 +109,7 @@ def test_the_attribute_is_checked_when_it_is_set(group: FakeGroup, clock: Manual
     assert taken.code == 0
 
 
-TOPIC_FIELDS = {
-    "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "2", "writeQueueNums": "2",
-    "perm": "6", "topicFilterType": "SINGLE_TAG", "order": "false",
-}  # fmt: skip
+TOPIC_FIELDS = topic_fields(2)
 
 
 def shorter(broker: Broker, keeps_ms: int, **fields: str) -> RemotingCommand:

@@ -10,6 +10,7 @@ from dledger.state.producer_sessions import (
     ProducerSessions,
     StoredSend,
 )
+from tests.harness.present import present
 
 A, B, C = b"A" * 16, b"B" * 16, b"C" * 16
 
@@ -23,8 +24,7 @@ def test_a_stored_sequence_is_found_at_its_place() -> None:
     sessions.open(A, 7, 1000)
     sessions.note(A, 7, 0, 0, StoredSend(500), 1001)
     sessions.note(A, 7, 1, 0, StoredSend(900, (2,)), 1002)
-    session = sessions.get(A)
-    assert session is not None
+    session = present(sessions.get(A))
     assert (session.epoch, session.floor, session.used_ms) == (7, 0, 1002)
     assert session.stored == {0: StoredSend(500), 1: StoredSend(900, (2,))}
     assert sessions.get(B) is None
@@ -35,8 +35,7 @@ def test_what_the_producer_has_settled_is_forgotten() -> None:
     sessions.open(A, 7, 0)
     for sequence in range(5):
         sessions.note(A, 7, sequence, max(0, sequence - 1), StoredSend(sequence), 0)
-    session = sessions.get(A)
-    assert session is not None
+    session = present(sessions.get(A))
     assert session.floor == 3
     assert sorted(session.stored) == [3, 4]
 
@@ -46,8 +45,7 @@ def test_session_floor_never_goes_back() -> None:
     sessions.open(A, 7, 0)
     sessions.note(A, 7, 9, 8, StoredSend(1), 0)
     sessions.note(A, 7, 5, 4, StoredSend(2), 0)
-    session = sessions.get(A)
-    assert session is not None
+    session = present(sessions.get(A))
     assert (session.floor, sorted(session.stored)) == (8, [9])
 
 
@@ -65,8 +63,7 @@ def test_new_epoch_replaces_the_old_one() -> None:
     sessions.note(A, 7, 0, 0, StoredSend(500), 0)
     sessions.open(A, 12, 0)
     sessions.note(A, 7, 1, 0, StoredSend(900), 0)
-    session = sessions.get(A)
-    assert session is not None
+    session = present(sessions.get(A))
     assert (session.epoch, session.floor, session.stored) == (12, 0, {})
 
 
@@ -101,8 +98,7 @@ def test_over_the_limit_the_session_used_longest_ago_goes() -> None:
 def test_send_restarts_an_expired_session() -> None:
     sessions = ProducerSessions()
     sessions.note(A, 7, 5, 3, StoredSend(500), 0)
-    session = sessions.get(A)
-    assert session is not None
+    session = present(sessions.get(A))
     assert (session.epoch, session.floor, session.stored) == (7, 5, {5: StoredSend(500)})
 
 
@@ -114,6 +110,5 @@ def test_sessions_survive_as_state_in_their_order_of_use() -> None:
     again = ProducerSessions.of_state([sessions.row(name) or [] for name in sessions.ids()])
     assert again == sessions
     assert known(again) == [A, B]
-    session = again.get(B)
-    assert session is not None
+    session = present(again.get(B))
     assert session.stored == {0: StoredSend(77, (1, 4))}

@@ -30,6 +30,7 @@ from dledger.jepsen_like.history.operation import (
     RunHeader,
 )
 from dledger.jepsen_like.plans.plan import Kind
+from tests.harness.present import present
 
 S = 1_000_000_000
 KILL_BOUND_S = recovers_within_ns("kill") // S
@@ -46,8 +47,7 @@ def judged(history: History) -> Verdict | None:
 
 
 def names(history: History) -> list[tuple[str, tuple[int, ...]]]:
-    verdict = judged(history)
-    assert verdict is not None
+    verdict = present(judged(history))
     return [(violation.name, violation.operations) for violation in verdict.violations]
 
 
@@ -110,8 +110,7 @@ def test_a_damaged_answer_is_counted_and_named() -> None:
     rows.add(105, Outcome.FAIL, F.PULL, DAMAGED_ERROR)
     bad = rows.add(60, Outcome.FAIL, F.PULL, DAMAGED_ERROR)
     history = history_of(rows.rows, fault(100, 101), served(102))
-    verdict = judged(history)
-    assert verdict is not None
+    verdict = present(judged(history))
     assert verdict.counts["damaged"] == 2
     assert names(history) == [(availability.DAMAGED, (bad.op_id,))]
 
@@ -134,20 +133,16 @@ def test_sends_refused_one_after_the_other_are_silence(err: str) -> None:
 def test_the_bound_after_a_fault_depends_on_its_kind() -> None:
     assert set(ELECTIONS_AFTER) <= {kind.value for kind in Kind}
     events = [fault(0, 10, "reset"), served(1000)]
-    record = record_of(events)
-    assert record is not None
+    record = present(record_of(events))
     assert record.quiet(0, 500 * S) == [(10 * S + recovers_within_ns("reset"), 500 * S)]
     events[0].kind = "wipe"
-    record = record_of(events)
-    assert record is not None
+    record = present(record_of(events))
     assert record.quiet_ns(0, 500 * S) == 490 * S - recovers_within_ns("wipe")
     events[0].kind = ROLE
-    record = record_of(events)
-    assert record is not None
+    record = present(record_of(events))
     assert record.quiet_ns(0, 500 * S) == 500 * S
 
 
 def test_all_troubles_end_an_election_after_members_serve() -> None:
-    record = record_of([fault(0, 9), Event(9 * S, 9 * S, HEALED), served(11)])
-    assert record is not None
+    record = present(record_of([fault(0, 9), Event(9 * S, 9 * S, HEALED), served(11)]))
     assert record.troubles == ((0, 11 * S + ELECTION_NS),)

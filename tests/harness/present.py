@@ -1,0 +1,13 @@
+"""A value that has to be there."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def present(value: T | None) -> T:
+    """Return *value*, which must not be None."""
+    assert value is not None
+    return value
