@@ -86,7 +86,7 @@ class RecoveryReport:
     """What recovery did. The caller measures how long it took.
 
     Args:
-        entries_scanned, bytes_scanned: What was checked, frame by frame.
+        entries_scanned: What was checked, frame by frame.
         torn_tail: Something unusable stood behind the last entry and was removed.
         mark_valid: False when a mark was given and the log does not hold that entry.
         index_rebuilt: The whole entry index was made again.
@@ -95,7 +95,6 @@ class RecoveryReport:
 
     first_scanned_index: int = 1
     entries_scanned: int = 0
-    bytes_scanned: int = 0
     torn_tail: bool = False
     cut_bytes: int = 0
     mark_valid: bool = True
@@ -350,7 +349,7 @@ class Recovery:
         return last, newest
 
     def _scan_segment(self, segment: Segment, last: Mark, newest: int) -> tuple[Mark, int]:
-        begin = position = max(last.end_position, segment.base)
+        position = max(last.end_position, segment.base)
         entries = 0
         while (header := self._fitting_entry(segment, position, last)) is not None:
             last = Mark(header.index, header.term, position, header.chain, position + header.size)
@@ -363,7 +362,6 @@ class Recovery:
             if len(self._units) >= _MAX_UNITS_BYTES:
                 self._write_units()
         self.report.entries_scanned += entries
-        self.report.bytes_scanned += position - begin
         return last, newest
 
     def _fitting_entry(self, segment: Segment, position: int, last: Mark) -> EntryHeader | None:

@@ -128,9 +128,9 @@ class LoopStall(Turn):
             trio.lowlevel.remove_instrument(self._steps)
             self._steps = None
 
-    def recent_s(self, span_s: float = SLOT_S * SLOTS) -> float:
-        """Return the longest turn of the last minute, or of the last *span_s* seconds."""
-        return self._recent(span_s).took_s
+    def recent_s(self) -> float:
+        """Return the longest turn of the last minute."""
+        return self._recent(SLOT_S * SLOTS).took_s
 
     def _recent(self, span_s: float) -> _Slot:
         none = _Slot(0.0, 0.0, 0.0)

@@ -263,11 +263,7 @@ class SettingsReader:
         other_keys: Mapping[str, OtherKey] | None = None,
         substitutes: Mapping[str, Substitute] | None = None,
     ) -> None:
-        """Begin with the defaults.
-
-        Args:
-            ignored: RocketMQ's keys that change nothing here → why.
-        """
+        """Begin with the defaults; *ignored*: RocketMQ's keys that change nothing here → why."""
         self.schema = schema
         self.values: dict[str, Any] = {
             path: found.default for path, found in schema.settings.items()

@@ -66,11 +66,9 @@ class LeaderAsks:
         answer = _of_name_server(answer, ", ".join(servers.list.addresses), code)
         return TopicRouteData.decode(answer.body)
 
-    async def _ask_name_server(
-        self, code: RequestCode, ext: ExtFields | None = None
-    ) -> RemotingCommand:
+    async def _ask_name_server(self, code: RequestCode) -> RemotingCommand:
         servers = self._instance.name_servers
-        answer = await servers.invoke(request(code, ext))
+        answer = await servers.invoke(request(code))
         return _of_name_server(answer, ", ".join(servers.list.addresses), code)
 
     async def _ask_name_server_at(

@@ -24,7 +24,6 @@ from dledger.remoting.protocol.bodies import (
     HeartbeatData,
     MessageModel,
     ProducerData,
-    SubscriptionData,
 )
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import request
@@ -85,7 +84,7 @@ class Heartbeats:
         self._producers[group] = self._producers.get(group, 0) + 1
         self._announcements.wake()
 
-    def add_consumer(self, group: str, topics: tuple[str, ...] = ()) -> None:
+    def add_consumer(self, group: str) -> None:
         """Announce a consumer group that pulls by itself.
 
         Raises:
@@ -96,7 +95,6 @@ class Heartbeats:
             group_name=group,
             consume_type=ConsumeType.CONSUME_ACTIVELY,
             message_model=MessageModel.CLUSTERING,
-            subscription_data_set=[SubscriptionData(topic=topic) for topic in topics],
         )
         self._announcements.wake()
 

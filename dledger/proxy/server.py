@@ -197,11 +197,7 @@ class _Handlers:
             release()
 
     def _hold(self, request: Any, caller: Caller, least_bytes: int = 0) -> Callable[[], None]:
-        """Count a request until what is returned is called.
-
-        Raises:
-            RefusedError: As `_held`.
-        """
+        """Count a request until what is returned is called. Raises RefusedError: as `_held`."""
         host, size_bytes = host_of(caller.peer), max(least_bytes, request.ByteSize())
         if self._requests.is_full(host):
             raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_IS_ASKED)

@@ -9,7 +9,7 @@ Term and vote are one small CRC'd record, durable before anything that depends o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, SupportsIndex, overload
 
@@ -169,7 +169,6 @@ class CommitLogJournal(Journal):
         """Entries with a list of members that were not on disk when this was last looked at."""
         self._anchor: Item = (b"", log.first_index - 1, log.term_at(log.first_index - 1))
         self._last: Item = self.item(log.last_index)
-        self.on_seal: Callable[[EntryHeader], None] | None = None
 
     # -- what the rest of dledger.raft reads -----------------------------------------------
 

@@ -72,7 +72,6 @@ class ChaosCluster(LocalCluster):
     name_servers: dict[str, Node] = field(default_factory=dict)
     ports: dict[str, Ports] = field(default_factory=dict)
     clocks: dict[str, ClockFile] = field(default_factory=dict)
-    is_proxied: bool = True
 
     @property
     def nodes(self) -> list[Node]:
@@ -158,13 +157,7 @@ def lay_out(
     name_servers = {
         name: _name_server(folder, name, ports[name], plan.settings) for name in server_names
     }
-    cluster = ChaosCluster(
-        folder,
-        name_servers["ns0"],
-        name_servers=name_servers,
-        ports=ports,
-        is_proxied=hosts is None,
-    )
+    cluster = ChaosCluster(folder, name_servers["ns0"], name_servers=name_servers, ports=ports)
     for name in names:
         clock = cluster.clocks[name] = ClockFile(folder / f"{name}.clock")
         store = (stores or {}).get(name, folder / name)

@@ -55,11 +55,7 @@ def drawn_plan(
     members: int,
     name_servers: int,
 ) -> Plan:
-    """Return the plan of *seed* for real brokers.
-
-    Args:
-        faults: Kinds and packages, with commas.
-    """
+    """Return the plan of *seed* for real brokers; *faults*: kinds and packages, with commas."""
     wanted = workload_for(workload, rate)
     settings = SETTINGS
     if wanted.lockers:

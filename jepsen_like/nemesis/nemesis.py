@@ -185,7 +185,7 @@ class Nemesis:
             keeps_unflushed="async_flush" in plan.modes,
         )
         self._links = links = Links(ground, nodes)
-        self._disks = disks = Disks(ground, nodes)
+        disks = Disks(ground, nodes)
         self.members = members = MemberChanges(ground, nodes, links)
         moments = Moments(ground, nodes, links, members)
         self.done = nodes.done

@@ -69,7 +69,6 @@ class SimDisk(Platter):
         self._lied: dict[Inode, dict[int, bytes]] | None = None
         self.flush_failures = 0
         self.observe: Callable[[str, str, int, int], None] = lambda *_: None
-        self.torn_sectors = 0
 
     def mount(self) -> Mount:
         """Return the disk as a new incarnation of its node sees it."""
@@ -110,7 +109,6 @@ class SimDisk(Platter):
         for inode in {id(inode): inode for inode in names.values()}.values():
             lost += self._lose_sectors(inode, chance)
         self._set_names(names)
-        self.torn_sectors += lost
         return lost
 
     def _lose_sectors(self, inode: Inode, chance: Callable[[], float]) -> int:

@@ -75,7 +75,6 @@ class VirtualTime(trio.abc.Clock):
 
     def __init__(self) -> None:
         self.now_s = START_S
-        self.timers_fired = 0
         self.nudges = 0
         self.stuck = False
         self.give_up: Callable[[], None] | None = None
@@ -117,7 +116,6 @@ class VirtualTime(trio.abc.Clock):
                 continue
             if at > self.now_s:
                 self.now_s = at
-            self.timers_fired += 1
             self._idle_turns = 0
             timer.call = None
             call(timer.argument)

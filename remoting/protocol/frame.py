@@ -192,7 +192,7 @@ class FrameDecoder:
 
         Raises:
             RemoteProtocolError: The bytes are not frames. Commands before the bad one are not
-            lost: they are returned first, `error` is set and the next call raises.
+                lost: they are returned first, `error` is set and the next call raises.
         """
         if self.error is not None:
             raise self.error
