@@ -242,8 +242,7 @@ class ConsumeQueue:
 
         Holes are allowed: that offsets are dense is for the caller to see to.
 
-        Raises:
-            DiskFullError: Some of them may have been written; putting them again is harmless.
+        Raises DiskFullError: some of them may have been written; putting them again is harmless.
         """
         if first_queue_offset < 0:
             raise InvariantBroken(f"queue offset {first_queue_offset} is negative")

@@ -228,8 +228,7 @@ class ConsumeQueueStore:
 
         Units of all in `lost.filling` are to be put again, then `lost.end` is to be called.
 
-        Raises:
-            DiskFullError: Some have no new file; to be called again when there is space.
+        Raises DiskFullError: some have no new file; to be called again when there is space.
         """
         for key, begin in self.lost.unreadable:
             queue = self._queues.get(key)

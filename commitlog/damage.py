@@ -40,8 +40,7 @@ def check_entries(entry_log: LogReader, first: int, last: int, max_bytes: int) -
     Blocking; may run in a worker thread beside the thread that owns the log. What it suspects is
     to be checked again by that one.
 
-    Args:
-        max_bytes: Stop after this number of bytes; at least one entry is checked.
+    *max_bytes*: stop after this number of bytes; at least one entry is checked.
     """
     checked = Checked(first, 0, [])
     chain = entry_log.stored_chain(first - 1)

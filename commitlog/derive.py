@@ -126,8 +126,7 @@ def derive(
 ) -> Derived:
     """Return units and index keys of an entry's records; body checksums are not looked at.
 
-    Raises:
-        CorruptEntryError: The size table or a record is damaged.
+    Raises CorruptEntryError: the size table or a record is damaged.
     """
     if header.record_count <= _PLAIN_RECORDS:
         return derive_plain(frame, header, delay_ms=delay_ms)

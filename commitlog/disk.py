@@ -49,9 +49,7 @@ class DescriptorUser(Protocol):
 class Descriptors:
     """Files with a descriptor, of one disk.
 
-    Attributes:
-        uses: Goes up with each use of a file. Without the lock: it only decides which one goes
-            first.
+    *uses*: goes up with each use of a file. Without the lock: it only decides which one goes first.
     """
 
     __slots__ = ("_count", "_files", "_most", "lock", "uses")
@@ -89,8 +87,7 @@ class Descriptors:
     def opened(self, get: Callable[[], T]) -> T:
         """Return what *get* opens; where no descriptor is left, files give theirs back first.
 
-        Raises:
-            OSError: As *get*; with EMFILE or ENFILE when no file has one that can be given back.
+        Raises OSError: as *get*; with EMFILE or ENFILE when no file has one that can be given back.
         """
         while True:
             try:

@@ -219,8 +219,7 @@ def verify_frame(frame: Buffer, header: EntryHeader, prev_chain: int) -> None:
 def record_sizes(frame: Buffer, header: EntryHeader) -> npt.NDArray[np.uint32]:
     """Return the size in bytes of each record of a frame, in native order (a copy).
 
-    Raises:
-        CorruptEntryError: The frame ends before its table of sizes does.
+    Raises CorruptEntryError: the frame ends before its table of sizes does.
     """
     return _size_table(memoryview(frame), header).astype(np.uint32)
 

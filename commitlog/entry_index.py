@@ -251,8 +251,7 @@ class EntryIndex:
     def unit(self, index: int) -> Unit:
         """Return (position, term, chain, size) of an entry that is in the log.
 
-        Raises:
-            CorruptStoreError: The unit is damaged; opening the log again rebuilds it.
+        Raises CorruptStoreError: the unit is damaged; opening the log again rebuilds it.
         """
         if self._recent_first <= index <= self._recent_last:
             return self._recent[index & _MASK]
@@ -265,8 +264,7 @@ class EntryIndex:
     def load_recent(self, first: int, last: int) -> None:
         """Take the newest units, none below *first*, into memory.
 
-        Raises:
-            CorruptStoreError: One of them is damaged.
+        Raises CorruptStoreError: one of them is damaged.
         """
         self._recent_first, self._recent_last = 1, 0
         low = max(first, last - _MASK)
@@ -293,8 +291,7 @@ class EntryIndex:
     def flush(self) -> None:
         """Make all units written so far durable.
 
-        Raises:
-            FlushFailedError: The units are only a copy, but the disk cannot be trusted any more.
+        Raises FlushFailedError: the units are only a copy, but the disk cannot be trusted any more.
         """
         dirty = self._dirty.copy()
         self._dirty -= dirty

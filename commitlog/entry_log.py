@@ -178,8 +178,7 @@ class EntryLog(LogReader):
     def place(self, size: int) -> int:
         """Return the position at which a frame of *size* bytes would start.
 
-        Raises:
-            InvariantBroken: No segment can hold it; callers cap their entries below that.
+        Raises InvariantBroken: no segment can hold it; callers cap their entries below that.
         """
         if size > self._segment_bytes - BLANK_BYTES:
             raise InvariantBroken(
@@ -315,8 +314,7 @@ class EntryLog(LogReader):
     def flush(self) -> None:
         """Make everything durable now. Blocking.
 
-        Raises:
-            FlushFailedError: The log is poisoned from now on.
+        Raises FlushFailedError: the log is poisoned from now on.
         """
         if self._health.failure is not None:
             raise self._health.refusal()
@@ -473,8 +471,7 @@ class EntryLog(LogReader):
         For a replica that is given a snapshot: what it had lies before the anchor. Doing it
         again after a crash is safe.
 
-        Raises:
-            DiskFullError, FlushFailedError: Doing it again is safe.
+        Raises DiskFullError, FlushFailedError: doing it again is safe.
         """
         paths = StorePaths(root)
         # First what gives space back.

@@ -439,8 +439,7 @@ class KeyIndex:
         `is_behind` holds then, durably, before the first file goes. Blocking. Does nothing while a
         job of `begin_completion` runs.
 
-        Raises:
-            FlushFailedError: The node must stop.
+        Raises FlushFailedError: the node must stop.
         """
         if self._completing:
             return False

@@ -72,8 +72,7 @@ class FlushTicket:
     def run(self) -> None:
         """Flush the files. Blocking; thread-safe.
 
-        Raises:
-            FlushFailedError: The log is poisoned from now on.
+        Raises FlushFailedError: the log is poisoned from now on.
         """
         try:
             for file in self.files:
@@ -299,8 +298,7 @@ class LogReader:
         They are views like those of `frame`, one for each segment touched, and end before their sum
         exceeds *max_bytes*; the first is returned anyway.
 
-        Raises:
-            OffsetOutOfRangeError: The log does not hold *first*.
+        Raises OffsetOutOfRangeError: the log does not hold *first*.
         """
         stop = self.last_index if last is None else min(last, self.last_index)
         views: list[memoryview] = []
@@ -365,8 +363,7 @@ class LogReader:
 
         A page that cannot be brought in ends the process that touches it; a read only fails.
 
-        Raises:
-            CorruptEntryError: The disk does not give them back.
+        Raises CorruptEntryError: the disk does not give them back.
         """
         if position >= self._written_from and position >= self.end_position - RESIDENT_BYTES:
             return segment.bytes_at(position, size)
@@ -398,8 +395,7 @@ class LogReader:
     def index_of(self, position: int) -> int:
         """Return the entry that holds the byte at *position*, or the one before it in a gap.
 
-        Raises:
-            OffsetOutOfRangeError: Outside the log.
+        Raises OffsetOutOfRangeError: outside the log.
         """
         if not self.first_position <= position < self.end_position:
             raise OffsetOutOfRangeError(f"no entry holds byte {position}")

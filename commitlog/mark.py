@@ -189,8 +189,7 @@ class Truncation:
     def decode(cls, payload: bytes) -> Truncation | None:
         """Return what a slot file holds, None when there was no cut since the log was opened.
 
-        Raises:
-            CorruptStoreError: The payload has another size.
+        Raises CorruptStoreError: the payload has another size.
         """
         if not payload:
             return None
@@ -232,8 +231,7 @@ def decode_slot(slot: Buffer) -> tuple[int, bytes] | None:
 def newest_payload(data: bytes) -> bytes | None:
     """Return the value in the bytes of a slot file; None when nothing was ever stored.
 
-    Raises:
-        CorruptStoreError: Neither slot is whole, and they are not simply empty.
+    Raises CorruptStoreError: neither slot is whole, and they are not simply empty.
     """
     slots = [decode_slot(data[at : at + SLOT_STRIDE_BYTES]) for at in (0, SLOT_STRIDE_BYTES)]
     whole = [slot for slot in slots if slot is not None]
@@ -270,8 +268,7 @@ class SlotFile:
     def load(self) -> bytes | None:
         """Return the newest whole value; None when none was ever stored.
 
-        Raises:
-            CorruptStoreError: Neither slot is whole, and they are not simply empty.
+        Raises CorruptStoreError: neither slot is whole, and they are not simply empty.
         """
         if self._loaded:
             return self._value

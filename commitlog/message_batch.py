@@ -55,8 +55,7 @@ class BatchItem:
 def encode_batch(items: Iterable[BatchItem]) -> bytes:
     """Return the body of a batch send.
 
-    Raises:
-        LocalProtocolError: Properties or the flag of an item are too large for their fields.
+    Raises LocalProtocolError: properties or the flag of an item are too large for their fields.
     """
     parts: list[Buffer] = []
     for item in items:
@@ -76,9 +75,8 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
 def decode_batch(body: Buffer) -> list[BatchItem]:
     """Return the messages of a batch send, in order.
 
-    Raises:
-        CorruptRecordError: An item is cut short or its lengths do not add up; the message names
-            it. None of the batch may be stored then.
+    Raises CorruptRecordError: an item is cut short or its lengths do not add up; the message names
+    it. None of the batch may be stored then.
     """
     view = memoryview(body).cast("B")
     items: list[BatchItem] = []

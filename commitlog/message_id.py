@@ -24,8 +24,7 @@ def encode_offset_message_id(store_host: bytes, phy_offset: int) -> str:
 def decode_offset_message_id(message_id: str) -> tuple[str, int, int]:
     """Return host, port and physical offset of an offset message id.
 
-    Raises:
-        LocalProtocolError: Not one; a UNIQ_KEY has the same length and cannot be distinguished.
+    Raises LocalProtocolError: not one; a UNIQ_KEY has the same length and cannot be distinguished.
     """
     try:
         raw = bytes.fromhex(message_id)

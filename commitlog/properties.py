@@ -74,9 +74,8 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
     Pairs whose key or value is empty are left out, as in RocketMQ.
 
-    Raises:
-        LocalProtocolError: A key or value holds \\x01 or \\x02, for which there is no escape, or
-            a lone surrogate.
+    Raises LocalProtocolError: a key or value holds \x01 or \x02, for which there is no escape, or a
+    lone surrogate.
     """
     pairs = [f"{key}\x01{value}\x02" for key, value in properties.items() if key and value]
     text = "".join(pairs)
@@ -145,8 +144,7 @@ def with_properties(raw: bytes, added: Mapping[str, str]) -> bytes:
 
     The other bytes stay as they were, as with `without_properties`.
 
-    Raises:
-        LocalProtocolError: As `encode_properties`, about *added* only.
+    Raises LocalProtocolError: as `encode_properties`, about *added* only.
     """
     kept = without_properties(raw, {name.encode() for name in added})
     return kept + encode_properties(added)

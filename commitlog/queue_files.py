@@ -108,8 +108,7 @@ class QueueFiles:
     def create(self, path: str) -> DiskFile:
         """Return the file at *path*, which a flush may have made meanwhile.
 
-        Raises:
-            DiskFullError: No space for it.
+        Raises DiskFullError: no space for it.
         """
         folder = path.rpartition("/")[0]
         # Not durably: that would stop the event loop twice for each queue. The next flush sees
@@ -130,8 +129,7 @@ class QueueFiles:
     def lose(self, key: QueueKey, path: str, error: OSError) -> None:
         """Note that the disk does not give a file of a queue back.
 
-        Raises:
-            OSError: The error is another one.
+        Raises OSError: the error is another one.
         """
         if error.errno not in CANNOT_BE_READ:
             raise error

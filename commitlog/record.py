@@ -129,8 +129,7 @@ def body_crc(body: Buffer) -> int:
 def pack_host(host: str, port: int) -> bytes:
     """Return an address as a record holds it: 8 bytes for IPv4, 20 for IPv6.
 
-    Raises:
-        LocalProtocolError: *host* is not a numeric address.
+    Raises LocalProtocolError: *host* is not a numeric address.
     """
     try:
         packed = IPv6Address(host).packed if ":" in host else IPv4Address(host).packed
@@ -142,8 +141,7 @@ def pack_host(host: str, port: int) -> bytes:
 def unpack_host(packed: Buffer) -> tuple[str, int]:
     """Return host and port of an address packed by `pack_host`.
 
-    Raises:
-        CorruptRecordError: Neither 8 nor 20 bytes.
+    Raises CorruptRecordError: neither 8 nor 20 bytes.
     """
     raw = bytes(packed)
     if len(raw) == IPV4_HOST_BYTES:
@@ -304,8 +302,7 @@ class RecordTemplate:
 def check_bodies(records: Buffer) -> None:
     """Compare the body of each of *records*, back to back, with its checksum.
 
-    Raises:
-        CorruptRecordError: One of them is damaged.
+    Raises CorruptRecordError: one of them is damaged.
     """
     view = memoryview(records)
     at, end = 0, view.nbytes
@@ -402,8 +399,7 @@ def decode_record(buf: Buffer, offset: int = 0, *, check_crc: bool = True) -> Re
 def record_properties(record: Buffer) -> bytes:
     """Return the encoded properties of one whole record; its checksum is not looked at.
 
-    Raises:
-        CorruptRecordError: The lengths inside do not fit its bytes.
+    Raises CorruptRecordError: the lengths inside do not fit its bytes.
     """
     view = memoryview(record)
     try:
@@ -439,8 +435,7 @@ def checked_body(buf: Buffer, offset: int) -> tuple[memoryview, int]:
 def iter_records(buf: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
     """Yield the records that stand back to back in *buf*, to its last byte.
 
-    Raises:
-        CorruptRecordError: At the first bad or cut record; those before it were yielded.
+    Raises CorruptRecordError: at the first bad or cut record; those before it were yielded.
     """
     view = memoryview(buf)
     offset = 0

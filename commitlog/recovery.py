@@ -145,8 +145,7 @@ def finish_truncation(
 ) -> Truncation | None:
     """Finish a cut that a crash interrupted; return the newest cut, None when there is none.
 
-    Raises:
-        CorruptStoreError: What was noted about it is damaged.
+    Raises CorruptStoreError: what was noted about it is damaged.
     """
     cut = Truncation.decode(slots.load() or b"")
     if cut is None or cut.done:

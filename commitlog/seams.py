@@ -54,15 +54,13 @@ class DiskFile(Protocol):
 
         For what may be on a bad sector: a view of that ends the process when it is looked at.
 
-        Raises:
-            OSError: They cannot be read.
+        Raises OSError: they cannot be read.
         """
 
     def flush(self) -> None:
         """Make everything written so far durable. May be called from a worker thread.
 
-        Raises:
-            FlushFailedError: The flush failed. Never retry: the pages may be lost.
+        Raises FlushFailedError: the flush failed. Never retry: the pages may be lost.
         """
 
     def close(self) -> None:
@@ -91,8 +89,7 @@ class Disk(Protocol):
     def open(self, path: str) -> DiskFile:
         """Open an existing file for reading and writing.
 
-        Raises:
-            FileNotFoundError: There is none.
+        Raises FileNotFoundError: there is none.
         """
 
     def exists(self, path: str) -> bool:
@@ -104,8 +101,7 @@ class Disk(Protocol):
     def make_dir(self, path: str, *, durably: bool = True) -> None:
         """Make the folder and its parents, if they are missing.
 
-        Args:
-            durably: Else `flush_all` makes them durable, of their parents and themselves.
+        *durably*: else `flush_all` makes them durable, of their parents and themselves.
         """
 
     def read(self, path: str) -> bytes:
@@ -132,8 +128,7 @@ class Disk(Protocol):
 
         For many of them: it may flush the whole file system. What was removed is passed over.
 
-        Raises:
-            FlushFailedError: The flush failed; nothing is known of any of them.
+        Raises FlushFailedError: the flush failed; nothing is known of any of them.
         """
 
     def free_bytes(self, path: str) -> int:
@@ -145,6 +140,5 @@ class Disk(Protocol):
     def lock(self, path: str) -> Lock:
         """Take the exclusive lock file at *path*.
 
-        Raises:
-            StoreLockedError: Another process holds it.
+        Raises StoreLockedError: another process holds it.
         """

@@ -77,8 +77,7 @@ class Segment:
     def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
         """Write at an absolute position.
 
-        Raises:
-            DiskFullError: What was at these bytes is undefined.
+        Raises DiskFullError: what was at these bytes is undefined.
         """
         self.file.write_at(position - self.base, data)
 
@@ -127,8 +126,7 @@ class Segment:
     def zero(self, start: int, stop: int) -> int:
         """Set [*start*, *stop*) to zero where it is not; return the bytes up to the last such one.
 
-        Raises:
-            DiskFullError: A copy-on-write file system had no space.
+        Raises DiskFullError: a copy-on-write file system had no space.
         """
         last = start
         for position, content in self.written_chunks(start, stop):

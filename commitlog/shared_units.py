@@ -246,8 +246,7 @@ class SharedUnits:
 def read_tails(folder: str, read: Callable[[str], bytes]) -> Tails:
     """Return what counts in a folder of shared units, by topic and queue id. Changes nothing.
 
-    Raises:
-        CorruptStoreError: Units that were durable are lost.
+    Raises CorruptStoreError: units that were durable are lost.
     """
     try:
         recorded = newest_payload(read(f"{folder}/{_END_NAME}"))
@@ -282,8 +281,7 @@ def whole_chunks_end(read: Callable[[int, int], bytes], size: int, at: int) -> i
 def take_chunks(tails: Tails, data: bytes, path: str) -> None:
     """Bring *tails* up to date with the chunks in *data*, which came from the file *path*.
 
-    Raises:
-        CorruptStoreError: A chunk is damaged; *tails* has those before it.
+    Raises CorruptStoreError: a chunk is damaged; *tails* has those before it.
     """
     at = 0
     while at < len(data):

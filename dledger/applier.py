@@ -78,8 +78,7 @@ class Applier:
 
         Fewer are applied when they are for many queues.
 
-        Raises:
-            CorruptEntryError, CorruptRecordError: An entry is damaged that cannot be repaired.
+        Raises CorruptEntryError, CorruptRecordError: an entry is damaged that cannot be repaired.
         """
         store = self._store
         if store.installing:

@@ -508,8 +508,7 @@ def open_replica(config: BrokerConfig, disk: Disk, *, pid: int = 0) -> ReplicaSt
 def namesrv_tls(config: BrokerConfig) -> ssl.SSLContext | None:
     """Return the TLS towards NameServers; None: plain.
 
-    Raises:
-        ConfigError: A file is missing or not what it should be.
+    Raises ConfigError: a file is missing or not what it should be.
     """
     client = config.client
     if not client.tls_enable:
@@ -531,8 +530,7 @@ def watched_certificates(
 ) -> Certificates:
     """Return what keeps the contexts of a broker as their files are.
 
-    Raises:
-        OSError: A file cannot be read.
+    Raises OSError: a file cannot be read.
     """
     of_server, of_raft, of_client = config.server, config.raft, config.client
     peers = TlsFiles(of_raft.tls_cert_file, of_raft.tls_key_file, of_raft.tls_ca_file)

@@ -67,8 +67,7 @@ def walk(
 ) -> Iterator[tuple[int, Derived | None]]:
     """Yield the entries from *first* to *last* with what follows from them, some at a time.
 
-    Raises:
-        CorruptEntryError: An entry waits for its repair.
+    Raises CorruptEntryError: an entry waits for its repair.
     """
     left = max_bytes
     for index in range(max(first, entry_log.first_index), last + 1):
@@ -88,8 +87,7 @@ def walk(
 class KeyIndexing:
     """The key index, and how far it is.
 
-    Attributes:
-        next_index: First entry whose keys are to be put again; None while apply puts them.
+    *next_index*: first entry whose keys are to be put again; None while apply puts them.
     """
 
     def __init__(self, index: KeyIndex) -> None:
@@ -131,8 +129,7 @@ class KeyIndexing:
     def put(self, derived: Derived) -> None:
         """Put the keys of an entry that is being applied.
 
-        Raises:
-            DiskFullError: Some of them may be missing; to be put again.
+        Raises DiskFullError: some of them may be missing; to be put again.
         """
         # A flush may have given files up: the keys of this entry come behind theirs.
         if self._finds_loss():
@@ -221,8 +218,7 @@ def give_up_differing(
     Files that are being put again are left alone. Units of the schedule topic are compared without
     their times, which follow the levels that were set when they were written.
 
-    Raises:
-        FlushFailedError, OSError: It could not be noted; the node must stop.
+    Raises FlushFailedError, OSError: it could not be noted; the node must stop.
     """
     given_up = 0
     for topic, queue_id, where in derived.groups:

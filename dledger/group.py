@@ -47,8 +47,7 @@ FRAME_HEAD_RESERVED_BYTES: Final = 4096
 class Group(Proposals):
     """One replica of a broker group; implements `dledger.group_api.BrokerGroup`.
 
-    Args:
-        store: Opened and replayed; closed by the caller.
+    *store*: opened and replayed; closed by the caller.
     """
 
     def __init__(
@@ -229,8 +228,7 @@ class Group(Proposals):
         once: with None, or with the error when leadership ended or no majority confirmed it within
         an election timeout.
 
-        Raises:
-            NotLeaderError: This replica does not lead; *on_done* is not called.
+        Raises NotLeaderError: this replica does not lead; *on_done* is not called.
         """
         if self.leadership is None:
             raise NotLeaderError(self.leader_address, self.node.term)
@@ -377,8 +375,7 @@ class Group(Proposals):
     async def close(self) -> None:
         """Flush and checkpoint everything, then close the store cleanly. `run` has ended.
 
-        Raises:
-            FlushFailedError: The store was closed as after a crash.
+        Raises FlushFailedError: the store was closed as after a crash.
         """
         ticket = self.store.log.begin_flush()
         if ticket is not None:

@@ -162,8 +162,7 @@ OnDone = Callable[[Proposed], None]
 class OffsetCommit(NamedTuple):
     """An offset that a proposal commits for a consumer group.
 
-    Attributes:
-        expected: The offset that it takes the place of, -1 for none; None: whatever stands there.
+    *expected*: the offset that it takes the place of, -1 for none; None: whatever stands there.
     """
 
     group: str
@@ -253,8 +252,7 @@ class BrokerGroup(Protocol):
         It is called exactly once, perhaps from inside this call: with None, or with the error
         when leadership ended or no majority confirmed it in time.
 
-        Raises:
-            NotLeaderError: Not leading; *on_done* is not called.
+        Raises NotLeaderError: not leading; *on_done* is not called.
         """
 
     @property

@@ -71,8 +71,7 @@ from dledger.state.topics import (
 def listener_tls(config: BrokerConfig) -> ServerTls:
     """Return the TLS of the client port.
 
-    Raises:
-        ConfigError: A file is missing or not what it should be.
+    Raises ConfigError: a file is missing or not what it should be.
     """
     server = config.server
     return server_tls(
@@ -88,8 +87,7 @@ def peer_tls(config: BrokerConfig) -> tuple[ServerTls, ssl.SSLContext] | None:
 
     Both sides show a certificate of the same authorities.
 
-    Raises:
-        ConfigError: A file is missing or not what it should be.
+    Raises ConfigError: a file is missing or not what it should be.
     """
     raft = config.raft
     if not raft.tls_cert_file:
@@ -104,8 +102,7 @@ def peer_tls(config: BrokerConfig) -> tuple[ServerTls, ssl.SSLContext] | None:
 def group_secret(config: BrokerConfig, disk: Disk) -> GroupSecret | None:
     """Return what the members share; None: nothing.
 
-    Raises:
-        ConfigError: The file cannot be read, or holds too little.
+    Raises ConfigError: the file cannot be read, or holds too little.
     """
     path = config.raft.secret_file
     if not path:
@@ -119,8 +116,7 @@ def group_secret(config: BrokerConfig, disk: Disk) -> GroupSecret | None:
 def own_credentials(config: BrokerConfig, disk: Disk) -> Credentials | None:
     """Return whom this broker calls itself to NameServers; None: it does not sign.
 
-    Raises:
-        ConfigError: The file cannot be read, or not as credentials.
+    Raises ConfigError: the file cannot be read, or not as credentials.
     """
     path = config.client.credentials_file
     return parse_credentials(path, _read(disk, path)) if path else None
@@ -143,8 +139,7 @@ for."""
 def raft_settings(config: BrokerConfig, disk: Disk) -> RaftSettings:
     """Return the settings of the Raft member; secrets and certificates are read from their files.
 
-    Raises:
-        ConfigError: A file is missing or not what it should be.
+    Raises ConfigError: a file is missing or not what it should be.
     """
     raft, tls = config.raft, peer_tls(config)
     return RaftSettings(
@@ -184,8 +179,7 @@ def group_settings(config: BrokerConfig) -> GroupSettings:
 def packed_address(config: BrokerConfig) -> bytes:
     """Return the advertised address as it stands in message ids.
 
-    Raises:
-        ConfigError: `broker.broker_ip1` is no IPv4 address.
+    Raises ConfigError: `broker.broker_ip1` is no IPv4 address.
     """
     host = LOCALHOST.get(config.broker.broker_ip1, config.broker.broker_ip1)
     try:
@@ -434,8 +428,7 @@ class LiveSettings:
 def path_of(key: str) -> str:
     """Return the path of a setting from RocketMQ's key or from itself.
 
-    Raises:
-        SettingRefusedError: There is no such setting, or it changes nothing here.
+    Raises SettingRefusedError: there is no such setting, or it changes nothing here.
     """
     path = ROCKETMQ_KEYS.get(key, key)
     if path in SETTINGS:

@@ -38,8 +38,7 @@ COUNTS_AFTER_S: Final = 3_600.0
 class LogClock:
     """Implements `remoting.seams.Clock`; for all that waits for a date or compares store times.
 
-    Args:
-        newest_ms: Returns the store time of the newest entry; 0: there is none.
+    *newest_ms*: returns the store time of the newest entry; 0: there is none.
     """
 
     def __init__(self, clock: Clock, newest_ms: Callable[[], int]) -> None:

@@ -108,8 +108,7 @@ class Maintenance:
     async def write_checkpoints(self) -> None:
         """Write a checkpoint now and then, and remove what retention gave up, until cancelled.
 
-        Raises:
-            FlushFailedError: This replica must stop.
+        Raises FlushFailedError: this replica must stop.
         """
         while True:
             await self._clock.sleep(self._checkpoint_pause_s())
@@ -174,8 +173,7 @@ class Maintenance:
     async def install_snapshots(self) -> None:
         """Install what leaders send to this replica because it is far behind, until cancelled.
 
-        Raises:
-            FlushFailedError, InvariantBroken: This replica must stop.
+        Raises FlushFailedError, InvariantBroken: this replica must stop.
         """
         while True:
             await self._install_wake.wait()

@@ -78,8 +78,7 @@ DEFAULT_NAMESRV = "127.0.0.1:9876"
 def addresses(namesrv: str) -> list[str]:
     """Return the addresses in ``host:port;host:port``.
 
-    Raises:
-        CliError: One of them is not an address; a usage error.
+    Raises CliError: one of them is not an address; a usage error.
     """
     from dledger.remoting.settings import parse_addresses
 
@@ -99,8 +98,7 @@ def addresses(namesrv: str) -> list[str]:
 def no_less_than_0(_kind: object, value: float | None) -> None:
     """Refuse an option's number that is below 0, or none.
 
-    Raises:
-        ValueError: It is; a usage error.
+    Raises ValueError: it is; a usage error.
     """
     if value is not None and not value >= 0:
         raise ValueError("must be 0 or more")
@@ -109,8 +107,7 @@ def no_less_than_0(_kind: object, value: float | None) -> None:
 def read_option(hint: Any, tokens: Any) -> Any:
     """Return the value of an option; the library rounds 1.5 where a whole number is wanted.
 
-    Raises:
-        ValueError: It cannot be read; a usage error.
+    Raises ValueError: it cannot be read; a usage error.
     """
     if hint is int or int in get_args(hint):
         for token in tokens:

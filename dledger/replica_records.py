@@ -146,8 +146,7 @@ ASYNC: Final = b"async"
 class DoubtRecord:
     """Whether acknowledged entries may be lost here, in a file that is there while they may.
 
-    Args:
-        sync_flush: Whether what is acknowledged is flushed before.
+    *sync_flush*: whether what is acknowledged is flushed before.
     """
 
     def __init__(self, disk: Disk, paths: StorePaths, *, sync_flush: bool) -> None:
@@ -158,8 +157,7 @@ class DoubtRecord:
     def load(self, *, unclean: bool) -> tuple[bool, bool]:
         """Return whether entries below the mark are lost, and whether any may be.
 
-        Args:
-            unclean: The last run did not end in order.
+        *unclean*: the last run did not end in order.
         """
         path = self._paths.doubt
         if not self._disk.exists(path):
@@ -199,8 +197,7 @@ class DamageRecord:
     def load(self) -> list[tuple[int, int]] | None:
         """Return the damaged entries as runs (first, last); None when the file itself is damaged.
 
-        Raises:
-            ForeignStoreError: A newer version wrote it.
+        Raises ForeignStoreError: a newer version wrote it.
         """
         if not self._disk.exists(self._path):
             return []
@@ -234,8 +231,7 @@ def encode_damage(ranges: list[tuple[int, int]]) -> bytes:
 def decode_damage(data: bytes, path: str) -> list[tuple[int, int]] | None:
     """Return the damaged entries as runs (first, last); None when the file itself is damaged.
 
-    Raises:
-        ForeignStoreError: A newer version wrote it.
+    Raises ForeignStoreError: a newer version wrote it.
     """
     if zlib.crc32(data[4:]).to_bytes(4, "big") != data[:4]:
         return None
@@ -323,8 +319,7 @@ class TableImage:
 
     Nothing is copied before `begin`: the tables are being loaded and replayed then.
 
-    Attributes:
-        saved: Index and bytes of the newest written tables, for replicas that are far behind.
+    *saved*: index and bytes of the newest written tables, for replicas that are far behind.
     """
 
     def __init__(self, tables: StateTables) -> None:
@@ -386,8 +381,7 @@ class Checkpointing:
 
         The order matters: derived files, then the tables that claim them, then the mark.
 
-        Raises:
-            FlushFailedError, DiskFullError: The older checkpoint still holds.
+        Raises FlushFailedError, DiskFullError: the older checkpoint still holds.
         """
         try:
             self._write()
@@ -432,8 +426,7 @@ def decoded_file(disk: Disk, path: str, like: StateTables) -> StateTables | None
 
     What is in it can be made again, from the log or from a leader.
 
-    Raises:
-        ForeignStoreError: A newer version wrote it.
+    Raises ForeignStoreError: a newer version wrote it.
     """
     if not disk.exists(path):
         return None

@@ -87,8 +87,7 @@ class DerivedRepair:
     async def run(self) -> None:
         """Put what is missing until cancelled.
 
-        Raises:
-            FlushFailedError, OSError: The disk failed: the node must stop.
+        Raises FlushFailedError, OSError: the disk failed: the node must stop.
         """
         reason = ""
         while True:
@@ -216,8 +215,7 @@ class ScrubService:
 
         This replica leads no longer then, unless it is the only voter.
 
-        Raises:
-            DiskFullError, OSError: It could not be noted; the node must stop.
+        Raises DiskFullError, OSError: it could not be noted; the node must stop.
         """
         store = self._store
         if not store.log.first_index <= index <= store.log.last_index:
@@ -245,8 +243,7 @@ class ScrubService:
     async def run(self) -> None:
         """Check and repair until cancelled.
 
-        Raises:
-            FlushFailedError, OSError: The disk failed: the node must stop.
+        Raises FlushFailedError, OSError: the disk failed: the node must stop.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._scrub_loop)

@@ -328,8 +328,7 @@ MAX_DELAY_LEVELS = 64
 def parse_delay_levels(text: str) -> tuple[int, ...]:
     """Return the delay of each level in milliseconds; the first one is level 1.
 
-    Raises:
-        ValueError: Not a list like ``1s 5s 1m 2h``, or longer than 64.
+    Raises ValueError: not a list like ``1s 5s 1m 2h``, or longer than 64.
     """
     delays: list[int] = []
     for part in text.split():
@@ -345,8 +344,7 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
 def parse_peers(value: object) -> tuple[Peer, ...]:
     """Return the members of a group from ``n0-host:port;n1-host:port``, a list or a table.
 
-    Raises:
-        ValueError: One of them has another shape; names it.
+    Raises ValueError: one of them has another shape; names it.
     """
     if isinstance(value, Mapping):
         parts: Sequence[object] = [f"{peer}-{address}" for peer, address in value.items()]
@@ -364,8 +362,7 @@ def parse_peers(value: object) -> tuple[Peer, ...]:
 def parse_hours(value: object) -> tuple[int, ...]:
     """Return hours of the day from ``04`` or ``04;16``, a number or a list.
 
-    Raises:
-        ValueError: One of them is not from 0 to 23.
+    Raises ValueError: one of them is not from 0 to 23.
     """
     parts: Sequence[object] = [value] if isinstance(value, int) else split_list(value)
     hours: list[int] = []

@@ -304,16 +304,14 @@ class ReplicaStore:
     def decode(self, data: Buffer) -> StateTables:
         """Return the tables in a leader's snapshot. May be called in a worker thread.
 
-        Raises:
-            CorruptStoreError, ForeignStoreError: It is none that this version knows.
+        Raises CorruptStoreError, ForeignStoreError: it is none that this version knows.
         """
         return load_checked(data, self.tables)
 
     def needs(self, loaded: StateTables, commit_index: int) -> bool:
         """Tell whether a snapshot has to be installed: the log does not go as far as its floor.
 
-        Raises:
-            CorruptStoreError: It contradicts what is committed here.
+        Raises CorruptStoreError: it contradicts what is committed here.
         """
         floor = loaded.floor
         if floor.first_index < self.log.first_index or self._reaches(floor):
@@ -355,8 +353,7 @@ class ReplicaStore:
     def take_over(self, loaded: StateTables, entry_log: EntryLog) -> EntryLog:
         """Go on with a snapshot's tables and the empty log; return the old one, to be closed.
 
-        Raises:
-            FlushFailedError: The node must stop; the next open goes on.
+        Raises FlushFailedError: the node must stop; the next open goes on.
         """
         before, self.log = self.log, entry_log
         self._unfinished = None
@@ -524,8 +521,7 @@ class ReplicaStore:
     def begin_checkpoint(self, commit_index: int) -> Checkpointing | None:
         """Take the picture that the next start begins from; None when nothing is new.
 
-        Args:
-            commit_index: Newest index that is committed and stable here.
+        *commit_index*: newest index that is committed and stable here.
         """
         index = min(commit_index, self.log.durable_index)
         tables = self.tables
@@ -563,8 +559,7 @@ class ReplicaStore:
     def close(self, *, clean: bool) -> None:
         """Close all files and give the folder back.
 
-        Args:
-            clean: A checkpoint of everything was written; the next start need not recover.
+        *clean*: a checkpoint of everything was written; the next start need not recover.
         """
         self.derived.close()
         # Files of a log that a snapshot replaces are not its own any more.

@@ -138,8 +138,7 @@ def _plan_of(seed: int, order: Order) -> Plan:
 def kinds_of(order: Order) -> frozenset[Kind]:
     """Return the faults that an order draws from, where its workload has none of its own.
 
-    Raises:
-        ConfigError: There is no fault of a name.
+    Raises ConfigError: there is no fault of a name.
     """
     return _kinds_of(order, SIMULATED)
 

@@ -127,8 +127,7 @@ async def run_daemon(
 def listener_tls(config: NamesrvConfig) -> ServerTls:
     """Return the listener's TLS from the files that *config* names.
 
-    Raises:
-        ConfigError: A file is missing or not what it should be.
+    Raises ConfigError: a file is missing or not what it should be.
     """
     from dledger.remoting.tcp import server_tls
 

@@ -48,8 +48,7 @@ def encode_kv_config(tables: Mapping[str, Mapping[str, str]]) -> bytes:
 def decode_kv_config(content: bytes) -> dict[str, dict[str, str]]:
     """Return namespace → key → value from a file's content.
 
-    Raises:
-        ConfigError: Not JSON, or JSON of another shape.
+    Raises ConfigError: not JSON, or JSON of another shape.
     """
     try:
         return _decoder.decode(content).config_table
@@ -73,9 +72,8 @@ class KvConfigManager:
     def load(cls, disk: Disk, path: str) -> KvConfigManager:
         """Return the table that the file holds; an empty one when there is no file yet.
 
-        Raises:
-            ConfigError: The file is damaged. It is left as it is, and a NameServer must not start
-                with an empty table in its place: ordered topics would lose their order.
+        Raises ConfigError: the file is damaged. It is left as it is, and a NameServer must not
+        start with an empty table in its place: ordered topics would lose their order.
         """
         try:
             content = disk.read(path)
@@ -108,8 +106,7 @@ class KvConfigManager:
     def delete(self, namespace: str, key: str) -> None:
         """Remove a value, durably. Missing is fine.
 
-        Raises:
-            DiskFullError: No space; the value stays, in memory and in the file.
+        Raises DiskFullError: no space; the value stays, in memory and in the file.
         """
         table = self._tables.get(namespace)
         if table is None or key not in table:
@@ -187,8 +184,7 @@ SOURCE: Final = "changed while it runs"
 class NameServer:
     """The tables of a NameServer and what holds between them.
 
-    Raises:
-        ConfigError: The key-value file is damaged.
+    Raises ConfigError: the key-value file is damaged.
     """
 
     def __init__(self, config: NamesrvConfig, disk: Disk) -> None:
@@ -214,8 +210,7 @@ class NameServer:
     def delete_kv(self, namespace: str, key: str) -> None:
         """Remove a value, durably, and forget the route answer it stood in.
 
-        Raises:
-            DiskFullError: No space; the value stays.
+        Raises DiskFullError: no space; the value stays.
         """
         self.kv_config.delete(namespace, key)
         self._kv_changed(namespace, key)

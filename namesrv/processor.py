@@ -84,8 +84,7 @@ SUBJECT_FIELDS: Final = ("topic", "clusterName", "brokerName", "namespace", "key
 def subject_of(command: RemotingCommand) -> Subject:
     """Return what an administrative request is about, for the audit line; never a value. Pure.
 
-    Raises:
-        BadRequestError: Its body cannot be read.
+    Raises BadRequestError: its body cannot be read.
     """
     if command.code == RequestCode.UPDATE_NAMESRV_CONFIG:
         return {"settings": ",".join(read_properties(_text_body(command)))}

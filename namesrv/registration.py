@@ -275,8 +275,7 @@ class RegisterResult:
 def check_version(version: DataVersion) -> None:
     """Check that *version* is made of numbers that Java has.
 
-    Raises:
-        RegistrationRefusedError: It is not.
+    Raises RegistrationRefusedError: it is not.
     """
     numbers = (version.state_version, version.timestamp, version.counter)
     if not all(-MAX_I64 <= number <= MAX_I64 for number in numbers):
@@ -286,8 +285,7 @@ def check_version(version: DataVersion) -> None:
 def check_limits(registration: Registration, live: Mapping[BrokerKey, BrokerLiveInfo]) -> None:
     """Check that the limits allow a broker beside those that are registered.
 
-    Raises:
-        RegistrationRefusedError: The table, or its connection, has too many already.
+    Raises RegistrationRefusedError: the table, or its connection, has too many already.
     """
     key = registration.key
     if key not in live and len(live) >= MAX_BROKERS:

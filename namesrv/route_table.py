@@ -178,9 +178,8 @@ class RouteInfoManager:
 
         The broker's id is not asked for: a deposed leader that stops still believes it is id 0.
 
-        Raises:
-            RegistrationRefusedError: The address belongs to a group, and neither its identity nor
-                the connection it registered over is the one that asks. Nothing changed.
+        Raises RegistrationRefusedError: the address belongs to a group, and neither its identity
+        nor the connection it registered over is the one that asks. Nothing changed.
         """
         key = BrokerKey(cluster_name, broker_addr)
         live = self.broker_live_table.get(key)
@@ -282,10 +281,8 @@ class RouteInfoManager:
     ) -> bool:
         """Enter a topic on brokers that are registered; nothing changes if one is not.
 
-        Raises:
-            RegistrationRefusedError: One of the brokers is of a group, and it is asked for over no
-                connection of that group; a name or a number no client can read, or the table is
-                full.
+        Raises RegistrationRefusedError: one of the brokers is of a group, and it is asked for over
+        no connection of that group; a name or a number no client can read, or the table is full.
         """
         datas = {data.broker_name: data for data in queue_datas}
         if not datas or not datas.keys() <= self.broker_addr_table.keys():

@@ -40,9 +40,8 @@ class TlsFiles(NamedTuple):
     def load_into(self, context: ssl.SSLContext) -> None:
         """Let *context* use what is in the files. Blocking.
 
-        Raises:
-            OSError: One of them cannot be read, or not as what it is for; the key may be another
-                certificate's. *context* may be half changed.
+        Raises OSError: one of them cannot be read, or not as what it is for; the key may be another
+        certificate's. *context* may be half changed.
         """
         if self.cert_file:
             load_certificate(context, self.cert_file, self.key_file or None)
@@ -80,8 +79,7 @@ class Certificates:
     def watch(self, context: ssl.SSLContext | None, files: TlsFiles) -> None:
         """Keep *context*, which was just made of *files*, as they are; None: nothing.
 
-        Raises:
-            OSError: One of them cannot be read.
+        Raises OSError: one of them cannot be read.
         """
         if context is not None:
             self._watched.append(_Watched(context, files, self._digest(files)))

@@ -85,9 +85,8 @@ class RemotingClient:
     ) -> None:
         """Hand a one-way request to the connection of *address*.
 
-        Raises:
-            ConnectFailedError, ConnectionLostError, TooManyInFlightError, LocalProtocolError:
-                Nothing was sent.
+        Raises ConnectFailedError, ConnectionLostError, TooManyInFlightError, LocalProtocolError:
+        nothing was sent.
         """
         connection = self.live(address)
         if connection is None:
@@ -225,8 +224,7 @@ async def open_client(
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of ``"host:port"`` or ``"[v6]:port"``.
 
-    Raises:
-        LocalProtocolError: It is neither.
+    Raises LocalProtocolError: it is neither.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 0xFFFF:

@@ -162,8 +162,7 @@ class Handling(Generic[PeerT]):
     def take(self, asked: RemotingCommand) -> None:
         """Give a request that has come to its handler, or refuse it.
 
-        Raises:
-            InvariantBroken: From the handler; everything else that it raises becomes the answer.
+        Raises InvariantBroken: from the handler; everything else that it raises becomes the answer.
         """
         processor = self.processors.get(asked.code)
         if processor is None:

@@ -108,9 +108,8 @@ class FrameSpace:
     def __init__(self, limit_bytes: int, max_frame_bytes: int) -> None:
         """Make it empty.
 
-        Args:
-            limit_bytes: Of all unfinished frames; one of the largest fits in any case beside the
-                part that is reserved for small ones.
+        *limit_bytes*: of all unfinished frames; one of the largest fits in any case beside the part
+        that is reserved for small ones.
         """
         reserved = max_frame_bytes // (SMALL_SHARE - 1) + SMALL_SHARE
         self.limit_bytes = max(limit_bytes, max_frame_bytes + reserved)

@@ -70,8 +70,7 @@ def family_text(
 ) -> Iterator[str]:
     """Yield a family in pieces; nothing when it has no series.
 
-    Args:
-        samples: None between them ends a piece, so that others are served meanwhile.
+    *samples*: None between them ends a piece, so that others are served meanwhile.
     """
     # Here, so that a daemon starts without the library.
     from prometheus_client import Metric

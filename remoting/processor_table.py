@@ -34,8 +34,7 @@ class ProcessorTable:
     def register(self, code: int, handler: Handler, limiter: Limiter) -> None:
         """Let *handler* answer requests with *code*.
 
-        Raises:
-            ConfigError: The code has a handler already.
+        Raises ConfigError: the code has a handler already.
         """
         if self._guard is not None:
             handler = self._guard(int(code), handler)
@@ -44,8 +43,7 @@ class ProcessorTable:
     def register_free(self, code: int, handler: Handler, limiter: Limiter) -> None:
         """Let *handler* answer requests with *code* without the guard: anyone may ask.
 
-        Raises:
-            ConfigError: The code has a handler already.
+        Raises ConfigError: the code has a handler already.
         """
         if code in self._processors:
             raise ConfigError(f"request code {code} has a handler already")

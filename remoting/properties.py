@@ -30,8 +30,7 @@ def parse_properties(text: str) -> list[tuple[int, str, str]]:
 def read_properties(text: str) -> dict[str, str]:
     """Return key → value; a later line wins over an earlier one.
 
-    Raises:
-        ConfigError: As `parse_properties`, or a line that begins with its separator.
+    Raises ConfigError: as `parse_properties`, or a line that begins with its separator.
     """
     values: dict[str, str] = {}
     for number, key, value in parse_properties(text):

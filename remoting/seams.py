@@ -91,8 +91,7 @@ class DirectStream(Stream, Protocol):
     def send_some_nowait(self, data: Buffer) -> int:
         """Send the beginning of *data* without waiting; return how many bytes: 0 when it is full.
 
-        Raises:
-            OSError: The connection broke, or this end was closed.
+        Raises OSError: the connection broke, or this end was closed.
         """
 
 

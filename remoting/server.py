@@ -50,8 +50,7 @@ class ServerLimits:
 class RemotingServer:
     """Serves requests on any number of listeners.
 
-    Attributes:
-        on_connect: Called for each new connection before it is served.
+    *on_connect*: called for each new connection before it is served.
     """
 
     def __init__(

@@ -159,8 +159,7 @@ def _settings(table: str, struct: type[Struct]) -> list[Setting]:
 def split_list(value: object) -> list[object]:
     """Return the parts of ``a;b`` or ``a,b``, or of a list.
 
-    Raises:
-        ValueError: Neither text nor a list.
+    Raises ValueError: neither text nor a list.
     """
     if isinstance(value, str):
         return [part for part in re.split(r"[;,]", value) if part.strip()]
@@ -172,8 +171,7 @@ def split_list(value: object) -> list[object]:
 def parse_addresses(value: object) -> tuple[str, ...]:
     """Return addresses from ``host:port;host:port`` or a list.
 
-    Raises:
-        ValueError: One of them is not ``host:port``; names it.
+    Raises ValueError: one of them is not ``host:port``; names it.
     """
     addresses: list[str] = []
     for part in split_list(value):
@@ -313,8 +311,7 @@ class SettingsReader:
     def set(self, path: str, raw: object, place: Place, key: str) -> None:
         """Give a setting another value.
 
-        Raises:
-            ConfigError: It cannot have that value; names the place and the key.
+        Raises ConfigError: it cannot have that value; names the place and the key.
         """
         substitute = self._substitutes.get(path)
         if substitute is not None:
@@ -480,8 +477,7 @@ class Config:
     def with_values(self, values: Mapping[str, Any], source: str) -> Self:
         """Return the configuration with other values, checked as a whole.
 
-        Raises:
-            ConfigError: They contradict the others, or each other.
+        Raises ConfigError: they contradict the others, or each other.
         """
         tables: dict[str, dict[str, Any]] = {}
         for path, value in values.items():
@@ -504,9 +500,8 @@ class Config:
     ) -> dict[str, Any]:
         """Return path → value of the settings that get another value, for a daemon that runs.
 
-        Raises:
-            ConfigError: Names the key that is no setting, cannot be changed while the daemon runs,
-                or not to that value.
+        Raises ConfigError: names the key that is no setting, cannot be changed while the daemon
+        runs, or not to that value.
         """
         values: dict[str, Any] = {}
         for key, text in texts.items():

@@ -58,8 +58,7 @@ class TcpNetwork:
     async def listen(self, host: str, port: int, *, tls: ServerTls | None = None) -> Listener:
         """Bind *host* (a name or an address; empty means all) and listen.
 
-        Raises:
-            OSError: It cannot be bound; the text names host and port.
+        Raises OSError: it cannot be bound; the text names host and port.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         failed = f"cannot listen on {host}:{port}"
@@ -92,8 +91,7 @@ class TcpNetwork:
     ) -> Stream:
         """Connect, TLS handshake included.
 
-        Raises:
-            OSError: Refused, unreachable or timed out; nothing was sent.
+        Raises OSError: refused, unreachable or timed out; nothing was sent.
         """
         try:
             with trio.fail_after(timeout_s):
@@ -404,8 +402,7 @@ def client_tls(
 def load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
     """Let *context* show a certificate. Blocking.
 
-    Raises:
-        OSError: A file cannot be read, or the two do not belong together.
+    Raises OSError: a file cannot be read, or the two do not belong together.
     """
     context.load_cert_chain(cert_file, key_file, _no_password)
 

@@ -4,8 +4,7 @@
 def register(spark: object) -> None:
     """Make ``format("dledger")`` known to a Spark session; doing it again is harmless.
 
-    Args:
-        spark: A `pyspark.sql.SparkSession`, classic or Connect.
+    *spark*: a `pyspark.sql.SparkSession`, classic or Connect.
     """
     from dledger.spark_jobs.datasource.source import register as make_known
 

@@ -122,8 +122,7 @@ GIVEN_UP_NS: Final = 60_000_000_000
 class Batch(NamedTuple):
     """What was written since the last time.
 
-    Attributes:
-        horizon_ns: No row to come was called, or returns, before.
+    *horizon_ns*: no row to come was called, or returns, before.
     """
 
     ended: list[Operation]
@@ -159,9 +158,8 @@ class Tail:
     def next(self) -> Batch:
         """Return what came since the last call; nothing, if nothing did.
 
-        Raises:
-            CorruptHistoryError: A record is damaged, a row that this version does not know, or one
-                of another run.
+        Raises CorruptHistoryError: a record is damaged, a row that this version does not know, or
+        one of another run.
         """
         ended: list[Operation] = []
         present = self._now_ns

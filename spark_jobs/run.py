@@ -70,8 +70,7 @@ def path_of(run: Path | str) -> Path | str:
 def located(run: Path | str, open_tables: Callable[[str], Readable]) -> Iterator[Place]:
     """Yield where a run is; the copies of small files end with the block.
 
-    Raises:
-        BadInputError: There are no whole tables at the address.
+    Raises BadInputError: there are no whole tables at the address.
     """
     path = path_of(run)
     if isinstance(path, Path):
@@ -236,8 +235,7 @@ def judge_run(
 def _result_of(folder: Path) -> Iterator[None]:
     """Give an error of reading the result of a run one sentence.
 
-    Raises:
-        BadInputError: The result is damaged.
+    Raises BadInputError: the result is damaged.
     """
     try:
         yield
@@ -283,8 +281,7 @@ class _Spark:
 def tables_of(folder: Path, report: Callable[[str], object] = lambda _: None) -> Path:
     """Return the folder of tables of a run; make them where they are not whole.
 
-    Raises:
-        NoHistoryError: There is no history either.
+    Raises NoHistoryError: there is no history either.
     """
     if (folder / SUMMARY).is_file() or (folder / "ops.parquet").exists():
         return folder
@@ -305,8 +302,7 @@ def is_older(parquet: Path, history: Path) -> bool:
 def plan_of(folder: Path, counts: Ingested) -> Plan | None:
     """Return the plan of a run, if it has one: of tables alone the one their history began with.
 
-    Raises:
-        BadInputError: It is none, or one of a newer format.
+    Raises BadInputError: it is none, or one of a newer format.
     """
     path = folder / "plan.json"
     try:

@@ -49,8 +49,7 @@ def is_address(place: str) -> bool:
 def open_place(place: str) -> tuple[Any, str]:
     """Return the file system of a path or an address, and the path in it.
 
-    Raises:
-        UnknownAddressError: No library opens such an address, or the service does not answer.
+    Raises UnknownAddressError: no library opens such an address, or the service does not answer.
     """
     if not is_address(place):
         return pafs.LocalFileSystem(), str(Path(place).resolve())
@@ -94,8 +93,7 @@ class Tables:
     def read(self, file: str) -> bytes | None:
         """Return the bytes of a small file; None: it is not there.
 
-        Raises:
-            OSError: It cannot be read.
+        Raises OSError: it cannot be read.
         """
         path = f"{self._root}/{file}"
         if self.filesystem.get_file_info(path).type != pafs.FileType.File:
@@ -107,8 +105,7 @@ class Tables:
     def dataset(self, table: str) -> Any:
         """Return a table as a dataset with the schema of this version.
 
-        Raises:
-            BadInputError: It is missing, or is no Parquet.
+        Raises BadInputError: it is missing, or is no Parquet.
         """
         path = f"{self._root}/{table}.parquet"
         with named(self.name(table)):
@@ -124,8 +121,7 @@ class Tables:
     def footer(self, table: str) -> tuple[int, int] | None:
         """Return size and checksum of a table that is one file; None: it is not.
 
-        Raises:
-            BadInputError: It cannot be read.
+        Raises BadInputError: it cannot be read.
         """
         path = f"{self._root}/{table}.parquet"
         with named(self.name(table)):
@@ -137,8 +133,7 @@ class Tables:
     def footers(self, table: str) -> Iterator[tuple[Any, int]]:
         """Yield columns and number of rows of each file of a table.
 
-        Raises:
-            BadInputError: The table is missing, or is no Parquet.
+        Raises BadInputError: the table is missing, or is no Parquet.
         """
         for fragment in self.dataset(table).get_fragments():
             with named(self.name(table)):
@@ -147,8 +142,7 @@ class Tables:
     def nodes(self) -> Any:
         """Return the table `nodes`.
 
-        Raises:
-            BadInputError: It cannot be read, has nulls, or rows of a kind not known here.
+        Raises BadInputError: it cannot be read, has nulls, or rows of a kind not known here.
         """
         name = self.name("nodes")
         with named(name):
@@ -197,8 +191,7 @@ def check_tables(tables: Readable, counts: Ingested) -> None:
 
     The small ones are summed here; an engine sums `ops` and `obs` as it reads them.
 
-    Raises:
-        BadInputError: They are not.
+    Raises BadInputError: they are not.
     """
     expected = {
         "ops": counts.ops,
@@ -240,8 +233,7 @@ def check_sum(name: str, found: int, expected: str | None) -> None:
 def checked_nodes(name: str, table: Any) -> Any:
     """Return *table*, which has no nulls and no rows of a kind not known here.
 
-    Raises:
-        BadInputError: It has.
+    Raises BadInputError: it has.
     """
     check_batch(name, table)
     kinds = table.column("kind").to_numpy()
@@ -257,8 +249,7 @@ def checked_nodes(name: str, table: Any) -> Any:
 def named(name: str) -> Iterator[None]:
     """Give an error of reading a table one sentence with the name of the table.
 
-    Raises:
-        BadInputError: In place of the errors of the file system and of pyarrow.
+    Raises BadInputError: in place of the errors of the file system and of pyarrow.
     """
     try:
         yield
@@ -270,8 +261,7 @@ def named(name: str) -> Iterator[None]:
 def batches(name: str, found: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches of a table; each has passed `check_batch`.
 
-    Raises:
-        BadInputError: One cannot be read, or has not.
+    Raises BadInputError: one cannot be read, or has not.
     """
     every = iter(found)
     while True:
@@ -286,8 +276,7 @@ def batches(name: str, found: Iterable[Any]) -> Iterator[Any]:
 def check_batch(name: str, batch: Any) -> None:
     """See that no column has nulls, and that each word is one; the reader sees to numbers alone.
 
-    Raises:
-        BadInputError: One has, or is damaged.
+    Raises BadInputError: one has, or is damaged.
     """
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if column.null_count:
@@ -300,8 +289,7 @@ def check_batch(name: str, batch: Any) -> None:
 def check_rows(name: str, columns: Mapping[str, npt.NDArray[Any]]) -> None:
     """See that rows of `ops` are of known kinds and do not return before their call.
 
-    Raises:
-        BadInputError: They are not.
+    Raises BadInputError: they are not.
     """
     wrong = mistake_in(columns)
     if wrong:
@@ -311,8 +299,7 @@ def check_rows(name: str, columns: Mapping[str, npt.NDArray[Any]]) -> None:
 def check_schema(name: str, found: Any, schema: Any) -> None:
     """See that a file has the columns of *schema* with their types; it may have more.
 
-    Raises:
-        BadInputError: It has not.
+    Raises BadInputError: it has not.
     """
     for field in schema:
         at = found.get_field_index(field.name)

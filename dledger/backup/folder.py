@@ -96,8 +96,7 @@ class BackupFolder:
     def open(cls, target: str) -> Self:
         """Return the folder at a path or an address.
 
-        Raises:
-            UnknownAddressError: No library opens such an address.
+        Raises UnknownAddressError: no library opens such an address.
         """
         try:
             filesystem, path = url_to_fs(target if "://" in target else str(Path(target).resolve()))
@@ -147,8 +146,7 @@ class BackupFolder:
     def finish(self, manifest: Manifest) -> None:
         """Make *manifest* the backup, atomically, and remove what it does not name.
 
-        Raises:
-            BackupDamagedError: The backup is the one of before: a file is missing.
+        Raises BackupDamagedError: the backup is the one of before: a file is missing.
         """
         self.need_files(
             manifest,
@@ -219,8 +217,7 @@ class BackupFolder:
     def tables(self, tables: Tables) -> bytes:
         """Return the snapshot of the tables.
 
-        Raises:
-            BackupDamagedError: The file is missing, or not what was written.
+        Raises BackupDamagedError: the file is missing, or not what was written.
         """
         data = self.read(tables, 0, tables.size)
         if sha256_of(data) != tables.sha256:
@@ -232,8 +229,7 @@ class BackupFolder:
     def read(self, file: Part | Tables, begin: int, end: int) -> bytes:
         """Return some bytes of a file.
 
-        Raises:
-            BackupDamagedError: It is missing, or has another size than was written.
+        Raises BackupDamagedError: it is missing, or has another size than was written.
         """
         path = self.path(file.file)
         with failing("read", path):

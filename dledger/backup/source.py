@@ -79,8 +79,7 @@ class Source:
     def mark(self) -> Mark | None:
         """Return the newest entry that this member knows to be committed; None: it knows none.
 
-        Raises:
-            CorruptStoreError: The mark is damaged.
+        Raises CorruptStoreError: the mark is damaged.
         """
         if not self._disk.exists(self._paths.commit_mark):
             return None

@@ -108,8 +108,7 @@ def verify(
 def loaded_tables(folder: BackupFolder, manifest: Manifest) -> StateTables | None:
     """Return the tables of a backup; None where it has none and needs none.
 
-    Raises:
-        BackupDamagedError: They are damaged, or are missing.
+    Raises BackupDamagedError: they are damaged, or are missing.
     """
     found = manifest.tables
     if found is None:
@@ -133,8 +132,7 @@ def loaded_tables(folder: BackupFolder, manifest: Manifest) -> StateTables | Non
 def check_parts_join(manifest: Manifest, root: str) -> None:
     """Check that the files of a backup hold the log without a gap.
 
-    Raises:
-        BackupDamagedError: They do not.
+    Raises BackupDamagedError: they do not.
     """
     begin, end = manifest.begin.position, manifest.end.end_position
     parts = manifest.parts

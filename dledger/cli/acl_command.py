@@ -415,8 +415,7 @@ def _secret(path: Path | None, is_on_stdin: bool) -> str | None:
 def _write(path: Path, table: AccountTable, changes: Mapping[str, Account | None]) -> None:
     """Replace the file as a whole, readable for its owner alone unless it was for others before.
 
-    Raises:
-        CliError: It is not ours to write, or cannot be written; the old one stays.
+    Raises CliError: it is not ours to write, or cannot be written; the old one stays.
     """
     from dledger.remoting.access.account_file import accounts_document, is_toml, parse_accounts
 

@@ -198,8 +198,7 @@ def is_running(folder: Path) -> bool:
 async def _committed(source: Source, namesrv: str) -> int:
     """Return up to where the group has come, as its leader knows after a read barrier.
 
-    Raises:
-        CliError: There is no leader, or the group of that name is another one.
+    Raises CliError: there is no leader, or the group of that name is another one.
     """
     import trio
 
@@ -262,8 +261,7 @@ async def _asked(admin: Admin, address: str, source: Source) -> int | None:
 async def _wait_for(source: Source, index: int) -> None:
     """Wait until the member's commit mark covers entry *index*.
 
-    Raises:
-        CliError: It does not get there.
+    Raises CliError: it does not get there.
     """
     import trio
 

@@ -57,8 +57,7 @@ class ConsumeLoad:
 async def bench_consume(target: Target, load: ConsumeLoad, tell: Callable[[str], None]) -> Figures:
     """Write a backlog, read it, and return what reading was like.
 
-    Raises:
-        CliError: The cluster cannot be reached, or messages are missing.
+    Raises CliError: the cluster cannot be reached, or messages are missing.
     """
     async with (
         target.opened(load.topic, load.queues, tell) as (namesrvs, _),
@@ -97,8 +96,7 @@ class PopLoad:
 async def bench_pop(target: Target, load: PopLoad, tell: Callable[[str], None]) -> Figures:
     """Write a backlog, consume it by push, one by one and in batches, and return the rates.
 
-    Raises:
-        CliError: The cluster cannot be reached, or not all messages came in time.
+    Raises CliError: the cluster cannot be reached, or not all messages came in time.
     """
     async with (
         target.opened(load.topic, load.queues, tell) as (namesrvs, _),

@@ -142,8 +142,7 @@ Figures = dict[str, float]
 class Tally:
     """Counts what ends inside a window of `time.perf_counter`.
 
-    Attributes:
-        failures: By outcome; from the begin of the window on.
+    *failures*: by outcome; from the begin of the window on.
     """
 
     begin_s: float
@@ -171,8 +170,7 @@ class Tally:
 
         Times are those of one send, batch or pull; what failed is in none of the rates and times.
 
-        Raises:
-            CliError: Nothing succeeded.
+        Raises CliError: nothing succeeded.
         """
         succeeded(self.latencies_s, self.failures)
         p50, p99, p999, worst = percentiles_ms(self.latencies_s, 50, 99, 99.9, 100)

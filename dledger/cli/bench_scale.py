@@ -130,8 +130,7 @@ class _Run:
     async def change(self, code: RequestCode, ext: ExtFields, body: bytes = b"") -> None:
         """Ask the leader for what fills the cluster.
 
-        Raises:
-            CliError: Refused, or not answered in time.
+        Raises CliError: refused, or not answered in time.
         """
         try:
             answer = await self.ask(code, ext, body)
@@ -196,8 +195,7 @@ async def bench_scale(target: Temporary, load: ScaleLoad, tell: Callable[[str], 
     Stalls are the longest turn of any broker's event loop in a phase; its processor time beside
     it: the rest of it was spent waiting for a disk or a processor.
 
-    Raises:
-        CliError: A request was refused, or the cluster did not come back.
+    Raises CliError: a request was refused, or the cluster did not come back.
     """
     # A sparse file a queue: small ones keep the sum of sizes sane.
     small = {"store.mapped_file_size_consume_queue": 20 * 1_000}

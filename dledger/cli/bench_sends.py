@@ -94,8 +94,7 @@ class _Cpu:
 async def bench_produce(target: Target, load: ProduceLoad, tell: Callable[[str], None]) -> Figures:
     """Send for a while and return what was measured.
 
-    Raises:
-        CliError: The cluster cannot be reached, or not one send succeeded.
+    Raises CliError: the cluster cannot be reached, or not one send succeeded.
     """
     async with target.opened(load.topic, load.queues, tell) as (namesrvs, pids):
         config, cpu = ProducerConfig(idempotent=load.idempotent), _Cpu(pids)
@@ -143,8 +142,7 @@ def produced(load: ProduceLoad, tally: Tally, brokers_cpu_s: float, client_cpu_s
     Processor time is that of a message, in microseconds: of all brokers of a temporary cluster, 0
     with another one, and of this process.
 
-    Raises:
-        CliError: Not one send succeeded.
+    Raises CliError: not one send succeeded.
     """
     return {
         **tally.figures(load.duration, load.size),
@@ -214,8 +212,7 @@ class ScheduleTally:
 async def bench_latency(target: Target, load: LatencyLoad, tell: Callable[[str], None]) -> Figures:
     """Send at a fixed rate and return the latencies.
 
-    Raises:
-        CliError: The cluster cannot be reached, or not one send succeeded.
+    Raises CliError: the cluster cannot be reached, or not one send succeeded.
     """
     async with target.opened(load.topic, load.queues, tell) as (namesrvs, _):
         config = ProducerConfig(send_timeout_s=SEND_TIMEOUT_S)
@@ -277,8 +274,7 @@ def summary(load: LatencyLoad, schedule: Schedule, tally: ScheduleTally) -> Figu
     none. *late* is by how much this program began its sends after their time; it is part of the
     latencies. The achieved rate is that of acknowledgements until the last of them.
 
-    Raises:
-        CliError: Not one send succeeded.
+    Raises CliError: not one send succeeded.
     """
     succeeded(tally.latencies_s, tally.failures)
     took_s = max(load.duration, tally.ended_s - schedule.measured_from_s)
@@ -304,8 +300,7 @@ async def bench_failover(inflight: int, tell: Callable[[str], None]) -> float:
 
     It ends with the first acknowledgement of a send that was begun after SIGKILL.
 
-    Raises:
-        CliError: The cluster did not start, or no send was acknowledged after the kill.
+    Raises CliError: the cluster did not start, or no send was acknowledged after the kill.
     """
     sends: list[tuple[float, float]] = []
     tally = Tally(0.0, on_stored=lambda began_s, ended_s: sends.append((began_s, ended_s)))

@@ -39,8 +39,7 @@ app = App(name="broker", help="Run one broker, a member of its group.", backend=
 def parse_options(assignments: Sequence[str], named: dict[str, object]) -> dict[str, object]:
     """Return ``table.name`` to value of what stood on the command line.
 
-    Raises:
-        ConfigError: An assignment without ``=``.
+    Raises ConfigError: an assignment without ``=``.
     """
     options: dict[str, object] = {}
     for assignment in assignments:
@@ -178,8 +177,7 @@ async def serve_process(
 async def check_ports(config: BrokerConfig, network: Network) -> None:
     """Try the ports a broker cannot be without, before it reserves space for its log.
 
-    Raises:
-        CliError: One of them cannot be listened on; it names the setting.
+    Raises CliError: one of them cannot be listened on; it names the setting.
     """
     own = config.self_peer
     wanted = [("server.listen_port", config.server.listen_host, config.server.listen_port)]
@@ -230,8 +228,7 @@ def _fast_connections(config: BrokerConfig, connections: int) -> int:
 async def _with_addresses(config: BrokerConfig) -> BrokerConfig:
     """Resolve the advertised host once: it becomes part of message ids, as four bytes.
 
-    Raises:
-        ConfigError: The name has no IPv4 address.
+    Raises ConfigError: the name has no IPv4 address.
     """
     name = config.broker.broker_ip1
     try:

@@ -211,8 +211,7 @@ def judge_group(name: str, rows: list[Mapping[str, Any]]) -> GroupHealth:
 class Look:
     """What one look at a cluster showed.
 
-    Attributes:
-        refused: Brokers that NameServers refuse: no group is the worse for them.
+    *refused*: brokers that NameServers refuse: no group is the worse for them.
     """
 
     groups: list[GroupHealth]

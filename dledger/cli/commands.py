@@ -129,8 +129,7 @@ def open_client(namesrvs: Sequence[str]) -> ClientInstance:
 async def open_admin(namesrv: str | Sequence[str]) -> AsyncIterator[Admin]:
     """Give administration of the cluster behind NameServers.
 
-    Raises:
-        CliError: The block names a topic that no NameServer knows; or *namesrv* is no address.
+    Raises CliError: the block names a topic that no NameServer knows; or *namesrv* is no address.
     """
     from dledger.client.admin.admin import Admin
     from dledger.client.core.errors import NoRouteError

@@ -145,8 +145,7 @@ def differing(
 ) -> dict[str, dict[str, str | None]]:
     """Return key → address → value for every key that two daemons do not agree on. Pure.
 
-    Args:
-        with_own: Also keys that are meant to differ.
+    *with_own*: also keys that are meant to differ.
     """
     keys = sorted({key for settings in found.values() for key in settings})
     rows: dict[str, dict[str, str | None]] = {}
@@ -185,8 +184,7 @@ async def settings_of(
 ) -> dict[str, dict[str, str]]:
     """Return address → key → value of every daemon asked.
 
-    Raises:
-        ClientError: One does not answer, or refuses.
+    Raises ClientError: one does not answer, or refuses.
     """
     import trio
 

@@ -54,8 +54,7 @@ def contexts_file(environment: Mapping[str, str]) -> Path:
 def read_contexts(file: Path) -> Contexts:
     """Return what the file holds; none where there is no file.
 
-    Raises:
-        ConfigError: It cannot be read.
+    Raises ConfigError: it cannot be read.
     """
     try:
         return msgspec.json.decode(file.read_bytes(), type=Contexts)
@@ -68,8 +67,7 @@ def read_contexts(file: Path) -> Contexts:
 def write_contexts(file: Path, contexts: Contexts) -> None:
     """Replace the file as a whole; only its owner can read it.
 
-    Raises:
-        ConfigError: It cannot be written; the old one stays.
+    Raises ConfigError: it cannot be written; the old one stays.
     """
     text = msgspec.json.format(msgspec.json.encode(contexts), indent=2)
     beside = file.with_suffix(".new")
@@ -89,8 +87,7 @@ def use_context(environment: MutableMapping[str, str]) -> None:
 
     A NameServer that is named otherwise is another cluster: nothing of the context is used then.
 
-    Raises:
-        ConfigError: The file cannot be read, or names a context that it does not have.
+    Raises ConfigError: the file cannot be read, or names a context that it does not have.
     """
     file = contexts_file(environment)
     if VARIABLES["namesrv"] in environment or not file.exists():

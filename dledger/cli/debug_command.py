@@ -110,8 +110,7 @@ def packed(parts: Mapping[str, bytes]) -> bytes:
 def read_logs(paths: Sequence[Path]) -> dict[str, bytes]:
     """Return name → end of each log file, secrets removed.
 
-    Raises:
-        CliError: One is not there, or there are too many; a usage error.
+    Raises CliError: one is not there, or there are too many; a usage error.
     """
     files: list[Path] = []
     for path in paths:
@@ -134,8 +133,7 @@ def read_logs(paths: Sequence[Path]) -> dict[str, bytes]:
 async def _of_cluster(namesrv: str) -> dict[str, bytes]:
     """Return name → content of everything nodes say of themselves.
 
-    Raises:
-        NoNameServerError: None answers, so the nodes are not known.
+    Raises NoNameServerError: none answers, so the nodes are not known.
     """
     from importlib.metadata import version
 

@@ -113,8 +113,7 @@ def chosen_queues(
 ) -> list[MessageQueue]:
     """Return the queues of dead letters that options name, in their order.
 
-    Raises:
-        CliError: There is none, or several where an offset is to name one dead letter.
+    Raises CliError: there is none, or several where an offset is to name one dead letter.
     """
     chosen = sorted(
         queue

@@ -129,8 +129,7 @@ async def info(
 async def _require_known(admin: Admin, group: str) -> SubscriptionGroupConfig | None:
     """Return the configuration of a group; None: it has members or offsets and no configuration.
 
-    Raises:
-        CliError: No broker knows it: most often its name is misspelt; nothing was changed.
+    Raises CliError: no broker knows it: most often its name is misspelt; nothing was changed.
     """
     config = (await admin.subscription_groups()).get(group)
     if config is not None:
@@ -275,8 +274,7 @@ def reset_goal(
 ) -> ResetGoal:
     """Return where to go from what was given.
 
-    Raises:
-        CliError: None of the four was given, or more than one, or no time; a usage error.
+    Raises CliError: none of the four was given, or more than one, or no time; a usage error.
     """
     from dledger.cli.message_command import time_ms
 
@@ -334,8 +332,7 @@ async def _planned(
 ) -> Mapping[MessageQueue, OffsetMove]:
     """Return where each queue would go on.
 
-    Raises:
-        CliError: There is no such topic; nothing was changed.
+    Raises CliError: there is no such topic; nothing was changed.
     """
     from dledger.client.core.errors import NoRouteError
 

@@ -230,8 +230,7 @@ class LocalCluster:
     ) -> str:
         """Return the leader as soon as there is one.
 
-        Raises:
-            CliError: None within *timeout_s*, or a broker that should run has ended.
+        Raises CliError: none within *timeout_s*, or a broker that should run has ended.
         """
         with trio.move_on_after(timeout_s):
             while True:
@@ -245,8 +244,7 @@ class LocalCluster:
     async def wait_caught_up(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> None:
         """Wait until a member has applied what was committed when this was called.
 
-        Raises:
-            CliError: Not within *timeout_s*, or a broker that should run has ended.
+        Raises CliError: not within *timeout_s*, or a broker that should run has ended.
         """
         target: int | None = None
         with trio.move_on_after(timeout_s):
@@ -300,8 +298,7 @@ class LocalCluster:
     async def wait_proxies(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> None:
         """Wait until every proxy takes connections.
 
-        Raises:
-            CliError: Not within *timeout_s*, or one has ended.
+        Raises CliError: not within *timeout_s*, or one has ended.
         """
         for node in self.proxies.values():
             port = int(node.address.rpartition(":")[2])

@@ -70,8 +70,7 @@ class LogDamageError(StoreError):
 def open_segments(commit_log: Path) -> list[Segment]:
     """Return the segments of a log folder in order; they stay mapped while views live.
 
-    Raises:
-        LogDamageError: A segment between two others is missing.
+    Raises LogDamageError: a segment between two others is missing.
     """
     segments: list[Segment] = []
     for path in sorted(commit_log.iterdir() if commit_log.is_dir() else ()):
@@ -93,8 +92,7 @@ def walk(segments: list[Segment]) -> Iterator[LogEntry]:
 
     The end is where a segment goes on with zeros.
 
-    Raises:
-        LogDamageError: Something else stands there, or an entry does not follow the one before.
+    Raises LogDamageError: something else stands there, or an entry does not follow the one before.
     """
     last: EntryHeader | None = None
     for number, segment in enumerate(segments):
@@ -182,8 +180,7 @@ class StoreReport(msgspec.Struct, kw_only=True):
 def verify_store(root: Path, read_to: Callable[[int], None] = lambda position: None) -> StoreReport:
     """Return what stands in the data folder *root* of a stopped broker.
 
-    Raises:
-        CliError: It is not a data folder.
+    Raises CliError: it is not a data folder.
     """
     paths = StorePaths(str(root))
     if not Path(paths.commitlog).is_dir():
@@ -221,8 +218,7 @@ def verify_store(root: Path, read_to: Callable[[int], None] = lambda position: N
 def commit_mark(path: Path) -> Mark | None:
     """Return the newest whole commit mark of a data folder; None when there is none.
 
-    Raises:
-        CorruptStoreError: The file is there and neither slot is whole.
+    Raises CorruptStoreError: the file is there and neither slot is whole.
     """
     newest = newest_slot(path)
     return None if newest is None else Mark.decode(newest)
@@ -231,8 +227,7 @@ def commit_mark(path: Path) -> Mark | None:
 def newest_slot(path: Path) -> bytes | None:
     """Return what stands in the newest whole slot of a file; None when nothing does.
 
-    Raises:
-        CorruptStoreError: The file is there and neither slot is whole.
+    Raises CorruptStoreError: the file is there and neither slot is whole.
     """
     if not path.exists():
         return None

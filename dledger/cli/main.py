@@ -403,8 +403,7 @@ BEFORE_THE_COMMAND = {
 def take_access_options(tokens: Sequence[str], environment: MutableMapping[str, str]) -> list[str]:
     """Put what stands before the command into the environment; return the rest.
 
-    Raises:
-        CliError: An option without its value; a usage error.
+    Raises CliError: an option without its value; a usage error.
     """
     rest = list(tokens)
     while rest and (name := rest[0].partition("=")[0]) in BEFORE_THE_COMMAND:
@@ -430,8 +429,7 @@ def run_with_context(tokens: Sequence[str], environment: MutableMapping[str, str
     A command line that names NameServers means another cluster: its account is not that of the
     context.
 
-    Raises:
-        ConfigError: The file of contexts cannot be read.
+    Raises ConfigError: the file of contexts cannot be read.
     """
     if tokens and tokens[0] in USE_CONTEXTS and not _names_name_servers(tokens):
         from dledger.cli.contexts import use_context

@@ -174,8 +174,7 @@ async def send(
 def check_sendable(topic: str) -> None:
     """Refuse the topics that brokers fill for consumer groups.
 
-    Raises:
-        CliError: A usage error; nothing is sent.
+    Raises CliError: a usage error; nothing is sent.
     """
     if topic.startswith(("%RETRY%", "%DLQ%")):
         raise CliError(
@@ -188,8 +187,7 @@ def check_sendable(topic: str) -> None:
 def check_delay_level(level: int, settings: Mapping[str, Mapping[str, str]]) -> None:
     """Refuse a level that a broker does not have; as RocketMQ's, it would take its longest one.
 
-    Raises:
-        CliError: A usage error; nothing is sent.
+    Raises CliError: a usage error; nothing is sent.
     """
     for address, found in settings.items():
         levels = len(found.get("messageDelayLevel", "").split()) or DEFAULT_LEVELS

@@ -31,8 +31,7 @@ def free_ports(count: int) -> list[int]:
     Some RocketMQ clients try the port two below the one they were given. None lies where the kernel
     takes ports for connections. A port is returned once, and to this process alone.
 
-    Raises:
-        CliError: There are fewer.
+    Raises CliError: there are fewer.
     """
     ports: list[int] = []
     while len(ports) < count:

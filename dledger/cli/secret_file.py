@@ -18,8 +18,7 @@ OWNER_ONLY: Final = 0o600
 def make_secret(path: Path) -> None:
     """Write a new secret to *path*, which only the owner can read.
 
-    Raises:
-        CliError: There is a file already, which is left as it is; or it cannot be written.
+    Raises CliError: there is a file already, which is left as it is; or it cannot be written.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)

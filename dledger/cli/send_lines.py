@@ -55,8 +55,7 @@ async def send_all(
 
     The first failure ends the input; what is under way by then is waited for and printed.
 
-    Raises:
-        MQError: The first failure; the note on it has the number of stored ones.
+    Raises MQError: the first failure; the note on it has the number of stored ones.
     """
     failures: list[MQError] = []
     stored = 0

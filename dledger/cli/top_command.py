@@ -103,8 +103,7 @@ async def top(
 async def look_at(admin: Admin) -> TopLook:
     """Ask every member for its state, and the brokers for rates and lag.
 
-    Raises:
-        NoNameServerError: None answers.
+    Raises NoNameServerError: none answers.
     """
     from datetime import datetime
 

@@ -57,8 +57,7 @@ def topic_changes(
 ) -> dict[str, str]:
     """Return the fields of a request that differ from what a topic has. Pure.
 
-    Raises:
-        CliError: Nothing was given, or something that a topic cannot have; a usage error.
+    Raises CliError: nothing was given, or something that a topic cannot have; a usage error.
     """
     if permission is not None and permission not in PERMISSIONS:
         raise CliError("--permission is r, w, rw or none", exit_code=ExitCode.USAGE)
@@ -93,8 +92,7 @@ def topic_changes(
 def _check_attribute(name: str) -> None:
     """Refuse a name that brokers would store and never read; one that is stored may be removed.
 
-    Raises:
-        CliError: A usage error.
+    Raises CliError: a usage error.
     """
     from dledger.processors.topics import TYPE_ATTRIBUTE
     from dledger.services.retention import RETENTION_ATTRIBUTE
@@ -188,8 +186,7 @@ async def groups_of(
 ) -> tuple[str, ...]:
     """Return the broker groups of a cluster, or of all of them.
 
-    Raises:
-        CliError: There is none, or one of *brokers* is not among them.
+    Raises CliError: there is none, or one of *brokers* is not among them.
     """
     info = await admin.cluster_info()
     names = set(
@@ -359,8 +356,7 @@ async def _change_groups(
 ) -> None:
     """Change a topic where nothing is lost by it, elsewhere with *yes*; print what was done.
 
-    Raises:
-        CliError: A group refuses, has no leader, or does not have the topic.
+    Raises CliError: a group refuses, has no leader, or does not have the topic.
     """
     async with open_admin(namesrv) as admin:
         has_it = sorted((await admin.topic_route(topic)).addresses)
@@ -428,8 +424,7 @@ async def delete(
 async def _may_delete(topic: str, messages: int) -> bool:
     """Ask on a terminal whether this many messages may go; an empty topic needs no question.
 
-    Raises:
-        CliError: Standard input is no terminal.
+    Raises CliError: standard input is no terminal.
     """
     import trio
 

@@ -58,9 +58,8 @@ async def sign_in(request: Request) -> Response:
 async def _proved(console: Console, credentials: Credentials) -> None:
     """Have a broker check an account.
 
-    Raises:
-        RefusedError: Access control is off, no broker answers, none of them checks signatures of
-            this console, or one refuses the account.
+    Raises RefusedError: access control is off, no broker answers, none of them checks signatures of
+    this console, or one refuses the account.
     """
     if await console.access_control() is False:
         raise RefusedError("access control is off: there are no accounts")

@@ -97,8 +97,7 @@ def check_binding(
 ) -> None:
     """Refuse what would put a console on a network without protection.
 
-    Raises:
-        ConfigError: An address of a network without TLS, or half of the files for it.
+    Raises ConfigError: an address of a network without TLS, or half of the files for it.
     """
     if (cert_file is None) != (key_file is None):
         raise ConfigError("--tls-cert-file and --tls-key-file go together")

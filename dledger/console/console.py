@@ -67,8 +67,7 @@ class RefusedError(MQError):
 class Note(NamedTuple):
     """What came of a change: shown once, on the next page of its browser.
 
-    Attributes:
-        is_done: It was carried out; otherwise it was refused, or its outcome is not known.
+    *is_done*: it was carried out; otherwise it was refused, or its outcome is not known.
     """
 
     what: str
@@ -191,8 +190,7 @@ class Console:
     async def form(self, request: Request) -> Form:
         """Return the fields of a form that one of our own pages sent.
 
-        Raises:
-            RefusedError: It is too large, or another site's page sent it.
+        Raises RefusedError: it is too large, or another site's page sent it.
         """
         if (origin := foreign_origin(request.headers)) is not None:
             raise RefusedError(f"a page of {origin} sent this form: refused", 403)

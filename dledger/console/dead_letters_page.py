@@ -45,8 +45,7 @@ def place_of(text: str) -> tuple[str, int, int] | None:
 def chosen(form: Form) -> list[tuple[str, int, int]]:
     """Return broker group, queue and offset of the letters that were ticked.
 
-    Raises:
-        RefusedError: A field is none.
+    Raises RefusedError: a field is none.
     """
     found = []
     for name, value in form.items():

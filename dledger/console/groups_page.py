@@ -180,8 +180,7 @@ async def group(request: Request) -> Response:
 def reset_time(form: Form) -> int:
     """Return the time to reset to, as `Admin.reset_offsets` takes it.
 
-    Raises:
-        RefusedError: There is none in the form.
+    Raises RefusedError: there is none in the form.
     """
     match form.get("to"):
         case "first":

@@ -70,8 +70,7 @@ def way_of(
 ) -> list[Step]:
     """Return the steps of a message, in order of time. Pure.
 
-    Args:
-        trace: What clients reported; without trace the log itself still knows some steps.
+    *trace*: what clients reported; without trace the log itself still knows some steps.
     """
     host, port = message.born_host
     place = f"{message.topic}, queue {message.queue_id}, offset {message.queue_offset}"
@@ -166,8 +165,7 @@ async def messages(request: Request) -> Response:
 def _searches(admin: Admin, asked: Mapping[str, str]) -> list[tuple[str, Search]]:
     """Return what to ask brokers for a search, with a name for each question.
 
-    Raises:
-        RefusedError: Something is missing in it.
+    Raises RefusedError: something is missing in it.
     """
     topic, wanted = asked.get("topic", "").strip(), asked.get("wanted", "").strip()
     match asked["by"]:

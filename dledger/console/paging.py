@@ -32,8 +32,7 @@ class Paged:
 def paged(names: Sequence[str], asked: str | None, **search: str) -> Paged:
     """Return the page that an address asks for, the nearest there is, of the names that match.
 
-    Args:
-        search: Fields of the address; a name has every word of ``q``, whatever their case.
+    *search*: fields of the address; a name has every word of ``q``, whatever their case.
     """
     words = search.get("q", "").lower().split()
     names = [name for name in names if all(word in name.lower() for word in words)]

@@ -53,8 +53,7 @@ def marked(config: TopicConfig) -> TopicConfig | None:
 def expire_after_ms(properties: bytes) -> int | None:
     """Return after how many milliseconds a message expires; None: it never does.
 
-    Raises:
-        ValueError: The property is no number from 1 to `MAX_EXPIRE_MS`.
+    Raises ValueError: the property is no number from 1 to `MAX_EXPIRE_MS`.
     """
     value = get_property(properties, EXPIRE_MARK)
     if value is None:

@@ -247,8 +247,7 @@ MAX_CACHED_CHARS: Final = 512 * 1024
 class Expression:
     """A compiled expression. Immutable; equal texts give expressions that say the same.
 
-    Attributes:
-        cost: How many operands and operators it has: what looking at one message costs.
+    *cost*: how many operands and operators it has: what looking at one message costs.
     """
 
     __slots__ = ("_evaluate", "_searches", "cost", "names", "text")
@@ -256,8 +255,7 @@ class Expression:
     def __init__(self, text: str) -> None:
         """Compile *text*.
 
-        Raises:
-            ExpressionIllegalError: It is no expression, or too large or deep.
+        Raises ExpressionIllegalError: it is no expression, or too large or deep.
         """
         tree = parse_sql(text)
         names, self.cost = _measured(tree)
@@ -296,8 +294,7 @@ def _searching(properties: bytes, names: Mapping[str, bytes]) -> Lookup:
 def _measured(tree: Node) -> tuple[set[str], int]:
     """Return the names in a tree and the number of its nodes; no calls as deep as it is.
 
-    Raises:
-        ExpressionIllegalError: It is too deep.
+    Raises ExpressionIllegalError: it is too deep.
     """
     names: set[str] = set()
     count = 0
@@ -380,8 +377,7 @@ class PropertyFilter(Protocol):
 class RetryFilter:
     """Judges retries by what the group wants of the topic they come from.
 
-    Args:
-        expressions: By original topic. Retries from other topics match.
+    *expressions*: by original topic. Retries from other topics match.
     """
 
     __slots__ = ("_expressions", "cost")

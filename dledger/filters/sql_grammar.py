@@ -107,8 +107,7 @@ _WORD: Final = re.compile(r"'[^']*'|[\w$.]+|[^\s]")
 def parse_sql(text: str) -> Node:
     """Return the tree of an expression; it is true, false or unknown.
 
-    Raises:
-        ExpressionIllegalError: It is none, or too long. Depth is not looked at.
+    Raises ExpressionIllegalError: it is none, or too long. Depth is not looked at.
     """
     if len(text) > MAX_EXPRESSION_CHARS:
         raise ExpressionIllegalError(

@@ -40,8 +40,7 @@ class ValueUnreadableError(ValueError):
 def integer(text: str, *, is_wide: bool) -> int:
     """Return what ``Integer.valueOf``, or with *is_wide* ``Long.valueOf``, makes of *text*.
 
-    Raises:
-        ValueUnreadableError: It is none, or out of range.
+    Raises ValueUnreadableError: it is none, or out of range.
     """
     if _INTEGER.fullmatch(text) is None or (not text.isascii() and max(text) > "\uffff"):
         raise ValueUnreadableError(f"{text[:32]!r} is no integer")
@@ -58,8 +57,7 @@ def integer(text: str, *, is_wide: bool) -> int:
 def double(text: str) -> float:
     """Return what ``Double.valueOf`` makes of *text*.
 
-    Raises:
-        ValueUnreadableError: It is no number.
+    Raises ValueUnreadableError: it is no number.
     """
     trimmed = text.strip(_JAVA_BLANKS)
     if _DECIMAL.fullmatch(trimmed):
@@ -141,8 +139,7 @@ class Property:
 class Constant:
     """A literal; None is NULL.
 
-    Attributes:
-        is_wide: A number that Java's int cannot hold: properties beside it are read as long.
+    *is_wide*: a number that Java's int cannot hold: properties beside it are read as long.
     """
 
     value: Value
@@ -227,8 +224,7 @@ Node: TypeAlias = (
 def truth(node: Node) -> Node:
     """Return *node* as something that is true, false or unknown.
 
-    Raises:
-        ExpressionIllegalError: A number, a text or a negated number never is.
+    Raises ExpressionIllegalError: a number, a text or a negated number never is.
     """
     if isinstance(node, Property):
         return Cast(node)
@@ -242,9 +238,8 @@ def truth(node: Node) -> Node:
 def equality(how: Comparison, left: Node, right: Node) -> Compare:
     """Return ``left = right`` or ``left <> right``.
 
-    Raises:
-        ExpressionIllegalError: One of them is NULL, or TRUE or FALSE stands left of another kind
-            of literal.
+    Raises ExpressionIllegalError: one of them is NULL, or TRUE or FALSE stands left of another kind
+    of literal.
     """
     for operand in (left, right):
         if isinstance(operand, Constant) and operand.value is None:
@@ -264,8 +259,7 @@ def equality(how: Comparison, left: Node, right: Node) -> Compare:
 def order(how: Comparison, left: Node, right: Node) -> Compare:
     """Return ``left < right`` or one of its like.
 
-    Raises:
-        ExpressionIllegalError: A literal is not a number.
+    Raises ExpressionIllegalError: a literal is not a number.
     """
     for operand in (left, right):
         if isinstance(operand, Constant) and not _is_number(operand.value):
@@ -299,8 +293,7 @@ def between(operand: Node, low: Node, high: Node, *, negated: bool) -> Node:
 def membership(operand: Node, texts: frozenset[str], *, negated: bool) -> In:
     """Return ``operand [NOT] IN (texts)``.
 
-    Raises:
-        ExpressionIllegalError: The operand is no property.
+    Raises ExpressionIllegalError: the operand is no property.
     """
     if not isinstance(operand, Property):
         raise ExpressionIllegalError("only a property can stand before IN")

@@ -309,8 +309,7 @@ class AccessProcessor:
     def _pass_on(self, command: RemotingCommand) -> Handled:
         """Let the leader answer.
 
-        Raises:
-            NotLeaderError: There is none to pass it on to, or it cannot be passed on.
+        Raises NotLeaderError: there is none to pass it on to, or it cannot be passed on.
         """
         leader = self._group.leader_address
         if leader is None or command.remark == PASSED_ON or is_fresh_form(command):

@@ -141,9 +141,8 @@ def _item(span: Span) -> BrokerStatsItem:
 class CleanUpProcessor:
     """Answers all three with success, on any member: tools ask them all.
 
-    Args:
-        expire_soon: Lets expired segments go at the next check, whatever the hour; its argument
-            names the account and host of the request.
+    *expire_soon*: lets expired segments go at the next check, whatever the hour; its argument names
+    the account and host of the request.
     """
 
     def __init__(self, group: BrokerGroup, expire_soon: Callable[[str], None]) -> None:

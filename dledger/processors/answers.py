@@ -47,8 +47,7 @@ def refusal(command: RemotingCommand, error: MQError) -> RemotingCommand:
 
     A handler raises the error instead, and the connection answers the same.
 
-    Raises:
-        InvariantBroken: That is no answer; the node stops.
+    Raises InvariantBroken: that is no answer; the node stops.
     """
     if isinstance(error, InvariantBroken):
         raise error
@@ -232,8 +231,7 @@ _MAPPED_IPV4 = "::ffff:"
 def check_topic_name(topic: str) -> None:
     """Check the name of a topic.
 
-    Raises:
-        RefusedError: Empty, too long, or with characters that no folder name may have.
+    Raises RefusedError: empty, too long, or with characters that no folder name may have.
     """
     problem = topic_problem(topic)
     if problem is not None:
@@ -243,8 +241,7 @@ def check_topic_name(topic: str) -> None:
 def check_group_name(group: str) -> None:
     """Check the name of a consumer group.
 
-    Raises:
-        RefusedError: As for topics: the group names its retry topic.
+    Raises RefusedError: as for topics: the group names its retry topic.
     """
     problem = name_problem(group, "group", MAX_GROUP_CHARS - len(RETRY_PREFIX))
     if problem is not None:
@@ -254,8 +251,7 @@ def check_group_name(group: str) -> None:
 def check_sendable(topic: str) -> None:
     """Check that clients may send to a topic of that name.
 
-    Raises:
-        RefusedError: Bad name, or a topic that the broker alone writes.
+    Raises RefusedError: bad name, or a topic that the broker alone writes.
     """
     check_topic_name(topic)
     if topic in NOT_ALLOWED_SEND_TOPICS:

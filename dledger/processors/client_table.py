@@ -40,8 +40,7 @@ def is_tag_type(expression_type: str | None) -> bool:
 def parse_tags(expression: str | None) -> TagCodes | None:
     """Return the hashes of the tags in *expression*, or None when it matches everything.
 
-    Raises:
-        ValueError: There is a separator but no tag.
+    Raises ValueError: there is a separator but no tag.
     """
     if expression is None or expression in ("", SUB_ALL):
         return None
@@ -183,8 +182,7 @@ class ClientTable(Generic[ChannelT]):
         A client that is known over another connection is no change. A heartbeat with another
         model or type overwrites silently, as in RocketMQ.
 
-        Raises:
-            TableFullError: The group, or the broker, has as many clients as may be.
+        Raises TableFullError: the group, or the broker, has as many clients as may be.
         """
         group = self._consumers.get(data.group_name)
         if group is None or client.channel not in group.clients:
@@ -207,8 +205,7 @@ class ClientTable(Generic[ChannelT]):
     def register_producer(self, group: str, client: Client[ChannelT]) -> None:
         """Register a producer.
 
-        Raises:
-            TableFullError: The group, or the broker, has as many clients as may be.
+        Raises TableFullError: the group, or the broker, has as many clients as may be.
         """
         known = self._producers.get(group, {})
         if client.channel not in known:

@@ -236,8 +236,7 @@ class ClientsProcessor:
     ) -> list[ConsumerGroup[Connection]]:
         """Put a client into its groups; return the consumer groups that changed.
 
-        Raises:
-            TableFullError: One group more than there may be; it is in those before.
+        Raises TableFullError: one group more than there may be; it is in those before.
         """
         if client.channel not in self._watched:
             self._watched.add(client.channel)
@@ -353,8 +352,7 @@ class ClientsProcessor:
 def _check_names(data: HeartbeatData) -> None:
     """Check the names of a heartbeat.
 
-    Raises:
-        RefusedError: One of them cannot be one, or there are too many; nothing was noted.
+    Raises RefusedError: one of them cannot be one, or there are too many; nothing was noted.
     """
     if len(data.client_id) > CLIENT_ID_CHARACTERS:
         raise RefusedError(

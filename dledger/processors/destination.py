@@ -108,9 +108,8 @@ class Destinations:
     def expiring(self, topic: str, create: TopicConfig | None) -> TopicConfig | None:
         """Return how a topic has to be put so that its reads look for messages that expired.
 
-        Args:
-            create: The topic as this message makes it already; returned where nothing is to be
-                added to it.
+        *create*: the topic as this message makes it already; returned where nothing is to be added
+        to it.
         """
         config = create or self._topics.config(topic)
         return create if config is None else marked(config) or create
@@ -120,8 +119,7 @@ class Destinations:
     def consumer_group(self, group: str) -> SubscriptionGroupConfig:
         """Return the configuration of a consumer group, as it would be made where it is unknown.
 
-        Raises:
-            RefusedError: It is unknown and may not be made.
+        Raises RefusedError: it is unknown and may not be made.
         """
         config = self._topics.subscription_group_or_default(group)
         if config is None:
@@ -218,8 +216,7 @@ class Destinations:
 def check_accepts(settings: BrokerSettings) -> None:
     """Check that the broker accepts messages.
 
-    Raises:
-        RefusedError: It does not; nothing was stored.
+    Raises RefusedError: it does not; nothing was stored.
     """
     if not settings.broker.broker_permission & PERM_WRITE:
         raise RefusedError(
@@ -247,8 +244,7 @@ def body_refused(size_bytes: int, max_bytes: int) -> RefusedError:
 def check_room(properties: bytes) -> None:
     """Check that a message's properties leave the space that the broker needs later.
 
-    Raises:
-        RefusedError: They are too long; nothing was stored.
+    Raises RefusedError: they are too long; nothing was stored.
     """
     if len(properties) > MAX_CLIENT_PROPERTIES_BYTES and not leaves_space(properties):
         raise properties_too_long(len(properties))

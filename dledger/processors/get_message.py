@@ -82,9 +82,8 @@ class PropertyFilters:
     def expression(self, kind: str | None, text: str | None) -> Expression:
         """Return the expression that a client names.
 
-        Raises:
-            RefusedError: Another language than SQL92, or filtering by properties is switched off;
-                or, with code 23, *text* is no expression.
+        Raises RefusedError: another language than SQL92, or filtering by properties is switched
+        off; or, with code 23, *text* is no expression.
         """
         if kind != SQL92 or not self._settings.broker.enable_property_filter:
             raise RefusedError(
@@ -233,8 +232,7 @@ def judge(
 ) -> MessageRange:
     """Return what of *found* a pull gets; touches the log.
 
-    Raises:
-        DamagedMessageError, OffsetOutOfRangeError, CorruptEntryError: As `scan`.
+    Raises DamagedMessageError, OffsetOutOfRangeError, CorruptEntryError: as `scan`.
     """
     matching = scan(group.log.read, found.units, max(1, limits.max_messages), wants)
     places = np.array(matching.places, np.int64)
@@ -386,8 +384,7 @@ class PullChecks:
     def check_group(self, group_name: str) -> SubscriptionGroupConfig:
         """Return a group's configuration, as it would be made where it is unknown.
 
-        Raises:
-            RefusedError: It may not consume.
+        Raises RefusedError: it may not consume.
         """
         known = self._topics.subscription_group(group_name)
         if known is None:
@@ -407,8 +404,7 @@ class PullChecks:
     def check_queue(self, topic: str, queue_id: int, leading: bool) -> None:
         """Check that there is such a queue; a follower may not have applied its topic yet.
 
-        Raises:
-            RefusedError: There is none, or it may not be read.
+        Raises RefusedError: there is none, or it may not be read.
         """
         config = self._topics.config(topic)
         if config is None:
@@ -431,8 +427,7 @@ class PullChecks:
     def wanted(self, header: PullMessageHeader) -> tuple[TagCodes | None, PropertyFilter | None]:
         """Return the filter: hashes of tags, or an expression over properties, or neither.
 
-        Raises:
-            RefusedError: It is unknown, or wrong.
+        Raises RefusedError: it is unknown, or wrong.
         """
         group_name, topic = header.consumer_group, header.topic
         if header.sys_flag & FLAG_SUBSCRIPTION:

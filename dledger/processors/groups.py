@@ -95,8 +95,7 @@ def wire_group(config: SubscriptionGroupConfig) -> bodies.SubscriptionGroupConfi
 def group_of(body: bodies.SubscriptionGroupConfig) -> SubscriptionGroupConfig:
     """Return a group as the state keeps it.
 
-    Raises:
-        RefusedError: A name or a number that cannot be.
+    Raises RefusedError: a name or a number that cannot be.
     """
     check_group_name(body.group_name)
     if body.retry_queue_nums > MAX_RETRY_QUEUES:

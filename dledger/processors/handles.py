@@ -379,8 +379,7 @@ def handlers_of(
 ) -> dict[RequestCode, tuple[Handler, Limiter]]:
     """Return the switchboard: for each declared code its handler and its limiter.
 
-    Raises:
-        ConfigError: Two handlers declare the same code.
+    Raises ConfigError: two handlers declare the same code.
     """
     handlers: dict[RequestCode, tuple[Handler, Limiter]] = {}
     for processor in processors:

@@ -338,8 +338,7 @@ MessageIdentity = tuple[bytes | None, bytes]
 def identities(records: Buffer) -> list[MessageIdentity]:
     """Return what identifies the messages in *records*, in their order.
 
-    Raises:
-        CorruptRecordError: Something in it is no record.
+    Raises CorruptRecordError: something in it is no record.
     """
     return [_identity(record) for record in iter_records(records)]
 

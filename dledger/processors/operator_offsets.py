@@ -91,8 +91,7 @@ def is_of_operator(connection: Connection, command: RemotingCommand) -> bool:
 def subject_of_commit(command: RemotingCommand) -> Subject:
     """Return what a commit is about, for the audit line. Pure.
 
-    Raises:
-        BadRequestError: It cannot be read.
+    Raises BadRequestError: it cannot be read.
     """
     header = UpdateConsumerOffsetHeader.decode(command.ext)
     return {

@@ -64,9 +64,8 @@ _MAX_TIMES: Final = 0x7FFFFFFF
 class PopMessages:
     """Implements `dledger.services.pop_decision.PopReader`.
 
-    Args:
-        living: Adds to a request's filter what the topic needs at the time of each look: a request
-            that waits was made when the topic may have had no messages that expire.
+    *living*: adds to a request's filter what the topic needs at the time of each look: a request
+    that waits was made when the topic may have had no messages that expire.
     """
 
     def __init__(
@@ -218,8 +217,7 @@ class PopMessages:
         One that is not kept any more, or is damaged, is left out: it is handed out again when its
         time is over. With *in_order* those behind it in its queue are left out, too.
 
-        Raises:
-            CorruptRecordError, CorruptEntryError, OffsetOutOfRangeError: None can be read.
+        Raises CorruptRecordError, CorruptEntryError, OffsetOutOfRangeError: none can be read.
         """
         there: list[HandedOut] = []
         parts: list[bytes | memoryview] = []

@@ -301,8 +301,7 @@ class SendProcessor:
 
         What is sent to be consumed again, and a dead letter, do not expire any more.
 
-        Raises:
-            RefusedError: Its time cannot be read.
+        Raises RefusedError: its time cannot be read.
         """
         try:
             after_ms = expire_after_ms(properties)
@@ -318,9 +317,8 @@ class SendProcessor:
     ) -> bytes:
         """Return the properties that a half message for *topic* is stored with.
 
-        Raises:
-            RefusedError: Transactional messages are not accepted here, this one has a delay, or
-                too many are open.
+        Raises RefusedError: transactional messages are not accepted here, this one has a delay, or
+        too many are open.
         """
         if self._settings.broker.reject_transaction_message:
             raise RefusedError(
@@ -396,10 +394,9 @@ class SendProcessor:
         return records
 
     def _properties(self, properties: bytes) -> bytes:
-        """Return what is stored of a message's properties, which end with ``\\x02``.
+        """Return what is stored of a message's properties, which end with ``\x02``.
 
-        Raises:
-            RefusedError: They leave no space for what is added to them here and later.
+        Raises RefusedError: they leave no space for what is added to them here and later.
         """
         if may_have_owned(properties):
             properties = without_owned(properties)

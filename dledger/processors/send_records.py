@@ -119,8 +119,7 @@ class TakenRecords:
     ) -> tuple[RecordBatch, int, int]:
         """Return them behind the topics to make and *heads*; how many records and bytes those are.
 
-        Args:
-            born_host: Of the client; only an IPv4 address fits records of this layout.
+        *born_host*: of the client; only an IPv4 address fits records of this layout.
         """
         if born_host is not None and len(born_host) != IPV4_HOST_BYTES:
             born_host = None
@@ -182,8 +181,7 @@ class SendRecordsProcessor:
     def take(self, connection: Connection, command: RemotingCommand) -> TakenRecords:
         """Return the records of a request, all of which may be appended.
 
-        Raises:
-            MQError: What refuses the request or one of its runs; nothing was stored.
+        Raises MQError: what refuses the request or one of its runs; nothing was stored.
         """
         if command.ext.get("runs") == [] and not memoryview(command.body).nbytes:
             if self._group.leadership is None:
@@ -388,8 +386,7 @@ def _runs_of(command: RemotingCommand) -> tuple[tuple[Run, ...], int]:
 def split_records(command: RemotingCommand, count: int) -> tuple[bytes, npt.NDArray[np.uint32]]:
     """Return the records in a request's body, and the size of each.
 
-    Raises:
-        BadRequestError: It cannot hold *count* of them.
+    Raises BadRequestError: it cannot hold *count* of them.
     """
     view = memoryview(command.body).cast("B")
     table_bytes = count * SIZE_FIELD_BYTES

@@ -27,8 +27,7 @@ def starts_in_memory(group: BrokerGroup, topic: str, queue_id: int, recent_bytes
 def store_time_at(group: BrokerGroup, topic: str, queue_id: int, offset: int) -> int:
     """Return when the message at *offset* was stored, ms since the epoch.
 
-    Raises:
-        OffsetOutOfRangeError: It is not kept any more.
+    Raises OffsetOutOfRangeError: it is not kept any more.
     """
     unit = group.queues.queue(topic, queue_id).read(offset, 1)
     head = group.log.read(int(unit["phy_offset"][0]), STORE_TIMESTAMP_OFFSET + IPV6_EXTRA_BYTES + 8)
@@ -43,9 +42,8 @@ def search_offset(
 ) -> int:
     """Return the offset at a store time.
 
-    Args:
-        upper: The last message stored at or before *timestamp_ms* (the first one when all are
-            later), instead of the first stored at or after it (the end when all are earlier).
+    *upper*: the last message stored at or before *timestamp_ms* (the first one when all are later),
+    instead of the first stored at or after it (the end when all are earlier).
     """
     bounds = group.state.queues.get((topic, queue_id))
     if bounds is None or bounds.max_offset <= bounds.min_offset:

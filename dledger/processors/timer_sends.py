@@ -86,8 +86,7 @@ class TimerRecalls:
     def claim(self, topic: str, uniq_key: str, due_ms: int) -> ScheduledMessage:
         """Return the message, claimed wherever it still waits.
 
-        Raises:
-            RefusedError: It is not there, was delivered, or is being delivered now.
+        Raises RefusedError: it is not there, was delivered, or is being delivered now.
         """
         copies = list(self._copies(topic, uniq_key))
         # One that was rolled is there more than once: the newest decides.
@@ -211,8 +210,7 @@ class TimerSends:
     def refuse_in_batch(self, properties: bytes) -> None:
         """Let a message of a batch pass, unless it has a time of its own.
 
-        Raises:
-            RefusedError: It has.
+        Raises RefusedError: it has.
         """
         if self._asked_ms(properties) is not None:
             raise RefusedError(Condition.MESSAGE_ILLEGAL, "a batch may not hold timer messages")
@@ -226,9 +224,8 @@ class TimerSends:
     def schedule(self, properties: bytes, topic: str, queue_id: int) -> TimedSend | None:
         """Return what is stored of a message for *topic*, or None when it goes there at once.
 
-        Raises:
-            RefusedError: Timers are switched off, its time is no number or too far away, too many
-                messages wait already, or it takes back what cannot be taken back.
+        Raises RefusedError: timers are switched off, its time is no number or too far away, too
+        many messages wait already, or it takes back what cannot be taken back.
         """
         asked_ms = self._asked_ms(properties)
         if asked_ms is None:

@@ -208,8 +208,7 @@ class TopicsProcessor:
     ) -> str:
         """Return the requester that shortens the retention of topics; empty: none is shortened.
 
-        Raises:
-            ConfirmationNeededError: That is not confirmed.
+        Raises ConfirmationNeededError: that is not confirmed.
         """
         requester = ""
         for config in configs:

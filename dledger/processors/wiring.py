@@ -120,8 +120,7 @@ control they come from the broker's own machine, unless `server.open_admin` is o
 def broker_rules(topic_at: TopicAt, cluster: str) -> dict[int, Rule]:
     """Return the rule of each request code that a broker answers.
 
-    Args:
-        cluster: Name of the cluster; answering needs no right to its topic for replies.
+    *cluster*: name of the cluster; answering needs no right to its topic for replies.
     """
     return rules_of(PROCESSORS, Places(topic_at, reply_topic(cluster)))
 

@@ -112,8 +112,7 @@ class Access:
     def admit(self, name: str, request: Any, caller: Caller) -> None:
         """Let a call pass.
 
-        Raises:
-            RefusedError: UNAUTHORIZED without a right signature, FORBIDDEN without a right.
+        Raises RefusedError: UNAUTHORIZED without a right signature, FORBIDDEN without a right.
         """
         account = self._account(caller)
         if account is None:

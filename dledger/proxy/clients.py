@@ -75,8 +75,7 @@ class Client:
 class ClientTable:
     """All clients of one proxy.
 
-    Attributes:
-        changed: Called when a topic or a group is new, or not there any more.
+    *changed*: called when a topic or a group is new, or not there any more.
     """
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
@@ -185,9 +184,8 @@ class ClientTable:
     def producer_stream(self, topic: str, *, of_any: bool = False) -> Stream | None:
         """Return a stream of a producer of *topic*, each in turn; None: no such client is here.
 
-        Args:
-            of_any: Also of a producer that had no transactions of it, which may have no checker.
-                Without one that had some it is any all the same.
+        *of_any*: also of a producer that had no transactions of it, which may have no checker.
+        Without one that had some it is any all the same.
         """
         found = [client.streams[-1] for client in self._producers.get(topic, ()) if client.streams]
         if not of_any:

@@ -131,8 +131,7 @@ async def run_daemon(config: ProxyConfig) -> int:
 def tls_of(config: ProxyConfig) -> grpc.ServerCredentials | None:
     """Return the TLS of the port; None: plain.
 
-    Raises:
-        ConfigError: A file cannot be read.
+    Raises ConfigError: a file cannot be read.
     """
     server = config.server
     if not server.tls_cert_file:

@@ -114,9 +114,8 @@ def load_config(
 ) -> ProxyConfig:
     """Return the settings that defaults, files and options amount to.
 
-    Raises:
-        ConfigError: Unknown settings, bad values, or settings that contradict each other: one line
-            for each.
+    Raises ConfigError: unknown settings, bad values, or settings that contradict each other: one
+    line for each.
     """
     reader = SettingsReader(SCHEMA, ignored={})
     reader.read_files(files)

@@ -124,9 +124,8 @@ def resource_of(full: str, namespace: str) -> pb.Resource:
 def topic_of(resource: pb.Resource) -> str:
     """Return the topic that a client names.
 
-    Raises:
-        RefusedError: It can be none, or is the brokers' own: half messages and delayed ones of all
-            topics stand there, which no consumer is to have yet.
+    Raises RefusedError: it can be none, or is the brokers' own: half messages and delayed ones of
+    all topics stand there, which no consumer is to have yet.
     """
     topic = full_name(resource)
     # What is too long is not kept, either.
@@ -185,8 +184,7 @@ def duration(length_ms: int) -> Duration:
 def sent_message(message: pb.Message) -> Message:
     """Return what *message* asks to be stored.
 
-    Raises:
-        RefusedError: It breaks a rule of the protocol.
+    Raises RefusedError: it breaks a rule of the protocol.
     """
     system = message.system_properties
     kind = system.message_type
@@ -328,8 +326,7 @@ def kind_sent(message: pb.Message) -> pb.MessageType:
 def body_of(message: pb.Message) -> bytes:
     """Return the body, decompressed.
 
-    Raises:
-        RefusedError: It is empty, too large, damaged, or encoded in a way that is not known.
+    Raises RefusedError: it is empty, too large, damaged, or encoded in a way that is not known.
     """
     body = message.body
     encoding = message.system_properties.body_encoding
@@ -349,8 +346,7 @@ def body_of(message: pb.Message) -> bytes:
 def _unzipped(packed: bytes) -> bytes:
     """Return what all members of *packed* hold, or more than a body may have.
 
-    Raises:
-        RefusedError: It is no gzip, is cut, has too many members, or something else follows.
+    Raises RefusedError: it is no gzip, is cut, has too many members, or something else follows.
     """
     found = b""
     for _ in range(GZIP_MEMBERS_MAX):

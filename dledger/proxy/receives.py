@@ -100,8 +100,7 @@ def wanted_by(expression: pb.FilterExpression) -> SubscriptionExpression:
 def batch_size_of(asked: int, default: int, most: int) -> int:
     """Return how many messages a client gets at most.
 
-    Raises:
-        RefusedError: It asks for fewer than none.
+    Raises RefusedError: it asks for fewer than none.
     """
     if asked < 0:
         raise RefusedError(pb.BAD_REQUEST, f"a batch size of {asked}")
@@ -111,8 +110,7 @@ def batch_size_of(asked: int, default: int, most: int) -> int:
 def kept_ms_of(length: Duration) -> int:
     """Return for how long a message is kept that is given another time.
 
-    Raises:
-        RefusedError: It is no time that brokers grant.
+    Raises RefusedError: it is no time that brokers grant.
     """
     asked = milliseconds(length)
     if not 0 <= asked <= INVISIBLE_MS_MAX:
@@ -125,8 +123,7 @@ def kept_ms_of(length: Duration) -> int:
 def invisible_ms_of(request: pb.ReceiveMessageRequest) -> int:
     """Return for how long the messages are the client's.
 
-    Raises:
-        RefusedError: It is no time that brokers grant.
+    Raises RefusedError: it is no time that brokers grant.
     """
     if request.auto_renew or not request.HasField("invisible_duration"):
         return INVISIBLE_MS
@@ -188,8 +185,7 @@ class Receives:
         letter after its attempts as any other. When it is all there is, the status states it.
         *note* is called with each message that the client gets.
 
-        Raises:
-            ClientError: As `PopCalls.pop`. Messages may be out and in no hands: they come again.
+        Raises ClientError: as `PopCalls.pop`. Messages may be out and in no hands: they come again.
         """
         topic, group = topic_of(request.message_queue.topic), group_of(request.group)
         invisible_ms = invisible_ms_of(request)
@@ -290,8 +286,7 @@ class Receives:
     async def ack(self, request: pb.AckMessageRequest, caller: Caller) -> pb.AckMessageResponse:
         """Acknowledge each entry; each has a status of its own.
 
-        Raises:
-            RefusedError: There is no entry, or too many.
+        Raises RefusedError: there is no entry, or too many.
         """
         topic, group = topic_of(request.topic), group_of(request.group)
         if not 0 < len(request.entries) <= ACKS_MAX:
@@ -337,8 +332,7 @@ class Receives:
     ) -> pb.ChangeInvisibleDurationResponse:
         """Change for how long a message is the client's; its receipt is another one then.
 
-        Raises:
-            RefusedError, ClientError: It is as it was, or that is unknown.
+        Raises RefusedError, ClientError: it is as it was, or that is unknown.
         """
         topic, group = topic_of(request.topic), group_of(request.group)
         kept_s = kept_ms_of(request.invisible_duration) / 1000
@@ -357,8 +351,7 @@ class Receives:
 
         When the block ends without an error the message is renewed no more.
 
-        Raises:
-            RefusedError: It is no receipt, is of another topic, or names no broker group.
+        Raises RefusedError: it is no receipt, is of another topic, or names no broker group.
         """
         renewal = self._renewals.get(group, shown)
         if renewal is None:
@@ -447,8 +440,7 @@ class Receives:
     async def _stored(self, group: str, queue: MessageQueue, offset: int) -> MessageExt:
         """Return the message at *offset*, whichever consumer has it.
 
-        Raises:
-            ReceiptStaleError: It is not there any more.
+        Raises ReceiptStaleError: it is not there any more.
         """
         reader = PullConsumer(self._instance, READER_GROUP)
         found = await reader.pull(queue, offset, max_messages=1, timeout_s=0)

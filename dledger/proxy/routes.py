@@ -211,9 +211,8 @@ class BrokerConfigs:
     async def group(self, group: str, topic: str) -> SubscriptionGroupConfig:
         """Return the configuration of a consumer group; the default where no broker has one.
 
-        Raises:
-            MQError: No broker states it in time. The default would let a group that consumes in
-                order do so in any order.
+        Raises MQError: no broker states it in time. The default would let a group that consumes in
+        order do so in any order.
         """
         now_s = self._instance.clock.monotonic()
         found = self._groups.get(group)
@@ -238,8 +237,7 @@ class BrokerConfigs:
     async def _ask(self, topic: str, code: RequestCode, ext: dict[str, str]) -> bytes | None:
         """Return what a broker group of *topic* states; None: each states that it has none.
 
-        Raises:
-            MQError: None states it, and one of them did not answer, or refused.
+        Raises MQError: none states it, and one of them did not answer, or refused.
         """
         failure: MQError | None = None
         for name in (await self._instance.route(topic)).broker_names():

@@ -187,8 +187,7 @@ class _Handlers:
     def _held(self, request: Any, caller: Caller) -> Iterator[None]:
         """Count a request while the block runs.
 
-        Raises:
-            RefusedError: Too much is held for its host, or for all; the block does not run.
+        Raises RefusedError: too much is held for its host, or for all; the block does not run.
         """
         release = self._hold(request, caller)
         try:

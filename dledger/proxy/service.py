@@ -92,8 +92,7 @@ class MessagingService:
     ) -> None:
         """Prepare; *instance* is not open, and used by nothing else.
 
-        Args:
-            accounts: Every call must be signed by one that may make it; None: none is checked.
+        *accounts*: every call must be signed by one that may make it; None: none is checked.
         """
         self._accounts = accounts
         self._access = None if accounts is None else Access(accounts)
@@ -162,8 +161,7 @@ class MessagingService:
     async def in_time(self, call: Call, request: Any, caller: Caller) -> Any:
         """Make a call that ends before its client gives it up.
 
-        Raises:
-            RequestTimedOutError: It did not end; what it asked for may have been done.
+        Raises RequestTimedOutError: it did not end; what it asked for may have been done.
         """
         clock = self._instance.clock
         caller = caller.begun(clock)
@@ -187,8 +185,7 @@ class MessagingService:
     ) -> pb.QueryRouteResponse:
         """Return every queue of a topic.
 
-        Raises:
-            NoRouteError, NoNameServerError: There is no route.
+        Raises NoRouteError, NoNameServerError: there is no route.
         """
         topic = topic_of(request.topic)
         self.clients.heard(caller.name, self._now_s())
@@ -203,8 +200,7 @@ class MessagingService:
     ) -> pb.QueryAssignmentResponse:
         """Return what a push consumer receives from.
 
-        Raises:
-            NoRouteError, NoNameServerError: There is no route.
+        Raises NoRouteError, NoNameServerError: there is no route.
         """
         topic, group = topic_of(request.topic), group_of(request.group)
         self.clients.heard(caller.name, self._now_s(), group=group)

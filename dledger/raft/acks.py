@@ -124,8 +124,7 @@ class PendingAcks:
 class Flusher:
     """Flushes what is not durable yet.
 
-    Attributes:
-        flushing: Whether a flush of the log is under way in another thread.
+    *flushing*: whether a flush of the log is under way in another thread.
     """
 
     def __init__(
@@ -148,8 +147,7 @@ class Flusher:
     async def flush_loop(self, executor: Executor) -> None:
         """Make appended entries durable, one flush at a time. Runs until cancelled.
 
-        Raises:
-            FlushFailedError: The flush failed; the node must stop.
+        Raises FlushFailedError: the flush failed; the node must stop.
         """
         self._executor = executor
         while True:
@@ -170,8 +168,7 @@ class Flusher:
     async def vote_loop(self, executor: Executor) -> None:
         """Make term and vote durable as soon as they change. Runs until cancelled.
 
-        Raises:
-            DiskFullError, FlushFailedError: The flush failed; the node must stop.
+        Raises DiskFullError, FlushFailedError: the flush failed; the node must stop.
         """
         term_vote = self._term_vote
         while True:

@@ -128,8 +128,7 @@ class Contacts:
     def on_hello(self, hello: Hello) -> None:
         """Record a member's hello.
 
-        Raises:
-            RemoteProtocolError: This node has hellos of too many names: close the connection.
+        Raises RemoteProtocolError: this node has hellos of too many names: close the connection.
         """
         state, peers, roster = self.state, self.state.peers, self.state.roster
         is_new = hello.name not in peers and hello.name not in roster.expected()

@@ -168,8 +168,7 @@ class Rejected:
 def split_frames(payload: memoryview) -> list[Frame]:
     """Cut a payload into entries, checking sizes only.
 
-    Raises:
-        RemoteProtocolError: The payload is not a row of whole entries.
+    Raises RemoteProtocolError: the payload is not a row of whole entries.
     """
     frames: list[Frame] = []
     offset = 0

@@ -121,9 +121,8 @@ class Hello:
     def decode(cls, fields: object) -> Hello:
         """Read a peer's introduction.
 
-        Raises:
-            RemoteProtocolError: It is of another version, not of this shape, or names what no
-                member could be called.
+        Raises RemoteProtocolError: it is of another version, not of this shape, or names what no
+        member could be called.
         """
         if not isinstance(fields, dict):
             raise RemoteProtocolError("a hello that is not a map")
@@ -173,8 +172,7 @@ class Hello:
 def check_version(fields: Mapping[Any, Any]) -> None:
     """Check that this version can read a hello.
 
-    Raises:
-        RemoteProtocolError: It is of another version, or of none.
+    Raises RemoteProtocolError: it is of another version, or of none.
     """
     version, who = fields.get("v"), fields.get("name")
     if type(version) is not int or version != PROTOCOL_VERSION:
@@ -461,8 +459,7 @@ class GroupSecret:
 def check_nonce(hello: Mapping[str, Any], who: str) -> None:
     """Check that a hello has the nonce of a proof.
 
-    Raises:
-        RemoteProtocolError: Its sender has no secret.
+    Raises RemoteProtocolError: its sender has no secret.
     """
     nonce = hello.get(NONCE)
     if not isinstance(nonce, bytes) or len(nonce) != NONCE_BYTES:

@@ -348,8 +348,7 @@ class CommitLogJournal(Journal):
     def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803 - the library's name
         """Drop the entry at list position *entryFrom* and all after it.
 
-        Raises:
-            InvariantBroken: A committed entry would go; the node must stop.
+        Raises InvariantBroken: a committed entry would go; the node must stop.
         """
         index = self.anchor_index + entryFrom
         if index <= self._commit_index and self._guards.idempotent_append:
@@ -414,8 +413,7 @@ have the vote before, and a bad sector would be the same as a write that a crash
 def parse_term_vote(payload: bytes) -> tuple[int, str | None]:
     """Return term and vote from their record.
 
-    Raises:
-        CorruptStoreError: It cannot be read, or holds a term or vote that no member comes to.
+    Raises CorruptStoreError: it cannot be read, or holds a term or vote that no member comes to.
     """
     try:
         record = cbor2.loads(payload)
@@ -468,9 +466,8 @@ class TermVote:
     def __init__(self, slots: SlotFile) -> None:
         """Load the last durable record.
 
-        Raises:
-            CorruptStoreError: Both slots are damaged: a vote may be forgotten, so the node must
-                not take part. Or no member comes to the term or the vote.
+        Raises CorruptStoreError: both slots are damaged: a vote may be forgotten, so the node must
+        not take part. Or no member comes to the term or the vote.
         """
         self._slots = slots
         self.term = 0
@@ -502,8 +499,7 @@ class TermVote:
     def write(self, record: bytes) -> None:
         """Write and flush a record. Blocking, safe in a worker thread, one caller at a time.
 
-        Raises:
-            FlushFailedError: Nothing that rests on it may be sent; the node stops.
+        Raises FlushFailedError: nothing that rests on it may be sent; the node stops.
         """
         for _ in range(COPIES):
             self._slots.store(record)

@@ -328,8 +328,7 @@ class Leader:
     def on_append_reply(self, peer: str, matched: bool, index: int) -> None:
         """Record that *peer* has everything up to *index*, or lacks what begins there.
 
-        Raises:
-            RemoteProtocolError: It claims to have more than there is.
+        Raises RemoteProtocolError: it claims to have more than there is.
         """
         if not self._serves(peer):
             return
@@ -346,8 +345,7 @@ class Leader:
     def on_snapshot_reply(self, peer: str, index: int, offset: int, next_index: int) -> None:
         """Record *offset*, up to which *peer* has the snapshot of *index*.
 
-        Args:
-            next_index: The entry that *peer* continues with, without the snapshot; 0: it takes it.
+        *next_index*: the entry that *peer* continues with, without the snapshot; 0: it takes it.
         """
         if not self._serves(peer):
             return

@@ -302,9 +302,8 @@ class RaftCore:
     def tick(self) -> None:
         """Let the library elect, count and step down. Cheap: call after every event.
 
-        Raises:
-            DiskFullError: This member was elected but its first entry does not fit; the caller
-                steps down with `observe_term`.
+        Raises DiskFullError: this member was elected but its first entry does not fit; the caller
+        steps down with `observe_term`.
         """
         with self._ambient():
             self._library.doTick(0)

@@ -101,8 +101,7 @@ class Links:
     ) -> None:
         """Prepare the links; nothing is bound yet.
 
-        Args:
-            frames: Memory for unfinished frames of peers; None: as `peer_frame_space` makes it.
+        *frames*: memory for unfinished frames of peers; None: as `peer_frame_space` makes it.
         """
         self._node = node
         self.frames = peer_frame_space() if frames is None else frames
@@ -517,8 +516,7 @@ class FrameMemory:
 
         A checkpoint only when it waits.
 
-        Raises:
-            RemoteProtocolError: Its unfinished frame has given way to another one.
+        Raises RemoteProtocolError: its unfinished frame has given way to another one.
         """
         now_s = self._clock.monotonic()
         if self._ticket.held_bytes:
@@ -548,8 +546,7 @@ class FrameMemory:
     def check(self) -> None:
         """Distinguish a connection that gave way from one that ended for another reason.
 
-        Raises:
-            RemoteProtocolError: It has given way.
+        Raises RemoteProtocolError: it has given way.
         """
         if self.has_given_way:
             raise RemoteProtocolError("an unfinished frame gave way to those of other members")

@@ -69,8 +69,7 @@ class Stored:
 class RaftNode:
     """A member. Its owner calls `append` and reads `commit_index` after every event.
 
-    Attributes:
-        contradictions: How often a peer's frame contradicted this member's own log or term.
+    *contradictions*: how often a peer's frame contradicted this member's own log or term.
     """
 
     def __init__(
@@ -253,9 +252,8 @@ class RaftNode:
     def settle(self) -> None:
         """Finish an event: elect, count, release, wake, call the owner.
 
-        Raises:
-            StoreError, InvariantBroken: This node must stop. Every later call raises the same, so
-                a caller that takes the first one for an error of its own cannot keep it running.
+        Raises StoreError, InvariantBroken: this node must stop. Every later call raises the same,
+        so a caller that takes the first one for an error of its own cannot keep it running.
         """
         self.state.failure.raise_again()
         if self._settling:

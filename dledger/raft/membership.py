@@ -98,8 +98,7 @@ class Members:
     def of(cls, members: Iterable[Member]) -> Members:
         """Return the list of *members* in its one order.
 
-        Raises:
-            ChangeRefusedError: Two voters or two learners of one name, or too many.
+        Raises ChangeRefusedError: two voters or two learners of one name, or too many.
         """
         ordered = tuple(sorted(members, key=lambda member: (member.name, member.incarnation)))
         taken = [(member.name, member.is_voter) for member in ordered]
@@ -188,9 +187,8 @@ class Members:
     def check_usable(self) -> None:
         """Check that a group can work with this list.
 
-        Raises:
-            ChangeRefusedError: No member has a vote, or a member has a name or an address that
-                none can have.
+        Raises ChangeRefusedError: no member has a vote, or a member has a name or an address that
+        none can have.
         """
         if not self.voter_names:
             raise ChangeRefusedError("a group without voters; nothing was changed")
@@ -212,8 +210,7 @@ class Members:
     def decode(cls, body: Buffer) -> Members:
         """Return the list in *body*, a result of `encode`.
 
-        Raises:
-            CorruptEntryError: It is of another version, or no list.
+        Raises CorruptEntryError: it is of another version, or no list.
         """
         try:
             value: Any = cbor2.loads(bytes(body))
@@ -351,8 +348,7 @@ def next_list(members: Members, seen: Mapping[str, Sight]) -> Members | None:
 class MembersLog:
     """The list in force, and those before it that a truncation may bring back.
 
-    Attributes:
-        version: Raised by every change of the list in force or of the one before it.
+    *version*: raised by every change of the list in force or of the one before it.
     """
 
     def __init__(self, index: int = 0, members: Members | None = None) -> None:

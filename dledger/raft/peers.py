@@ -264,8 +264,7 @@ class Roster:
     def is_answered(self, key: Vouched, shown: Collection[str] = ()) -> bool:
         """Whether that dialler gets this node's hello.
 
-        Args:
-            shown: Incarnations of this node that the dialler has seen, by its own account.
+        *shown*: incarnations of this node that the dialler has seen, by its own account.
         """
         # Before there is a list every configured member must be able to learn the incarnations.
         return (

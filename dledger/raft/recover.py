@@ -161,8 +161,7 @@ class Recovery:
 
         Interrupted, it can be done again.
 
-        Raises:
-            DiskFullError, FlushFailedError: Nothing that matters was changed; do it again.
+        Raises DiskFullError, FlushFailedError: nothing that matters was changed; do it again.
         """
         log, name = self._log, self._owner[2]
         incarnation = rng.randbytes(16).hex()

@@ -56,8 +56,7 @@ class Receiving:
 
         A chunk that does not follow is dropped: the answer names the offset to continue at.
 
-        Raises:
-            RemoteProtocolError: No snapshot has such a chunk.
+        Raises RemoteProtocolError: no snapshot has such a chunk.
         """
         if not 0 < total <= SNAPSHOT_BYTES_MAX or offset + len(chunk) > total:
             raise RemoteProtocolError(f"a chunk at {offset} of a snapshot of {total} bytes")
@@ -96,8 +95,7 @@ class Installation:
     def on_chunk(self, leader: str, frame: PeerFrame) -> None:
         """Add one chunk from *leader*, and hand the whole snapshot to the owner.
 
-        Raises:
-            RemoteProtocolError: No snapshot has such a chunk.
+        Raises RemoteProtocolError: no snapshot has such a chunk.
         """
         index, offset, total = frame.fields
         journal = self.state.journal

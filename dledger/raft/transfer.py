@@ -103,8 +103,7 @@ class Transfers:
     def check_leads(self) -> None:
         """Check that this member leads.
 
-        Raises:
-            NotLeaderError: It does not; the error names the leader's client address.
+        Raises NotLeaderError: it does not; the error names the leader's client address.
         """
         core = self.state.core
         if not core.is_leader:

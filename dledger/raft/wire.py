@@ -200,8 +200,7 @@ def encode_frame(
 ) -> bytes:
     """Return one whole frame; the payload's pieces are copied once, into the frame.
 
-    Args:
-        payload_crc: `crc_of` the payload, where the caller has it already.
+    *payload_crc*: `crc_of` the payload, where the caller has it already.
     """
     if not payload:
         return _PREFIX.pack(len(head) + 4, zlib.crc32(head)) + head
@@ -213,8 +212,7 @@ def encode_frame(
 class PeerFrameDecoder:
     """Bytes in, frames out. After an error it stays in error.
 
-    Attributes:
-        frame_bytes_max: Largest frame it takes; may be changed between two calls.
+    *frame_bytes_max*: largest frame it takes; may be changed between two calls.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
@@ -238,8 +236,7 @@ class PeerFrameDecoder:
     def feed(self, data: bytes | bytearray | memoryview) -> list[PeerFrame]:
         """Add received bytes; return the frames that are complete now.
 
-        Raises:
-            RemoteProtocolError: Length, CRC, kind or shape is wrong: close the connection.
+        Raises RemoteProtocolError: length, CRC, kind or shape is wrong: close the connection.
         """
         if self._broken:
             raise RemoteProtocolError("the connection was in error already")

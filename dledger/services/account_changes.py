@@ -54,8 +54,7 @@ class AccountExistsError(ValueError):
 def account_of(config: AccountConfig) -> Account:
     """Return the account that decides.
 
-    Raises:
-        ValueError: A text in it means nothing; shows no secret.
+    Raises ValueError: a text in it means nothing; shows no secret.
     """
     entries = [
         parse_entry(
@@ -88,8 +87,7 @@ def _permissions(lines: Mapping[str, str]) -> dict[str, Permission]:
 def checked(config: AccountConfig) -> AccountConfig:
     """Return *config* if every member can read it.
 
-    Raises:
-        ValueError: It cannot be an account; shows no secret.
+    Raises ValueError: it cannot be an account; shows no secret.
     """
     if min(len(config.access_key), len(config.secret_key)) < KEY_LENGTH_MIN:
         raise ValueError(
@@ -110,8 +108,7 @@ def checked(config: AccountConfig) -> AccountConfig:
 def with_access_config(current: AccountConfig | None, header: AccessConfigHeader) -> AccountConfig:
     """Return the account as 50 asks for it: what is absent stays, `admin` is always there.
 
-    Raises:
-        ValueError: It cannot be; shows no secret.
+    Raises ValueError: it cannot be; shows no secret.
     """
     if current is None:
         if not header.secret_key:
@@ -158,8 +155,7 @@ def _lines(text: str) -> dict[str, str]:
 def checked_white_addresses(text: str) -> str:
     """Return global white addresses as they are kept.
 
-    Raises:
-        ValueError: One of them is no pattern of addresses, or they are too many.
+    Raises ValueError: one of them is no pattern of addresses, or they are too many.
     """
     size = len(text.encode())
     if size > WHITE_BYTES_MAX:

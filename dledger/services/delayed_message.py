@@ -124,8 +124,7 @@ def same_queue(_topic: str, queue_id: int) -> int:
 def real_destination(properties: bytes, real_queue: RealQueue = same_queue) -> Run:
     """Return where a message goes whose *properties* name its real topic and queue.
 
-    Raises:
-        UnprocessableMessageError: They name none, or one that clients may not write.
+    Raises UnprocessableMessageError: they name none, or one that clients may not write.
     """
     topic = _get_property(properties, _REAL_TOPIC)
     queue_id = _get_property(properties, _REAL_QUEUE_ID)
@@ -213,8 +212,7 @@ class TimerIllegalError(ValueError):
 def deliver_at_ms(properties: bytes, now_ms: int) -> int | None:
     """Return when a message asks to be delivered, or None when it does not.
 
-    Raises:
-        TimerIllegalError: The value that counts is no number.
+    Raises TimerIllegalError: the value that counts is no number.
     """
     for name in _TIMER_PROPERTIES:
         value = get_property(properties, name.encode())
@@ -293,8 +291,7 @@ def rolled_message(scheduled: StoredRecord) -> Delivery:
     A count that is no number, or too large to be one, begins again; one for which there is no
     space is left as it is.
 
-    Raises:
-        CorruptRecordError: The record is damaged.
+    Raises CorruptRecordError: the record is damaged.
     """
     counted = get_property(scheduled.properties, _ROLL_TIMES) or b""
     times = int(counted) if counted.isdigit() and len(counted) <= _ROLL_DIGITS else 0

@@ -108,8 +108,7 @@ class HalfMessage:
     def of(cls, record: StoredRecord) -> HalfMessage:
         """Return what stands in *record*.
 
-        Raises:
-            UnprocessableMessageError: It names no topic it could go to.
+        Raises UnprocessableMessageError: it names no topic it could go to.
         """
         properties = record.properties
         run = real_destination(properties)
@@ -238,9 +237,8 @@ class TransactionDecisions:
     ) -> None:
         """Propose the *decision* over an open half message, and with it the *message*.
 
-        Raises:
-            MQError: What `BrokerGroup.propose` raises; nothing was stored and *on_done* is not
-                called.
+        Raises MQError: what `BrokerGroup.propose` raises; nothing was stored and *on_done* is not
+        called.
         """
         assert self.is_open(half_offset)
         mine = _InFlight(decision, [on_done])

@@ -48,8 +48,7 @@ class TableLimits:
     def check_topics(self, there: int, more: int = 1) -> None:
         """Let *more* topics be made where *there* are that many.
 
-        Raises:
-            TableFullError: The limit is met; nothing was stored.
+        Raises TableFullError: the limit is met; nothing was stored.
         """
         self._check(there, more, "topics", "max_topics", "delete topics")
 
@@ -141,8 +140,7 @@ class AccountShares:
     def make(self, kind: Made, account: str, *name: str) -> None:
         """Count what an account makes now; nothing without an account.
 
-        Raises:
-            TableFullError: The account has made as many as it may; nothing was stored.
+        Raises TableFullError: the account has made as many as it may; nothing was stored.
         """
         if not account:
             return

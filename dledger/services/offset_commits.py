@@ -103,9 +103,8 @@ class OffsetCommits:
     def check_room(self, group: str, topic: str, account: str = "") -> None:
         """Let a consumer group have offsets in a topic.
 
-        Raises:
-            TableFullError: It has none there, and there are as many as may be, or as the account
-                may make; nothing was stored.
+        Raises TableFullError: it has none there, and there are as many as may be, or as the account
+        may make; nothing was stored.
         """
         state = self._group.state
         if (group, topic) not in state.consumer_offsets:
@@ -132,8 +131,7 @@ class OffsetCommits:
     ) -> None:
         """Propose one offset at once; *on_done* is called when it is applied.
 
-        Raises:
-            NotLeaderError, PendingFullError, DiskFullError: Nothing was stored.
+        Raises NotLeaderError, PendingFullError, DiskFullError: nothing was stored.
         """
         self.commit_all_now([((group, topic, queue_id), offset)], on_done)
 
@@ -146,8 +144,7 @@ class OffsetCommits:
     ) -> None:
         """Propose at most `MAX_OFFSETS_PER_RECORD` offsets together; *on_done* is called for them.
 
-        Raises:
-            NotLeaderError, PendingFullError, DiskFullError: Nothing was stored.
+        Raises NotLeaderError, PendingFullError, DiskFullError: nothing was stored.
         """
         for slot, _ in () if by_admin else items:
             self.check_slot(slot)
@@ -164,8 +161,7 @@ class OffsetCommits:
 
         What was taken of these queues for the next flush is proposed before.
 
-        Raises:
-            NotLeaderError, PendingFullError, DiskFullError: Nothing was stored.
+        Raises NotLeaderError, PendingFullError, DiskFullError: nothing was stored.
         """
         self._leads()
         slots = [(commit.group, commit.topic, commit.queue_id) for commit in commits]

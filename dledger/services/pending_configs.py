@@ -183,8 +183,7 @@ class TopicView:
     def check_room(self, more: int = 1) -> None:
         """Let *more* topics be made.
 
-        Raises:
-            TableFullError: There are as many as may be; nothing was stored.
+        Raises TableFullError: there are as many as may be; nothing was stored.
         """
         self.limits.check_topics(len(self._group.state.topics) + len(self.pending), more)
 
@@ -209,8 +208,7 @@ class TopicView:
         ``%RETRY%`` and ``%DLQ%`` topics get one queue. Others inherit from *default_topic* when
         that exists with the inherit permission.
 
-        Raises:
-            TableFullError: There are as many topics as may be, or as the account may make.
+        Raises TableFullError: there are as many topics as may be, or as the account may make.
         """
         if self.is_deleting(topic):
             return None
@@ -248,8 +246,7 @@ class TopicView:
     def group_to_create(self, group: str, account: str = "") -> SubscriptionGroupsChange | None:
         """Return the change that makes a consumer group known; None if it is, or may not be.
 
-        Raises:
-            TableFullError: There are as many groups as may be, or as the account may make.
+        Raises TableFullError: there are as many groups as may be, or as the account may make.
         """
         if not self.auto_create_group_enable or self.subscription_group(group) is not None:
             return None
@@ -260,9 +257,8 @@ class TopicView:
     def retry_topic_to_create(self, group: str) -> TopicsChange | None:
         """Return the change that makes a consumer group's retry topic, None if not needed.
 
-        Raises:
-            TableFullError: There are as many topics as may be, and the group is not known either;
-                of a known group messages can be retried in any case.
+        Raises TableFullError: there are as many topics as may be, and the group is not known
+        either; of a known group messages can be retried in any case.
         """
         config = self.subscription_group_or_default(group)
         retry = RETRY_PREFIX + group

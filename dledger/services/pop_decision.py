@@ -278,9 +278,8 @@ class PopDecision:
     def receive(self, receive: Receive) -> list[PopGrant]:
         """Plan to hand messages out; return the grants, none where there is nothing now.
 
-        Raises:
-            CorruptRecordError, CorruptEntryError, OffsetOutOfRangeError: A queue is unreadable, and
-                the others have nothing.
+        Raises CorruptRecordError, CorruptEntryError, OffsetOutOfRangeError: a queue is unreadable,
+        and the others have nothing.
         """
         granted: list[PopGrant] = []
         damage: MQError | None = None

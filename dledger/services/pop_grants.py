@@ -75,8 +75,7 @@ class _Work(NamedTuple):
 class PopGrants:
     """Decides requests of POP consumers while this node leads.
 
-    Args:
-        drop_offset: Forgets the committed offset that is not proposed yet: the grant has it.
+    *drop_offset*: forgets the committed offset that is not proposed yet: the grant has it.
     """
 
     def __init__(
@@ -147,8 +146,7 @@ class PopGrants:
         Messages whose time is over keep nothing back: a commit ends their grants, and POP goes on
         from there.
 
-        Raises:
-            PopAtWorkError: Messages of the queue are out for the group; nothing was stored.
+        Raises PopAtWorkError: messages of the queue are out for the group; nothing was stored.
         """
         entry, row = self._entry, self._group.state.pops.get(key)
         is_out = row is not None and not row.is_idle(self._group.store_time_ms)

@@ -268,8 +268,7 @@ class QueueLocks:
         *on_done* is called exactly once, perhaps from inside this call, when every grant in it is
         applied on a majority.
 
-        Raises:
-            NotLeaderError, PendingFullError: Nothing was granted; *on_done* is not called.
+        Raises NotLeaderError, PendingFullError: nothing was granted; *on_done* is not called.
         """
         self._take(LockAsk(client_id, tuple(keys), self._clock.monotonic()), on_done)
 

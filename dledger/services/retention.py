@@ -103,8 +103,7 @@ class SegmentedLog(Protocol):
     def anchor_at(self, index: int) -> Anchor:
         """Return the anchor of a log that would begin with entry *index*.
 
-        Raises:
-            CorruptEntryError: The entry before it is damaged.
+        Raises CorruptEntryError: the entry before it is damaged.
         """
 
     def index_of(self, position: int) -> int:
@@ -401,8 +400,7 @@ _IPV6_EXTRA_BYTES: Final = 12
 def retention_ms(attributes: Mapping[str, str]) -> int | None:
     """Return what a topic's attributes say, or None where they say nothing.
 
-    Raises:
-        ValueError: What they say is no number of milliseconds.
+    Raises ValueError: what they say is no number of milliseconds.
     """
     value = attributes.get(RETENTION_ATTRIBUTE)
     if value is None:

@@ -100,8 +100,7 @@ class StoredRecords:
 def decode_stored(data: StoredBytes) -> StoredRecord:
     """Return what stands in *data*.
 
-    Raises:
-        CorruptRecordError: The body does not fit its checksum.
+    Raises CorruptRecordError: the body does not fit its checksum.
     """
     return StoredRecord(decode_record(data))
 

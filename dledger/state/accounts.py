@@ -51,8 +51,7 @@ class PolicyConfig:
 class AccountConfig:
     """One account. The secret is not in its repr.
 
-    Attributes:
-        enabled: Off: requests in its name are refused as with a wrong signature.
+    *enabled*: off: requests in its name are refused as with a wrong signature.
     """
 
     access_key: str
@@ -85,8 +84,7 @@ class AccountConfig:
     def from_state(cls, value: Mapping[str, Any]) -> Self:
         """Read what `to_state` made.
 
-        Raises:
-            KeyError, TypeError, ValueError: A field is missing or not known here.
+        Raises KeyError, TypeError, ValueError: a field is missing or not known here.
         """
         policies = tuple(PolicyConfig.from_state(item) for item in value["policies"])
         return cls(**{**value, "policies": policies})

@@ -90,10 +90,9 @@ def apply_entry(
 ) -> Applied:
     """Bring *tables* from ``header.index - 1`` to ``header.index``.
 
-    Raises:
-        InvariantBroken: The entry does not follow the applied one, a queue offset is not the next
-            of its queue, or a state record contradicts the tables. The tables may be half changed:
-            stop the node.
+    Raises InvariantBroken: the entry does not follow the applied one, a queue offset is not the
+    next of its queue, or a state record contradicts the tables. The tables may be half changed:
+    stop the node.
     """
     _check_follows(
         header, tables.applied_index, tables.applied_end_position, tables.last_store_time_ms
@@ -137,8 +136,7 @@ def entries_together(
     At once is for messages, for notes of stamped sends and for committed offsets: these say nothing
     about a queue, so it makes no difference that all messages of the entries come before them.
 
-    Raises:
-        CorruptRecordError: A state record does not fit its checksum.
+    Raises CorruptRecordError: a state record does not fit its checksum.
     """
     begins = [header.position for header in headers]
     positions: list[tuple[int, int]] = []
@@ -163,8 +161,7 @@ def entries_together(
 def apply_together(tables: StateTables, entries: EntriesTogether) -> Applied:
     """Do what `apply_entry` does for one entry after the other; the tables are the same then.
 
-    Raises:
-        InvariantBroken: As `apply_entry`.
+    Raises InvariantBroken: as `apply_entry`.
     """
     before = (tables.applied_index, tables.applied_end_position, tables.last_store_time_ms)
     for header in entries.headers:
@@ -209,10 +206,9 @@ def raise_min_offsets(
 ) -> None:
     """Let every queue begin with its first message at or after the floor.
 
-    Args:
-        first_kept: Topic, queue id and bounds to the least offset in ``min … max`` whose message
-            stands at or after ``tables.floor.position``, and where; ``max`` when none does. After
-            an error of it this can be called again.
+    *first_kept*: topic, queue id and bounds to the least offset in ``min … max`` whose message
+    stands at or after ``tables.floor.position``, and where; ``max`` when none does. After an error
+    of it this can be called again.
     """
     for topic, queue_id, bounds in tables.take_before(tables.floor.position):
         try:
@@ -446,8 +442,7 @@ def read_plain(
 
     They end before an entry without records; none is returned when *first* is one.
 
-    Raises:
-        CorruptEntryError: One of the entries is damaged.
+    Raises CorruptEntryError: one of the entries is damaged.
     """
     headers: list[EntryHeader] = []
     frames = entry_log.frames(first, max_bytes, last)[0]

@@ -250,8 +250,7 @@ class Image:
     def snapshot(self, *, hints: bool = True) -> bytes:
         """Return the tables as they were at `applied_index`; equal tables give equal bytes.
 
-        Args:
-            hints: Also what only saves work, and may differ between equal tables.
+        *hints*: also what only saves work, and may differ between equal tables.
         """
         body = _EncodedMap()
         for name, value in self._scalars.items():

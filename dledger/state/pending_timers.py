@@ -110,9 +110,8 @@ class PendingTimers:
     def finish(self, offsets: Iterable[int]) -> None:
         """Let *offsets* wait no longer.
 
-        Raises:
-            InvariantBroken: One of them does not wait: it would be delivered twice, or was
-                recalled.
+        Raises InvariantBroken: one of them does not wait: it would be delivered twice, or was
+        recalled.
         """
         for offset in offsets:
             if offset not in self:

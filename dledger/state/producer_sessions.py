@@ -26,8 +26,7 @@ SESSION_IDLE_MAX_MS: Final = 60 * 60 * 1000
 class StoredSend(NamedTuple):
     """Where the records of one sequence stand.
 
-    Attributes:
-        refused: Numbers of the request's runs that were refused and are not there.
+    *refused*: numbers of the request's runs that were refused and are not there.
     """
 
     position: int
@@ -83,8 +82,7 @@ class ProducerSessions:
     def open(self, producer_id: bytes, epoch: int, now_ms: int) -> None:
         """Begin an epoch of a producer; what was known of an earlier one is forgotten.
 
-        Raises:
-            InvariantBroken: The producer has an epoch that is not older.
+        Raises InvariantBroken: the producer has an epoch that is not older.
         """
         old = self._sessions.pop(producer_id, None)
         if old is not None and old.epoch >= epoch:
@@ -107,8 +105,7 @@ class ProducerSessions:
         A session that expired while the send was on its way begins again, with what is known: no
         sequence before this one can be judged. One whose epoch ended meanwhile stays forgotten.
 
-        Raises:
-            InvariantBroken: The sequence is stored already.
+        Raises InvariantBroken: the sequence is stored already.
         """
         session = self._sessions.get(producer_id)
         if session is not None and session.epoch > epoch:

@@ -85,9 +85,8 @@ def apply_queue_locks(
 ) -> None:
     """Bring *locks* to what they are behind the entry *index*.
 
-    Raises:
-        InvariantBroken: Another grant stands where the change has its own, or one entry grants a
-            queue twice, so that two holders would have one token. *locks* may be half changed.
+    Raises InvariantBroken: another grant stands where the change has its own, or one entry grants a
+    queue twice, so that two holders would have one token. *locks* may be half changed.
     """
     for release in change.releases:
         _expect(locks, release.key, release.token, index)

@@ -182,8 +182,7 @@ def load_checked(data: Buffer, like: StateTables) -> StateTables:
 def _check_numbers(tables: StateTables) -> None:
     """Let tables pass whose places in the log are numbers that a log comes to.
 
-    Raises:
-        CorruptStoreError: They are none.
+    Raises CorruptStoreError: they are none.
     """
     floor = tables.floor
     numbers = (

@@ -300,9 +300,8 @@ def encode_change(change: StateChange) -> tuple[int, bytes]:
 def decode_change(queue_id: int, body: Buffer) -> StateChange:
     """Return the change in the body of a record of state queue *queue_id*.
 
-    Raises:
-        InvariantBroken: Not a body this version can read. The entry is committed, so going on
-            without it would make this replica differ from the others.
+    Raises InvariantBroken: not a body this version can read. The entry is committed, so going on
+    without it would make this replica differ from the others.
     """
     try:
         value: Mapping[str, Any] = cbor2.loads(bytes(body))

@@ -64,8 +64,7 @@ class TransactionTable:
     def check(self, half_offset: int, checks: int, checked_ms: int) -> None:
         """Its producers are asked for the *checks*-th time.
 
-        Raises:
-            InvariantBroken: It is not open, or was asked for another number of times before.
+        Raises InvariantBroken: it is not open, or was asked for another number of times before.
         """
         half = self.open.get(half_offset)
         if half is None or half.checks != checks - 1:
@@ -75,8 +74,7 @@ class TransactionTable:
     def decide(self, half_offset: int, decision: TransactionDecision) -> None:
         """Write the decision.
 
-        Raises:
-            InvariantBroken: The half message is not open: it would be decided twice.
+        Raises InvariantBroken: the half message is not open: it would be decided twice.
         """
         if self.open.pop(half_offset, None) is None:
             known = self.decided.get(half_offset)

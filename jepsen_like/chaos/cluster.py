@@ -41,8 +41,7 @@ SCRUB_BYTES_PER_S: Final = 32 << 20
 class Ports:
     """The ports of a process: those it listens on, and those that others connect to.
 
-    Attributes:
-        peer, peer_dialled: For members.
+    *peer*, *peer_dialled*: for members.
     """
 
     host: Host
@@ -65,8 +64,7 @@ class Ports:
 class ChaosCluster(LocalCluster):
     """All processes of a run. Get it from `lay_out`; nothing runs yet.
 
-    Attributes:
-        name_servers: By name; the first is `namesrv`.
+    *name_servers*: by name; the first is `namesrv`.
     """
 
     name_servers: dict[str, Node] = field(default_factory=dict)
@@ -148,8 +146,7 @@ def lay_out(
 ) -> ChaosCluster:
     """Write the configuration of the cluster that *plan* asks for.
 
-    Args:
-        stores: Data folder of each broker.
+    *stores*: data folder of each broker.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names, server_names = broker_names(plan), name_server_names(plan)

@@ -128,8 +128,7 @@ def demo(
 def run_demo(plan: Plan, folder: Path) -> Ran:
     """Play *plan* in *folder* and tell a person on standard error what happens.
 
-    Raises:
-        CliError: The cluster did not start; nothing was tested.
+    Raises CliError: the cluster did not start; nothing was tested.
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     story = Story(plan, note)
@@ -253,8 +252,7 @@ def result_for_report(ran: Ran, folder: Path) -> dict[str, Any]:
 def check_again(folder: Path) -> dict[str, Any]:
     """Judge a kept run again, from what its clients recorded and its brokers' data folders.
 
-    Raises:
-        CliError: There is no run; a usage error.
+    Raises CliError: there is no run; a usage error.
     """
     if not (folder / PLAN_FILE).is_file():
         raise CliError(

@@ -219,8 +219,7 @@ def flip_bits(root: Path, rng: Rng, place: Place, part: Part, *, bits: int = 1) 
     Of the log only what is at rest is hit: see `dledger.jepsen_like.nemesis.ground`. Two bits may
     be the same one and cancel each other. None are flipped when nothing is written at *place* yet.
 
-    Raises:
-        FaultError: No broker's folder, or a broker runs on it; nothing was changed.
+    Raises FaultError: no broker's folder, or a broker runs on it; nothing was changed.
     """
     with _stopped(root) as paths:
         written = [found for path in files_at(paths, place) for found in written_in(path)]
@@ -249,8 +248,7 @@ def tear_tail(
     Returns what was done, None when there is nothing to be written over. *keep_marked* leaves alone
     what the commit mark covers: see `jepsen_like.nemesis.ground`.
 
-    Raises:
-        FaultError: No broker's folder, or a broker runs on it; nothing was changed.
+    Raises FaultError: no broker's folder, or a broker runs on it; nothing was changed.
     """
     with _stopped(root) as paths:
         written = [found for path in files_at(paths, Place.SEGMENT) for found in written_in(path)]

@@ -99,8 +99,7 @@ def error_of_all(statuses: Sequence[Any]) -> ClientError | None:
 def message_group_of(queue_id: int, queues: int) -> str:
     """Return a message group whose messages every proxy puts into the queue *queue_id*.
 
-    Args:
-        queues: Of the topic; all are of one broker group.
+    *queues*: of the topic; all are of one broker group.
     """
     names = (f"group-{number}" for number in count())
     return next(name for name in names if zlib.crc32(name.encode()) % queues == queue_id)
@@ -213,8 +212,7 @@ class GrpcCalls:
     async def connected(self, place: int, timeout_s: float) -> int:
         """Return *place* where that proxy is connected, else the next place whose proxy is.
 
-        Raises:
-            BrokerUnreachableError: None is within *timeout_s*; nothing was called.
+        Raises BrokerUnreachableError: none is within *timeout_s*; nothing was called.
         """
         with trio.move_on_after(timeout_s):
             while True:
@@ -309,8 +307,7 @@ class GrpcProducer:
     ) -> list[SendResult]:
         """Send messages of one queue together.
 
-        Raises:
-            ClientError: They were refused, or what became of them is unknown.
+        Raises ClientError: they were refused, or what became of them is unknown.
         """
         assert queue is not None
         asked = pb.SendMessageRequest(
@@ -331,8 +328,7 @@ class GrpcProducer:
     async def recall(self, sent: str) -> object:
         """Refuse it: no message that is sent here has a time of its own.
 
-        Raises:
-            MessageIllegalError: Always.
+        Raises MessageIllegalError: always.
         """
         raise MessageIllegalError("no message of this producer has a time of its own")
 
@@ -369,8 +365,7 @@ class GrpcConsumer:
     ) -> list[HandedOut]:
         """Return messages, none after *wait_s*.
 
-        Raises:
-            ClientError: It was refused, or whether messages are out is unknown.
+        Raises ClientError: it was refused, or whether messages are out is unknown.
         """
         asked = pb.ReceiveMessageRequest(
             group=pb.Resource(name=self.group),
@@ -400,16 +395,14 @@ class GrpcConsumer:
     async def ack(self, message: HandedOut) -> None:
         """Acknowledge a message.
 
-        Raises:
-            ClientError: It was refused, or what became of it is unknown.
+        Raises ClientError: it was refused, or what became of it is unknown.
         """
         await self.ack_all([message])
 
     async def ack_all(self, messages: Sequence[HandedOut]) -> None:
         """Acknowledge messages with one request.
 
-        Raises:
-            ClientError: All were refused, or what became of each is unknown.
+        Raises ClientError: all were refused, or what became of each is unknown.
         """
         entries = [pb.AckMessageEntry(receipt_handle=each.receipt.encode()) for each in messages]
         asked = pb.AckMessageRequest(
@@ -425,8 +418,7 @@ class GrpcConsumer:
     async def change_invisible(self, message: HandedOut, invisible_s: float) -> None:
         """Give a message another time, and a new receipt.
 
-        Raises:
-            ClientError: It was refused, or what became of it is unknown.
+        Raises ClientError: it was refused, or what became of it is unknown.
         """
         asked = pb.ChangeInvisibleDurationRequest(
             group=pb.Resource(name=self.group),

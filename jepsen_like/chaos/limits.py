@@ -47,8 +47,7 @@ def limit_with_spare(in_use: Set[int], spare: int) -> int:
 def open_numbers(pid: int) -> frozenset[int]:
     """Return the numbers of a process's open descriptors.
 
-    Raises:
-        FaultError: There is no such process, or it is not ours to look at.
+    Raises FaultError: there is no such process, or it is not ours to look at.
     """
     try:
         return frozenset(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
@@ -59,8 +58,7 @@ def open_numbers(pid: int) -> frozenset[int]:
 def cpu_s(pid: int) -> float:
     """Return the seconds of CPU time a process has used.
 
-    Raises:
-        FaultError: There is no such process.
+    Raises FaultError: there is no such process.
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
@@ -172,8 +170,7 @@ def idle_connections(host: str, port: int, number: int) -> Iterator[Flood]:
 
     Blocks for up to `OPEN_WITHIN_S` and some: use it from a worker thread.
 
-    Raises:
-        FaultError: The holders cannot be started or do not answer; none is left.
+    Raises FaultError: the holders cannot be started or do not answer; none is left.
     """
     parts = shares(number, files_max())
     flood = Flood(number, sum(parts))

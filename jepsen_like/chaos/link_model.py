@@ -265,8 +265,7 @@ _LENGTH: Final = struct.Struct(">I")
 class Piece(NamedTuple):
     """Bytes of a stream.
 
-    Attributes:
-        is_frame: They are one whole frame; else a part of one that must pass as it is.
+    *is_frame*: they are one whole frame; else a part of one that must pass as it is.
     """
 
     data: bytes

@@ -128,8 +128,7 @@ class LoopDisk:
     def cut(self) -> None:
         """From this instant nothing reaches the image and every call on the disk fails with EIO.
 
-        Raises:
-            FaultError: It is not mounted, or this kernel's ext4 cannot be shut down.
+        Raises FaultError: it is not mounted, or this kernel's ext4 cannot be shut down.
         """
         if not self.mounted:
             raise FaultError(f"{self.place} has no power to cut: it is not mounted")
@@ -148,8 +147,7 @@ class LoopDisk:
         A process that still has files of the dead disk open keeps those: the disk goes on with a
         copy.
 
-        Raises:
-            FaultError: What survived cannot be mounted. The image is kept as it is.
+        Raises FaultError: what survived cannot be mounted. The image is kept as it is.
         """
         if self.mounted and not self._unmount():
             _run("umount", "--lazy", str(self.place))
@@ -180,8 +178,7 @@ class LoopDisk:
 
         `release` heals.
 
-        Raises:
-            FaultError: The space cannot be taken; what was taken is given back.
+        Raises FaultError: the space cannot be taken; what was taken is given back.
         """
         fd = os.open(self.place / BALLAST, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -226,8 +223,7 @@ class LoopDisk:
     def unmount(self) -> None:
         """Write everything out and take the disk away from its place.
 
-        Raises:
-            FaultError: A process has files of it open; it stays mounted.
+        Raises FaultError: a process has files of it open; it stays mounted.
         """
         if self.mounted and not self._unmount():
             raise FaultError(f"{self.place} is in use; end the processes that have files open")
@@ -235,8 +231,7 @@ class LoopDisk:
     def save_image(self, to: Path) -> None:
         """Keep a copy of what survived, as evidence. Between `cut` and `restore`, or unmounted.
 
-        Raises:
-            FaultError: It could not be copied.
+        Raises FaultError: it could not be copied.
         """
         _run("cp", "--sparse=always", "--reflink=auto", str(self.image), str(to))
 

@@ -487,8 +487,7 @@ class RealClient:
 async def _in_thread(act: Callable[[], Any]) -> Any:
     """Do what blocks in a worker thread; it is waited for even when cancelled.
 
-    Raises:
-        FaultError: A file or device refused.
+    Raises FaultError: a file or device refused.
     """
     try:
         return await trio.to_thread.run_sync(act)

@@ -141,8 +141,7 @@ def entered(namespace: Path) -> Iterator[None]:
 
     Sockets stay where they were made. Other threads are not touched.
 
-    Raises:
-        FaultError: It cannot be entered; the thread is where it was.
+    Raises FaultError: it cannot be entered; the thread is where it was.
     """
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
@@ -158,8 +157,7 @@ def entered(namespace: Path) -> Iterator[None]:
 def enter(namespace: Path) -> None:
     """Move this thread into *namespace*.
 
-    Raises:
-        FaultError: It cannot be entered; the thread is where it was.
+    Raises FaultError: it cannot be entered; the thread is where it was.
     """
     try:
         handle = os.open(namespace, os.O_RDONLY)
@@ -195,8 +193,7 @@ class RunNetwork:
     def route(self, lines: Iterable[str]) -> None:
         """Give orders to the router, as `ip -batch` takes them.
 
-        Raises:
-            FaultError: One was refused; those before it were carried out.
+        Raises FaultError: one was refused; those before it were carried out.
         """
         self._order(self._prefix + ROUTER, lines)
 
@@ -236,8 +233,7 @@ def run_network(names: Sequence[str]) -> Iterator[RunNetwork]:
 
     Names of hosts are without hyphens. What dead runners have left is removed first.
 
-    Raises:
-        FaultError: It could not be made (see `why_not`); nothing of it is left.
+    Raises FaultError: it could not be made (see `why_not`); nothing of it is left.
     """
     if len(names) > HOSTS_MAX:
         raise FaultError(f"a network of {len(names)} hosts; {HOSTS_MAX} at most")
@@ -258,8 +254,7 @@ def run_network(names: Sequence[str]) -> Iterator[RunNetwork]:
 def remove_left_overs() -> list[str]:
     """Remove the namespaces of runners that have died; return their names.
 
-    Raises:
-        FaultError: One could not be removed.
+    Raises FaultError: one could not be removed.
     """
     found = [name for name in _names() if is_left_over(name, process_start)]
     _remove(found)

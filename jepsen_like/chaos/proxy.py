@@ -128,10 +128,9 @@ class Connection:
 class LinkProxy:
     """Listens for all targets and owns the links between all names, also those yet to dial.
 
-    Attributes:
-        sometimes: What happened how often: connections, resets (by the proxy's own doing),
-            frame_lost,
-            frame_doubled, frame_held, frame_from_old_connection, frame_overtaken, frame_corrupted.
+    *sometimes*: what happened how often: connections, resets (by the proxy's own doing),
+    frame_lost, frame_doubled, frame_held, frame_from_old_connection, frame_overtaken,
+    frame_corrupted.
     """
 
     def __init__(self, rng: Rng, targets: Mapping[int, Target]) -> None:
@@ -163,8 +162,7 @@ class LinkProxy:
     def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
         """Let everything through again.
 
-        Args:
-            reset: Chance of each connection with bytes waiting to be broken instead.
+        *reset*: chance of each connection with bytes waiting to be broken instead.
         """
         link = self._link(source, target)
         link.mend()

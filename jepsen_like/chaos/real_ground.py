@@ -118,8 +118,7 @@ class KernelLinks:
     def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
         """Let everything through again; connections go on when their senders try again.
 
-        Args:
-            reset: Not heeded: the kernel resets no connection of others.
+        *reset*: not heeded: the kernel resets no connection of others.
         """
         pair = self._addresses(source, target)
         if pair is not None:
@@ -134,8 +133,7 @@ class KernelLinks:
     def set_fault(self, source: str, target: str, fault: LinkFault) -> None:
         """Only whole links and cut ones can be had here.
 
-        Raises:
-            CannotBeDone: *fault* is another one.
+        Raises CannotBeDone: *fault* is another one.
         """
         if fault != HEALTHY:
             raise CannotBeDone("links of the kernel can be cut only; the proxy does more to them")
@@ -147,8 +145,7 @@ class KernelLinks:
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry out what is asked for, until cancelled; started at once.
 
-        Raises:
-            FaultError: The kernel refused; which links are cut is not known.
+        Raises FaultError: the kernel refused; which links are cut is not known.
         """
         task_status.started()
         while True:

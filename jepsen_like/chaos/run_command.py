@@ -87,8 +87,7 @@ class Extras(msgspec.Struct, frozen=True):
 def folder_of(name: str, store: Path) -> Path:
     """Return the folder of a run, by its path or by its name in *store*.
 
-    Raises:
-        CliError: There is none; a usage error.
+    Raises CliError: there is none; a usage error.
     """
     for folder in (Path(name), store / name):
         if (folder / "plan.json").is_file():
@@ -232,8 +231,7 @@ def progress_line(phase: str, elapsed_s: float, counts: Counter[str], done: Coun
 class Progress:
     """A context: prints what will be done, then shows one line that changes, on standard error.
 
-    Args:
-        is_live: A person watches; else only the first line is written.
+    *is_live*: a person watches; else only the first line is written.
     """
 
     def __init__(self, plan: Plan, *, is_live: bool) -> None:
@@ -301,8 +299,7 @@ def no_verdict(folder: Path) -> Iterator[None]:
 def play(plan: Plan, folder: Path, extras: Extras, *, is_live: bool) -> Ran:
     """Play *plan* in *folder*; *is_live*: a person watches the terminal.
 
-    Raises:
-        MQError: The cluster did not even start; also within a group.
+    Raises MQError: the cluster did not even start; also within a group.
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with Progress(plan, is_live=is_live) as tell:

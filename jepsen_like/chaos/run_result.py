@@ -286,8 +286,7 @@ def by_workload(
 ) -> Counter[str]:
     """Return how many operations each workload had.
 
-    Args:
-        idempotent: Producers were; then plain sends and batches are theirs.
+    *idempotent*: producers were; then plain sends and batches are theirs.
     """
     shared = {op.parent_op_id for op in operations if op.parent_op_id != op.op_id}
     levels_ns = {ms * 1_000_000 for ms in levels_ms}

@@ -166,8 +166,7 @@ class TooManyOrdersError(Exception):
 def check_register(operations: Iterable[Operation], subject: str = "") -> list[Violation]:
     """Return the violations of one register.
 
-    Raises:
-        TooManyOrdersError: An offset was committed twice, and too much overlaps.
+    Raises TooManyOrdersError: an offset was committed twice, and too much overlaps.
     """
     rows = [
         msgspec.structs.replace(op, ret_ns=NEVER)

@@ -88,8 +88,7 @@ def recovers_within_ns(kind: str, election_ns: int = ELECTION_NS) -> int:
 class FaultRecord:
     """What a history records of faults.
 
-    Attributes:
-        troubles: When faults acted or were recovered from; sorted, apart from each other.
+    *troubles*: when faults acted or were recovered from; sorted, apart from each other.
     """
 
     troubles: tuple[Span, ...]

@@ -98,8 +98,7 @@ PULLS: Final = Want((("f", (int(F.FILTERED),)),))
 def check_source(source: Source, rows_max: int) -> Verdict | None:
     """Return the verdict over the filtered pulls of a source; None where there are none.
 
-    Raises:
-        TooManyRowsError: A queue holds more than *rows_max*, or there are more pulls.
+    Raises TooManyRowsError: a queue holds more than *rows_max*, or there are more pulls.
     """
     pulls = operations_of(source.ops(PULLS, rows_max), source.obs(Want(), 0))
     if not pulls:

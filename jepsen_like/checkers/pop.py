@@ -114,8 +114,7 @@ def check_history(
 ) -> Verdict:
     """Return the verdict over all that groups received.
 
-    Args:
-        seen: Where others show the values; None: it is not known.
+    *seen*: where others show the values; None: it is not known.
     """
     rows = [op for op in operations if op.f in OPERATIONS]
     delivered = [op for op in rows if op.f == F.RECEIVE and op.outcome == Outcome.OK]

@@ -314,8 +314,7 @@ def contradiction(
 ) -> Violation:
     """Return that a read found an offset at or beyond its own end, a negative one, or none.
 
-    Args:
-        bounds: The first offset found, the one after the last, the end that the answer names.
+    *bounds*: the first offset found, the one after the last, the end that the answer names.
     """
     first, after, end = bounds
     text = f"found offsets {first} … {after - 1} and names {end} as the end of the queue"

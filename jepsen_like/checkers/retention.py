@@ -277,8 +277,7 @@ def lost_of(
 ) -> set[int]:
     """Return the values of missing messages that are lost.
 
-    Args:
-        holes: Of a queue; None: not known, a queue that is cut proves nothing.
+    *holes*: of a queue; None: not known, a queue that is cut proves nothing.
     """
     cut = cut_queues(reads)
     lost: set[int] = set()

@@ -88,8 +88,7 @@ class RunRows:
     ) -> None:
         """Read what is there of replicas and of faults; of operations none.
 
-        Args:
-            settled: None: it was, if a replica was read.
+        *settled*: None: it was, if a replica was read.
         """
         self._source = source
         self._rows_max = rows_max

@@ -41,8 +41,7 @@ class Violation(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True):
     """What one checker, or all of them, found.
 
-    Attributes:
-        violations: At most a few of each kind; `counts` has how many there were.
+    *violations*: at most a few of each kind; `counts` has how many there were.
     """
 
     checker: str
@@ -72,8 +71,7 @@ def judge(
 def checked(checker: str, run: Callable[[], Verdict]) -> Verdict:
     """Return the verdict of *run*; unknown, with the error, when it breaks.
 
-    Raises:
-        BadInputError: The tables cannot be judged, by this check or another.
+    Raises BadInputError: the tables cannot be judged, by this check or another.
     """
     try:
         return run()

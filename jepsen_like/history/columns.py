@@ -109,8 +109,7 @@ _OF_OFFSETS: Final = (F.SEND, F.PULL, F.MAX_OFFSET, F.MIN_OFFSET)
 def check_operation(op: Operation) -> None:
     """See that *op* fits the columns and does not contradict itself.
 
-    Raises:
-        RowOutOfRangeError: It does not.
+    Raises RowOutOfRangeError: it does not.
     """
     for name, (low, high) in _RANGES.items():
         given = getattr(op, name)
@@ -128,9 +127,8 @@ def check_operation(op: Operation) -> None:
 def mistake_in(columns: Mapping[str, npt.NDArray[Any]]) -> str:
     """Return what is wrong with rows of `ops`, as `check_operation` has it; empty: nothing.
 
-    Args:
-        columns: `f`, `outcome`, `level`, `decision`, `cnt`, `queue`, `off`, `call_ns` and `ret_ns`
-            of the rows.
+    *columns*: `f`, `outcome`, `level`, `decision`, `cnt`, `queue`, `off`, `call_ns` and `ret_ns` of
+    the rows.
     """
     for name in ("f", "outcome", "level", "decision"):
         low, high = _RANGES[name]
@@ -164,8 +162,7 @@ def check_replica_read(read: ReplicaRead) -> None:
 def check_numbers(row: Event | ReplicaState | FloorMove) -> None:
     """See that the numbers of *row* fit the columns; a chain has 64 bits without a sign.
 
-    Raises:
-        RowOutOfRangeError: They do not.
+    Raises RowOutOfRangeError: they do not.
     """
     if isinstance(row, Event):
         _check_words("at_ns", (row.at_ns, row.end_ns))
@@ -437,8 +434,7 @@ def events_of(events: Any) -> list[Event]:
 def floors_of(nodes: Any) -> list[FloorMove]:
     """Return how logs and queues came to begin later.
 
-    Raises:
-        msgspec.MsgspecError: A row holds other fields.
+    Raises msgspec.MsgspecError: a row holds other fields.
     """
     if isinstance(nodes, RowList):
         rows = [row for row in nodes.to_pylist() if row["kind"] == NodeKind.FLOOR]

@@ -321,8 +321,7 @@ def encode_history(history: History) -> bytes:
 def iter_rows(data: Buffer) -> Iterator[tuple[Row, int]]:
     """Yield each row and the byte after it, up to a torn last record.
 
-    Raises:
-        CorruptHistoryError: A record in the middle is damaged; the rows before it were yielded.
+    Raises CorruptHistoryError: a record in the middle is damaged; the rows before it were yielded.
     """
     raw = bytes(data)
     source = BytesIO(raw)
@@ -346,8 +345,7 @@ def iter_rows(data: Buffer) -> Iterator[tuple[Row, int]]:
 def read_history(data: Buffer) -> tuple[History, int]:
     """Return the history in *data* and how many bytes at its end are a torn record.
 
-    Raises:
-        CorruptHistoryError: A record in the middle is damaged.
+    Raises CorruptHistoryError: a record in the middle is damaged.
     """
     history = History(RunHeader(run_id=""))
     end = 0

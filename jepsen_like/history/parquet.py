@@ -167,8 +167,7 @@ def check_header(run_id: str, header: RunHeader, folder: Path) -> None:
     """See that the file with *header* is of the run *run_id*, as those before it; empty: none was
     read.
 
-    Raises:
-        NoHistoryError: It is of another: operations of both have the same numbers.
+    Raises NoHistoryError: it is of another: operations of both have the same numbers.
     """
     if run_id and header.run_id != run_id:
         raise NoHistoryError(
@@ -256,8 +255,7 @@ def _sorted(table: Any) -> Any:
 def read_history(parquet: Path) -> History:
     """Return the history in a folder of tables, all in memory.
 
-    Raises:
-        NoHistoryError: The folder is not a whole one.
+    Raises NoHistoryError: the folder is not a whole one.
     """
     given = read_summary(parquet)
     tables = {

@@ -94,8 +94,7 @@ class SmallTable:
     def of_operations(cls, operations: Sequence[Operation]) -> SmallTable:
         """Return operations as the columns of `ops`.
 
-        Raises:
-            NotSmallError: A field of theirs fits no column of 64 bits.
+        Raises NotSmallError: a field of theirs fits no column of 64 bits.
         """
         columns: dict[str, Column] = {}
         fields = Operation.__struct_fields__
@@ -111,8 +110,7 @@ class SmallTable:
     def of_looks(cls, operations: Iterable[Operation], reads: Iterable[ReplicaRead]) -> SmallTable:
         """Return what pulls and final reads found as the columns of `obs`.
 
-        Raises:
-            NotSmallError: As `of_operations`.
+        Raises NotSmallError: as `of_operations`.
         """
         looks = [
             (op.op_id, "", op.topic, op.queue, op.off, op.values)

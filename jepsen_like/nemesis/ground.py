@@ -131,15 +131,13 @@ class Member(Machine, Protocol):
     async def spoil_sectors(self, sectors: int) -> str:
         """Let reads of *sectors* sectors of its files fail until they are written; return where.
 
-        Raises:
-            CannotBeDone: Its disk is a real one.
+        Raises CannotBeDone: its disk is a real one.
         """
 
     async def rot_file(self, arg: int) -> str:
         """Let a file that is not a segment go bad, on a machine that is down; return where.
 
-        Raises:
-            CannotBeDone: Its disk is a real one.
+        Raises CannotBeDone: its disk is a real one.
         """
 
     async def tear_tail(self, size_bytes: int) -> str:
@@ -151,22 +149,19 @@ class Member(Machine, Protocol):
     async def lie_about_flushes(self, *, lies: bool) -> None:
         """Let flushes of the log return and make nothing durable; false ends that.
 
-        Raises:
-            CannotBeDone: Its disk is a real one.
+        Raises CannotBeDone: its disk is a real one.
         """
 
     async def undo_lied_flushes(self) -> str:
         """Let a machine that is down lose, by chance, what these flushes wrote; return how much.
 
-        Raises:
-            CannotBeDone: Its disk is a real one.
+        Raises CannotBeDone: its disk is a real one.
         """
 
     async def begin_work_late(self, by_s: float) -> None:
         """Let blocking work begin up to *by_s* late; 0 heals.
 
-        Raises:
-            CannotBeDone: It is a real process.
+        Raises CannotBeDone: it is a real process.
         """
 
     async def limit_files(self, spare: int | None) -> str:
@@ -295,22 +290,19 @@ class Ground(Protocol):
     async def role_change(self) -> str:
         """Wait for the next change of role; return the name of the member that has begun to lead.
 
-        Raises:
-            CannotBeDone: Roles are not seen the moment they change.
+        Raises CannotBeDone: roles are not seen the moment they change.
         """
 
     async def read_at(self, name: str, reads: int) -> None:
         """Let a client that takes *name* for the leader read *reads* times at one moment.
 
-        Raises:
-            CannotBeDone: There is no machine for it.
+        Raises CannotBeDone: there is no machine for it.
         """
 
     def tell_leader(self, name: str) -> None:
         """Let running clients know that *name* leads, as its registration does.
 
-        Raises:
-            CannotBeDone: Clients find it by themselves.
+        Raises CannotBeDone: clients find it by themselves.
         """
 
     def voters(self) -> Sequence[tuple[str, ...]]:

@@ -88,8 +88,7 @@ def can_do_without(
 ) -> bool:
     """Return whether members that run and hold all they acknowledged decide in every list.
 
-    Args:
-        lists: The voters, as each member that is there last had them.
+    *lists*: the voters, as each member that is there last had them.
     """
     there = set(firm) - set(away)
     every = list(lists)

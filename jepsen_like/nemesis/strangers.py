@@ -98,10 +98,9 @@ class Wanted:
 class NameThief:
     """The process.
 
-    Attributes:
-        seen: What became of it: ``registered``, ``register_refused``, ``unregistered``,
-            ``unregister_refused``, ``topic_entered``, ``topic_refused``, ``unreachable``, and
-            ``taken``, the sends that it answered as stored.
+    *seen*: what became of it: ``registered``, ``register_refused``, ``unregistered``,
+    ``unregister_refused``, ``topic_entered``, ``topic_refused``, ``unreachable``, and ``taken``,
+    the sends that it answered as stored.
     """
 
     def __init__(
@@ -237,10 +236,9 @@ class PeerGroup:
 class PeerStranger:
     """The process.
 
-    Attributes:
-        seen: What became of it: ``refused`` connections and ``unreachable`` members; ``disclosed``,
-            the frames with a name or an index in it that it was sent; ``named``, those in which a
-            member without a log names itself alone; ``called``, the members that called it back.
+    *seen*: what became of it: ``refused`` connections and ``unreachable`` members; ``disclosed``,
+    the frames with a name or an index in it that it was sent; ``named``, those in which a member
+    without a log names itself alone; ``called``, the members that called it back.
     """
 
     def __init__(

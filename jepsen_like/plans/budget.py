@@ -91,9 +91,8 @@ def tail_is_spare(newest_index: int, logs: Sequence[LogEnd | None]) -> bool:
 class Budget:
     """Remembers whose data was destroyed and has not come back.
 
-    Attributes:
-        under_way: Whose data is being destroyed at this moment, and by how many steps: what it
-            shows of itself is over any moment now.
+    *under_way*: whose data is being destroyed at this moment, and by how many steps: what it shows
+    of itself is over any moment now.
     """
 
     hurt: dict[str, Kind] = field(default_factory=dict)

@@ -149,8 +149,7 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
 def kinds_named(names: Iterable[str]) -> frozenset[Kind]:
     """Return the kinds that *names*, of packages and kinds, mean together.
 
-    Raises:
-        ConfigError: One of them is neither.
+    Raises ConfigError: one of them is neither.
     """
     found: set[Kind] = set()
     for name in names:

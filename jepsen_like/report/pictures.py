@@ -63,8 +63,7 @@ FINAL_READ_RATIO: Final = 2.0
 class Pictures:
     """Draws into one folder, over one span, with the same faults behind everything.
 
-    Attributes:
-        healed_s: When the last fault was over and the load was about to end; None: not known.
+    *healed_s*: when the last fault was over and the load was about to end; None: not known.
     """
 
     folder: Path

@@ -96,8 +96,7 @@ def kept_verdicts(folder: Path, judged: Collection[str] = ()) -> list[Verdict]:
     Liveness is one, files that could not be read another. A run that did not end is *unknown*; a
     folder of tables without a plan is no run and has none.
 
-    Args:
-        judged: Checkers whose verdicts are not wanted: they have judged the history again.
+    *judged*: checkers whose verdicts are not wanted: they have judged the history again.
     """
     if not (folder / PLAN_FILE).is_file():
         return []

@@ -57,8 +57,7 @@ def report(run_folder: Path) -> Path:
     What is missing or damaged in the folder is shown in the page. A page that was there stays
     until the new one is whole.
 
-    Raises:
-        OSError: The folder cannot be written to.
+    Raises OSError: the folder cannot be written to.
     """
     (run_folder / PICTURES_FOLDER).mkdir(exist_ok=True)
     html = render(page_of(read_run(run_folder), run_folder / PICTURES_FOLDER))

@@ -321,9 +321,7 @@ def bands_of(
 ) -> dict[str, list[tuple[float, float]]]:
     """Return when each kind was at work; what touches, or nearly does, is one band.
 
-    Args:
-        least_s: Width of the narrowest band, so that a fault of an instant is seen; 0: half a
-            bucket.
+    *least_s*: width of the narrowest band, so that a fault of an instant is seen; 0: half a bucket.
     """
     least_s = least_s or max(span.bucket_s / 2, span.duration_s / 400)
     bands: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds_of(faults)}

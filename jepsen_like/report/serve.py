@@ -151,7 +151,6 @@ def _name_of(host_header: str) -> str:
 def listen(store: Path, port: int = 0) -> HTTPServer:
     """Return a server that listens on loopback; its owner serves with it and closes it.
 
-    Raises:
-        OSError: The port is taken.
+    Raises OSError: the port is taken.
     """
     return HTTPServer(("127.0.0.1", port), partial(_Handler, directory=str(store)))

@@ -368,9 +368,8 @@ class Checks:
 class StoreTime:
     """The store times of one broker group.
 
-    Attributes:
-        ahead_max_ms: How far store time may be ahead of the world's; None: no limit. It never
-            goes back, so a group that is ahead expires messages that are not old.
+    *ahead_max_ms*: how far store time may be ahead of the world's; None: no limit. It never goes
+    back, so a group that is ahead expires messages that are not old.
     """
 
     def __init__(self, world: CheckedWorld) -> None:

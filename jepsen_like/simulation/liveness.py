@@ -43,8 +43,7 @@ async def go_on_without(
 ) -> None:
     """Heal all but *away*, and demand that the others elect and change the members.
 
-    Raises:
-        Violation: ``liveness``: They could, and did not in time.
+    Raises Violation: ``liveness``: They could, and did not in time.
     """
     await world.heal(clients=True, away=away)
     if not await _demanded(

@@ -110,8 +110,7 @@ LOG_BEGIN: Final = -(1 << 40)
 class Platter:
     """The files of one disk, and what may happen to bytes that were durable.
 
-    Attributes:
-        names, durable_names: The files by path, now and after a power cut.
+    *names*, *durable_names*: the files by path, now and after a power cut.
     """
 
     def __init__(self, rng: SimRng) -> None:
@@ -125,8 +124,7 @@ class Platter:
         """Flip bits of flushed bytes of files on such paths, half of the time at the end; return
         where.
 
-        Args:
-            end: Files are named after their first byte; bytes from this one on are left alone.
+        *end*: files are named after their first byte; bytes from this one on are left alone.
         """
         found: list[tuple[str, int]] = []
         sizes: dict[str, int] = {}
@@ -187,8 +185,7 @@ class Platter:
     def spoil_sectors(self, sectors: int, log_end: int) -> list[tuple[str, int]]:
         """Let reads of some flushed sectors of files of `SPOILED` kinds fail; return where.
 
-        Args:
-            log_end: Bytes of segments from this one on are left alone.
+        *log_end*: bytes of segments from this one on are left alone.
         """
         found: list[tuple[str, int]] = []
         for _ in range(sectors):

@@ -173,9 +173,8 @@ def _pull_limit(messages: int) -> dict[str, str]:
 def play(plan: Plan, *, prepare: Callable[[World], None] | None = None) -> Played:
     """Play *plan* and judge what came of it.
 
-    Args:
-        prepare: Called with the world before anything happens in it. What it does has no record of
-            faults, so clients are not demanded to be answered meanwhile.
+    *prepare*: called with the world before anything happens in it. What it does has no record of
+    faults, so clients are not demanded to be answered meanwhile.
     """
     run = _Run(plan, prepare)
     try:

@@ -259,8 +259,7 @@ _LEAVES: Final = (int, str, bytes, float, type(None))
 def digests_by_field(tables: StateTables) -> dict[str, bytes]:
     """Return a digest of each field of *tables*; equal tables have equal digests.
 
-    Raises:
-        TypeError: A field holds something that this walk does not know.
+    Raises TypeError: a field holds something that this walk does not know.
     """
     return {
         field.name: blake2b(repr(plain(getattr(tables, field.name))).encode()).digest()[:16]
@@ -272,8 +271,7 @@ def digests_by_field(tables: StateTables) -> dict[str, bytes]:
 def plain(value: Any) -> Any:
     """Return *value* as tuples of leaves whose `repr` is equal where the values are equal.
 
-    Raises:
-        TypeError: It holds something that this walk does not know.
+    Raises TypeError: it holds something that this walk does not know.
     """
     if isinstance(value, Enum):
         return value.name

@@ -218,8 +218,7 @@ RETENTION_S: Final = 12.0
 class HalfMessages:
     """Half messages that stay open until retention would take them, and then are committed.
 
-    Args:
-        kept_bytes: More of the log behind a half message than retention keeps.
+    *kept_bytes*: more of the log behind a half message than retention keeps.
     """
 
     def __init__(self, world: World, kept_bytes: int, contradicts: Contradicts) -> None:

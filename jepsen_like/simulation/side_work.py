@@ -94,8 +94,7 @@ class SideCommits:
 
         Returns whether a leader is known.
 
-        Raises:
-            ClientError: The cluster is in trouble.
+        Raises ClientError: the cluster is in trouble.
         """
         self._slots.setdefault(queue, _Slot())
         for each in [each for each in self._slots if each.topic == queue.topic]:
@@ -113,8 +112,7 @@ class SideCommits:
     ) -> bool:
         """Commit with one request, whose answer *waits* for the log or not; false: no leader.
 
-        Raises:
-            ClientError: It is not known whether it is stored.
+        Raises ClientError: it is not known whether it is stored.
         """
         address = instance.leaders.address(queue.broker_name)
         if address is None:

@@ -284,8 +284,7 @@ class _Claim:
 class Mount:
     """`dledger.commitlog.seams.Disk` of one incarnation of a node.
 
-    Attributes:
-        is_gone: The incarnation has ended: nothing it does reaches the disk any more.
+    *is_gone*: the incarnation has ended: nothing it does reaches the disk any more.
     """
 
     __slots__ = ("_flight", "disk", "is_gone")

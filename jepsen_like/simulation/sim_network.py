@@ -51,8 +51,7 @@ SYN_AGAIN_S: Final = 0.5
 class SimNetwork:
     """All hosts and links of a world.
 
-    Attributes:
-        on_members_send: Called with source, target and bytes of everything members send each other.
+    *on_members_send*: called with source, target and bytes of everything members send each other.
     """
 
     time: VirtualTime
@@ -94,8 +93,7 @@ class SimNetwork:
     def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
         """Let everything through again.
 
-        Args:
-            reset: Chance of each connection with bytes waiting to be broken instead.
+        *reset*: chance of each connection with bytes waiting to be broken instead.
         """
         link = self.links[source, target]
         link.is_cut = False

@@ -49,8 +49,7 @@ LOOK_S: Final = 1.0
 class Steadiness:
     """What has not changed since when; times are those of the run.
 
-    Attributes:
-        served_since_s: Since when the leader of now has served steadily; None: none does.
+    *served_since_s*: since when the leader of now has served steadily; None: none does.
     """
 
     def __init__(self, world: CheckedWorld) -> None:
@@ -138,9 +137,8 @@ DATE_NOTICED_S: Final = 80.0
 class DueHeads:
     """What waits in one broker group.
 
-    Attributes:
-        check_after_ms: How long an open half message waits for its decision and between two
-            questions; None: nothing is demanded.
+    *check_after_ms*: how long an open half message waits for its decision and between two
+    questions; None: nothing is demanded.
     """
 
     def __init__(
@@ -270,9 +268,8 @@ GROUP: Final = "sim"
 class RouteWatch:
     """The routes of one broker group at all NameServers.
 
-    Attributes:
-        has_strangers: A process that is no member registers under the name of the group: then the
-            leader may be kept out for a while.
+    *has_strangers*: a process that is no member registers under the name of the group: then the
+    leader may be kept out for a while.
     """
 
     def __init__(self, world: CheckedWorld, steadiness: Steadiness) -> None:
@@ -418,8 +415,7 @@ KNOWN_S: Final = 3.0
 class RedirectWatch:
     """What the clients of one world learn of refusals.
 
-    Args:
-        routes: It knows whether a process that is no member answers under the name of the group.
+    *routes*: it knows whether a process that is no member answers under the name of the group.
     """
 
     def __init__(self, world: CheckedWorld, steadiness: Steadiness, routes: RouteWatch) -> None:

@@ -176,8 +176,7 @@ class _Chance(Random):
 def seeded_scheduler(seed: int) -> Iterator[None]:
     """Let trio order the tasks of a batch by *seed* alone, for the length of the block.
 
-    Raises:
-        SimulationError: This version of trio has no such switch, or it has become another one.
+    Raises SimulationError: this version of trio has no such switch, or it has become another one.
     """
     private: Any = scheduler
     before = getattr(private, "_ALLOW_DETERMINISTIC_SCHEDULING", None)
@@ -253,8 +252,7 @@ def no_collector() -> Iterator[None]:
 def run_virtual(seed: int, main: Callable[[VirtualTime], Awaitable[T]]) -> T:
     """Run *main* on virtual time and return what it returns.
 
-    Raises:
-        SimulationError: Trio cannot be made repeatable, or every task got stuck.
+    Raises SimulationError: trio cannot be made repeatable, or every task got stuck.
     """
     time = VirtualTime()
 

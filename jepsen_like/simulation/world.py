@@ -90,8 +90,7 @@ LOG_LEVEL: Final = 20
 class Violation(Exception):  # noqa: N818  # what was violated is the point, not that it is an error
     """Something that must hold did not.
 
-    Attributes:
-        world: The world as it was; its trace and logs tell how it came to this.
+    *world*: the world as it was; its trace and logs tell how it came to this.
     """
 
     def __init__(self, invariant: str, text: str, world: World) -> None:
@@ -253,8 +252,7 @@ class World:
     async def wait_for_leader(self, timeout_s: float = 60.0, look_s: float = 0.1) -> BrokerNode:
         """Wait until some broker may act as leader, and return it.
 
-        Raises:
-            Violation: ``liveness``: There was none in time.
+        Raises Violation: ``liveness``: There was none in time.
         """
         end_s = self.now_s + timeout_s
         while (leader := self.leader()) is None:
@@ -277,8 +275,7 @@ class World:
     ) -> None:
         """End all faults; start what is down, with *clients* also their programs.
 
-        Args:
-            away: Brokers that stay as they are: down, or cut off from the other brokers.
+        *away*: brokers that stay as they are: down, or cut off from the other brokers.
         """
         self.network.mend_all()
         for name in away:
@@ -305,8 +302,7 @@ class World:
     async def wait_for_agreement(self, timeout_s: float = 120.0, look_s: float = 0.25) -> None:
         """Wait until a leader leads, all brokers run and all have applied the same entries.
 
-        Raises:
-            Violation: ``liveness``: They had not in time.
+        Raises Violation: ``liveness``: They had not in time.
         """
         end_s = self.now_s + timeout_s
         while not self._agree():
@@ -325,8 +321,7 @@ class World:
     async def wait_for_scrub(self, timeout_s: float = 180.0, look_s: float = 1.0) -> None:
         """Wait until every log that rotted was read through once since, and is whole.
 
-        Raises:
-            Violation: ``liveness``: It was not in time.
+        Raises Violation: ``liveness``: It was not in time.
         """
         end_s = self.now_s + timeout_s
         while waiting := [node for node in self.brokers.values() if not _is_scrubbed(node)]:
@@ -448,8 +443,7 @@ def run_world(
 ) -> T:
     """Make a world, start it, run *main* in it and return what that returns.
 
-    Raises:
-        Violation: Something that must hold did not. The world is in it.
+    Raises Violation: something that must hold did not. The world is in it.
     """
     results: list[T] = []
     worlds: list[World] = []

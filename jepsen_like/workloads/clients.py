@@ -258,8 +258,7 @@ class WorkloadClients(Recorder):
     async def drain(self, instance: ClientInstance) -> None:
         """Read every queue from its first to its last offset, and what groups committed.
 
-        Raises:
-            ClientError: The healed cluster does not serve.
+        Raises ClientError: the healed cluster does not serve.
         """
         async with PullConsumer(instance, "drain") as consumer:
             process = self.new_process()

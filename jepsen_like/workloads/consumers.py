@@ -66,8 +66,7 @@ Offsets = dict[MessageQueue, int]
 class Consumers:
     """The consumers of a run, by number.
 
-    Attributes:
-        ask_first: Those that start from now on begin where they committed, not where they know.
+    *ask_first*: those that start from now on begin where they committed, not where they know.
     """
 
     def __init__(self, clients: Recorder) -> None:
@@ -209,8 +208,7 @@ def retry_delay_ms(tries: int, levels_ms: Sequence[int]) -> int:
 class Retriers:
     """Consumers that give messages back, each a group of its own.
 
-    Args:
-        shows_origin: Producers write none of the properties that brokers add to what is given back.
+    *shows_origin*: producers write none of the properties that brokers add to what is given back.
     """
 
     def __init__(
@@ -308,8 +306,7 @@ class Retriers:
     async def drain(self, consumer: PullConsumer) -> None:
         """Read what came of it all, one row for each copy.
 
-        Raises:
-            ClientError: The healed cluster does not serve.
+        Raises ClientError: the healed cluster does not serve.
         """
         process = self._clients.new_process()
         prefixes = (RETRY_PREFIX, DEAD_PREFIX)
@@ -431,8 +428,7 @@ RENEW, COMMIT, FETCH, UNLOCK, STAND_STILL = 0.35, 0.70, 0.80, 0.88, 0.96
 class Lockers:
     """The lockers of a run: all of one group, each a client of its own.
 
-    Args:
-        lease_s: How long brokers let a lock last.
+    *lease_s*: how long brokers let a lock last.
     """
 
     def __init__(self, clients: Recorder, seed: int, *, lease_s: float) -> None:

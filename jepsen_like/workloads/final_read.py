@@ -41,8 +41,7 @@ HOUR_MS: Final = 3_600_000
 def kept_offsets(log: EntryLog, tables: StateTables, first: int, last: int) -> dict[Queue, int]:
     """Return, by queue, the first offset in entries *first* … *last*; its end where there is none.
 
-    Raises:
-        MQError: An entry cannot be read.
+    Raises MQError: an entry cannot be read.
     """
     found: dict[Queue, int] = {}
     for index in range(first, last + 1):
@@ -61,8 +60,7 @@ def kept_offsets(log: EntryLog, tables: StateTables, first: int, last: int) -> d
 def move_of(log: EntryLog, index: int, change: FloorChange, *, node: str, at_ns: int) -> FloorMove:
     """Return the row of the move that entry *index* makes.
 
-    Raises:
-        MQError: An entry cannot be read.
+    Raises MQError: an entry cannot be read.
     """
     floor, reason = change.floor, change.reason
     header, newest_ms = parse_header(log.frame(index)), floor.prev_store_time_ms
@@ -97,8 +95,7 @@ def rows_of(
 def newest_move(log: EntryLog, tables: StateTables) -> tuple[int, FloorChange] | None:
     """Return the entry that moved the floor last, and its content; None: it never moved.
 
-    Raises:
-        MQError: An entry cannot be read.
+    Raises MQError: an entry cannot be read.
     """
     found: tuple[int, FloorChange] | None = None
     if tables.floor.first_index <= 1:
@@ -122,8 +119,7 @@ def final_rows(
 ) -> list[FloorMove]:
     """Return where the log of a replica begins when a run is over.
 
-    Raises:
-        MQError: An entry cannot be read.
+    Raises MQError: an entry cannot be read.
     """
     moved = newest_move(log, tables)
     if moved is None:
@@ -162,8 +158,7 @@ def read_replica(
 
     Every unit must name a record of that queue and offset, with a right checksum.
 
-    Args:
-        replica: None when it does not run, which is a violation, too.
+    *replica*: None when it does not run, which is a violation, too.
     """
     if replica is None:
         return [Violation(UNREADABLE, name, "it does not run", checker=CHECKER)]

@@ -217,8 +217,7 @@ def simulated_workload(name: str) -> Workload:
 
     Where there are no proxies clients use the SDK.
 
-    Raises:
-        KeyError: There is none of that name.
+    Raises KeyError: there is none of that name.
     """
     workload = PRESETS[name].workload
     if workload.push_members and not workload.lockers:
@@ -249,8 +248,7 @@ def simulated_workload(name: str) -> Workload:
 def workload_for(name: str, rate: float) -> Workload:
     """Return the workload *name* at about *rate* operations a second, every client in turn.
 
-    Raises:
-        KeyError: There is none of that name.
+    Raises KeyError: there is none of that name.
     """
     workload = PRESETS[name].workload
     clients = sum(

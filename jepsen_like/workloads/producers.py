@@ -398,8 +398,7 @@ def timer_delay_max_ms(workload: Workload) -> int:
 def due_within_s(plan: Plan, error_ns: int) -> float:
     """Return after how long everything that clients of *plan* asked for is due; 0: nothing is.
 
-    Args:
-        error_ns: How far the date of a broker is behind the time, or was ahead of it.
+    *error_ns*: how far the date of a broker is behind the time, or was ahead of it.
     """
     workload = plan.workload
     wait_s = 0.0

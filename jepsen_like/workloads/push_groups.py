@@ -87,8 +87,7 @@ MakeMachine = Callable[[str, Callable[[Any], Awaitable[None]]], MemberMachine]
 class PushGroup:
     """The members of the group of a run.
 
-    Attributes:
-        is_settled: Its members have left, and the record is whole.
+    *is_settled*: its members have left, and the record is whole.
     """
 
     def __init__(self, clients: WorkloadClients, plan: Plan, make: MakeMachine) -> None:

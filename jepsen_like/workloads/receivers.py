@@ -282,8 +282,7 @@ class Receivers:
     ) -> None:
         """Receive and acknowledge everything; the cluster serves, and nothing comes any more.
 
-        Raises:
-            ClientError: A request was refused.
+        Raises ClientError: a request was refused.
         """
         clients = self._clients
         for in_order in (False, True):

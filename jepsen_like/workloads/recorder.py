@@ -95,8 +95,7 @@ class Contents:
     def note(self, value: int, message: Message, now_ms: int, *, is_hostile: bool) -> None:
         """Take note of a message that is about to be sent.
 
-        Args:
-            is_hostile: It has properties that brokers may change.
+        *is_hostile*: it has properties that brokers may change.
         """
         keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
         properties = {} if is_hostile else dict(message.properties or {})

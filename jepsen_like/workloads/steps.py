@@ -138,8 +138,7 @@ class Steps:
     async def drain(self, instance: ClientInstance) -> None:
         """Read all outputs and what is committed; the cluster serves, and no step begins any more.
 
-        Raises:
-            ClientError: A request was refused.
+        Raises ClientError: a request was refused.
         """
         clients, process = self._clients, self._clients.new_process()
         consumer = PullConsumer(instance, GROUP)

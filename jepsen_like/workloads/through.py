@@ -72,15 +72,13 @@ class ReceivingConsumer(Protocol[ReceivedT]):
     async def ack_all(self, messages: Sequence[ReceivedT]) -> None:
         """Acknowledge messages with one request.
 
-        Raises:
-            ClientError: As `SimpleConsumer.ack_all`.
+        Raises ClientError: as `SimpleConsumer.ack_all`.
         """
 
     async def change_invisible(self, message: ReceivedT, invisible_s: float) -> None:
         """Give a message another time, and a new receipt.
 
-        Raises:
-            ClientError: As `SimpleConsumer.change_invisible`.
+        Raises ClientError: as `SimpleConsumer.change_invisible`.
         """
 
 

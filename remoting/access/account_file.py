@@ -64,9 +64,8 @@ _BARE_ADDRESS: Final = re.compile(r"^([ -]*(?:[A-Za-z]+:)? *)(\*[.*:]*)(?= *(?:#
 def parse_plain_yaml(text: str) -> Node:
     """Return what *text* holds; an empty document is None.
 
-    Raises:
-        ConfigError: It is no YAML, or more of it than is read here; names the line and shows
-            nothing of its text, which may be a secret.
+    Raises ConfigError: it is no YAML, or more of it than is read here; names the line and shows
+    nothing of its text, which may be a secret.
     """
     text = _BARE_ADDRESS.sub(r"\1'\2'", text.removeprefix("\ufeff"))
     try:
@@ -425,8 +424,7 @@ class AccountStore:
     def __init__(self, disk: Disk, path: str) -> None:
         """Read the file for the first time.
 
-        Raises:
-            ConfigError: It cannot be read, or not as accounts: nothing should be started.
+        Raises ConfigError: it cannot be read, or not as accounts: nothing should be started.
         """
         self._disk = disk
         self._path = path

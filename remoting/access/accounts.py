@@ -168,8 +168,7 @@ class Permission(Flag):
 def parse_permission(text: str) -> Permission:
     """Return the permission that ``DENY``, ``PUB``, ``SUB`` or ``PUB|SUB`` spells.
 
-    Raises:
-        ValueError: Something else. RocketMQ takes that for DENY; here it is an error.
+    Raises ValueError: something else. RocketMQ takes that for DENY; here it is an error.
     """
     found = Permission.NONE
     for part in text.split("|"):

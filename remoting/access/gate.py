@@ -248,8 +248,7 @@ class LocalAdmin:
     def admit(self, host: str, code: int) -> None:
         """Let a request pass.
 
-        Raises:
-            AccessRefusedError: It came from another machine; nothing was done.
+        Raises AccessRefusedError: it came from another machine; nothing was done.
         """
         if is_loopback(host):
             return

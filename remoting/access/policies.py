@@ -126,8 +126,7 @@ def parse_entry(
 ) -> PolicyEntry:
     """Return the entry that RocketMQ's texts spell; upper and lower case are the same, as there.
 
-    Raises:
-        ValueError: One of them is none, or about what policies do not decide here; it is named.
+    Raises ValueError: one of them is none, or about what policies do not decide here; it is named.
     """
     kind, name, is_prefix = _resource(resource)
     permission = Permission.NONE

@@ -78,8 +78,7 @@ class Body(msgspec.Struct, rename="camel"):
     def decode(cls, data: Buffer) -> Self:
         """Return the body held in *data*.
 
-        Raises:
-            BadRequestError: Not JSON of any dialect, or a field is of the wrong kind.
+        Raises BadRequestError: not JSON of any dialect, or a field is of the wrong kind.
         """
         return decode_body(data, cls)
 
@@ -87,8 +86,7 @@ class Body(msgspec.Struct, rename="camel"):
 def decode_body(data: Buffer, kind: type[T]) -> T:
     """Return *data* read as *kind*, leniently.
 
-    Raises:
-        BadRequestError: Not JSON of any dialect, or a field is of the wrong kind.
+    Raises BadRequestError: not JSON of any dialect, or a field is of the wrong kind.
     """
     decoder = _strict_decoder(kind)
     if decoder is not None and b"$ref" not in bytes(data):

@@ -61,8 +61,7 @@ _encode: Final = msgspec.json.Encoder(order="sorted").encode
 def loads(data: Buffer) -> Any:
     """Return what a body holds: dicts with string keys, lists, strings, numbers, bools, None.
 
-    Raises:
-        BadRequestError: Not the dialect, not UTF-8, or nested too deeply.
+    Raises BadRequestError: not the dialect, not UTF-8, or nested too deeply.
     """
     raw = bytes(data)
     try:
@@ -285,8 +284,7 @@ def dumps(value: Any, dialect: Dialect = Dialect.STANDARD) -> bytes:
     Structs may stand as values and as map keys; as a key a struct is written as a bare object,
     which is the only form every Java client reads.
 
-    Raises:
-        TypeError: Something that has no place in JSON.
+    Raises TypeError: something that has no place in JSON.
     """
     if dialect is Dialect.STANDARD:
         try:

@@ -47,8 +47,7 @@ _MAX_I16: Final = 0x7FFF
 def decode_binary_header(header: Buffer) -> RemotingCommand:
     """Return the command a binary header describes, without its body.
 
-    Raises:
-        RemoteProtocolError: A length points outside the header, bytes are left over, not UTF-8.
+    Raises RemoteProtocolError: a length points outside the header, bytes are left over, not UTF-8.
     """
     data = bytes(header)
     end = len(data)
@@ -98,9 +97,8 @@ def decode_binary_header(header: Buffer) -> RemotingCommand:
 def encode_binary_header(command: RemotingCommand) -> bytes:
     """Return the header of *command* in RocketMQ's binary form.
 
-    Raises:
-        LocalProtocolError: The code, the version or a key does not fit its 16 bits, or a value is
-            neither string nor number.
+    Raises LocalProtocolError: the code, the version or a key does not fit its 16 bits, or a value
+    is neither string nor number.
     """
     if command.code > _MAX_I16:
         raise LocalProtocolError(
@@ -190,9 +188,8 @@ class FrameDecoder:
 
         Bodies are `bytes`, or a read-only view for a large body.
 
-        Raises:
-            RemoteProtocolError: The bytes are not frames. Commands before the bad one are not
-                lost: they are returned first, `error` is set and the next call raises.
+        Raises RemoteProtocolError: the bytes are not frames. Commands before the bad one are not
+        lost: they are returned first, `error` is set and the next call raises.
         """
         if self.error is not None:
             raise self.error
@@ -282,9 +279,8 @@ def encode_command_parts(
 ) -> tuple[bytes, Buffer]:
     """Return prefix with header, and the body untouched, to be sent one after the other.
 
-    Raises:
-        LocalProtocolError: The header cannot be written in its encoding, or the frame is larger
-            than a peer accepts; nothing was sent.
+    Raises LocalProtocolError: the header cannot be written in its encoding, or the frame is larger
+    than a peer accepts; nothing was sent.
     """
     header = _encoders[command.serialize](command)
     body = command.body
@@ -298,8 +294,7 @@ def encode_command_parts(
 def encode_command(command: RemotingCommand) -> bytes:
     """Return the whole frame of *command*.
 
-    Raises:
-        LocalProtocolError: See `encode_command_parts`.
+    Raises LocalProtocolError: see `encode_command_parts`.
     """
     head, body = encode_command_parts(command)
     return b"".join((head, body)) if body else head

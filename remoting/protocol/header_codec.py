@@ -84,8 +84,7 @@ _UNSET: Final = msgspec.UNSET
 def decode_json_header(header: Buffer) -> RemotingCommand:
     """Return the command a JSON header describes, without its body.
 
-    Raises:
-        RemoteProtocolError: Not UTF-8, not JSON, no `code`, or a number out of range.
+    Raises RemoteProtocolError: not UTF-8, not JSON, no `code`, or a number out of range.
     """
     try:
         parsed = _decode(header)
@@ -150,8 +149,7 @@ def encode_json_header(command: RemotingCommand) -> bytes:
 
     A response always carries `extFields`, empty if need be: some clients look into it unasked.
 
-    Raises:
-        LocalProtocolError: A field is of a kind JSON has no place for.
+    Raises LocalProtocolError: a field is of a kind JSON has no place for.
     """
     ext = command.ext
     header = _Header(
@@ -236,8 +234,7 @@ _NO_TAGS: Final[dict[int, Callable[..., Any]]] = dict.fromkeys(
 def decode_cbor_header(header: Buffer) -> RemotingCommand:
     """Return the command a CBOR header describes, without its body.
 
-    Raises:
-        RemoteProtocolError: Not exactly one well-formed map of the fields above.
+    Raises RemoteProtocolError: not exactly one well-formed map of the fields above.
     """
     data = bytes(header)
     source = io.BytesIO(data)
@@ -313,8 +310,7 @@ def _check_list(key: str, items: list[Any]) -> None:
 def encode_cbor_header(command: RemotingCommand) -> bytes:
     """Return the header of *command* in CBOR.
 
-    Raises:
-        LocalProtocolError: An ext value is of a kind the header does not carry.
+    Raises LocalProtocolError: an ext value is of a kind the header does not carry.
     """
     fields: dict[int, Any] = {CODE: int(command.code), OPAQUE: command.opaque}
     if command.flag:

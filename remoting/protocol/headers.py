@@ -107,9 +107,8 @@ class Header:
     def decode(cls, ext: ExtFields) -> Self:
         """Return the header held in *ext*; unknown fields are passed over.
 
-        Raises:
-            BadRequestError: A required field is missing (``the custom field <name> is null``), or
-                one is not of its kind.
+        Raises BadRequestError: a required field is missing (``the custom field <name> is null``),
+        or one is not of its kind.
         """
         values: dict[str, Any] = {}
         for attribute, name, parse, required in _plan(cls):
@@ -156,8 +155,7 @@ class SendMessageHeader(Header):
     def of(cls, command: RemotingCommand) -> SendMessageHeader:
         """Return the header of a send request, whichever of the five codes it has.
 
-        Raises:
-            BadRequestError: See `decode`.
+        Raises BadRequestError: see `decode`.
         """
         if command.code in _V2_CODES:
             header = cls.decode_v2(command.ext)
@@ -170,8 +168,7 @@ class SendMessageHeader(Header):
     def decode_v2(cls, ext: ExtFields) -> SendMessageHeader:
         """Return the header held in the one-letter fields of V2; the hot path of a broker.
 
-        Raises:
-            BadRequestError: See `decode`; the field is named by its letter.
+        Raises BadRequestError: see `decode`; the field is named by its letter.
         """
         try:
             get = ext.get
@@ -842,8 +839,7 @@ class RecallHandle:
     def decode(cls, handle: str) -> RecallHandle:
         """Read what `encode` made; padding may be missing.
 
-        Raises:
-            BadRequestError: It is no handle.
+        Raises BadRequestError: it is no handle.
         """
         try:
             if len(handle) > MAX_HANDLE_CHARS:

@@ -71,9 +71,8 @@ STALE_FIELD: Final = "staleReceipts"
 def encode_stale(accepted: Iterable[bool]) -> str:
     """Return which messages of a batch are stale, as one ext field.
 
-    Args:
-        accepted: For each message whether it is acknowledged: the items in the order of the
-            request, in each the lowest offset first.
+    *accepted*: for each message whether it is acknowledged: the items in the order of the request,
+    in each the lowest offset first.
     """
     return ",".join(str(place) for place, is_done in enumerate(accepted) if not is_done)
 
@@ -81,8 +80,7 @@ def encode_stale(accepted: Iterable[bool]) -> str:
 def decode_stale(text: object, count: int) -> frozenset[int]:
     """Return the places of stale messages in a batch of *count*.
 
-    Raises:
-        BadRequestError: Not a list of places in the batch, or of none.
+    Raises BadRequestError: not a list of places in the batch, or of none.
     """
     try:
         places = frozenset(int(part) for part in str(text).split(","))
@@ -121,8 +119,7 @@ class StepCommit(NamedTuple):
 def step_commits_of(ext: ExtFields) -> tuple[StepCommit, ...]:
     """Return the offsets of a step, each queue once.
 
-    Raises:
-        BadRequestError: There are none, too many, or what is there is something else.
+    Raises BadRequestError: there are none, too many, or what is there is something else.
     """
     value: object = ext.get(COMMITS_FIELD)
     if not isinstance(value, list) or not 0 < len(value) <= STEP_COMMITS_MAX:
@@ -206,8 +203,7 @@ class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
 def decode_given_up(text: str) -> GivenUp:
     """Return what would be removed, as a refusal lists it.
 
-    Raises:
-        msgspec.MsgspecError: It is no such text.
+    Raises msgspec.MsgspecError: it is no such text.
     """
     return msgspec.json.decode(text, type=GivenUp)
 
@@ -253,8 +249,7 @@ def decode_tokens(text: object) -> tuple[int, ...]:
 def shown_token(ext: ExtFields) -> int | None:
     """Return the token a request shows, None when it shows none.
 
-    Raises:
-        BadRequestError: It is no number.
+    Raises BadRequestError: it is no number.
     """
     value = ext.get(TOKEN_FIELD)
     if value is None:
@@ -311,8 +306,7 @@ class ProducerStamp(NamedTuple):
 def stamp_of_field(ext: ExtFields) -> ProducerStamp | None:
     """Return the stamp in the CBOR field, None when there is none.
 
-    Raises:
-        BadRequestError: There is something else.
+    Raises BadRequestError: there is something else.
     """
     value = ext.get(STAMP_FIELD)
     if value is None:
@@ -325,8 +319,7 @@ def stamp_of_field(ext: ExtFields) -> ProducerStamp | None:
 def stamp_of_texts(ext: ExtFields) -> ProducerStamp | None:
     """Return the stamp in the text fields, None when there is none.
 
-    Raises:
-        BadRequestError: There is something else.
+    Raises BadRequestError: there is something else.
     """
     if ID_FIELD not in ext:
         return None
@@ -344,8 +337,7 @@ def stamp_of_texts(ext: ExtFields) -> ProducerStamp | None:
 def producer_id_of(value: object) -> bytes:
     """Return the producer id written as *value*, bytes or hexadecimal.
 
-    Raises:
-        BadRequestError: It is none.
+    Raises BadRequestError: it is none.
     """
     if isinstance(value, str):
         try:

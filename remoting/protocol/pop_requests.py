@@ -140,8 +140,7 @@ def encode_offsets(offsets: Mapping[int, list[int]]) -> tuple[str, str]:
 def decode_start_offsets(text: str) -> dict[tuple[str, int], int]:
     """Return topic flag and queue id → first offset of an answer's `startOffsetInfo`.
 
-    Raises:
-        BadRequestError: It is none.
+    Raises BadRequestError: it is none.
     """
     try:
         items = [item.split(" ") for item in text.split(";")] if text else []
@@ -179,8 +178,7 @@ class BatchAck(msgspec.Struct):
     def offsets(self) -> list[int]:
         """The offsets of the messages.
 
-        Raises:
-            BadRequestError: They are written in no form that is known, or too many.
+        Raises BadRequestError: they are written in no form that is known, or too many.
         """
         if self.bits > MAX_READ_BITS:
             raise BadRequestError(f"a batch has {self.bits} bits, at most {MAX_READ_BITS}")

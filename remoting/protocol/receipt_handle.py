@@ -57,8 +57,7 @@ class ReceiptHandle:
     def decode(cls, text: str) -> ReceiptHandle:
         """Return what `encode` made, or a client of RocketMQ.
 
-        Raises:
-            BadRequestError: It is none.
+        Raises BadRequestError: it is none.
         """
         words = text.split(" ") if len(text) <= MAX_HANDLE_CHARS else []
         if len(words) not in (_WORDS, _WORDS_OF_A_PROXY):

@@ -380,8 +380,7 @@ class Tail:
 def tail_of(folder: ReplicaFolder, index: int, position: int) -> Tail:
     """Follow a log from the end of entry *index* at *position* on, by its own checksums.
 
-    Raises:
-        NewerEntryError: An entry is of a format that this version does not know.
+    Raises NewerEntryError: an entry is of a format that this version does not know.
     """
     size = folder.log_format.segment_bytes
     before: Before | None = None

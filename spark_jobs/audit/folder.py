@@ -218,8 +218,7 @@ def open_folder(root: Path) -> ReplicaFolder:
 def newest_slot(path: Path, notes: list[str]) -> bytes | None:
     """Return the newest whole value of a slot file; None when there is none.
 
-    Raises:
-        CorruptStoreError: The file is there and neither slot is whole.
+    Raises CorruptStoreError: the file is there and neither slot is whole.
     """
     if not path.is_file():
         return None
@@ -258,9 +257,8 @@ MAGIC: Final = ENTRY_MAGIC.to_bytes(4, "big")
 class Side:
     """One replica within one segment.
 
-    Attributes:
-        equal_end, equal_index: Up to where, and up to which entry, it was last found equal to what
-            stands there; -1: never.
+    *equal_end*, *equal_index*: up to where, and up to which entry, it was last found equal to what
+    stands there; -1: never.
     """
 
     folder: ReplicaFolder
@@ -304,8 +302,7 @@ class Whole:
 def whole_at(side: Side, position: int, before: Before | None) -> Whole | None:
     """Return the entry that stands at *position* of one replica, if it is whole.
 
-    Raises:
-        NewerEntryError: It is whole, and of a format that this version does not know.
+    Raises NewerEntryError: it is whole, and of a format that this version does not know.
     """
     try:
         header = parse_header(side.view, position - side.base)

@@ -82,8 +82,7 @@ class SegmentAudit:
     def run(self) -> SegmentReport:
         """Return the report of this segment.
 
-        Raises:
-            NewerEntryError: An entry is of a format that this version does not know.
+        Raises NewerEntryError: an entry is of a format that this version does not know.
         """
         report, sides = self._report, self._sides
         if not sides or not any(len(side.view) for side in sides):

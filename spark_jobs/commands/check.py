@@ -80,8 +80,7 @@ def check_run(
 ) -> int:
     """Judge a run or a folder of tables, print the answer, and return the exit status.
 
-    Raises:
-        NoJavaError: Spark is to judge, and there is no Java runtime.
+    Raises NoJavaError: Spark is to judge, and there is no Java runtime.
     """
     if is_followed:
         why = follow_run(run, engine, master)

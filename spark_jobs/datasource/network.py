@@ -196,8 +196,7 @@ class Sent(WriterCommitMessage):
 def check_columns(options: Options, columns: Sequence[str]) -> None:
     """Refuse rows that are no messages.
 
-    Raises:
-        OptionError: Names the column that is missing or not known.
+    Raises OptionError: names the column that is missing or not known.
     """
     unknown = sorted(set(columns) - COLUMNS)
     if unknown:
@@ -231,8 +230,7 @@ def message_of(row: dict[str, Any], topic: str) -> Message:
 def send_rows(options: Options, batches: Iterator[Any]) -> Sent:
     """Send every row and wait until all are stored.
 
-    Raises:
-        ClientError: One was not; some of the others are, and come again when Spark tries again.
+    Raises ClientError: one was not; some of the others are, and come again when Spark tries again.
     """
     topic = options.topics[0] if options.topics else ""
     sent = 0

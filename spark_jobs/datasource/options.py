@@ -93,8 +93,7 @@ class Options:
 def parse_options(given: Mapping[str, str], *, use: Literal["read", "write"] = "read") -> Options:
     """Return what *given* asks for; names in any case.
 
-    Raises:
-        OptionError: Names the option, and what it may be.
+    Raises OptionError: names the option, and what it may be.
     """
     found = {name.lower(): value for name, value in given.items()}
     unknown = sorted(found.keys() - KNOWN)

@@ -70,8 +70,7 @@ class SegmentPart:
 def parts_of(options: Options, bounds: Bounds) -> list[SegmentPart]:
     """Return the segments that may hold something wanted.
 
-    Raises:
-        NotAFolderError: A path is no data folder.
+    Raises NotAFolderError: a path is no data folder.
     """
     found = []
     for name in options.path.split(","):
@@ -102,8 +101,7 @@ def _first_time_ms(folder: ReplicaFolder, base: int) -> int | None:
 def read_part(part: SegmentPart, options: Options, bounds: Bounds) -> Iterator[list[MessageExt]]:
     """Yield the messages of a segment that are wanted, entry by entry, in log order.
 
-    Raises:
-        CorruptEntryError: A byte of it is wrong; names the place.
+    Raises CorruptEntryError: a byte of it is wrong; names the place.
     """
     folder = open_folder(Path(part.folder))
     side = Side(folder, part.base, folder.segment(part.base), part.base, part.end)
@@ -358,9 +356,8 @@ _VALUES: Final[Mapping[str, Callable[[MessageExt], Any]]] = {
 def batch_of(messages: Iterable[MessageExt], columns: Sequence[str]) -> Any:
     """Return messages as one record batch.
 
-    Raises:
-        CorruptRecordError: A record does not fit its checksum, or is compressed in a way that
-            this client cannot read.
+    Raises CorruptRecordError: a record does not fit its checksum, or is compressed in a way that
+    this client cannot read.
     """
     rows = list(messages)
     arrays = []

@@ -113,8 +113,7 @@ class LocalSource:
     ) -> list[QueueReport]:
         """Judge every queue; all facts of all queues are in memory until then.
 
-        Raises:
-            BadInputError: A table cannot be read, or has other rows than it was written with.
+        Raises BadInputError: a table cannot be read, or has other rows than it was written with.
         """
         gathered = self._scan()
         self._gathered = None  # its facts are used up

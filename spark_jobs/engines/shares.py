@@ -74,8 +74,7 @@ def number_of(key: Queue) -> int:
 class Sharer:
     """Gathers the facts of the batches of one task, and the sums of their rows.
 
-    Args:
-        only: Other queues are left out; None: all are wanted.
+    *only*: other queues are left out; None: all are wanted.
     """
 
     def __init__(self, width: int, replicas: Replicas, only: Queue | None = None) -> None:

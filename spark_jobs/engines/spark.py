@@ -206,8 +206,7 @@ class SparkSource:
     ) -> list[QueueReport]:
         """Judge every queue: those in one chunk in its task, the others from their chunks.
 
-        Raises:
-            BadInputError: A table cannot be read, or has other rows than it was written with.
+        Raises BadInputError: a table cannot be read, or has other rows than it was written with.
         """
         added = {queue: spares_of(ops) for queue, ops in appends.items()}
         whole: list[QueueReport] = []

@@ -269,8 +269,7 @@ PLANTERS: Final[dict[str, Planter]] = {
 def planter_named(name: str) -> tuple[str, Planter]:
     """Return the kind with this name, dashes for blanks allowed, and its planter.
 
-    Raises:
-        CannotPlantError: There is none.
+    Raises CannotPlantError: there is none.
     """
     kinds = {_dashed(kind): kind for kind in PLANTERS}
     kind = kinds.get(_dashed(name))

@@ -47,8 +47,7 @@ def text_of(notebook: Any) -> str:
 def execute(notebook: Any, pictures: Path) -> Any:
     """Run all cells, pictures into *pictures*, and return the notebook with its outputs.
 
-    Raises:
-        nbclient.exceptions.CellExecutionError: A cell failed.
+    Raises nbclient.exceptions.CellExecutionError: a cell failed.
     """
     environment = {**os.environ, "DLEDGER_PICTURES": str(pictures.resolve())}
     client = NotebookClient(notebook, timeout=TIMEOUT_S, kernel_name="python3", record_timing=False)

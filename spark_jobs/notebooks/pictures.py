@@ -134,8 +134,7 @@ class Looked:
     def draw(self, name: str) -> Path:
         """Draw one of `PICTURE` or `MORE` and return its file.
 
-        Raises:
-            KeyError: There is no picture of this name.
+        Raises KeyError: there is no picture of this name.
         """
         columns, span, draw = self.columns, self.span, self._draw
         {
@@ -154,8 +153,7 @@ class Looked:
     def draw_order(self, violation: Violation) -> Path:
         """Draw sends and reads around the witnesses of a violation of a queue.
 
-        Raises:
-            ValueError: It names no operation of a queue.
+        Raises ValueError: it names no operation of a queue.
         """
         (order, *_) = orders_of(self.history.operations, [violation])
         draw_witnesses(self._draw, order, 1, self.terms)

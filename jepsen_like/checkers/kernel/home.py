@@ -55,8 +55,7 @@ def home_of(
 ) -> Home:
     """Return what is not at home. The facts must not be judged yet.
 
-    Args:
-        chosen: The replica whose messages count; `NOTHING`: none was read.
+    *chosen*: the replica whose messages count; `NOTHING`: none was read.
     """
     none = (np.zeros(0, dtype=np.int64),) * 2
     first = facts.begin

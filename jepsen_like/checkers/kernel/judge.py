@@ -137,8 +137,7 @@ def attempts_of(chunks: Sequence[Chunk]) -> tuple[int, int]:
 def judge_chunks(chunks: Sequence[Chunk], again: I64, look: LookAgain) -> Judged:
     """Judge all chunks of a queue together.
 
-    Args:
-        chunks: Without a gap; where the queue is longer than sends can be, cut at their number.
+    *chunks*: without a gap; where the queue is longer than sends can be, cut at their number.
     """
     length, attempts = attempts_of(chunks)
     spares = spares_in(chunks)

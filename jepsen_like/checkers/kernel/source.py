@@ -72,16 +72,14 @@ class Source(Protocol):
     def ops(self, want: Want, rows_max: int) -> Any:
         """Return rows of `ops` as an Arrow table.
 
-        Raises:
-            TooManyRowsError: There are more than *rows_max*.
+        Raises TooManyRowsError: there are more than *rows_max*.
         """
         ...
 
     def obs(self, want: Want, rows_max: int) -> Any:
         """Return rows of `obs` as an Arrow table.
 
-        Raises:
-            TooManyRowsError: There are more than *rows_max*.
+        Raises TooManyRowsError: there are more than *rows_max*.
         """
         ...
 
