@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -124,6 +126,18 @@ def queue_bodies(group: Group, topic: str = "T") -> list[bytes]:
     ]
 
 
+@asynccontextmanager
+async def hooked(*hooks: Sends, **more: Any) -> AsyncIterator[tuple[World, Producer]]:
+    """A producer whose sends these hooks see, and what it sends to."""
+    config = ProducerConfig(send_message_hooks=hooks, **more)
+    async with (
+        open_world() as world,
+        world.client() as client,
+        Producer(client, "p", config) as producer,
+    ):
+        yield world, producer
+
+
 # ---------------------------------------------------------------------------------- sends
 
 
@@ -156,12 +170,7 @@ async def test_hooks_run_once_before_and_once_after_a_send(rocketmq: bool) -> No
 
 async def test_hooks_run_for_every_way_to_send() -> None:
     hook = Sends()
-    config = ProducerConfig(send_message_hooks=(hook,))
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p", config) as producer,
-    ):
+    async with hooked(hook) as (world, producer):
         await producer.send_to(OTHER, Message("T", b"to", delay_level=2))
         await (await producer.send_async(Message("T", b"async"))).result()
         await producer.send_nowait(Message("T", b"nowait", delay_ms=5)).result()
@@ -186,12 +195,7 @@ async def test_hooks_run_for_every_way_to_send() -> None:
 
 async def test_hooks_run_for_a_refusal_and_a_cancelled_sender() -> None:
     hook = Sends()
-    config = ProducerConfig(send_message_hooks=(hook,))
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p", config) as producer,
-    ):
+    async with hooked(hook) as (world, producer):
         world.groups["g"].refused_queues["T", 0] = 16
         with pytest.raises(BrokerRefusedError) as caught:
             await producer.send_to(QUEUE, Message("T", b"no"))
@@ -208,12 +212,7 @@ async def test_hooks_run_for_a_refusal_and_a_cancelled_sender() -> None:
 
 async def test_hooks_get_the_group_a_send_moved_to() -> None:
     hook = Sends()
-    config = ProducerConfig(send_message_hooks=(hook,), idempotent=False)
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p", config) as producer,
-    ):
+    async with hooked(hook, idempotent=False) as (world, producer):
         await world.add_group("h", 1, 11911)
         queues = await producer.publish_queues("T")
         for broker in world.groups["g"].brokers:
@@ -227,12 +226,7 @@ async def test_hooks_get_the_group_a_send_moved_to() -> None:
 
 async def test_hooks_run_for_a_oneway_send_that_cannot_leave() -> None:
     hook = Sends()
-    config = ProducerConfig(send_message_hooks=(hook,), attempt_timeout_s=0.2)
-    async with (
-        open_world() as world,
-        world.client() as client,
-        Producer(client, "p", config) as producer,
-    ):
+    async with hooked(hook, attempt_timeout_s=0.2) as (world, producer):
         await producer.publish_queues("T")
         for broker in world.groups["g"].brokers:
             await broker.kill()
@@ -243,13 +237,8 @@ async def test_hooks_run_for_a_oneway_send_that_cannot_leave() -> None:
 
 async def test_hooks_that_raise_lose_nothing_and_are_logged() -> None:
     bad, good = Sends(raises=True), Sends()
-    config = ProducerConfig(send_message_hooks=(bad, good))
     with capture_logs() as logs:
-        async with (
-            open_world() as world,
-            world.client() as client,
-            Producer(client, "p", config) as producer,
-        ):
+        async with hooked(bad, good) as (world, producer):
             assert (await producer.send_to(QUEUE, Message("T", b"0"))).queue_offset == 0
             batch = await producer.send_batch([Message("T", b"1")], queue=QUEUE)
             assert batch[0].queue_offset == 1

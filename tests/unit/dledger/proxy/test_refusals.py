@@ -40,18 +40,7 @@ EMPTY = pb.Resource()
 
 RECORD = decode_record(
     encode_record(
-        topic="T",
-        queue_id=0,
-        body=b"one",
-        properties=b"",
-        reconsume_times=0,
-        flag=0,
-        sys_flag=0,
-        born_timestamp_ms=1,
-        queue_offset=0,
-        phy_offset=0,
-        store_timestamp_ms=1,
-        store_host=pack_host("10.0.0.1", 10911),
+        topic="T", queue_id=0, body=b"one", properties=b"", store_host=pack_host("10.0.0.1", 10911)
     )
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dledger.broker_errors import UnprocessableMessageError
@@ -19,29 +21,28 @@ from dledger.state.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 GIVEN = b"UNIQ_KEY\x01ABC\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02TAGS\x01A\x02"
 STORED = GIVEN + b"REAL_TOPIC\x01T\x02REAL_QID\x012\x02"
+HOST = pack_host("10.0.0.1", 5)
 
 
-def stored(
-    properties: bytes = STORED, host: str = "10.0.0.1", sys_flag: int = 0x301
-) -> StoredRecord:
+def record_of(topic: str, queue_id: int, properties: bytes = STORED, **more: Any) -> bytes:
+    """Return the record of the message, as it stands in a queue of *topic*."""
+    facts = {"flag": 9, "sys_flag": 0x301, "born_timestamp_ms": 123, "born_host": HOST, **more}
+    return encode_record(
+        topic=topic, queue_id=queue_id, body=b"body", properties=properties, **facts
+    )
+
+
+PLACE = {
+    "queue_offset": 41,
+    "phy_offset": 5000,
+    "store_timestamp_ms": 456,
+    "store_host": pack_host("10.0.0.9", 10911),
+}
+
+
+def stored(properties: bytes = STORED, host: bytes = HOST) -> StoredRecord:
     return StoredRecord(
-        decode_record(
-            encode_record(
-                topic=HALF_TOPIC,
-                queue_id=0,
-                body=b"body",
-                properties=properties,
-                flag=9,
-                sys_flag=sys_flag,
-                born_timestamp_ms=123,
-                born_host=pack_host(host, 5),
-                reconsume_times=0,
-                queue_offset=41,
-                phy_offset=5000,
-                store_timestamp_ms=456,
-                store_host=pack_host("10.0.0.9", 10911),
-            )
-        )
+        decode_record(record_of(HALF_TOPIC, 0, properties, born_host=host, **PLACE))
     )
 
 
@@ -112,51 +113,21 @@ def test_a_record_without_a_destination_is_no_reason_to_stop(added: bytes, reaso
         HalfMessage.of(stored(GIVEN + added))
 
 
-@pytest.mark.parametrize("host", ["10.0.0.1", "2001:db8::1"])
-def test_what_is_committed_is_the_same_message_in_its_queue(host: str) -> None:
+@pytest.mark.parametrize("host", [HOST, pack_host("2001:db8::1", 5)])
+def test_what_is_committed_is_the_same_message_in_its_queue(host: bytes) -> None:
     record, run = HalfMessage.of(stored(host=host)).committed(3)
     assert run == Run("T", 3, 1)
-    assert record == encode_record(
-        topic="T",
-        queue_id=3,
-        body=b"body",
-        properties=STORED,
-        flag=9,
-        sys_flag=0x301 | 8,
-        born_timestamp_ms=123,
-        born_host=pack_host(host, 5),
-        prepared_transaction_offset=5000,
+    assert record == record_of(
+        "T", 3, sys_flag=0x301 | 8, born_host=host, prepared_transaction_offset=5000
     )
 
 
 def test_what_is_given_up_is_a_copy_for_people() -> None:
     record, run = HalfMessage.of(stored()).given_up()
     assert run == Run(TRANS_CHECK_MAX_TIME_TOPIC, 0, 1)
-    assert record == encode_record(
-        topic=TRANS_CHECK_MAX_TIME_TOPIC,
-        queue_id=0,
-        body=b"body",
-        properties=STORED,
-        flag=9,
-        sys_flag=0x301,
-        born_timestamp_ms=123,
-        born_host=pack_host("10.0.0.1", 5),
-    )
+    assert record == record_of(TRANS_CHECK_MAX_TIME_TOPIC, 0)
 
 
 def test_a_producer_is_asked_about_the_message_it_sent() -> None:
-    record = HalfMessage.of(stored()).question(7)
-    assert record == encode_record(
-        topic="T",
-        queue_id=2,
-        body=b"body",
-        properties=STORED + b"TRANSACTION_CHECK_TIMES\x017\x02WAIT\x01false\x02",
-        flag=9,
-        sys_flag=0x301,
-        born_timestamp_ms=123,
-        born_host=pack_host("10.0.0.1", 5),
-        queue_offset=41,
-        phy_offset=5000,
-        store_timestamp_ms=456,
-        store_host=pack_host("10.0.0.9", 10911),
-    )
+    asked = STORED + b"TRANSACTION_CHECK_TIMES\x017\x02WAIT\x01false\x02"
+    assert HalfMessage.of(stored()).question(7) == record_of("T", 2, asked, **PLACE)
