@@ -31,11 +31,7 @@ async def ask(
 
 
 async def create_topic(
-    namesrvs: Sequence[str],
-    topic: str,
-    *,
-    queues: int,
-    brokers: Sequence[str] | None = None,
+    namesrvs: Sequence[str], topic: str, *, queues: int, brokers: Sequence[str] | None = None
 ) -> list[str]:
     """Create a topic in every broker group, or in some; return their names."""
     names = None if brokers is None else tuple(brokers)

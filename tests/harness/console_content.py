@@ -33,10 +33,7 @@ ORDERS: Final = 40
 REFUSED: Final = (7, 23)
 """Orders that the group billing gives up."""
 WAIT_S: Final = 60.0
-SETTINGS: Final = {
-    "broker.trace_topic_enable": True,
-    "store.mapped_file_size_commit_log": 16 << 20,
-}
+SETTINGS: Final = {"broker.trace_topic_enable": True, "store.mapped_file_size_commit_log": 16 << 20}
 """Of the brokers: a topic for traces, and small files."""
 
 

@@ -57,11 +57,7 @@ class Groups:
     """A broker group of several replicas."""
 
     def __init__(
-        self,
-        root: Path,
-        nursery: trio.Nursery,
-        size: int = 3,
-        disks: Callable[[], Disk] = OsDisk,
+        self, root: Path, nursery: trio.Nursery, size: int = 3, disks: Callable[[], Disk] = OsDisk
     ) -> None:
         self.root = root
         self.disks: dict[str, Disk] = defaultdict(disks)

@@ -13,15 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.harness.shipped_files import (
-    NAMESRV_PORT as DEFAULT_PORT,
-)
-from tests.harness.shipped_files import (
-    ROOT,
-    Shipped,
-    lay_out_examples,
-    link_repository,
-)
+from tests.harness.shipped_files import NAMESRV_PORT as DEFAULT_PORT
+from tests.harness.shipped_files import ROOT, Shipped, lay_out_examples, link_repository
 
 RUN_S = 1_200
 PROLOGUE = """\

@@ -27,14 +27,7 @@ from dledger.jepsen_like.checkers import (
 )
 from dledger.jepsen_like.checkers.fault_record import ELECTION_NS
 from dledger.jepsen_like.checkers.locks import LEASE_NS
-from dledger.jepsen_like.history.operation import (
-    NEVER,
-    NOTHING,
-    F,
-    Level,
-    Operation,
-    Outcome,
-)
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
 from tests.harness.history_world import LAST_PROCESS, LATE_MAX_NS, ORDERLY, POLLERS, TOPIC
 from tests.harness.planted_replicas import (
     failed_but_there,
@@ -126,10 +119,7 @@ def inconsistent_offsets(scene: Scene) -> Planted:
     if not others and not acked:
         raise InapplicableError
     pull.values = (*pull.values[:at], send.value, *pull.values[at + 1 :])
-    also = {
-        (batches.NAME, batches.SCATTERED),
-        (total_queue.NAME, total_queue.DUPLICATED),
-    }
+    also = {(batches.NAME, batches.SCATTERED), (total_queue.NAME, total_queue.DUPLICATED)}
     return Planted((pull.op_id,), frozenset(also))
 
 

@@ -264,19 +264,13 @@ FACTS: dict[str, tuple[Kind, Planter]] = {
         (total_queue.NAME, total_queue.FAILED_BUT_THERE),
         refused_here_and_unknown_elsewhere,
     ),
-    "missing on one replica": (
-        (replicas.NAME, replicas.QUEUES_DIFFER),
-        missing_on_one_replica,
-    ),
+    "missing on one replica": ((replicas.NAME, replicas.QUEUES_DIFFER), missing_on_one_replica),
     "first page skipped": ((final_reads.NAME, final_reads.CUT_SHORT), first_page_skipped),
     "send without an offset absent": (
         (queue_log.NAME, queue_log.STALE_READ),
         send_without_offset_absent,
     ),
-    "send without an offset lost": (
-        (total_queue.NAME, total_queue.LOST),
-        send_without_offset_lost,
-    ),
+    "send without an offset lost": ((total_queue.NAME, total_queue.LOST), send_without_offset_lost),
     "commit absent": ((queue_log.NAME, queue_log.STALE_READ), commit_absent),
 }
 """By fact: the checker and the name under which it is found, and its planter."""

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from dledger.jepsen_like.checkers import (
-    batches,
-    replicas,
-)
-from dledger.jepsen_like.history.operation import (
-    NOTHING,
-    F,
-    Outcome,
-    ReplicaRead,
-)
+from dledger.jepsen_like.checkers import batches, replicas
+from dledger.jepsen_like.history.operation import NOTHING, F, Outcome, ReplicaRead
 from tests.harness.history_world import KEEPS, NODES, TOPIC, Queue
 from tests.harness.planted_scene import InapplicableError, Planted, Scene
 

@@ -6,13 +6,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
-from dledger.jepsen_like.checkers import (
-    queue_log,
-)
-from dledger.jepsen_like.checkers.transactions import (
-    Transaction,
-    transactions_of,
-)
+from dledger.jepsen_like.checkers import queue_log
+from dledger.jepsen_like.checkers.transactions import Transaction, transactions_of
 from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from dledger.jepsen_like.checkers import (
-    queue_log,
-    replicas,
-    total_queue,
-)
+from dledger.jepsen_like.checkers import queue_log, replicas, total_queue
 from dledger.jepsen_like.checkers.transactions import (
     CHECK_INTERVAL_NS,
     CHECKS_MAX,
     DISCARD_TOPIC,
     Transaction,
 )
-from dledger.jepsen_like.history.operation import (
-    Decision,
-    F,
-    Operation,
-    Outcome,
-)
+from dledger.jepsen_like.history.operation import Decision, F, Operation, Outcome
 from tests.harness.history_world import Queue
 from tests.harness.planted_scene import NO_PLACE, InapplicableError, Planted, Scene
 

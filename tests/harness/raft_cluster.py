@@ -159,13 +159,7 @@ class Cluster:
         committed: list[tuple[int, int]] = []
         node = RaftNode(
             settings,
-            Stored(
-                log,
-                term_vote,
-                identity,
-                commit_index=restored_commit_index,
-                doubtful=doubtful,
-            ),
+            Stored(log, term_vote, identity, commit_index=restored_commit_index, doubtful=doubtful),
             store_host=bytes(8),
             clock=self.clock,
             rng=self.rng,

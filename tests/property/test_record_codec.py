@@ -104,10 +104,7 @@ def test_one_property_is_found_as_decoding_all_finds_it(raw: bytes, key: bytes) 
 
 _items = st.lists(
     st.builds(
-        BatchItem,
-        st.binary(max_size=10),
-        st.binary(max_size=10),
-        st.integers(-(2**31), 2**31 - 1),
+        BatchItem, st.binary(max_size=10), st.binary(max_size=10), st.integers(-(2**31), 2**31 - 1)
     ),
     max_size=4,
 )

@@ -50,10 +50,7 @@ scalars = st.one_of(
     st.integers(-3, 1 << 33), st.text(max_size=5), st.booleans(), st.binary(max_size=3)
 )
 odd_runs = st.one_of(
-    st.just(RUNS),
-    st.just(RUNS),
-    st.lists(st.lists(scalars, max_size=4), max_size=4),
-    scalars,
+    st.just(RUNS), st.just(RUNS), st.lists(st.lists(scalars, max_size=4), max_size=4), scalars
 )
 
 

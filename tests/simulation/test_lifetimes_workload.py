@@ -13,10 +13,7 @@ pytestmark = pytest.mark.slow
 PLAN = Plan(
     seed=12,
     duration_ms=60_000,
-    steps=(
-        Step(15_000, Kind.KILL, "leader", 3_000),
-        Step(35_000, Kind.ISOLATE, "leader", 6_000),
-    ),
+    steps=(Step(15_000, Kind.KILL, "leader", 3_000), Step(35_000, Kind.ISOLATE, "leader", 6_000)),
     workload=Workload(producers=1, consumers=0, readers=0, expirers=8, queues=2),
 )
 

@@ -247,10 +247,7 @@ class TwoRooms:
         moved = {"leader": [leader.name], "follower": followers[:1], "none": []}
         there = moved[self.sites.right]
         here = [name for name in world.brokers if name not in there]
-        return (
-            [*here, "ns0", "left", "watch-ns0"],
-            [*there, "ns1", "right", "watch-ns1"],
-        )
+        return ([*here, "ns0", "left", "watch-ns0"], [*there, "ns1", "right", "watch-ns1"])
 
     # -- while the sites are apart ---------------------------------------------------------
 
@@ -432,8 +429,7 @@ def healed_after_s(seen: Seen, sites: Sites) -> float:
     end_s = CUT_AT_S + sites.cut_for_s
     right_from_s = [
         max(
-            (at_s + LOOK_S for at_s, listing in listings if listing != listings[-1][1]),
-            default=0.0,
+            (at_s + LOOK_S for at_s, listing in listings if listing != listings[-1][1]), default=0.0
         )
         for listings in seen.listings.values()
     ]

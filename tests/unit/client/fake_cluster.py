@@ -283,11 +283,7 @@ class Broker(Node):
                 asked,
                 0,
                 None,
-                {
-                    "msgId": ",".join(ids),
-                    "queueId": str(header.queue_id),
-                    "queueOffset": str(base),
-                },
+                {"msgId": ",".join(ids), "queueId": str(header.queue_id), "queueOffset": str(base)},
             )
         )
 

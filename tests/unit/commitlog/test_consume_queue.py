@@ -11,11 +11,7 @@ import pytest
 from dledger.commitlog import consume_queue, consume_queue_store
 from dledger.commitlog.consume_queue_store import ConsumeQueueStore
 from dledger.commitlog.disk import OsDisk
-from dledger.commitlog.errors import (
-    ForeignStoreError,
-    InvariantBroken,
-    OffsetOutOfRangeError,
-)
+from dledger.commitlog.errors import ForeignStoreError, InvariantBroken, OffsetOutOfRangeError
 from dledger.commitlog.queue_unit import UNIT_BYTES, UNIT_DTYPE, Units
 from dledger.commitlog.seams import DiskFile
 from dledger.testing.crash_disk import CrashDisk, no_fault

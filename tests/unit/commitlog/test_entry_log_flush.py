@@ -7,12 +7,7 @@ import threading
 import pytest
 
 from dledger.commitlog.allocator import Allocator
-from dledger.commitlog.errors import (
-    DiskFullError,
-    FlushFailedError,
-    InvariantBroken,
-    LogBusyError,
-)
+from dledger.commitlog.errors import DiskFullError, FlushFailedError, InvariantBroken, LogBusyError
 from dledger.testing.crash_disk import CrashDisk, disk_full, failing_flush
 from tests.harness.entry_frames import next_frame
 from tests.harness.entry_logs import SEGMENT, fill, open_log, segment_content
@@ -186,9 +181,7 @@ def test_ticket_after_a_truncation_is_harmless() -> None:
     assert log.durable_index == 1
 
 
-def test_roll_beside_a_reserve_makes_one_segment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_roll_beside_a_reserve_makes_one_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(CrashDisk())
     fill(log, 3)
     log.allocator.reserve_next()

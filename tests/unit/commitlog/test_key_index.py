@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 
 from dledger.commitlog.disk import OsDisk, OsFile
-from dledger.commitlog.errors import (
-    CorruptStoreError,
-    DiskFullError,
-    ForeignStoreError,
-)
+from dledger.commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
 from dledger.commitlog.key_index import (
     ENTRIES_PER_FILE,
     PLAIN_ENTRIES,

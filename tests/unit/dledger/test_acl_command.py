@@ -84,11 +84,7 @@ def test_lines_are_granted_and_revoked(file: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_acl_check_shows_the_decision(
-    file: Path,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    status: int,
-    text: str,
+    file: Path, capsys: pytest.CaptureFixture[str], options: list[str], status: int, text: str
 ) -> None:
     added(capsys, "--topic", "orders=PUB")
     assert main(["acl", "check", "order-service", *options]) == status
@@ -111,11 +107,7 @@ def test_acl_check_shows_the_decision(
     ],
 )
 def test_what_cannot_be_is_one_line_and_leaves_the_file(
-    file: Path,
-    capsys: pytest.CaptureFixture[str],
-    tokens: list[str],
-    status: int,
-    text: str,
+    file: Path, capsys: pytest.CaptureFixture[str], tokens: list[str], status: int, text: str
 ) -> None:
     added(capsys)
     before = file.read_bytes()

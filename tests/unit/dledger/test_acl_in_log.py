@@ -77,10 +77,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> Clusters:
 @pytest.mark.parametrize("refusing", ["", "broker-b"])
 @pytest.mark.parametrize("command", [("add", "--cluster"), ("secret",)])
 def test_a_drawn_secret_is_printed_where_a_group_has_it(
-    clusters: Clusters,
-    capsys: pytest.CaptureFixture[str],
-    command: tuple[str, ...],
-    refusing: str,
+    clusters: Clusters, capsys: pytest.CaptureFixture[str], command: tuple[str, ...], refusing: str
 ) -> None:
     """The first group has it when the second one refuses: without it no client signs there."""
     if command == ("secret",):

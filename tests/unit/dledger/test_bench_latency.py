@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from dledger.cli.bench_sends import (
-    LatencyLoad,
-    Schedule,
-    ScheduleTally,
-    send_on_schedule,
-    summary,
-)
+from dledger.cli.bench_sends import LatencyLoad, Schedule, ScheduleTally, send_on_schedule, summary
 from dledger.cli.main import main
 from dledger.client.core.errors import UnknownOutcomeError
 from dledger.commitlog.errors import MQError

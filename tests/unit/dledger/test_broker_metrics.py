@@ -194,10 +194,7 @@ def test_raft_metrics_carry_the_members_name(watched: Watched) -> None:
         ("retries",): 0,
     }
     assert page.of("dledger_service_restarts_total", "service")["retention",] == 0
-    assert page.of("dledger_peer_connected", "peer", "member") == {
-        ("n1", "n0"): 1,
-        ("n2", "n0"): 0,
-    }
+    assert page.of("dledger_peer_connected", "peer", "member") == {("n1", "n0"): 1, ("n2", "n0"): 0}
     assert page.labels("dledger_peer_lag_entries")[0]["peer"] == "n1"
     assert page.of("dledger_retention_bytes_total", "cause") == {("age",): 7, ("forced",): 0}
 
@@ -370,13 +367,7 @@ def test_guide_lists_exactly_the_metrics(watched: Watched) -> None:
     commit(broker, ("g", "T", 0, 0))
     consumers = [ConsumerData("g", subscription_data_set=[SubscriptionData("T")])]
     producers = [ProducerData("p")]
-    beat(
-        broker,
-        "c",
-        broker.connection,
-        producer_data_set=producers,
-        consumer_data_set=consumers,
-    )
+    beat(broker, "c", broker.connection, producer_data_set=producers, consumer_data_set=consumers)
     guide = (ROOT / "docs" / "operate" / "metrics.md").read_text()
     tables = "".join(line for line in guide.splitlines() if line.startswith("| `"))
     named = set(re.findall(r"`((?:rocketmq|dledger)_[a-z_]+)`", tables))

@@ -14,12 +14,7 @@ import pytest
 import structlog
 from cyclopts import App, Argument, ArgumentCollection
 
-from dledger.cli.cluster_command import (
-    BROKER_COLUMNS,
-    judge_group,
-    missing_groups,
-    with_absent,
-)
+from dledger.cli.cluster_command import BROKER_COLUMNS, judge_group, missing_groups, with_absent
 from dledger.cli.main import (
     COMMANDS,
     broker_main,
@@ -29,13 +24,7 @@ from dledger.cli.main import (
     run,
     take_access_options,
 )
-from dledger.cli.raft_command import (
-    COLUMNS,
-    group_title,
-    narrow_row,
-    raft_rows,
-    refused_members,
-)
+from dledger.cli.raft_command import COLUMNS, group_title, narrow_row, raft_rows, refused_members
 from dledger.client.core.errors import NoNameServerError
 from dledger.commitlog.errors import ConfigError, InvariantBroken
 from dledger.output import CliError, ExitCode, show

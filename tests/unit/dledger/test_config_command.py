@@ -13,12 +13,7 @@ from dledger.cli.config_command import differing
 from dledger.cli.main import main
 from dledger.client.core.errors import ClientError, ConfirmationNeededError, RequestFailedError
 from dledger.own_keys import OWN_KEYS
-from dledger.remoting.protocol.own_fields import (
-    TOPICS_SHOWN,
-    GivenUp,
-    decode_given_up,
-    given_up,
-)
+from dledger.remoting.protocol.own_fields import TOPICS_SHOWN, GivenUp, decode_given_up, given_up
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
 
 A, B = "127.0.0.1:10911", "127.0.0.1:10921"
@@ -123,10 +118,7 @@ def test_a_change_without_a_value_is_a_usage_error(daemons: Daemons, tokens: lis
 @pytest.mark.parametrize("broker", ["", "nan", "a:b", "a:1;b:2", "a:70000"])
 @pytest.mark.parametrize("command", [["get"], ["diff"], ["set", "brokerPermission=4"]])
 def test_a_broker_that_is_no_address_is_a_usage_error(
-    daemons: Daemons,
-    command: list[str],
-    broker: str,
-    capsys: pytest.CaptureFixture[str],
+    daemons: Daemons, command: list[str], broker: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", *command, "--broker", A, f"--broker={broker}"]) == 2
     assert f"error: --broker: {broker!r} is not host:port" in capsys.readouterr().err
@@ -180,12 +172,7 @@ def test_yes_confirms_it_after_it_was_shown(
     daemons.gives_up = True
     assert main(["config", "set", "store.keep_bytes=1", *BOTH, "--yes"]) == 0
     shown = capsys.readouterr()
-    assert [call[::2] for call in daemons.calls] == [
-        (A, False),
-        (B, False),
-        (A, True),
-        (B, True),
-    ]
+    assert [call[::2] for call in daemons.calls] == [(A, False), (B, False), (A, True), (B, True)]
     assert "180" in shown.out
     assert f"{A}: changed" in shown.err
     assert f"{B}: changed" in shown.err

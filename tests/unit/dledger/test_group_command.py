@@ -198,11 +198,7 @@ def test_errors_are_one_line(
 def test_settings_named_like_secrets_are_removed(key: str) -> None:
     assert is_secret(key)
     settings = {key: "hidden", "listenPort": "1", f"empty.{key}": ""}
-    assert without_secrets(settings) == {
-        key: "(removed)",
-        "listenPort": "1",
-        f"empty.{key}": "",
-    }
+    assert without_secrets(settings) == {key: "(removed)", "listenPort": "1", f"empty.{key}": ""}
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,7 @@ def store_settings(name: str, *, sync_flush: bool = True) -> StoreSettings:
     )
 
 
-async def test_new_term_does_not_wait_for_cut_entries(
-    tmp_path: Path,
-) -> None:
+async def test_new_term_does_not_wait_for_cut_entries(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
         await groups.isolate(old.name)
@@ -97,9 +95,7 @@ async def test_apply_error_stops_a_serving_replica() -> None:
     assert stopped.value.split(FlushFailedError)[1] is None
 
 
-async def test_next_checkpoint_flushes_later_units(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_next_checkpoint_flushes_later_units(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
         group = leader.group
@@ -407,9 +403,7 @@ async def test_a_disk_too_full_to_apply_leaves_a_node_that_can_be_read(
 # -- limits --------------------------------------------------------------------------------
 
 
-async def test_batch_fits_segments_for_any_entry_cap(
-    tmp_path: Path,
-) -> None:
+async def test_batch_fits_segments_for_any_entry_cap(tmp_path: Path) -> None:
     """Segments of 1 MiB under an entry cap of 16 MiB."""
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()

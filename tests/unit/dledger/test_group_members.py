@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dledger.broker_errors import (
-    ChangeRefusedError,
-    NotLeaderError,
-    UnknownOutcomeError,
-)
+from dledger.broker_errors import ChangeRefusedError, NotLeaderError, UnknownOutcomeError
 from dledger.processors.raft import MembershipChanges
 from tests.harness.groups import bodies, running_groups
 from tests.harness.raft_cluster import batch
@@ -196,9 +192,7 @@ async def test_a_single_member_gets_company(tmp_path: Path) -> None:
         await (await groups.leader()).group.submit(batch(b"by the others"))
 
 
-async def test_clean_stop_tries_another_successor(
-    tmp_path: Path,
-) -> None:
+async def test_clean_stop_tries_another_successor(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         best = max(groups.others(leader.name))

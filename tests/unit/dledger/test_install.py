@@ -312,9 +312,7 @@ async def test_installation_voids_the_earlier_commit_mark(tmp_path: Path) -> Non
         assert store.log.chain_at(60) == leader.group.store.log.chain_at(60)
 
 
-async def test_restart_finishes_an_installation(
-    tmp_path: Path,
-) -> None:
+async def test_restart_finishes_an_installation(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader, behind = await left_behind(groups)
         _, data = leader.group.maintenance.take_snapshot()
@@ -412,9 +410,7 @@ async def test_a_floor_is_an_ordinary_state_record(tmp_path: Path) -> None:
         assert kept(leader.group) == [0, 1, 2][leader.group.state.min_offset("T", 0) :]
 
 
-async def test_open_half_message_holds_the_floor(
-    tmp_path: Path,
-) -> None:
+async def test_open_half_message_holds_the_floor(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await fill(groups, 40)
         half = encode_record(topic=HALF_TOPIC, queue_id=0, body=b"half", properties=b"")

@@ -89,12 +89,7 @@ def test_layout_names_are_rocketmqs() -> None:
     assert PATHS.segment(1 << 30) == "/store/commitlog/00000000001073741824"
     assert PATHS.consume_queue("%RETRY%g", 3) == "/store/consumequeue/%RETRY%g/3"
     names = (PATHS.index, PATHS.checkpoint, PATHS.abort, PATHS.lock)
-    assert names == (
-        "/store/index",
-        "/store/checkpoint",
-        "/store/abort",
-        "/store/lock",
-    )
+    assert names == ("/store/index", "/store/checkpoint", "/store/abort", "/store/lock")
 
 
 def test_file_names_are_twenty_digits() -> None:

@@ -145,11 +145,7 @@ async def test_refused_line_does_not_hide_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("pieces", "found"),
-    [
-        ([b"a\nb\n"], [b"a", b"b"]),
-        ([b"a", b"b\r\n\n", b"\n", b"c"], [b"ab", b"c"]),
-        ([], []),
-    ],
+    [([b"a\nb\n"], [b"a", b"b"]), ([b"a", b"b\r\n\n", b"\n", b"c"], [b"ab", b"c"]), ([], [])],
 )
 async def test_lines_of_standard_input(pieces: list[bytes], found: list[bytes]) -> None:
     left = [*pieces, b""]

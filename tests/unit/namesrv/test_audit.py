@@ -36,12 +36,7 @@ ACTS: list[tuple[RequestCode, dict[str, str], bytes, str]] = [
         b"",
         "topic=T1 clusterName=c",
     ),
-    (
-        CODE.PUT_KV_CONFIG,
-        {"namespace": "n", "key": "k", "value": SECRET},
-        b"",
-        "namespace=n key=k",
-    ),
+    (CODE.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": SECRET}, b"", "namespace=n key=k"),
     (CODE.DELETE_KV_CONFIG, {"namespace": "n", "key": "k"}, b"", "namespace=n key=k"),
     (
         CODE.UPDATE_NAMESRV_CONFIG,
@@ -78,12 +73,7 @@ def test_what_administrators_send_is_an_act_or_known_to_be_none() -> None:
 
 @pytest.mark.parametrize(("code", "ext", "body", "subject"), ACTS, ids=lambda v: str(v)[:40])
 async def test_an_act_has_one_line_without_values(
-    tmp_path: Path,
-    lines: Lines,
-    code: RequestCode,
-    ext: dict[str, str],
-    body: bytes,
-    subject: str,
+    tmp_path: Path, lines: Lines, code: RequestCode, ext: dict[str, str], body: bytes, subject: str
 ) -> None:
     async with running_namesrv(config_in(tmp_path)) as world:
         connection = await world.connect()

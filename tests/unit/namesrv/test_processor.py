@@ -73,9 +73,7 @@ async def test_an_unknown_topic_is_17_with_rocketmq_s_words(connection: Connecti
     )
 
 
-async def test_the_route_is_answered_byte_for_byte_in_both_dialects(
-    connection: Connection,
-) -> None:
+async def test_the_route_is_answered_byte_for_byte_in_both_dialects(connection: Connection) -> None:
     await register(connection, A, 0, register_body(["T1", "T2"], filters=["10.0.0.1:40000"]))
     await register(connection, B, 1)
     standard = (
@@ -99,9 +97,7 @@ async def test_the_route_is_answered_byte_for_byte_in_both_dialects(
         assert (answer.code, bytes(answer.body)) == (0, body)
 
 
-async def test_rules_6_and_7_answer_a_follower(
-    connection: Connection,
-) -> None:
+async def test_rules_6_and_7_answer_a_follower(connection: Connection) -> None:
     await ask(
         connection,
         RequestCode.PUT_KV_CONFIG,
@@ -176,9 +172,7 @@ async def test_a_topic_that_is_left_out_is_named_in_the_answer(connection: Conne
     assert await route(connection, "T2") is None
 
 
-async def test_deposed_leader_gets_the_leaders_address(
-    connection: Connection,
-) -> None:
+async def test_deposed_leader_gets_the_leaders_address(connection: Connection) -> None:
     await register(connection, A, 0, register_body(state=6))
     answer = await register(connection, B, 0, register_body(state=5))
     assert (answer.code, answer.ext, bytes(answer.body)) == (0, {"keptBy": A}, b"")
@@ -285,9 +279,7 @@ async def test_key_values_are_put_read_listed_and_deleted(connection: Connection
     assert (await ask(connection, RequestCode.GET_KV_CONFIG, key)).code == 22
 
 
-async def test_ordered_topics_join_the_route_when_enabled(
-    connection: Connection,
-) -> None:
+async def test_ordered_topics_join_the_route_when_enabled(connection: Connection) -> None:
     await register(connection, A, 0)
     order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T1"}
     await ask(connection, RequestCode.PUT_KV_CONFIG, {**order, "value": "broker-a:4"})
@@ -322,11 +314,7 @@ async def test_settings_are_shown_under_rocketmq_s_names(connection: Connection)
             " restart",
         ),
         (b"orderMessageEnable=true\nnope=1", 1, "unknown setting nope"),
-        (
-            b"orderMessageEnable=maybe",
-            1,
-            "orderMessageEnable = 'maybe': expected true or false",
-        ),
+        (b"orderMessageEnable=maybe", 1, "orderMessageEnable = 'maybe': expected true or false"),
         (b"\xff", 1, None),
     ],
 )

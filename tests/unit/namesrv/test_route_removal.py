@@ -7,15 +7,7 @@ import pytest
 from dledger.namesrv.config import NamesrvTable
 from dledger.namesrv.route_table import RouteInfoManager
 from dledger.remoting.protocol.bodies import QueueData
-from tests.harness.registrations import (
-    CLUSTER,
-    A,
-    B,
-    C,
-    registration,
-    topics,
-    version,
-)
+from tests.harness.registrations import CLUSTER, A, B, C, registration, topics, version
 
 # The one way out
 

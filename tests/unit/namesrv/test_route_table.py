@@ -9,10 +9,7 @@ import pytest
 from dledger.namesrv import route_table
 from dledger.namesrv.config import NamesrvTable
 from dledger.namesrv.errors import RegistrationRefusedError
-from dledger.namesrv.registration import (
-    MAX_BROKERS_PER_CONNECTION,
-    BrokerKey,
-)
+from dledger.namesrv.registration import MAX_BROKERS_PER_CONNECTION, BrokerKey
 from dledger.namesrv.route_table import RouteInfoManager
 from dledger.remoting.protocol.bodies import QueueData, TopicConfig
 from tests.harness.registrations import (
@@ -38,11 +35,7 @@ def test_a_registered_leader_is_in_the_route_of_its_topics() -> None:
     assert route is not None
     assert route.queue_datas == [
         QueueData(
-            broker_name="broker-a",
-            read_queue_nums=4,
-            write_queue_nums=4,
-            perm=6,
-            topic_sys_flag=0,
+            broker_name="broker-a", read_queue_nums=4, write_queue_nums=4, perm=6, topic_sys_flag=0
         )
     ]
     assert [(b.cluster, b.broker_name, b.broker_addrs) for b in route.broker_datas] == [

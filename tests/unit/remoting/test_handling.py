@@ -13,12 +13,7 @@ from dledger.remoting.connection import Connection
 from dledger.remoting.connection_limits import ConnectionLimits
 from dledger.remoting.processor import DEFERRED, Limiter
 from dledger.remoting.processor_table import ProcessorTable
-from dledger.remoting.protocol.command import (
-    RemotingCommand,
-    SerializeType,
-    request,
-    response_to,
-)
+from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request, response_to
 from dledger.remoting.protocol.frame import encode_command
 from tests.harness.wire_frames import ECHO, Linked, asked_with, echo, heard, hold_in, table
 

@@ -39,12 +39,7 @@ def test_full_limiter_is_named_and_nothing_is_held() -> None:
     assert (len(held), held.size_bytes, limiter.in_use) == (0, 0, 1)
 
 
-@given(
-    st.lists(
-        st.one_of(st.integers(0, 60), st.sampled_from(["finish", "end_all"])),
-        max_size=30,
-    )
-)
+@given(st.lists(st.one_of(st.integers(0, 60), st.sampled_from(["finish", "end_all"])), max_size=30))
 def test_requests_hold_what_is_open_and_no_more(steps: list[int | str]) -> None:
     held, limiter = OpenRequests(LIMITS), Limiter("send", 5)
     model: list[RemotingCommand] = []

@@ -99,13 +99,7 @@ def test_a_mark_that_is_not_there_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"topic": "U"},
-        {"queueId": "1"},
-        {"extra": "x"},
-        {"AccessKey": "someone"},
-    ],
+    "change", [{"topic": "U"}, {"queueId": "1"}, {"extra": "x"}, {"AccessKey": "someone"}]
 )
 def test_any_change_of_a_field_breaks_the_signature(change: dict[str, str]) -> None:
     command = request(10, {"topic": "T", "queueId": "0"}, b"body")

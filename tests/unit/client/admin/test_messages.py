@@ -154,11 +154,7 @@ def test_resend_copies_user_properties_to_the_retry_topic() -> None:
     assert (copy.topic, copy.body, copy.tags, copy.keys, copy.flag) == (
         "%RETRY%billing", b"order", "A", "k1 k2", 7,
     )  # fmt: skip
-    assert copy.properties == {
-        "colour": "red",
-        "RETRY_TOPIC": "orders",
-        "ORIGIN_MESSAGE_ID": "0A",
-    }
+    assert copy.properties == {"colour": "red", "RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "0A"}
     assert not copy.is_delayed
     stored = decode_properties(encode_message_properties(copy, "new"))
     assert (stored["UNIQ_KEY"], stored["TAGS"], stored["KEYS"]) == ("new", "A", "k1 k2")

@@ -354,10 +354,7 @@ async def test_the_suggested_follower_is_asked_next(world: World) -> None:
     await put(world, b"0", b"1", b"2")
     let_followers_serve(world, suggested=2)
     leader, _, suggested = world.groups["g"].brokers
-    async with (
-        world.client() as client,
-        PullConsumer(client, "c", follower_reads=True) as consumer,
-    ):
+    async with world.client() as client, PullConsumer(client, "c", follower_reads=True) as consumer:
         got = []
         for offset in range(3):
             result = await consumer.pull(QUEUE, offset, max_messages=1)
@@ -369,10 +366,7 @@ async def test_the_suggested_follower_is_asked_next(world: World) -> None:
 async def test_pull_at_a_suggested_follower_that_ended_costs_one_try(world: World) -> None:
     await put(world, b"0", b"1", b"2")
     let_followers_serve(world, suggested=2)
-    async with (
-        world.client() as client,
-        PullConsumer(client, "c", follower_reads=True) as consumer,
-    ):
+    async with world.client() as client, PullConsumer(client, "c", follower_reads=True) as consumer:
         await consumer.pull(QUEUE, 0, max_messages=1)
         await world.groups["g"].brokers[2].kill()
         result = await consumer.pull(QUEUE, 1, max_messages=1)
@@ -387,10 +381,7 @@ async def test_pull_without_a_leader_reads_stored_messages(world: World) -> None
     group.leader = None
     group.register()
     await group.brokers[0].kill()
-    async with (
-        world.client() as client,
-        PullConsumer(client, "c", follower_reads=True) as consumer,
-    ):
+    async with world.client() as client, PullConsumer(client, "c", follower_reads=True) as consumer:
         result = await consumer.pull(QUEUE, 0)
         assert [m.body_bytes for m in result.messages] == [b"0", b"1"]
         with pytest.raises(BrokerUnreachableError):
@@ -411,10 +402,7 @@ async def test_a_member_without_the_messages_is_not_the_last_one_asked(world: Wo
     for code in PULLS:
         behind.processors._processors.pop(code)
         behind.on(code, nothing)
-    async with (
-        world.client() as client,
-        PullConsumer(client, "c", follower_reads=True) as consumer,
-    ):
+    async with world.client() as client, PullConsumer(client, "c", follower_reads=True) as consumer:
         result = await consumer.pull(QUEUE, 0)
     assert [m.body_bytes for m in result.messages] == [b"0", b"1"]
     assert pulls(behind) == 1
@@ -432,10 +420,7 @@ async def test_without_follower_reads_only_the_leader_is_asked(world: World) -> 
 async def test_pull_of_an_empty_queue_is_answered_by_the_leader(world: World) -> None:
     await put(world, b"0")
     let_followers_serve(world)
-    async with (
-        world.client() as client,
-        PullConsumer(client, "c", follower_reads=True) as consumer,
-    ):
+    async with world.client() as client, PullConsumer(client, "c", follower_reads=True) as consumer:
         result = await consumer.pull(QUEUE, 1, timeout_s=0)
         assert result.status is PullStatus.NO_NEW_MESSAGE
         with pytest.raises(OffsetIllegalError):
@@ -448,10 +433,7 @@ async def test_tags_are_compared_again_in_what_any_member_answers(world: World) 
         for tag in ("Aa", "BB"):  # their hashes are the same
             await producer.send_to(QUEUE, Message("T", tag.encode(), tags=tag))
     let_followers_serve(world)
-    async with (
-        world.client() as client,
-        PullConsumer(client, "c", follower_reads=True) as consumer,
-    ):
+    async with world.client() as client, PullConsumer(client, "c", follower_reads=True) as consumer:
         result = await consumer.pull(QUEUE, 0, tags="Aa")
         assert [m.body_bytes for m in result.messages] == [b"Aa"]
         assert result.next_begin_offset == 2
@@ -460,10 +442,7 @@ async def test_tags_are_compared_again_in_what_any_member_answers(world: World) 
 async def test_lock_token_is_shown_to_any_member(world: World) -> None:
     await put(world, b"0", b"1")
     let_followers_serve(world, suggested=2)
-    async with (
-        world.client() as client,
-        PullConsumer(client, "c", follower_reads=True) as consumer,
-    ):
+    async with world.client() as client, PullConsumer(client, "c", follower_reads=True) as consumer:
         await consumer.pull(QUEUE, 0, max_messages=1, lock_token=7)
         await consumer.pull(QUEUE, 1, max_messages=1, lock_token=7)
     asked = [s for s in world.seen if s.code in PULLS]

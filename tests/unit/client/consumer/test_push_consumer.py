@@ -53,9 +53,7 @@ async def test_push_consumer_gets_and_commits_earlier_and_later_sends(
     assert not any(broker.consumers["c"] for broker in world.groups["g"].brokers)
 
 
-async def test_push_consumers_share_queues_and_take_over_at_once(
-    world: World,
-) -> None:
+async def test_push_consumers_share_queues_and_take_over_at_once(world: World) -> None:
     first, second = Heard(), Heard()
     async with (
         world.client() as one,
@@ -282,9 +280,7 @@ async def test_suspended_consumer_keeps_its_queues_and_gets_nothing(
         assert sorted(heard.bodies) == bodies
 
 
-async def test_broadcasting_gives_all_to_each_and_drops_failures(
-    world: World,
-) -> None:
+async def test_broadcasting_gives_all_to_each_and_drops_failures(world: World) -> None:
     heard = [Heard(), Heard()]
     heard[0].answer = lambda *_: ConsumeStatus.RECONSUME_LATER
     config = PushConfig(message_model=MessageModel.BROADCASTING, consume_from=FROM_FIRST)
@@ -370,9 +366,7 @@ async def test_a_refused_pull_is_tried_again_after_a_while(
         assert heard.at[0] - refused[0] == pytest.approx(6, abs=0.2)
 
 
-async def test_group_is_once_in_an_instance_that_must_be_open(
-    world: World,
-) -> None:
+async def test_group_is_once_in_an_instance_that_must_be_open(world: World) -> None:
     client = world.client()
     consumer = PushConsumer(client, "c", Heard(), {"T": "*"})
     with pytest.raises(ClientClosedError):

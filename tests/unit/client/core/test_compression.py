@@ -114,10 +114,7 @@ def zstd_bomb_without_its_size(size: int) -> bytes:
 
 BOMBS: dict[str, tuple[Callable[[int], bytes], int]] = {
     "lz4": (lambda size: lz4.frame.compress(bytes(size)), 0x101),
-    "zstd with its size": (
-        lambda size: zstandard.ZstdCompressor().compress(bytes(size)),
-        0x201,
-    ),
+    "zstd with its size": (lambda size: zstandard.ZstdCompressor().compress(bytes(size)), 0x201),
     "zstd that does not": (zstd_bomb_without_its_size, 0x201),
     "zlib": (lambda size: zlib.compress(bytes(size), 1), 0x301),
 }

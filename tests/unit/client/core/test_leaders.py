@@ -36,9 +36,7 @@ async def producer_of_a_group() -> AsyncGenerator[tuple[Group, Producer]]:
         yield world.groups["g"], producer
 
 
-async def test_search_for_a_leader_slows_to_once_a_second(
-    autojump_clock: MockClock,
-) -> None:
+async def test_search_for_a_leader_slows_to_once_a_second(autojump_clock: MockClock) -> None:
     """Its name was news at each search, so one followed the other without a pause."""
     async with producer_of_a_group() as (group, producer):
         await group.brokers[0].kill()
@@ -66,9 +64,7 @@ class FewRequests(list[Seen]):
         assert len(self) <= self._most, f"after {trio.current_time()} s"
 
 
-async def test_client_pauses_between_two_that_name_a_dead_leader(
-    autojump_clock: MockClock,
-) -> None:
+async def test_client_pauses_between_two_that_name_a_dead_leader(autojump_clock: MockClock) -> None:
     """The route names a former leader, which names the dead one, which the members name, too."""
     async with producer_of_a_group() as (group, producer):
         former, dead, _ = group.brokers

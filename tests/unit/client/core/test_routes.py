@@ -50,9 +50,7 @@ def test_a_client_without_name_servers_is_a_configuration_error() -> None:
         )
 
 
-async def test_a_client_keeps_to_one_name_server_until_it_fails(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_client_keeps_to_one_name_server_until_it_fails(autojump_clock: MockClock) -> None:
     async with open_world(name_servers=3) as world, world.client() as client:
         for _ in range(5):
             await client.routes.refresh("T")
@@ -118,9 +116,7 @@ async def test_an_address_server_that_errs_changes_nothing(autojump_clock: MockC
     assert len(asked) == 2
 
 
-async def test_a_name_server_that_is_none_gives_way_to_the_next(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_name_server_that_is_none_gives_way_to_the_next(autojump_clock: MockClock) -> None:
     async with open_world() as world:
         config = ClientConfig(name_servers=("nonsense", world.name_servers[0].address))
         for seed in range(4):
@@ -155,9 +151,7 @@ def test_an_address_server_must_be_plain_http() -> None:
         )
 
 
-async def test_route_of_a_topic_that_is_never_made_is_forgotten(
-    autojump_clock: MockClock,
-) -> None:
+async def test_route_of_a_topic_that_is_never_made_is_forgotten(autojump_clock: MockClock) -> None:
     async with open_world() as world, world.client() as client:
         routes = client.routes
         lasting = await routes.publish("Lasting")

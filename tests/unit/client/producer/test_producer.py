@@ -7,10 +7,7 @@ import trio
 import trio.testing
 
 from dledger.client.core.client_instance import ClientInstance
-from dledger.client.core.errors import (
-    ClientClosedError,
-    MessageIllegalError,
-)
+from dledger.client.core.errors import ClientClosedError, MessageIllegalError
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import CompressionType, MessageExt, SendStatus, decompress
 from dledger.client.core.route import MessageQueue
@@ -34,11 +31,7 @@ async def test_send_returns_where_the_message_is() -> None:
         stored = decode_record(group.queue("T", result.message_queue.queue_id)[result.queue_offset])
     assert result.status is SendStatus.SEND_OK
     assert stored.body == b"hello"
-    assert stored.property_map == {
-        "UNIQ_KEY": result.message_id,
-        "TAGS": "A",
-        "KEYS": "k1 k2",
-    }
+    assert stored.property_map == {"UNIQ_KEY": result.message_id, "TAGS": "A", "KEYS": "k1 k2"}
     assert len(result.message_id) == 32
     assert result.offset_message_id == "0A000001" + "00002A9F" + "0" * 16
 

@@ -7,11 +7,7 @@ import trio
 import trio.testing
 
 from dledger.client.core.client_instance import ClientInstance
-from dledger.client.core.errors import (
-    BrokerBusyError,
-    BrokerUnreachableError,
-    UnknownOutcomeError,
-)
+from dledger.client.core.errors import BrokerBusyError, BrokerUnreachableError, UnknownOutcomeError
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.config import ProducerConfig

@@ -16,13 +16,7 @@ from dledger.client.core.errors import (
 from dledger.client.core.message import Message
 from dledger.client.core.retry import Failure, FailureKind
 from dledger.client.core.route import MessageQueue
-from dledger.client.producer.state import (
-    Next,
-    SendSlot,
-    Standing,
-    error_of,
-    next_of,
-)
+from dledger.client.producer.state import Next, SendSlot, Standing, error_of, next_of
 
 FORGOTTEN = Failure(FailureKind.UNKNOWN, 1, is_forgotten=True)
 

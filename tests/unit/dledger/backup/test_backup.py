@@ -22,11 +22,7 @@ from dledger.backup.verify import verify
 from dledger.commitlog.derive import derive
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.entry import parse_header
-from dledger.commitlog.errors import (
-    CorruptStoreError,
-    DiskFullError,
-    ForeignStoreError,
-)
+from dledger.commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
 from dledger.commitlog.seams import DiskFile
 from dledger.commitlog.store_paths import StorePaths
 from dledger.maintenance import members_of

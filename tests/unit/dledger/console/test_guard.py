@@ -16,13 +16,7 @@ from dledger.client.core.client_instance import ClientConfig
 from dledger.commitlog.errors import ConfigError, MQError
 from dledger.console.command import check_binding
 from dledger.console.console import ConsoleSettings, Form
-from dledger.console.guard import (
-    FORM_BYTES_MAX,
-    SESSION_MS,
-    SESSIONS_MAX,
-    Sessions,
-    foreign_origin,
-)
+from dledger.console.guard import FORM_BYTES_MAX, SESSION_MS, SESSIONS_MAX, Sessions, foreign_origin
 from dledger.jepsen_like.seeded_rng import rng_stream
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import response_to

@@ -53,10 +53,7 @@ def leader() -> Leader:
 def access(broker: Broker, leader: Leader) -> Broker:
     """The processors of a broker with those for accounts, as the daemon registers them."""
     processor = AccessProcessor(
-        broker.group,
-        broker.settings,
-        is_in_file=lambda name: name == IN_FILE,
-        invoke=leader,
+        broker.group, broker.settings, is_in_file=lambda name: name == IN_FILE, invoke=leader
     )
     broker.processors.handlers |= handlers_of([processor], LIMITERS, broker.group)
     return broker
@@ -151,15 +148,7 @@ def test_policies_are_put_shown_and_deleted(access: Broker) -> None:
     shown = access.call(CODE.AUTH_GET_ACL, {"subject": f"User:{NAME}"})
     assert json.loads(bytes(shown.body)) == {
         "subject": f"User:{NAME}",
-        "policies": [
-            {
-                "policyType": "Custom",
-                "entries": [
-                    {**ORDERS, "sourceIps": []},
-                    source,
-                ],
-            }
-        ],
+        "policies": [{"policyType": "Custom", "entries": [{**ORDERS, "sourceIps": []}, source]}],
     }
     listed = access.call(CODE.AUTH_LIST_ACL, {"subjectFilter": "order", "resourceFilter": "Group"})
     ((policy,),) = [acl["policies"] for acl in json.loads(bytes(listed.body))]

@@ -146,12 +146,7 @@ def test_a_change_in_flight_is_seen_by_the_next(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        {"groupName": "a/b"},
-        {"groupName": ""},
-        {"groupName": "g", "retryQueueNums": 65_537},
-    ],
+    "body", [{"groupName": "a/b"}, {"groupName": ""}, {"groupName": "g", "retryQueueNums": 65_537}]
 )
 def test_what_cannot_be_is_refused(broker: Broker, body: dict[str, Any]) -> None:
     code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
@@ -179,12 +174,7 @@ def filled(broker: Broker) -> Broker:
     for _ in range(4):
         broker.group.put("T", 0, b"x")
         broker.clock.now_s += 10
-    offsets = (
-        ("g", "T", 0, 2),
-        ("g", "U", 0, 0),
-        ("h", "T", 0, 4),
-        ("h", "T", 1, 0),
-    )
+    offsets = (("g", "T", 0, 2), ("g", "U", 0, 0), ("h", "T", 0, 4), ("h", "T", 1, 0))
     broker.group.propose(state_batch(ConsumerOffsetsChange(offsets)), lambda _: None)
     broker.group.settle()
     return broker

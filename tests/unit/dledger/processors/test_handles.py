@@ -8,15 +8,7 @@ import pytest
 
 from dledger.broker_errors import NotLeaderError
 from dledger.commitlog.errors import ConfigError
-from dledger.processors.handles import (
-    SUB,
-    Limit,
-    declared,
-    handlers_of,
-    handles,
-    message_at,
-    needs,
-)
+from dledger.processors.handles import SUB, Limit, declared, handlers_of, handles, message_at, needs
 from dledger.processors.wiring import PROCESSORS
 from dledger.remoting.access.accounts import ADMIN, SIGNED
 from dledger.remoting.connection import Connection

@@ -26,10 +26,7 @@ from dledger.remoting.processor import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, ProducerStamp
-from dledger.state.producer_sessions import (
-    SESSION_IDLE_MAX_MS,
-    StoredSend,
-)
+from dledger.state.producer_sessions import SESSION_IDLE_MAX_MS, StoredSend
 from dledger.state.state_record import (
     ProducerOpenedChange,
     ProducerSendChange,
@@ -338,10 +335,7 @@ def test_unknown_earlier_answer_is_reported(
 
 @pytest.mark.parametrize(
     ("stamp", "code", "outcome", "reason"),
-    [
-        ((0, 1, 0), 2, "not_stored", "sequence_gap"),
-        ((1, 0, 0), 1, "unknown", "producer_unknown"),
-    ],
+    [((0, 1, 0), 2, "not_stored", "sequence_gap"), ((1, 0, 0), 1, "unknown", "producer_unknown")],
 )
 def test_bad_stamp_is_answered_with_its_outcome(
     broker: Broker, epoch: int, stamp: tuple[int, int, int], code: int, outcome: str, reason: str
@@ -353,8 +347,7 @@ def test_bad_stamp_is_answered_with_its_outcome(
 
 
 @pytest.mark.parametrize(
-    "stamp",
-    [[ID, 1, 0], [b"short", 1, 0, 0], [ID, 0, 0, 0], [ID, 1, 0, 1], [ID, 1, "0", 0], "x"],
+    "stamp", [[ID, 1, 0], [b"short", 1, 0, 0], [ID, 0, 0, 0], [ID, 1, 0, 1], [ID, 1, "0", 0], "x"]
 )
 def test_what_is_no_stamp_is_refused(broker: Broker, epoch: int, stamp: Any) -> None:
     answer = send(broker, stamp, [["T", 0, 1]], [rec()])

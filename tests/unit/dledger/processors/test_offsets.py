@@ -212,15 +212,7 @@ def test_earliest_store_time_is_answered(filled: Broker) -> None:
 
 @pytest.mark.parametrize(
     ("after_ms", "lower", "upper"),
-    [
-        (-1, 0, 0),
-        (0, 0, 1),
-        (1, 2, 1),
-        (1000, 2, 3),
-        (4999, 10, 9),
-        (5000, 10, 11),
-        (5001, 12, 11),
-    ],
+    [(-1, 0, 0), (0, 0, 1), (1, 2, 1), (1000, 2, 3), (4999, 10, 9), (5000, 10, 11), (5001, 12, 11)],
 )
 def test_offsets_are_found_by_store_time(
     filled: Broker, after_ms: int, lower: int, upper: int
@@ -463,9 +455,7 @@ def test_one_topic_may_be_named(cloned: Broker) -> None:
     assert (offset(cloned, "T", 0), offset(cloned, "U", 0)) == (None, 5)
 
 
-def test_clone_skips_topics_no_longer_read(
-    cloned: Broker,
-) -> None:
+def test_clone_skips_topics_no_longer_read(cloned: Broker) -> None:
     data = ConsumerData("from", subscription_data_set=[SubscriptionData(topic="T")])
     body = HeartbeatData(client_id="c", consumer_data_set=[data]).encode()
     assert cloned.call(RequestCode.HEART_BEAT, {}, body).code == 0

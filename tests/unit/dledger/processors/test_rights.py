@@ -212,12 +212,7 @@ WITH_RIGHTS: dict[RequestCode, tuple[dict[str, Any], object, list[Right]]] = {
     CODE.BATCH_ACK_MESSAGE: (
         {},
         {"acks": [{"c": "g", "t": "T"}, {"c": "g", "t": "SCHEDULE_TOPIC_XXXX"}]},
-        [
-            topic("T", SUB),
-            group("g"),
-            topic("SCHEDULE_TOPIC_XXXX", SUB, by_line=True),
-            group("g"),
-        ],
+        [topic("T", SUB), group("g"), topic("SCHEDULE_TOPIC_XXXX", SUB, by_line=True), group("g")],
     ),
     CODE.QUERY_ASSIGNMENT: (
         {},

@@ -26,12 +26,7 @@ def rec(topic: str = "T", queue_id: int = 0, body: bytes = b"hello", **more: Any
     return encode_record(topic=topic, queue_id=queue_id, body=body, properties=properties, **more)
 
 
-def send(
-    broker: Broker,
-    runs: Any,
-    records: list[bytes],
-    **ext: Any,
-) -> RemotingCommand:
+def send(broker: Broker, runs: Any, records: list[bytes], **ext: Any) -> RemotingCommand:
     body = struct.pack(f">{len(records)}I", *map(len, records)) + b"".join(records)
     return broker.call(RECORDS, {"group": "p", "runs": runs, "timeout_ms": 3000, **ext}, body)
 

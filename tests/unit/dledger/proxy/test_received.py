@@ -18,10 +18,7 @@ from dledger.proxy.server import _Handlers
 from dledger.proxy.service import MessagingService
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
-from dledger.remoting.protocol.pop_requests import (
-    PopMessageResponseHeader,
-    encode_offsets,
-)
+from dledger.remoting.protocol.pop_requests import PopMessageResponseHeader, encode_offsets
 from dledger.testing.doubles import ManualClock
 from tests.unit.client.fake_cluster import World
 from tests.unit.dledger.proxy.grpc_doubles import Carrier, Context, OneReceive

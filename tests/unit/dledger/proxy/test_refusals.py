@@ -17,12 +17,7 @@ from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import duration
 from dledger.proxy.server import _status
-from dledger.proxy.service import (
-    ADDRESSES_MAX,
-    EXPIRE_PERIOD_S,
-    HOST_CHARS_MAX,
-    MessagingService,
-)
+from dledger.proxy.service import ADDRESSES_MAX, EXPIRE_PERIOD_S, HOST_CHARS_MAX, MessagingService
 from dledger.proxy.status import status_of
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to

@@ -176,12 +176,7 @@ def receives_of(broker: PopBroker) -> Receives:
 
 async def handles(broker: PopBroker, count: int) -> list[str]:
     found = await PopCalls(broker.instance, "g").pop(
-        "T",
-        "b",
-        SubscriptionExpression.by_tag("*"),
-        max_messages=count,
-        invisible_s=60,
-        hold_s=1,
+        "T", "b", SubscriptionExpression.by_tag("*"), max_messages=count, invisible_s=60, hold_s=1
     )
     return [message.receipt.encode() for message in found]
 

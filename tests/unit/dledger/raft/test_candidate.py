@@ -9,10 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger.raft.candidate import (
-    Candidate,
-    ElectionTimer,
-)
+from dledger.raft.candidate import Candidate, ElectionTimer
 
 
 @given(st.integers(0, 2**32))

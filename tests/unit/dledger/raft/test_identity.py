@@ -231,9 +231,7 @@ async def test_a_member_without_a_secret_draws_no_nonce(groups: Groups) -> None:
     assert "nonce" not in found[0].fields[0]
 
 
-async def test_member_proves_itself_and_asks_back(
-    groups: Groups,
-) -> None:
+async def test_member_proves_itself_and_asks_back(groups: Groups) -> None:
     """A stranger at the address of n1 gives a nonce and cannot go on."""
     groups.secrets = {name: GroupSecret(SECRET) for name in groups.names}
     listener = await groups.network_of("n1").listen("127.0.0.1", 40912)
@@ -266,9 +264,7 @@ async def test_the_proof_for_one_member_does_not_open_another(groups: Groups) ->
     assert node.peers["n1"].hello is None
 
 
-async def test_group_identity_survives_leaders_and_restarts(
-    tmp_path: Path,
-) -> None:
+async def test_group_identity_survives_leaders_and_restarts(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         identity = leader.group.group_identity
@@ -313,9 +309,7 @@ async def test_a_replica_that_goes_on_alone_is_another_group(tmp_path: Path) -> 
         assert after not in ("", before)
 
 
-async def test_members_of_a_secret_have_one_proof(
-    tmp_path: Path,
-) -> None:
+async def test_members_of_a_secret_have_one_proof(tmp_path: Path) -> None:
     proofs = set()
     for secret in (b"a secret of sixteen bytes", b"another of sixteen bytes", None):
         async with running_groups(tmp_path / str(secret), size=1) as groups:

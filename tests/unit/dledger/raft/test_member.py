@@ -95,9 +95,7 @@ def test_an_error_of_the_disk_under_an_append_stops_the_node(
         cluster.run()
 
 
-def test_follower_answers_while_its_log_grows(
-    tmp_path: Path,
-) -> None:
+def test_follower_answers_while_its_log_grows(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     cluster.heartbeat("n0")
@@ -133,9 +131,7 @@ def test_a_late_lower_acknowledgement_takes_nothing_back(tmp_path: Path) -> None
     assert leader.commit_index == last
 
 
-def test_leader_publishes_no_commit_on_an_unflushed_copy(
-    tmp_path: Path,
-) -> None:
+def test_leader_publishes_no_commit_on_an_unflushed_copy(tmp_path: Path) -> None:
     """The followers would apply what is on one disk only."""
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
@@ -251,9 +247,7 @@ def test_refilled_member_votes_without_new_writes(tmp_path: Path) -> None:
     assert not member.node.eligibility.damaged
 
 
-def test_leader_is_certain_after_its_own_commit(
-    tmp_path: Path,
-) -> None:
+def test_leader_is_certain_after_its_own_commit(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     for name in cluster.names:
         cluster.node(name).eligibility.doubtful = True
@@ -268,9 +262,7 @@ def test_leader_is_certain_after_its_own_commit(
     ]
 
 
-def test_acks_before_a_loss_count_no_more(
-    tmp_path: Path,
-) -> None:
+def test_acks_before_a_loss_count_no_more(tmp_path: Path) -> None:
     """Five voters: with the lost copy counted, two copies would pass for three."""
     cluster = Cluster(tmp_path, 5)
     leader = cluster.elect("n0")

@@ -49,9 +49,7 @@ def answer(name: str, members: dict[str, str], *, inc: str = "", index: int = 30
     )
 
 
-def test_roster_accepts_successors_with_a_majority(
-    roster: Roster,
-) -> None:
+def test_roster_accepts_successors_with_a_majority(roster: Roster) -> None:
     roster.found(answer("n0", NEW))
     assert not roster.is_member(("n0", "b0"))
     roster.found(answer("n1", NEW))
@@ -80,9 +78,7 @@ def test_roster_refuses_successors_of_an_older_list(roster: Roster) -> None:
     assert not roster.is_member(("n0", "b0"))
 
 
-def test_roster_forgets_an_address_that_changed(
-    roster: Roster,
-) -> None:
+def test_roster_forgets_an_address_that_changed(roster: Roster) -> None:
     for name in ("n0", "n1"):
         roster.found(answer(name, NEW))
     roster.found(answer("n1", {}, inc="c1"))
@@ -94,9 +90,7 @@ def call(name: str, incarnation: str) -> Hello:
     return answer(name, {}, inc=incarnation)
 
 
-def test_roster_answers_a_caller_that_knows_it(
-    roster: Roster,
-) -> None:
+def test_roster_answers_a_caller_that_knows_it(roster: Roster) -> None:
     unknown = ("n0", "b0")
     assert not roster.is_answered(unknown)
     assert not roster.is_answered(unknown, ("a0", "another"))
@@ -105,9 +99,7 @@ def test_roster_answers_a_caller_that_knows_it(
     assert not roster.is_answered(("evil", "b0"), ("a2",))
 
 
-def test_roster_keeps_newest_refused_incarnations(
-    roster: Roster,
-) -> None:
+def test_roster_keeps_newest_refused_incarnations(roster: Roster) -> None:
     assert roster.shown_by("n0") == ()
     for number in range(12):
         roster.note_shown(call("n0", f"b{number}"))

@@ -8,12 +8,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.raft.wire import CERTAIN, Kind
-from tests.unit.dledger.raft.paper_group import (
-    frame,
-    group,
-    isolate,
-    posted,
-)
+from tests.unit.dledger.raft.paper_group import frame, group, isolate, posted
 
 # -- thesis §9.6 pre-vote ------------------------------------------------------------------
 

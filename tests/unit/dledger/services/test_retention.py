@@ -155,9 +155,7 @@ async def test_a_filling_disk_lets_what_has_expired_go_at_any_hour(
     assert (await kept.service.check() is not None) == goes
 
 
-async def test_full_disk_takes_nothing_unexpired(
-    clock: ManualClock,
-) -> None:
+async def test_full_disk_takes_nothing_unexpired(clock: ManualClock) -> None:
     store = load_config().store
     kept = Kept(clock, used=0.99)
     kept.settle(
@@ -171,9 +169,7 @@ async def test_full_disk_takes_nothing_unexpired(
     assert kept.group.changes == []
 
 
-async def test_force_removes_segment_by_segment(
-    clock: ManualClock,
-) -> None:
+async def test_force_removes_segment_by_segment(clock: ManualClock) -> None:
     kept = Kept(clock, used=0.9)
     kept.settle(clean_file_forcibly_enable=True)
     kept.service.asked_by["forced"] = "ops at 10.0.0.9"
@@ -237,11 +233,7 @@ def entitlement_error(floor: Anchor, reason: FloorReason | None) -> str | None:
     [
         ("age", 2, {"delete_when": tuple(range(24))}),
         ("size", 0, {"keep_bytes": 150}),
-        (
-            "forced",
-            0,
-            {"clean_file_forcibly_enable": True, "disk_space_clean_forcibly_ratio": 40},
-        ),
+        ("forced", 0, {"clean_file_forcibly_enable": True, "disk_space_clean_forcibly_ratio": 40}),
     ],
 )
 async def test_the_record_holds_what_a_judge_of_the_move_needs(

@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.commitlog.errors import InvariantBroken
-from dledger.state.producer_sessions import (
-    SESSION_IDLE_MAX_MS,
-    ProducerSessions,
-    StoredSend,
-)
+from dledger.state.producer_sessions import SESSION_IDLE_MAX_MS, ProducerSessions, StoredSend
 from tests.harness.present import present
 
 A, B, C = b"A" * 16, b"B" * 16, b"C" * 16

@@ -17,14 +17,7 @@ from dledger.commitlog.errors import CorruptStoreError
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import raise_min_offsets
 from dledger.state.image import Image, cut_everything, snapshot, take_cut
-from dledger.state.pop import (
-    HAS_ROW,
-    PopChange,
-    PopGrant,
-    PopMark,
-    PopRowCopy,
-    RequestMode,
-)
+from dledger.state.pop import HAS_ROW, PopChange, PopGrant, PopMark, PopRowCopy, RequestMode
 from dledger.state.queue_lock import LockGrant, LockRelease, QueueLocksChange
 from dledger.state.snapshot import framed, load
 from dledger.state.state_record import (

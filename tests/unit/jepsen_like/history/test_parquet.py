@@ -156,9 +156,7 @@ def test_torn_last_record_is_no_damage(tmp_path: Path) -> None:
     assert sound(counts)
 
 
-def test_rest_after_foreign_bytes_is_one_bad_record(
-    tmp_path: Path,
-) -> None:
+def test_rest_after_foreign_bytes_is_one_bad_record(tmp_path: Path) -> None:
     before = encode_row(operation(1))
     junk = b"\xfc\xfd" + encode_row(operation(2)) * 1000
     counts = parquet.ingest(run_of(tmp_path, before + junk))
@@ -169,9 +167,7 @@ def test_rest_after_foreign_bytes_is_one_bad_record(
     assert sound(counts)
 
 
-def test_rows_are_sorted_and_strings_are_dictionaries(
-    tmp_path: Path,
-) -> None:
+def test_rows_are_sorted_and_strings_are_dictionaries(tmp_path: Path) -> None:
     history = clean_history(4)
     parquet.ingest(run_of(tmp_path, encode_history(history)))
     table = pq.read_table(tmp_path / "parquet" / "ops.parquet")

@@ -142,10 +142,7 @@ raw_entries = st.tuples(
     st.one_of(
         st.just("*"),
         st.builds(
-            "{}:{}{}".format,
-            st.sampled_from(["Topic", "Group"]),
-            names,
-            st.sampled_from(["", "*"]),
+            "{}:{}{}".format, st.sampled_from(["Topic", "Group"]), names, st.sampled_from(["", "*"])
         ),
         st.sampled_from(["Topic:*", "Group:*"]),
     ),
