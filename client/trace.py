@@ -298,8 +298,7 @@ class TraceDispatcher(ManagedScope):
     def __init__(self, producer: TraceSender, clock: Clock, topic: str = TRACE_TOPIC) -> None:
         """Prepare.
 
-        Args:
-            producer: Not yet open, and without hooks: it is opened and closed with this.
+        *producer*: not yet open, and without hooks: it is opened and closed with this.
         """
         self.topic = topic
         self.counters = TraceCounters()

@@ -22,9 +22,8 @@ Received = tuple[MessageQueue, ReceiptHandle]
 class AckRequest(NamedTuple):
     """What one request acknowledges.
 
-    Attributes:
-        places: Which of all receipts each message is, in the order in which a broker counts them:
-            item by item, in each the lowest offset first.
+    *places*: which of all receipts each message is, in the order in which a broker counts them:
+    item by item, in each the lowest offset first.
     """
 
     items: list[BatchAck]

@@ -99,8 +99,7 @@ class SendBack:
     async def send_back(self, message: DeliveredMessage, delay_level: int) -> None:
         """Ask the broker to store *message* for another try; send it oneself when that fails.
 
-        Raises:
-            ClientError: Neither worked; the message may be stored, and is still the consumer's.
+        Raises ClientError: neither worked; the message may be stored, and is still the consumer's.
         """
         try:
             await self._ask(message, delay_level)
@@ -140,8 +139,7 @@ class SendBack:
 
         A broker puts one that was tried too often into the dead letters.
 
-        Raises:
-            ClientError: It is not known to be stored.
+        Raises ClientError: it is not known to be stored.
         """
         record = message.record
         times = message.reconsume_times
@@ -214,9 +212,8 @@ class _Running:
 class ConcurrentConsumption:
     """The workers of one consumer.
 
-    Attributes:
-        counts: Messages by what became of them: ``consumed``, ``failed``, ``expired``,
-            ``kept`` (could not be sent back), ``dropped`` (broadcasting).
+    *counts*: messages by what became of them: ``consumed``, ``failed``, ``expired``, ``kept``
+    (could not be sent back), ``dropped`` (broadcasting).
     """
 
     def __init__(
@@ -340,9 +337,8 @@ class ConcurrentConsumption:
 class OrderlyConsumption:
     """Consumes queues in order.
 
-    Attributes:
-        counts: Messages ``consumed``, tries that ``failed``, messages ``given_up`` (to the retry
-            topic), ``dropped`` (broadcasting), and locks ``lost`` while a queue was consumed.
+    *counts*: messages ``consumed``, tries that ``failed``, messages ``given_up`` (to the retry
+    topic), ``dropped`` (broadcasting), and locks ``lost`` while a queue was consumed.
     """
 
     def __init__(
@@ -356,8 +352,7 @@ class OrderlyConsumption:
     ) -> None:
         """Prepare.
 
-        Args:
-            locks: None: no other consumer has the queues, as in broadcasting.
+        *locks*: None: no other consumer has the queues, as in broadcasting.
         """
         self._listener = listener
         self._locks = locks

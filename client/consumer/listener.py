@@ -219,8 +219,7 @@ class ListenerCall:
     ) -> ConsumeStatus:
         """Call it and return its status.
 
-        Raises:
-            Exception: Whatever it raises.
+        Raises Exception: whatever it raises.
         """
         meter = self._meter
         if meter is None:

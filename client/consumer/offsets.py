@@ -126,8 +126,7 @@ class OffsetStore(Protocol):
     async def load(self, queue: MessageQueue) -> int | None:
         """Return what was stored, or None when nothing ever was.
 
-        Raises:
-            ClientError: No broker answers; that is not the same as no offset.
+        Raises ClientError: no broker answers; that is not the same as no offset.
         """
 
     async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
@@ -162,8 +161,7 @@ class BrokerOffsets:
 
         A queue that is young and whole begins at 0 without a commit of it, as in RocketMQ.
 
-        Raises:
-            ClientError: See `OffsetStore`.
+        Raises ClientError: see `OffsetStore`.
         """
         header = QueryConsumerOffsetHeader(self._group, queue.topic, queue.queue_id)
         answer = await self._instance.ask_leader(
@@ -241,8 +239,7 @@ class LocalOffsets:
     async def load(self, queue: MessageQueue) -> int | None:
         """See `OffsetStore`.
 
-        Raises:
-            ConfigError: The file is none of offsets; it is left as it is.
+        Raises ConfigError: the file is none of offsets; it is left as it is.
         """
         async with self._lock:
             return (await self._known()).get(queue)
@@ -250,8 +247,7 @@ class LocalOffsets:
     async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
         """See `OffsetStore`. Durable when it returns.
 
-        Raises:
-            MQError, OSError: The disk refused; the file is as it was.
+        Raises MQError, OSError: the disk refused; the file is as it was.
         """
         async with self._lock:
             known = {**await self._known(), **offsets}

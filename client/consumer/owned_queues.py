@@ -347,8 +347,7 @@ class OwnedQueues:
 class Batch:
     """Messages of one queue that are in hand together.
 
-    Attributes:
-        source: Where they were taken from; the queue may have begun again since.
+    *source*: where they were taken from; the queue may have begun again since.
     """
 
     __slots__ = ("messages", "owned", "source")

@@ -243,8 +243,7 @@ class PopCalls:
         One request does for all of them, where the broker names those that are stale in its answer;
         to another broker each goes by itself.
 
-        Raises:
-            RequestTimedOutError, RequestFailedError: As `ack`, for all of them.
+        Raises RequestTimedOutError, RequestFailedError: as `ack`, for all of them.
         """
         if len(receipts) == 1:
             return await self._ack_singly(receipts, [0], timeout_s)
@@ -319,8 +318,7 @@ class PopCalls:
     ) -> ReceiptHandle:
         """Keep a message for *invisible_s* from now on; return its receipt from then on.
 
-        Raises:
-            ReceiptStaleError, RequestTimedOutError, RequestFailedError: As `ack`.
+        Raises ReceiptStaleError, RequestTimedOutError, RequestFailedError: as `ack`.
         """
         header = ChangeInvisibleTimeHeader(
             self._group, queue.topic, queue.queue_id, old.encode(), old.offset, _ms(invisible_s)
@@ -370,8 +368,7 @@ class PopCalls:
     ) -> tuple[RemotingCommand, int]:
         """Return the answer, and how often was asked for it.
 
-        Raises:
-            _NamesNoneError: It does not.
+        Raises _NamesNoneError: it does not.
         """
         attempts = 0
 
@@ -469,8 +466,7 @@ def _successful(answer: RemotingCommand, attempts: int = 1) -> RemotingCommand:
 def _messages(answer: RemotingCommand, topic: str, broker_name: str) -> list[ReceivedMessage]:
     """Return the messages of an answer, each with its receipt.
 
-    Raises:
-        DamagedAnswerError: They cannot be what was stored.
+    Raises DamagedAnswerError: they cannot be what was stored.
     """
     view = memoryview(answer.body)
     messages: list[ReceivedMessage] = []

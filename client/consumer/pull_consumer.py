@@ -416,8 +416,7 @@ class PullConsumer(ManagedScope):
 def offset_in(answer: RemotingCommand, queue: MessageQueue) -> int:
     """Return the offset of *queue* that a broker has answered.
 
-    Raises:
-        RequestFailedError: There is none in *answer*.
+    Raises RequestFailedError: there is none in *answer*.
     """
     try:
         return OffsetResponseHeader.decode(answer.ext).offset

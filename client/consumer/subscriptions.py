@@ -120,8 +120,7 @@ class Subscriptions:
     def put(self, topic: str, expression: str | SubscriptionExpression = SUB_ALL) -> None:
         """Want *expression* of *topic* from now on.
 
-        Raises:
-            SubscriptionIllegalError: A text that is no expression over tags.
+        Raises SubscriptionIllegalError: a text that is no expression over tags.
         """
         if isinstance(expression, str):
             expression = SubscriptionExpression.by_tag(expression)

@@ -99,8 +99,7 @@ class CheckBacks:
     def add(self, group: str, on_question: OnQuestion) -> None:
         """Let *on_question* have the questions for *group*; it must neither block nor raise.
 
-        Raises:
-            ConfigError: A producer of this client answers for the group already.
+        Raises ConfigError: a producer of this client answers for the group already.
         """
         if group in self._groups:
             raise ConfigError(f"this client instance has a transaction producer of {group} already")
@@ -174,8 +173,7 @@ class ConsumerCalls:
     def add(self, group: str, consumer: CalledConsumer) -> None:
         """Let *consumer* answer for *group*.
 
-        Raises:
-            ConfigError: A consumer of this client answers for the group already.
+        Raises ConfigError: a consumer of this client answers for the group already.
         """
         if group in self._consumers:
             raise ConfigError(f"consumer group {group} is in use in this client instance")
@@ -280,8 +278,7 @@ class OpenRequest:
 class OpenRequests:
     """The requests of one client.
 
-    Attributes:
-        in_use: A request was made: from then on all brokers are to know this client.
+    *in_use*: a request was made: from then on all brokers are to know this client.
     """
 
     def __init__(self, server_requests: ProcessorTable, clock: Clock, rng: Rng) -> None:
@@ -303,8 +300,7 @@ class OpenRequests:
     def opened(self) -> Iterator[OpenRequest]:
         """Wait for a reply inside the block.
 
-        Raises:
-            BackpressureError: `OPEN_REQUESTS_MAX` wait already.
+        Raises BackpressureError: `OPEN_REQUESTS_MAX` wait already.
         """
         if len(self._open) >= OPEN_REQUESTS_MAX:
             raise BackpressureError(f"{len(self._open)} requests wait for their replies")

@@ -87,8 +87,7 @@ class Heartbeats:
     def add_consumer(self, group: str) -> None:
         """Announce a consumer group that pulls by itself.
 
-        Raises:
-            ConfigError: This instance has the group already.
+        Raises ConfigError: this instance has the group already.
         """
         self._refuse_second(group)
         self._consumers[group] = ConsumerData(

@@ -130,8 +130,7 @@ class GroupIdentities:
     def refusal(self, broker_name: str, identity: str) -> str:
         """Return why nothing may be sent to a broker under that name; empty: it may.
 
-        Args:
-            identity: As the broker reports; empty: not reported.
+        *identity*: as the broker reports; empty: not reported.
         """
         known = self._known.get(broker_name)
         if known is None or identity == known.identity:

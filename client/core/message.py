@@ -84,8 +84,7 @@ class Message:
 def check_topic(topic: str) -> None:
     """Refuse a topic no broker takes.
 
-    Raises:
-        MessageIllegalError: Empty, too long, bad characters, or reserved for the brokers.
+    Raises MessageIllegalError: empty, too long, bad characters, or reserved for the brokers.
     """
     limit = MAX_RETRY_TOPIC_CHARS if topic.startswith(("%RETRY%", "%DLQ%")) else MAX_TOPIC_CHARS
     if not topic:
@@ -128,9 +127,8 @@ def check_body(body: Buffer, max_bytes: int = MAX_BODY_BYTES) -> int:
 def encode_message_properties(message: Message, message_id: str) -> bytes:
     """Return the properties of *message* as a record holds them, UNIQ_KEY first.
 
-    Raises:
-        MessageIllegalError: A key or value holds a separator, or a property the SDK sets itself
-            stands in ``properties``.
+    Raises MessageIllegalError: a key or value holds a separator, or a property the SDK sets itself
+    stands in ``properties``.
     """
     if len(message_id) > MAX_ID_CHARS:
         raise MessageIllegalError(f"a message id has at most {MAX_ID_CHARS} characters")

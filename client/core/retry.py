@@ -295,8 +295,7 @@ def failure_from_answer(answer: RemotingCommand, kind: FailureKind) -> Failure:
 def failure_from_error(error: MQError) -> Failure:
     """Return the failure that an error of a call stands for.
 
-    Raises:
-        MQError: *error*, when it is none that a call ends with.
+    Raises MQError: *error*, when it is none that a call ends with.
     """
     match error:
         case BrokerUnreachableError() | ClientClosedError():

@@ -143,8 +143,7 @@ class NameServers:
     async def invoke(self, command: RemotingCommand) -> RemotingCommand:
         """Return the first answer any NameServer gives, whatever its code.
 
-        Raises:
-            NoNameServerError: None answers; the message names each with its reason.
+        Raises NoNameServerError: none answers; the message names each with its reason.
         """
         if not self.list.addresses and self._url is not None:
             async with self._reading:
@@ -167,8 +166,7 @@ class NameServers:
     async def ask_at(self, address: str, command: RemotingCommand) -> RemotingCommand:
         """Ask one certain NameServer and return its answer, whatever its code.
 
-        Raises:
-            NoNameServerError: It does not answer.
+        Raises NoNameServerError: it does not answer.
         """
         try:
             return await self._remoting.invoke(address, command, self._timeout_s)
@@ -215,8 +213,7 @@ def _is_address(text: str) -> bool:
 def split_url(url: str) -> tuple[str, int, str]:
     """Return host, port and path of an http URL.
 
-    Raises:
-        ConfigError: It is none.
+    Raises ConfigError: it is none.
     """
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
@@ -258,8 +255,7 @@ async def _http_get(network: Network, host: str, port: int, path: str) -> str:
 class Routes:
     """The routes of one client: cached, refreshed, and polled while they are in use.
 
-    Attributes:
-        table: Last known routes; kept when NameServers fail.
+    *table*: last known routes; kept when NameServers fail.
     """
 
     def __init__(
@@ -303,8 +299,7 @@ class Routes:
     def name_servers(self) -> NameServers:
         """The NameServers.
 
-        Raises:
-            ClientClosedError: The client is not open.
+        Raises ClientClosedError: the client is not open.
         """
         if self._servers is None:
             raise ClientClosedError("the client is not open; use 'async with'")

@@ -150,8 +150,7 @@ class Attempt:
     def result(self) -> RemotingCommand:
         """Return its answer.
 
-        Raises:
-            RemotingError: The connection has ended, or no answer has come in time.
+        Raises RemotingError: the connection has ended, or no answer has come in time.
         """
         assert self._call is not None
         host, port = self._connection.peer_address

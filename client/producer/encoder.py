@@ -65,8 +65,7 @@ def goes_alone(message: Message) -> bool:
 def budget_s(timeout_s: float | None, default_s: float) -> float:
     """Return how long a call may take, in seconds: *timeout_s*, for None the default. Pure.
 
-    Raises:
-        MessageIllegalError: It is no time above 0; nothing was sent.
+    Raises MessageIllegalError: it is no time above 0; nothing was sent.
     """
     if timeout_s is None:
         return default_s
@@ -117,8 +116,7 @@ class SlotEncoder:
     ) -> SendSlot:
         """Return *message* as one record.
 
-        Raises:
-            MessageIllegalError: It cannot be sent.
+        Raises MessageIllegalError: it cannot be sent.
         """
         if self._properties_hooks:
             message = with_hook_properties(message, self._properties_hooks)
@@ -158,8 +156,7 @@ class SlotEncoder:
     ) -> SendSlot:
         """Return *message* to be written when it is sent, by `request_of`.
 
-        Raises:
-            MessageIllegalError: It cannot be sent.
+        Raises MessageIllegalError: it cannot be sent.
         """
         check_body(message.body, self._config.max_message_bytes)
         if self._properties_hooks:
@@ -180,8 +177,7 @@ class SlotEncoder:
     ) -> SendSlot:
         """Return *messages* as one slot, of records if *as_records*.
 
-        Raises:
-            MessageIllegalError: They break a rule for batches.
+        Raises MessageIllegalError: they break a rule for batches.
         """
         name = messages[0].topic
         if name.startswith(RETRY_PREFIX):
@@ -242,8 +238,7 @@ class SlotEncoder:
     def request_of(self, slot: SendSlot) -> RemotingCommand:
         """Return the request RocketMQ's own clients would send for *slot*.
 
-        Raises:
-            MessageIllegalError: It cannot be written.
+        Raises MessageIllegalError: it cannot be written.
         """
         given = slot.message
         sys_flag = 0

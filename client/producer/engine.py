@@ -54,8 +54,7 @@ class SendEngine:
     ) -> None:
         """Prepare.
 
-        Args:
-            hooks: Called once for each send that is stored or has failed, before its task goes on.
+        *hooks*: called once for each send that is stored or has failed, before its task goes on.
         """
         self.sends = LiveSends(instance.clock, hooks)
         self._instance = instance
@@ -110,8 +109,7 @@ class SendEngine:
     ) -> SendSlot:
         """Put *message* on its way to *queue*, however full *lane* is. Never blocks.
 
-        Raises:
-            MessageIllegalError: It cannot be sent.
+        Raises MessageIllegalError: it cannot be sent.
         """
         is_alone = lane.records is False or goes_alone(message)
         encode = self._encoder.single if is_alone else self._encoder.record

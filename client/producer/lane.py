@@ -278,8 +278,7 @@ def settle_batch(
 def settle_one(slot: SendSlot, code: int, ext: ExtFields) -> list[SendSlot]:
     """Give *slot*, which left alone, its place; return it if it is now STORED.
 
-    Raises:
-        MQError: The answer cannot be read; the outcome is unknown and the slot was not touched.
+    Raises MQError: the answer cannot be read; the outcome is unknown and the slot was not touched.
     """
     header = SendMessageResponseHeader.decode(ext)
     slot.base_offset = header.queue_offset
@@ -351,9 +350,8 @@ class Lane:
     ) -> None:
         """Begin empty.
 
-        Args:
-            open_max: Requests open at a time; more than one only while much is waiting: then
-                encoding, network and disk work at the same time.
+        *open_max*: requests open at a time; more than one only while much is waiting: then
+        encoding, network and disk work at the same time.
         """
         self.broker_name = broker_name
         self.line = line

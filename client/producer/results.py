@@ -149,8 +149,7 @@ def _nth(joined: str, index: int) -> str:
 def result_of_one(slot: SendSlot) -> SendResult:
     """Return where the message of a slot that is settled is stored.
 
-    Raises:
-        ClientError: What became of it instead.
+    Raises ClientError: what became of it instead.
     """
     if slot.state is not SlotState.STORED:
         assert slot.error is not None
@@ -171,8 +170,7 @@ def result_of_one(slot: SendSlot) -> SendResult:
 def result_of(slot: SendSlot) -> SendResult | BatchSendResult:
     """Return where what a settled slot holds is stored, one message or a batch.
 
-    Raises:
-        ClientError: As `result_of_one`.
+    Raises ClientError: as `result_of_one`.
     """
     return result_of_one(slot) if isinstance(slot.message_ids, str) else BatchSendResult(slot)
 

@@ -112,9 +112,8 @@ class ProducerSession:
 class HeldSend:
     """A request under a sequence.
 
-    Attributes:
-        sent: An attempt ended without an answer: it may be stored, or still be on its way. Then
-            the request is repeated as it is and nothing else is done with its messages.
+    *sent*: an attempt ended without an answer: it may be stored, or still be on its way. Then the
+    request is repeated as it is and nothing else is done with its messages.
     """
 
     session: ProducerSession

@@ -183,8 +183,7 @@ NEXT_IF_FORGOTTEN: Final = {
 def next_of(standing: Standing, failure: Failure, *, is_alone: bool) -> Next:
     """Return what follows *failure*.
 
-    Args:
-        is_alone: The request holds one send that stands in no line: there is no order to keep.
+    *is_alone*: the request holds one send that stands in no line: there is no order to keep.
     """
     follows = NEXT_IF_FORGOTTEN[standing] if failure.is_forgotten else NEXT[standing][failure.kind]
     if is_alone and follows in (Next.HOLD, Next.MOVE_OR_HOLD):

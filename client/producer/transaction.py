@@ -101,8 +101,7 @@ class TransactionSendResult:
 def half_of(message: Message, group: str) -> Message:
     """Return *message* as it is sent to wait for the decision of *group*.
 
-    Raises:
-        MessageIllegalError: It asks for a delay.
+    Raises MessageIllegalError: it asks for a delay.
     """
     properties: Mapping[str, str] = message.properties or {}
     if message.delay_level > 0 or not _DELAYS.isdisjoint(properties):
