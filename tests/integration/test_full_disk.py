@@ -128,7 +128,7 @@ async def test_full_disk_refuses_sends_and_serves_reads(
         node = cluster.brokers["n0"]
         assert node.running, node.last_log_lines()
         assert await bodies_at(cluster.namesrv_address, "t") == stored
-        # Started on the full disk it refuses too, whether its newest segment has room or not.
+        # Started on the full disk it refuses too, even where its newest segment has space.
         await cluster.kill("n0")
         fill_rest(tmp_path / "small")
         await cluster.start("n0")
