@@ -200,11 +200,7 @@ class EntryIndex:
         return decode_unit(index, data)
 
     def _read_page(self, file: DiskFile, page: int, at: int) -> bytes | None:
-        """Read a page whose units have all been written, and keep it; None when it cannot be read.
-
-        A copy is good until one of its units changes, which raises the generation: taken before
-        the read, it reveals a copy that another thread made of bytes that were about to change.
-        """
+        """Read a page whose units have all been written, and keep it; None: it cannot be read."""
         generation = self._generation
         try:
             data = file.read(at, min(PAGE_UNITS * UNIT_BYTES, file.size - at))

@@ -328,10 +328,7 @@ class KeyIndex:
             done = part.stop
 
     def _part(self, phy_offsets: npt.NDArray[np.int64], first: int) -> slice:
-        """Return what of the keys from *first* on goes into the newest file.
-
-        A file ends behind all keys of a record: what is put again begins with the next record.
-        """
+        """Return what of the keys from *first* on goes into the newest file."""
         if not self._files:
             return slice(first, first)
         end = min(first + self._files[-1].free_entries, len(phy_offsets))
@@ -397,10 +394,7 @@ class KeyIndex:
                 self.give_up_unreadable()
 
     def prepare(self) -> None:
-        """Make the slot table of the file that takes entries, which reads all of them. Blocking.
-
-        Without it the first `put_bulk` does.
-        """
+        """Make the slot table of the file that takes entries, which reads all of them. Blocking."""
         if self._files and self._files[-1].free_entries > 0:
             try:
                 self._files[-1].table()

@@ -298,10 +298,7 @@ class FileFlush(NamedTuple):
 
 
 def _zeros(count: int) -> npt.NDArray[np.int32]:
-    """Return zeros that take memory page by page.
-
-    numpy asks for pages of 2 MiB: the first bulk of entries waits 50 milliseconds for ten of them.
-    """
+    """Return zeros that take memory page by page."""
     return np.frombuffer(mmap.mmap(-1, count * 4), np.int32)
 
 

@@ -76,8 +76,6 @@ class Applier:
     def apply(self, limit: int) -> None:
         """Apply up to *limit* entries that are committed; answer their proposals, call listeners.
 
-        Fewer are applied when they are for many queues.
-
         Raises CorruptEntryError, CorruptRecordError: an entry is damaged that cannot be repaired.
         """
         store = self._store
@@ -122,10 +120,7 @@ class Applier:
 
     @property
     def may_lag(self) -> bool:
-        """Whether what is committed may be applied later: little of it waits, and nothing hinders.
-
-        So `apply` of `APPLY_AT_ONCE_ENTRIES` brings a leader as far as it has answered.
-        """
+        """Whether what is committed may be applied later: little waits, and nothing hinders."""
         behind = self._node.commit_index - self._store.derived_index
         return behind < APPLY_AT_ONCE_ENTRIES and not self._lacks_space
 
@@ -137,10 +132,7 @@ class Applier:
         self.wake.set()
 
     async def run(self) -> None:
-        """Apply what is committed, a few entries at a time, until cancelled.
-
-        The first entry after a pause is applied at once, those behind it together.
-        """
+        """Apply what is committed, a few entries at a time, until cancelled."""
         while True:
             await self.wake.wait()
             # A follower's flush and acknowledgement go first: the leader waits for them.

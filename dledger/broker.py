@@ -256,10 +256,7 @@ async def _leave(broker: Broker, config: BrokerConfig, clock: Clock) -> None:
 
 
 async def _hand_over(group: Group, clock: Clock, election_timeout_s: float) -> bool:
-    """Give the leadership away, so that no election timeout has to pass; return whether it did.
-
-    Followers and single members have nothing to give.
-    """
+    """Give the leadership away, so that no election timeout has to pass; return whether it did."""
     deadline = clock.monotonic() + HAND_OVER_ELECTIONS * election_timeout_s
     while group.node.is_leader and clock.monotonic() < deadline:
         try:

@@ -70,10 +70,7 @@ class StoreSettings:
 
 
 def delays_of_levels(levels_ms: Sequence[int]) -> dict[int, int]:
-    """Return the delay of every level there can be; one that is configured no more waits longest.
-
-    Messages of such a level may be there, from before; none of them is to be early.
-    """
+    """Return the delay of every level there can be; one not configured any more waits longest."""
     longest = max(levels_ms, default=0)
     delays = dict.fromkeys(range(1, MAX_DELAY_LEVELS + 1), longest) if levels_ms else {}
     delays.update(enumerate(levels_ms, start=1))

@@ -186,11 +186,7 @@ class Group(Proposals):
 
     @property
     def store_time_ahead_ms(self) -> int:
-        """How far the newest entry's store time is ahead of this replica's date.
-
-        A little below 0 while messages come, more in a quiet group. Far above 0: the group was once
-        led by a wrong date, see docs/operate/operations.md.
-        """
+        """How far the newest entry's store time is ahead of this replica's date."""
         return self.store.log.last_store_time_ms - self._clock.wall_ms()
 
     def status(self) -> Mapping[str, Any]:

@@ -85,8 +85,6 @@ def listener_tls(config: BrokerConfig) -> ServerTls:
 def peer_tls(config: BrokerConfig) -> tuple[ServerTls, ssl.SSLContext] | None:
     """Return the TLS between members, for listening and for dialling; None: plain.
 
-    Both sides show a certificate of the same authorities.
-
     Raises ConfigError: a file is missing or not what it should be.
     """
     raft = config.raft
@@ -480,11 +478,7 @@ QUEUES_COUNTED: Final = 1024
 
 
 def keeps_less(before: StoreTable, after: StoreTable) -> bool:
-    """Tell whether messages may go under *after* that *before* keeps. Pure.
-
-    The hours for expired segments, and how full the disk is meanwhile, are no such change: what
-    has expired goes within a day in any case.
-    """
+    """Tell whether messages may go under *after* that *before* keeps. Pure."""
     no_limit = float("inf")
     return (
         (after.keep_bytes or no_limit) < (before.keep_bytes or no_limit)

@@ -64,10 +64,7 @@ def wire_topic(config: TopicConfig) -> bodies.TopicConfig:
 
 
 def data_version(group: BrokerGroup) -> bodies.DataVersion:
-    """Return how new the topics of a broker are.
-
-    The term stands first in the version: a newer leader's table is newer, whatever was counted.
-    """
+    """Return how new the topics of a broker are."""
     state = group.state
     return bodies.DataVersion(
         timestamp=state.topics_changed_ms,
@@ -235,10 +232,7 @@ class Registration:
         return LEADER_ID if self._group.leadership is not None else self.broker.follower_id
 
     def role_changed(self) -> None:
-        """Tell every NameServer at once that does not know; to be called at every change of role.
-
-        A follower of another leader is known as what it is.
-        """
+        """Tell every NameServer at once that does not know; call it at every change of role."""
         broker_id = self.broker_id
         for name_server in self._known.values():
             if name_server.told_id != broker_id:
@@ -256,8 +250,7 @@ class Registration:
         """Call *then* once the NameServers have the topics of now, or after `KNOWN_WITHIN_S`.
 
         One that is not reachable, or refuses this broker, is not waited for, and none is where
-        `run` does not run. RocketMQ's brokers answer a request for a topic then, and its proxy does
-        not start where the route of a topic that it made is not there at once.
+        `run` does not run.
         """
         waiting = _Waiting(self._group.state.topics_counter, then)
         if self._nursery is None or self._is_known(waiting.counter):

@@ -424,8 +424,6 @@ def checkpoint_of(tables: StateTables, mark: Mark) -> Checkpoint:
 def decoded_file(disk: Disk, path: str, like: StateTables) -> StateTables | None:
     """Return the tables in a file; None when it is not there, damaged, or on a bad sector.
 
-    What is in it can be made again, from the log or from a leader.
-
     Raises ForeignStoreError: a newer version wrote it.
     """
     if not disk.exists(path):

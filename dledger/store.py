@@ -233,11 +233,7 @@ class ReplicaStore:
         self.key_index.truncate_beyond(loaded.applied_end_position)
 
     def _refill_from(self, loaded: StateTables) -> None:
-        """Take the tables; the log from their floor on comes from a leader, as does all derived.
-
-        Of what the log has beyond its mark, nothing counts as committed before it is as far as the
-        tables: it may be the end of a log that no other replica has.
-        """
+        """Take the tables; the log from their floor on comes from a leader, as does all derived."""
         if not self._reaches(loaded.floor):
             self._installation.become(Phase.OFFERED)
             self._begin_log_anew(loaded.floor, Phase.REFILLING)

@@ -244,11 +244,7 @@ class TopicMetrics:
 
 
 def message_type(topic: str, config: TopicConfig | None) -> str:
-    """Return the type of the messages that a topic takes, as RocketMQ's label has it. Pure.
-
-    By the topic, so that no message is looked at and a topic has one series: messages that wait for
-    their time or their decision have topics of their own, and of others the attribute declares it.
-    """
+    """Return the type of the messages that a topic takes, as RocketMQ's label has it. Pure."""
     if topic in TYPES_WHERE_THEY_WAIT:
         return TYPES_WHERE_THEY_WAIT[topic]
     declared = "" if config is None else config.attributes.get(TYPE_ATTRIBUTE, "")

@@ -6,10 +6,7 @@ import random
 
 
 class SimRng(random.Random):
-    """A stream of randomness (`dledger.remoting.seams.Rng`), the same in every interpreter.
-
-    A stream per node and purpose: what one of them draws does not move the others.
-    """
+    """A stream of randomness (`dledger.remoting.seams.Rng`), the same in every interpreter."""
 
 
 def rng_stream(seed: int, *names: object) -> SimRng:

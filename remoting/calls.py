@@ -98,10 +98,7 @@ class CallTable:
         return True
 
     def take(self, response: RemotingCommand) -> None:
-        """Give *response* to the call that waits for it.
-
-        Late, doubled and unasked answers (Java answers one-way callbacks) find none.
-        """
+        """Give *response* to the call that waits for it."""
         call = self._calls.pop(response.opaque, None)
         if call is not None:
             call.answered(response)

@@ -60,10 +60,7 @@ class TrioClock:
 
 
 class SystemRng:
-    """Randomness that cannot be predicted at start: a generator seeded by the operating system.
-
-    Timers draw from it all the time, so a system call per number would be a waste.
-    """
+    """Randomness that cannot be predicted at start: a generator seeded by the operating system."""
 
     def __init__(self) -> None:
         self._random = random.Random(random.SystemRandom().randbytes(32))
@@ -383,10 +380,7 @@ def memory_bytes(cgroups: str = CGROUPS, own: str = OWN_CGROUPS) -> int:
 
 
 def _cgroup_limits(cgroups: str, own: str) -> list[int]:
-    """Return the limits of the groups that this process is in, of both versions of the interface.
-
-    Inside a container its own group is often shown as the root, so that is looked at as well.
-    """
+    """Return the limits of the groups that this process is in, by both versions of them."""
     files = [f"{cgroups}/memory.max", f"{cgroups}/memory/memory.limit_in_bytes"]
     for line in _text_of(own).splitlines():
         number, _, rest = line.partition(":")
@@ -459,11 +453,7 @@ class GarbageCollection:
             await self._clock.sleep(LOOK_INTERVAL_S)
 
     def look(self) -> None:
-        """Collect what became garbage among new objects, if there are enough of them.
-
-        The interpreter's own counts do not tell: they fall with each object that goes, of any age,
-        so new objects that take the place of old ones are in none.
-        """
+        """Collect what became garbage among new objects, if there are enough of them."""
         new = len(gc.get_objects())
         if new < NEW_MIN:
             return

@@ -227,11 +227,7 @@ async def _committed(source: Source, namesrv: str) -> int:
 
 
 async def _asked(admin: Admin, address: str, source: Source) -> int | None:
-    """Return the commit index of the leader at *address*; None when it does not lead.
-
-    The answer with the end of a queue shows that it still led after this was asked: what was
-    acknowledged before is committed there.
-    """
+    """Return the commit index of the leader at *address*; None when it does not lead."""
     from dledger.client.core.errors import ClientError
     from dledger.client.core.route import MessageQueue
     from dledger.state.topics import STATE_TOPIC

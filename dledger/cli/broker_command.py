@@ -195,10 +195,7 @@ async def check_ports(config: BrokerConfig, network: Network) -> None:
 
 
 def _share_descriptors(config: BrokerConfig) -> tuple[BrokerConfig, DescriptorShares]:
-    """Share the descriptors that the process may have; return also the shares of files.
-
-    Both listeners' connections count: the VIP channel takes a part of those of the other.
-    """
+    """Share the descriptors that the process may have; return also the shares of files."""
     from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
 
     server, open_files = config.server, raise_open_files()

@@ -90,8 +90,6 @@ def open_segments(commit_log: Path) -> list[Segment]:
 def walk(segments: list[Segment]) -> Iterator[LogEntry]:
     """Yield the entries in order, each checked whole: CRCs, chain, index, position, time.
 
-    The end is where a segment goes on with zeros.
-
     Raises LogDamageError: something else stands there, or an entry does not follow the one before.
     """
     last: EntryHeader | None = None

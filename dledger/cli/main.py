@@ -334,10 +334,7 @@ def missing_extra(error: ImportError) -> CliError | None:
 
 
 def _reader_gone() -> int:
-    """End quietly: what read our output has enough of it, as ``| head`` has.
-
-    Sockets do not come here: the SDK has errors of its own for them.
-    """
+    """End quietly: what read our output has enough of it, as ``| head`` has."""
     # The interpreter flushes standard output once more at its end, and would complain.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.OK

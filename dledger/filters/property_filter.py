@@ -309,10 +309,7 @@ def _measured(tree: Node) -> tuple[set[str], int]:
 
 
 class ExpressionCache:
-    """Expressions by their text, and why a text is none. The least recently used leave first.
-
-    Groups and topics that use the same text share what it was compiled to.
-    """
+    """Expressions by their text, and why a text is none. The least recently used leave first."""
 
     def __init__(self, max_chars: int = MAX_CACHED_CHARS) -> None:
         self._max_chars = max_chars

@@ -183,10 +183,7 @@ def when_current(
 def nothing_to_change(
     group: BrokerGroup, connection: Connection, command: RemotingCommand
 ) -> Handled:
-    """Answer success for a change that is there already, once this node is known to lead still.
-
-    A deposed leader does not know what was changed since.
-    """
+    """Answer success for a change that is there already, once this node is known to lead still."""
     return when_current(group, connection, command, lambda: response_to(command))
 
 
@@ -280,8 +277,7 @@ def check_readable(data: Buffer) -> None:
 def asked_by(connection: Connection) -> str:
     """Return the account, where there is access control, and the host that a request came from.
 
-    A name that was not checked is not shown: it would let one person act under another's name. Call
-    it before the handler returns or waits.
+    A name that was not checked is not shown. Call it before the handler returns or waits.
     """
     host = connection.peer_address[0]
     account = admitted_account(connection)

@@ -52,10 +52,7 @@ def parse_tags(expression: str | None) -> TagCodes | None:
 
 
 def codes_array(codes: Iterable[int]) -> TagCodes:
-    """Return tag hashes as a pull compares them with consume queue units.
-
-    Java's hashes have 32 bits; whatever a client sends is read as such.
-    """
+    """Return tag hashes as a pull compares them with consume queue units."""
     signed = {((code & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000 for code in codes}
     return np.array(sorted(signed), dtype=np.int64)
 
@@ -232,10 +229,7 @@ class ClientTable(Generic[ChannelT]):
             self._of_account += Counter()  # drops zeros
 
     def unregister_consumer(self, group_name: str, channel: ChannelT) -> bool:
-        """Remove a client from a consumer group; return whether others are left to rebalance.
-
-        They are not when the client is there over another connection.
-        """
+        """Remove a client from a consumer group; return whether others are left to rebalance."""
         group = self._consumers.get(group_name)
         removed = None if group is None else group.clients.pop(channel, None)
         if group is None or removed is None:

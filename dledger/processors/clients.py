@@ -116,11 +116,7 @@ class SettlingGroups:
 
 
 class ClientsProcessor:
-    """Keeps the client table, and notifies consumers when their group changed.
-
-    Every broker keeps one, so that a new leader knows the members already; the leader alone
-    notifies: what a follower sees of a group is no news, and may be half of it.
-    """
+    """Keeps the client table, and notifies consumers when their group changed."""
 
     def __init__(
         self,
@@ -272,10 +268,9 @@ class ClientsProcessor:
         rule=needs(SUB, group="consumerGroup"),
     )
     def consumer_list(self, _connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 38, with the whole list or none.
+        """Answer 38, with the whole list, or with code 1: clients take it as "keep what you have".
 
-        Without clients, or while the group settles, it is code 1, which clients take as "keep what
-        you have". A follower sends the client to the leader.
+        A follower sends the client to the leader.
         """
         name = ConsumerGroupHeader.decode(command.ext).consumer_group
         if not self._leads():

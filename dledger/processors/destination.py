@@ -140,11 +140,7 @@ class Destinations:
         return topic, None if change is None else change.put[0]
 
     def retry_queue(self, topic: str, queue_id: int) -> int:
-        """Return the queue of a retry topic that a client means; negative: any.
-
-        A client that does not see the topic yet takes it for one with as many queues as new topics
-        have. Which of them it is makes no difference to the group.
-        """
+        """Return the queue of a retry topic that a client means; negative: any."""
         config = self._topics.config(topic)
         return -1 if config is None or queue_id >= config.queue_nums else queue_id
 

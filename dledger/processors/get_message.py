@@ -470,10 +470,7 @@ class PullChecks:
         return self._with_retries(subscription.codes, group, topic)
 
     def look_for_expired(self, pull: Pull) -> None:
-        """Let a held pull pass over what has expired: its topic may have such messages since.
-
-        A member that catches up applies messages long after they were stored.
-        """
+        """Let a held pull pass over what has expired: its topic may have such messages since."""
         if not isinstance(pull.wants, LivingFilter) and not _asks_for_expired(pull.command):
             pull.codes, pull.wants = self.living(pull.topic, pull.codes, pull.wants)
 

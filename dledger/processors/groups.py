@@ -163,10 +163,7 @@ class SubscriptionGroupsProcessor:
 
     @handles(RequestCode.DELETE_SUBSCRIPTIONGROUP, limit=Limit.ADMIN, rule=ADMIN, local=True)
     def delete(self, connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 207 when the group is removed, with its consumer offsets if requested.
-
-        Its request modes go in any case: another group may have its name later.
-        """
+        """Answer 207 when the group is removed, with its consumer offsets if requested."""
         require_leader(self._group)
         header = DeleteSubscriptionGroupHeader.decode(command.ext)
         name = header.group_name
@@ -205,11 +202,7 @@ class SubscriptionGroupsProcessor:
 
     @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, limit=Limit.ADMIN, rule=SIGNED)
     def group_config(self, _connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 352: one group, or what it will be where its first pull may make it; else 26.
-
-        RocketMQ's brokers make a group that is asked for, and its proxy refuses clients of one
-        that is answered with 26.
-        """
+        """Answer 352: one group, or what it will be where its first pull may make it; else 26."""
         name = GroupHeader.decode(command.ext).group
         config = self._topics.subscription_group_or_default(name)
         if config is None:

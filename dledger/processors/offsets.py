@@ -182,10 +182,7 @@ class OffsetsProcessor:
         reads=True,
     )
     def search_offset(self, connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 29: the offset at a store time.
-
-        One that depends on where the queue ends comes from a leader that is known to lead still.
-        """
+        """Answer 29: the offset at a store time."""
         header = SearchOffsetHeader.decode(command.ext)
         upper = (header.boundary_type or "").upper() == "UPPER"
         key = (header.topic, header.queue_id)

@@ -141,10 +141,7 @@ class ResetOffsetsProcessor:
     def _reset_popped(
         self, connection: Connection, command: RemotingCommand, header: ResetOffsetHeader
     ) -> Handled:
-        """Store the offsets, and answer when they are applied.
-
-        No receipt of before counts from there on, and nothing moves the offset but new grants.
-        """
+        """Store the offsets, and answer when they are applied."""
         refused: list[MQError] = []
         is_deferred = False
 

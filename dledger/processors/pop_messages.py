@@ -113,10 +113,7 @@ class PopMessages:
         )
 
     def _is_overtaken(self, key: PopKey) -> bool:
-        """Return whether a taken offset has to be applied first: a grant cannot take it over.
-
-        It ends the grants of before, or goes back behind the committed offset.
-        """
+        """Return whether a taken offset has to be applied first: a grant cannot take it over."""
         if not self._offsets.waits(key):
             return False
         start, committed = self.start(key), self.committed(key)

@@ -507,9 +507,5 @@ class PullProcessor:
 
 
 def _goes_where_it_is_sent(command: RemotingCommand) -> bool:
-    """Return whether this is a client of RocketMQ, which follows `suggestWhichBrokerId`.
-
-    Our SDK takes "no matching message" for the end of a backlog, and pulls from the leader when it
-    is refused. It alone uses CBOR.
-    """
+    """Return whether this is a client of RocketMQ, which follows `suggestWhichBrokerId`."""
     return command.serialize is not SerializeType.CBOR

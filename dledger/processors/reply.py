@@ -201,10 +201,7 @@ class ReplyProcessor:
     # ------------------------------------------------------------------------------ keep
 
     async def _keep(self, reply: _Reply) -> tuple[str, int]:
-        """Store the reply; return its id and offset, or what RocketMQ answers for one not kept.
-
-        The requester has the reply: a failure here is logged, and no client sends it again.
-        """
+        """Store the reply; return its id and offset, or what RocketMQ answers for one not kept."""
         not_kept = ("0", 0)
         if not self._settings.broker.store_reply_message_enable:
             return not_kept

@@ -235,11 +235,7 @@ class SendProcessor:
     def _dead_letter(
         self, header: SendMessageHeader, command: RemotingCommand
     ) -> _Destination | None:
-        """Return the dead letter queue when a message was consumed too often.
-
-        A concurrent consumer counts the try to come, and has that one. A consumer in order counts
-        the tries there were: its group holds locks.
-        """
+        """Return the dead letter queue when a message was consumed too often."""
         name = header.topic[len(RETRY_PREFIX) :]
         config = self._destinations.consumer_group(name)
         most = retries_allowed(config, command.version, header.max_reconsume_times)
@@ -298,8 +294,6 @@ class SendProcessor:
 
     def _note_expiry(self, properties: bytes, destination: _Destination) -> None:
         """Let the topic of a message that expires be one whose reads look for it.
-
-        What is sent to be consumed again, and a dead letter, do not expire any more.
 
         Raises RefusedError: its time cannot be read.
         """

@@ -68,10 +68,7 @@ _REAL_TOPIC: Final = PROPERTY_REAL_TOPIC.encode()
 
 @dataclass(frozen=True, slots=True)
 class ScheduledMessage:
-    """A message that is to be recalled: where it waits; empty when it was recalled before.
-
-    A producer that got no answer may have sent it again: it may wait more than once.
-    """
+    """A message that is to be recalled: where it waits; empty when it was recalled before."""
 
     offsets: tuple[int, ...]
 

@@ -257,8 +257,6 @@ class BrokerProcessors:
     async def run(self) -> None:
         """Run what belongs to the processors whatever the role: long polling, client expiry.
 
-        `OffsetCommits.run` and the services of `dledger.services` belong into the leadership.
-
         Cancellation: Held pulls are dropped with their connections.
         """
         async with trio.open_nursery() as nursery:

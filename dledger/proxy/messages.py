@@ -443,11 +443,7 @@ def _received_message(
 
 
 def digest(body: bytes) -> pb.Digest:
-    """Return the digest of *body* as RocketMQ's proxy writes it.
-
-    Clients write a CRC32 each in a way of its own (decimal, hexadecimal, padded or not), MD5 most
-    of them in the same.
-    """
+    """Return the digest of *body* as RocketMQ's proxy writes it."""
     checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
     return pb.Digest(type=pb.MD5, checksum=checksum)
 

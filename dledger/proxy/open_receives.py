@@ -151,9 +151,8 @@ class OpenReceives:
     async def _give_back(self, received: Received) -> None:
         """Give messages back: no other receive that was left is to get them over and over.
 
-        Brokers give a message to the receive that waits longest, count that as an attempt, and make
-        it a dead letter after some. Of many clients that ended together each has left one: a
-        message goes through one of them at once, and comes again when all of them are over.
+        Of many clients that ended together each has left one: a message goes through one of them at
+        once, and comes again when all of them are over.
         """
         received.answers = []
         if not received.messages:

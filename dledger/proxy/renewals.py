@@ -104,11 +104,7 @@ class RenewalTable:
         self._renewals.pop((group, shown), None)
 
     def due(self, now_s: float, is_alive: Callable[[str], bool]) -> list[tuple[str, Renewal]]:
-        """Return what is to be renewed, with the receipt shown; forget what is over.
-
-        The newest receipt of a client that is silent is known until the message comes again: one
-        that was away for a moment acknowledges with it.
-        """
+        """Return what is to be renewed, with the receipt shown; forget what is over."""
         found: list[tuple[str, Renewal]] = []
         over: list[tuple[str, str]] = []
         for (group, shown), renewal in self._renewals.items():

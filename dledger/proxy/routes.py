@@ -83,11 +83,7 @@ def _scheme(host: str) -> pb.AddressScheme:
 
 
 def permission(route: TopicRoute, queue: MessageQueue) -> pb.Permission:
-    """Return what can be done with *queue*.
-
-    A group that elects a leader just now stays writable: a client keeps its route for half a
-    minute, and a send waits for the leader.
-    """
+    """Return what can be done with *queue*."""
     has_leader = LEADER_ID in route.addresses.get(queue.broker_name, {})
     reads = queue in route.subscribe_queues
     writes = queue in route.publish_queues or (reads and not has_leader)
@@ -157,8 +153,6 @@ class BrokerConfigs:
 
     async def find_broker(self, topic: str, broker_name: str, refusal: pb.Code) -> None:
         """Make the brokers of *topic* known; let a broker group pass that has a member known.
-
-        A group that elects a leader has members, so asking it stays an error of the moment.
 
         Raises:
             RefusedError: No group has that name; nothing was asked of one.

@@ -114,10 +114,7 @@ def topics_of(settings: pb.Settings) -> frozenset[str]:
 
 
 def namespace_of(settings: pb.Settings) -> str:
-    """Return the namespace that a client with *settings* has; empty: none.
-
-    A client has one, and puts it before each name that it is given.
-    """
+    """Return the namespace that a client with *settings* has; empty: none."""
     named = [*settings.publishing.topics, settings.subscription.group]
     return next((each.resource_namespace for each in named if each.resource_namespace), "")
 

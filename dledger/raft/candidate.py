@@ -41,10 +41,7 @@ GIVE_WAY = 0.2
 
 @dataclass(slots=True)
 class ElectionTimer:
-    """The deadline by which this member must have a frame of a leader.
-
-    Its random share is drawn when the timer restarts, not at every heartbeat.
-    """
+    """The deadline by which this member must have a frame of a leader."""
 
     timeout_s: float
     rng: Rng

@@ -191,11 +191,10 @@ class Contacts:
         self.hold_back()
 
     def hold_back(self) -> None:
-        """Leader: send no member the entry that removes it before that is committed.
+        """Leader: send no member the entry that removes it before that is committed, here as well.
 
-        With that entry its log would be newer than those of members that lack it: it would
-        vote for none of them, and may not campaign itself (thesis, 4.2.2). Committed means here as
-        well: a single voter's library counts an entry before it is on the disk.
+        With that entry its log would be newer than those of members that lack it: it would vote for
+        none of them, and may not campaign itself (thesis, 4.2.2).
         """
         for name, index in self.state.roster.leaving.items():
             is_committed = index <= self.state.core.commit_index

@@ -325,10 +325,7 @@ class Identity:
 
     @staticmethod
     def refound(disk: Disk, path: str, incarnation: str) -> None:
-        """Make the member of this file the only founder of its group, under a new incarnation.
-
-        Its founders of before are strangers from now on.
-        """
+        """Make the member of this file the only founder of its group, under a new incarnation."""
         cluster, group, name = owner_of(disk, path)
         Identity.found(disk, path, cluster=cluster, group=group, name=name, incarnation=incarnation)
 
@@ -351,10 +348,8 @@ class Identity:
     def group_identity(self) -> str:
         """Identity of the whole group, 32 hexadecimal digits; empty before bootstrap.
 
-        Made of the founders: name and incarnation of each. Every member has the same one, members
-        that join later too, and it stays over changes of leader, members and data files. A replica
-        that goes on alone (`refound`) is another group from then on: the others may still
-        acknowledge messages under the old identity.
+        Made of the founders, name and incarnation of each: every member has the same one, whatever
+        changes. A replica that goes on alone (`refound`) is another group from then on.
         """
         if not self.voters:
             return ""

@@ -331,11 +331,7 @@ class RaftCore:
         return node
 
     def set_voters(self, others: Iterable[str]) -> None:
-        """Count these members from now on, and this one; to be called when the list changes.
-
-        What the library keeps per voter is kept in step: one that comes has acknowledged nothing
-        yet, and of a removed one nothing is left.
-        """
+        """Count these members from now on, and this one; to be called when the list changes."""
         wanted = {self._node(peer) for peer in sorted(others)}
         state = vars(self._library)
         counted: set[Node] = state["_SyncObj__otherNodes"]
@@ -395,10 +391,7 @@ class RaftCore:
         return index
 
     def begin_at(self, index: int) -> None:
-        """Count everything up to *index*, and nothing else, as committed and applied.
-
-        A snapshot was installed: what was known of the log before it is void.
-        """
+        """Count everything up to *index*, and nothing else, as committed and applied."""
         state = vars(self._library)
         for name in ("_SyncObj__raftCommitIndex", "_SyncObj__raftLastApplied"):
             state[name] = index

@@ -209,10 +209,7 @@ class Links:
     # -- inbound ---------------------------------------------------------------------------
 
     async def _listen_late(self, host: str, port: int, nursery: trio.Nursery) -> None:
-        """Bind the peer port of a member that serves already; a failure ends nothing.
-
-        Another process may have the port, or this one no descriptor, when a member is added.
-        """
+        """Bind the peer port of a member that serves already; a failure ends nothing."""
         tls = self._node.settings.listen_tls
         while True:
             try:
@@ -291,11 +288,7 @@ class Links:
             log.error("peer_link_failed", peer_address=address, times=times, exc_info=error)
 
     def _refresh_lists(self) -> None:
-        """Call the members again for their lists, if that was not done lately.
-
-        An unknown member called. If this member has no leader, it may be one that its own list does
-        not name yet; the others may vouch for it.
-        """
+        """Call the members again for their lists, if that was not done lately."""
         node, now = self._node, self._clock.monotonic()
         if (
             node.is_leader

@@ -388,10 +388,7 @@ class ContradictionError(RemoteProtocolError):
 
 
 class Refusals:
-    """Counts refusals by reason, and limits the lines about each in the log.
-
-    A refused peer dials again several times a second, until it fits.
-    """
+    """Counts refusals by reason, and limits the lines about each in the log."""
 
     def __init__(self) -> None:
         self._lines: dict[str, float] = {}
@@ -449,10 +446,7 @@ class Owner:
 
 
 class Failure:
-    """The first error that a node cannot continue after; every later event raises it again.
-
-    So a caller that takes the first one for an error of its own cannot keep the node running.
-    """
+    """The first error that a node cannot continue after; every later event raises it again."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -493,8 +487,5 @@ class RaftState:
 
     @property
     def has_hole(self) -> bool:
-        """Whether entries are damaged here that another voter may have.
-
-        Until they are repaired this member neither votes nor acknowledges.
-        """
+        """Whether entries are damaged here that another voter may have."""
         return len(self.journal.log.damaged) > 0 and bool(self.roster.other_voters)

@@ -156,8 +156,6 @@ class Replicator:
     def next_append(self, peer: str, commit_index: int) -> Append | None:
         """Decide what to send to *peer* now; the answer counts as sent.
 
-        Later commits travel with heartbeats.
-
         Returns:
             None when the window is full, a probe is out, or there is nothing to send.
         """
@@ -345,11 +343,7 @@ class Sender:
         return Outgoing(Kind.APPEND, core.term, fields, crc), views
 
     def _crc_of(self, first: int, size: int, views: list[memoryview], *, is_probe: bool) -> int:
-        """Return the checksum of entries that as a rule were sent to another member just now.
-
-        For a probe it is computed again: the bytes may have been repaired since a follower refused
-        them.
-        """
+        """Return the checksum of entries that as a rule were sent to another member just now."""
         entry_log = self.state.journal.log
         sent = (entry_log, entry_log.generation, first, size)
         if is_probe or self._newest_sent != sent:
@@ -432,10 +426,7 @@ class Fetch:
 
 @dataclass(slots=True)
 class Repair:
-    """Which member is asked for damaged entries next. Pure bookkeeping; one request at a time.
-
-    A member that does not answer in time, or cannot help, is passed over.
-    """
+    """Which member is asked for damaged entries next. Pure bookkeeping; one request at a time."""
 
     retry_s: float
     pending: Fetch | None = None
@@ -464,8 +455,5 @@ class Repair:
         return self.pending is not None and self.pending.peer == peer
 
     def mark_useful(self) -> None:
-        """The answer helped: the next request may follow at once, to the same member.
-
-        Otherwise the next one goes to another member, when the time for this one is over.
-        """
+        """The answer helped: the next request may follow at once, to the same member."""
         self.pending = None

@@ -220,8 +220,6 @@ def _there(current: AccountConfig | None, name: str) -> AccountConfig:
 def with_policies(current: AccountConfig | None, name: str, acl: AclInfo) -> AccountConfig:
     """Return the account with the entries of 3006 and 3007 put in.
 
-    An entry takes the place of one about the same resource in a policy of the same type.
-
     Raises:
         NoSuchAccountError: There is none.
         ValueError: An entry cannot be.

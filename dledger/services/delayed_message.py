@@ -71,10 +71,7 @@ _QUEUE_DIGITS = 9
 
 
 def delay_level_of(properties: bytes, max_level: int) -> int:
-    """Return the delay level a message asks for: 0 for none, never above *max_level*.
-
-    A value that is not a number counts as none, as RocketMQ's clients cannot set one.
-    """
+    """Return the delay level a message asks for: 0 for none, never above *max_level*."""
     value = _get_property(properties, _DELAY)
     if value is None:
         return 0
@@ -153,10 +150,7 @@ def deliver(scheduled: StoredRecord, real_queue: RealQueue = same_queue) -> Deli
 def delivery_batch(
     deliveries: Sequence[Delivery], level: int, from_offset: int, to_offset: int
 ) -> RecordBatch:
-    """Return the messages and the level's new progress as one batch: both happen, or neither.
-
-    The order of *deliveries* is kept, so messages of a level do not overtake each other.
-    """
+    """Return the messages and the level's new progress as one batch: both happen, or neither."""
     progress = state_record(DelayProgressChange(level, from_offset, to_offset))
     runs: list[Run] = []
     for item in deliveries:
@@ -255,8 +249,6 @@ def timed_properties(properties: bytes, topic: str, queue_id: int, due: int) -> 
 def delivered_message(scheduled: StoredBytes, real_queue: RealQueue = same_queue) -> Delivery:
     """Return the message inside a record of the timer topic, encoded for its real queue.
 
-    The body is copied as it stands: its checksum goes with it.
-
     Raises:
         CorruptRecordError: The record is damaged.
         UnprocessableMessageError: It names no topic it could go to.
@@ -288,9 +280,6 @@ def delivered_message(scheduled: StoredBytes, real_queue: RealQueue = same_queue
 def rolled_message(scheduled: StoredRecord) -> Delivery:
     """Return a waiting message as it is stored once more in the timer topic, counted as rolled.
 
-    A count that is no number, or too large to be one, begins again; one for which there is no
-    space is left as it is.
-
     Raises CorruptRecordError: the record is damaged.
     """
     counted = get_property(scheduled.properties, _ROLL_TIMES) or b""
@@ -303,10 +292,7 @@ def rolled_message(scheduled: StoredRecord) -> Delivery:
 
 
 def timer_batch(deliveries: Sequence[Delivery], change: TimersChange) -> RecordBatch:
-    """Return messages and what becomes of those that waited as one batch: both happen, or neither.
-
-    The order of *deliveries* is kept within each queue.
-    """
+    """Return messages, and what becomes of those that waited, as one batch: both or neither."""
     messages = (((item.topic, item.queue_id), item.record) for item in deliveries)
     return batch_with_messages(messages, change)
 

@@ -138,10 +138,7 @@ class HalfMessage:
         return copy_of(self.record, run, prepared_transaction_offset=0), run
 
     def question(self, checks: int) -> bytes:
-        """Return the record that a producer is asked about for the *checks*-th time.
-
-        It stands in its real topic and queue; offsets and times are those of the half message.
-        """
+        """Return the record that a producer is asked about for the *checks*-th time."""
         asked = {PROPERTY_TRANSACTION_CHECK_TIMES: str(checks), PROPERTY_WAIT: "false"}
         properties = with_properties(self.record.properties, asked)
         if len(properties) > MAX_PROPERTIES_BYTES:  # stored by a version that left no space

@@ -116,10 +116,7 @@ class Made(Enum):
 
 
 class AccountShares:
-    """What accounts have made.
-
-    The names of an account are bounded by its limits, the accounts by the account file.
-    """
+    """What accounts have made."""
 
     def __init__(self, group: BrokerGroup, limits: TableLimits) -> None:
         """Count from nothing."""

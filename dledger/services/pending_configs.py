@@ -163,18 +163,11 @@ class TopicView:
         return self._group.state.subscription_group(group)
 
     def config(self, topic: str) -> TopicConfig | None:
-        """Return the topic, or None when it does not exist or is being removed.
-
-        It is still being removed when it is made again before the removal is applied.
-        """
+        """Return the topic, or None when it does not exist or is being removed."""
         return None if self.is_deleting(topic) else self.pending.resolve(topic)
 
     def real_queue(self, topic: str, queue_id: int) -> int:
-        """Return the queue that a message goes to that was sent to *queue_id* before.
-
-        It is another one where the topic has fewer queues since: no message may go where no
-        consumer reads.
-        """
+        """Return the queue that a message goes to that was sent to *queue_id* before."""
         config = self.config(topic)
         if config is None or queue_id < config.queue_nums:
             return queue_id
@@ -286,11 +279,7 @@ class KnownGroups:
         self._topics = topics
 
     def make_known(self, name: str, account: str = "") -> None:
-        """Propose what is missing of a consumer group; does nothing where this node is no leader.
-
-        What cannot be proposed now is tried again with the next use; until then the group works
-        with defaults.
-        """
+        """Propose what is missing of a consumer group; do nothing where this node is no leader."""
         if self._group.leadership is None:
             return
         changes: list[StateChange] = []

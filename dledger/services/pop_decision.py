@@ -151,10 +151,7 @@ class Planned:
 
 
 class Overdue:
-    """Offsets of a queue whose time is over, in the order they are tried.
-
-    The requests of one entry share it: what one of them has passed no other reads.
-    """
+    """Offsets of a queue whose time is over, in the order they are tried."""
 
     __slots__ = ("_offsets", "_place", "_read")
 
@@ -459,11 +456,7 @@ class PopDecision:
         self.messages += 1
 
     def has_messages(self, receive: Receive) -> bool:
-        """Return whether `receive` would hand anything out or give anything up; plans nothing.
-
-        Also where nothing that it reads matches, and more stands behind, or queues are left that
-        it cannot look at now: only a receive passes over that.
-        """
+        """Return whether `receive` would hand anything out or give anything up; plans nothing."""
         keys = [(receive.group, receive.topic, queue_id) for queue_id in receive.queue_ids]
         planned = {
             key: Planned(item.next_offset, set(item.touched), item.granted)

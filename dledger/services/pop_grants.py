@@ -143,9 +143,6 @@ class PopGrants:
     def check_classic(self, key: PopKey) -> None:
         """Let a pull, or a commit of an offset, go on.
 
-        Messages whose time is over keep nothing back: a commit ends their grants, and POP goes on
-        from there.
-
         Raises PopAtWorkError: messages of the queue are out for the group; nothing was stored.
         """
         entry, row = self._entry, self._group.state.pops.get(key)

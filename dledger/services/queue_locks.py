@@ -305,10 +305,7 @@ class QueueLocks:
         return lock is None or lock.token != token
 
     def is_held(self, key: LockKey) -> bool:
-        """Return whether a client has *key*, or is being given it; not when its lease is over.
-
-        Exact on the leader alone.
-        """
+        """Return whether a client has *key*, or is being given it; not when its lease is over."""
         self._leads()
         if self._entry is not None and key in self._entry.work.changing:
             return True
@@ -316,10 +313,7 @@ class QueueLocks:
         return key in self._group.state.queue_locks and not self._leases.is_over(key, now_s)
 
     def holds_any(self, group: str) -> bool:
-        """Return whether a client of *group* has a queue, or is being given one.
-
-        Exact on the leader alone. It reads all locks where any was granted or given back since.
-        """
+        """Return whether a client of *group* has a queue, or is being given one."""
         self._leads()
         changing = frozenset() if self._entry is None else self._entry.work.changing
         return any(self.is_held(key) for key in self._keys_of(group)) or any(

@@ -113,11 +113,7 @@ class ScheduleMessageService:
         return sorted(found)
 
     async def _delay_ms(self, level: int) -> int:
-        """Return the longest delay that was given to a message that waits in a level.
-
-        The configuration may have had others, even for a time only: what waits shows it by the
-        time it has. Store times never go back, so a longer delay ends where due times do.
-        """
+        """Return the longest delay that was given to a message that waits in a level."""
         longest = self._levels_ms[level - 1] if level <= len(self._levels_ms) else 0
         queue_id = queue_of_level(level)
         first = self._group.state.delay_progress.get(level, 0)

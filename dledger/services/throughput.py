@@ -95,11 +95,7 @@ class Traffic:
         self.given.add((topic, group), messages, size_bytes)
 
     def keep(self, has_topic: Callable[[str], bool], has_group: Callable[[str], bool]) -> None:
-        """Forget what was deleted, so that others can be counted in its place.
-
-        Groups without a configuration are forgotten only when there are too many: a consumer that
-        only pulls need not have one.
-        """
+        """Forget what was deleted, so that others can be counted in its place."""
         self.taken.keep(has_topic)
         is_full = bool(self.given.left_out)
         self.given.keep(lambda pair: has_topic(pair[0]) and (not is_full or has_group(pair[1])))

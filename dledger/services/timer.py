@@ -52,11 +52,7 @@ Offsets = npt.NDArray[np.int64]
 
 
 class TimerIndex:
-    """Offsets by time: 12 bytes for each that is hours away, 8 for each in a near second.
-
-    What was recalled stays until its time has come: code that takes an offset asks whether it
-    still waits.
-    """
+    """Offsets by time: 12 bytes for each that is hours away, 8 for each in a near second."""
 
     def __init__(self) -> None:
         self._far: dict[int, list[tuple[Offsets, npt.NDArray[np.uint32]]]] = {}
@@ -211,8 +207,6 @@ class TimerMessageService:
 
     async def run(self) -> None:
         """Deliver until cancelled. Run it inside the leadership's nursery, once per leadership.
-
-        It may be run again in the same leadership after an error.
 
         Cancellation: An entry in flight may still be stored; the next leader sees what it did.
         """

@@ -117,8 +117,6 @@ class TransactionCheckService:
     async def run(self) -> None:
         """Ask until cancelled. Run it inside the leadership's nursery, once per leadership.
 
-        It may be run again in the same leadership after an error.
-
         Cancellation: What was counted and not asked yet is not asked with that count any more.
         """
         leadership = self._group.leadership
@@ -141,10 +139,7 @@ class TransactionCheckService:
         heapify(self._plans)
 
     def _due_s(self, half: OpenHalf) -> float:
-        """Return the monotonic time at which a half message is to be asked for.
-
-        No later than a whole wait from now, if the wall clock is behind the one that stored it.
-        """
+        """Return the monotonic time at which a half message is to be asked for."""
         if half.checks:
             since_ms, wait_ms = half.checked_ms, self.settings.transaction_check_interval_ms
         else:
@@ -186,10 +181,7 @@ class TransactionCheckService:
         heappush(self._plans, _Plan(self._clock.monotonic() + seconds, half_offset, immune_to_s))
 
     def _immune_to_s(self, plan: _Plan, message: HalfMessage, age_ms: int) -> float:
-        """Return the monotonic time up to which producers are not to be asked.
-
-        It is put off by no wall clock that goes back.
-        """
+        """Return the monotonic time up to which producers are not to be asked."""
         until_s = self._clock.monotonic() + message.immunity_s - age_ms / 1000
         return until_s if plan.immune_to_s is None else min(until_s, plan.immune_to_s)
 

@@ -127,10 +127,7 @@ class AccessChange:
 
 
 def apply_accounts(accounts: dict[str, AccountConfig], change: AccessChange) -> set[str]:
-    """Bring *accounts* to what they are behind *change*; return the names it is about.
-
-    What is put comes first. An account that is not there is deleted already.
-    """
+    """Bring *accounts* to what they are behind *change*; return the names it is about."""
     for account in change.put:
         accounts[account.access_key] = account
     for name in change.delete:

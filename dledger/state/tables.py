@@ -230,10 +230,7 @@ class StateTables:
         heappush(self.by_position, (position, topic, queue_id))
 
     def first_position_of(self, count: int) -> int | None:
-        """Return where the queue begins that comes after *count* others; None: there is none.
-
-        It may be too low, for entries that mean nothing any more are counted.
-        """
+        """Return where the queue begins that comes after *count* others; None: there is none."""
         heap = self.by_position
         if len(heap) <= count:
             return None

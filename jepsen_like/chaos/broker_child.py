@@ -104,10 +104,7 @@ class SteeredClock:
 
 
 def speak_newer(versions: int) -> None:
-    """Introduce this process to its peers as one of a later release, and take theirs for older.
-
-    What it keeps on disk stays what the others write, so it can go back.
-    """
+    """Introduce this process to its peers as one of a later release, and take theirs for older."""
     from dledger.raft import identity, wire
 
     newer = wire.PROTOCOL_VERSION + versions

@@ -240,10 +240,7 @@ def _name_server(folder: Path, name: str, ports: Ports, settings: Settings) -> N
 
 
 def _secret_for(cluster: ChaosCluster, host: Host) -> str:
-    """Return the file of the secret that members share; empty on loopback, where none is needed.
-
-    So both ways are played: members without one are behind the proxy, those with one are not.
-    """
+    """Return the file of the secret that members share; empty on loopback, where none is needed."""
     if host.namespace is None:
         return ""
     secret = cluster.folder / SECRET_FILE

@@ -33,10 +33,7 @@ def why_not() -> str | None:
 
 
 def limit_with_spare(in_use: Set[int], spare: int) -> int:
-    """Return the limit under which exactly *spare* more descriptors can be opened.
-
-    Descriptors get the lowest free number, and the limit is one past the highest number.
-    """
+    """Return the limit under which exactly *spare* more descriptors can be opened."""
     limit = 0
     while spare > 0 or limit in in_use:
         spare -= limit not in in_use

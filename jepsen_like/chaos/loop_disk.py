@@ -63,10 +63,7 @@ _BUSY: Final = 32
 
 @functools.cache
 def why_not() -> str | None:
-    """Return why no disk can lose its power here, in one sentence; None when it can.
-
-    The last check makes a small disk in the temporary folder and cuts its power.
-    """
+    """Return why no disk can lose its power here, in one sentence; None when it can."""
     if sys.platform != "linux":
         return "disks that lose power need Linux"
     if os.geteuid() != 0:
@@ -374,10 +371,7 @@ def _finished(command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
 
 
 def data_extents(fd: int) -> list[tuple[int, int]]:
-    """Return (offset, end) of the stretches of an open file that hold data, on disk or not yet.
-
-    Space that was reserved and never written is none. Blocks for microseconds a stretch.
-    """
+    """Return (offset, end) of the stretches of an open file that hold data, on disk or not yet."""
     found: list[tuple[int, int]] = []
     end = 0
     while True:

@@ -212,11 +212,7 @@ class RealMember(RealMachine):
         return self.disk
 
     async def power_cut(self) -> None:
-        """Stop it, shut its file system down, kill it, mount what survived.
-
-        It stands still before its file system goes: a flush that races with the shutdown may be
-        reported as done, and a machine without power answers nothing.
-        """
+        """Stop it, shut its file system down, kill it, mount what survived."""
         disk = self._own_disk()
         async with self._disk_lock:
             if self._rng.random() < 0.5:

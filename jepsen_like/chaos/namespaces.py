@@ -74,10 +74,7 @@ LOOPBACK: Final = Host("127.0.0.1", "127.0.0.1")
 
 @functools.cache
 def why_not() -> str | None:
-    """Return why no network can be made here, in one sentence; None when it can.
-
-    The last check makes a small one and cuts a link of it.
-    """
+    """Return why no network can be made here, in one sentence; None when it can."""
     if sys.platform != "linux":
         return "network namespaces need Linux"
     if os.geteuid() != 0:

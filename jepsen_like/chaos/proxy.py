@@ -339,10 +339,7 @@ class LinkProxy:
 
 
 def _caller_of(early: bytearray) -> tuple[str, str] | None:
-    """Return name and channel of the sender of *early*; None while its first frame is not complete.
-
-    Whether the versions of two members fit is theirs to find out.
-    """
+    """Return name and channel of the sender of *early*; None: its first frame is not complete."""
     if len(early) < 4:
         return None
     size = 4 + int.from_bytes(early[:4], "big")

@@ -61,10 +61,7 @@ async def until_readable(sock: socket.socket) -> None:
 
 
 class Carrier:
-    """One direction: `read` takes bytes in, `deliver` lets those out that had to wait.
-
-    Bytes of a quick link go straight from socket to socket while nothing waits before them.
-    """
+    """One direction: `read` takes bytes in, `deliver` lets those out that had to wait."""
 
     opposite: Carrier
 

@@ -41,10 +41,7 @@ _DELAYED: Final = "(DELAYED)"
 
 @functools.cache
 def why_not() -> str | None:
-    """Return why calls of a running process cannot be made to fail here; None when they can.
-
-    The last check attaches to a child made for it.
-    """
+    """Return why calls of a running process cannot be made to fail here; None when they can."""
     if sys.platform != "linux":
         return "strace needs Linux"
     for tool in ("strace", "timeout"):

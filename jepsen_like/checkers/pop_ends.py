@@ -39,10 +39,7 @@ def violations(rows: list[Operation], *, clock_error_ns: int = 0) -> list[Violat
 
 
 def given_up_unseen(rows: list[Operation]) -> dict[str, int]:
-    """Return how many messages of each group were given up that no answer had.
-
-    Receives of unknown outcome may have handed them out each time.
-    """
+    """Return how many messages of each group were given up that no answer had."""
     seen = {(op.group, op.value) for op in _delivered(rows)}
     there = {(op.group, op.value) for op in rows if op.f == F.GIVEN_UP}
     return dict(Counter(group for group, _ in there - seen))

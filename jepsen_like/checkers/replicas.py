@@ -55,10 +55,7 @@ def ends_of(reads: Iterable[tuple[str, Queue, int]]) -> Ends:
 def check_ends(
     states: list[ReplicaState], ends: Ends, found_before: Iterable[Violation]
 ) -> list[Violation]:
-    """Return the queues that end otherwise on two replicas that have applied the same in the end.
-
-    A queue that *found_before* names, since it lost what was acknowledged, is named again.
-    """
+    """Return the queues that end otherwise on two replicas that have applied the same."""
     lost = {violation.subject for violation in found_before if violation.name == LOST}
     last = {state.node: state for state in sorted(states, key=lambda state: state.at_ns)}
     found: list[Violation] = []

@@ -497,10 +497,7 @@ def mix(off: npt.NDArray[np.int64], value: npt.NDArray[np.int64]) -> _U64:
 
 
 def hash_range(off: int, values: Sequence[int]) -> int:
-    """Return the hash of *values* from *off* on: the sum of their mixed words, modulo 2⁶⁴.
-
-    It is bound to the place, and that of a range is the sum of those of its parts.
-    """
+    """Return the hash of *values* from *off* on: the sum of their mixed words, modulo 2⁶⁴."""
     offs = np.arange(off, off + len(values), dtype=np.int64)
     total = np.add.reduce(mix(offs, np.asarray(values, dtype=np.int64)), dtype=np.uint64)
     return int(np.uint64(total).view(np.int64))

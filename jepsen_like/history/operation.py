@@ -239,10 +239,7 @@ class FloorMove(msgspec.Struct, array_like=True, tag=5, gc=False):
 
 
 def cut_queues(reads: Iterable[ReplicaRead]) -> set[tuple[str, int]]:
-    """Return the queues of which a replica has not the beginning: retention took it.
-
-    A replica's queue may have been read in pieces.
-    """
+    """Return the queues of which a replica has not the beginning: retention took it."""
     begins: dict[tuple[str, str, int], int] = {}
     for read in reads:
         key = (read.node, read.topic, read.queue)

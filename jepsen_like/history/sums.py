@@ -136,10 +136,7 @@ def _number(word: str) -> int:
 
 
 def _folded(column: npt.NDArray[Any]) -> _U64:
-    """Return a word for each number, in which no change is of high bits alone.
-
-    One for all where the column is one value.
-    """
+    """Return a word for each number, in which no change is of high bits alone."""
     if column.strides == (0,):
         column = column[:1].copy()
     words = column if column.dtype == np.uint64 else column.astype(np.int64).view(np.uint64)

@@ -332,10 +332,7 @@ class Ground(Protocol):
 
 
 class FaultError(MQError):
-    """A fault could not be injected or healed; the message names what is left as it was.
-
-    It proves nothing about the cluster under test: the run proves nothing from here on.
-    """
+    """A fault could not be injected or healed; the message names what is left as it was."""
 
 
 def marked_end(mark_file: Buffer) -> int:

@@ -194,10 +194,7 @@ class MemberChanges:
         await self._add_again()
 
     def may_remove(self, name: str, voters: int) -> bool:
-        """Return whether the list without *name* can do with what its members hold.
-
-        Of two voters none may lack anything, and a fault of a disk shows at a start or a scrub.
-        """
+        """Return whether the list without *name* can do with what its members hold."""
         return voters > LEAST_VOTERS or self._nodes.allows(Kind.WIPE, self._ground.brokers[name])
 
     async def _ask(self, chosen: Chosen) -> None:

@@ -255,8 +255,8 @@ class Nemesis:
         """Do every step at its time; return at the end of the plan with everything undone.
 
         Of a step there is nothing before its time, not even a task that waits: a plan without its
-        later steps plays the same up to the first of them, which is what makes it small. The
-        undoing leaves nodes that are down to `World.heal`.
+        later steps plays the same up to the first of them. Nodes that are down are left to
+        `World.heal`.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._nodes.supervise)

@@ -223,10 +223,7 @@ def _drawn_steps(
 
 
 def _has(mode: str, seed: int) -> bool:
-    """Return whether the plan of a seed has a mode: that of one seed in each block of seeds has.
-
-    By chance alone one mode in fifty would be in no plan of a run of twenty.
-    """
+    """Return whether the plan of a seed has a mode: that of one seed in each block of seeds has."""
     block, place = divmod(seed, ONE_OF_MORE.get(mode, ONE_OF))
     return Random(f"mode {mode} in {block}").randrange(ONE_OF_MORE.get(mode, ONE_OF)) == place
 

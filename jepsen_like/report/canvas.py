@@ -263,11 +263,7 @@ def patch_of(kind: str) -> Patch:
 
 
 def draw_legend(made: Canvas) -> None:
-    """Put the legend to the right of the plot, at its top.
-
-    A picture that is too low for it grows at its bottom: how high a legend is is known only when it
-    is drawn.
-    """
+    """Put the legend to the right of the plot, at its top."""
     if not made.entries:
         return
     legend = _legend(made)

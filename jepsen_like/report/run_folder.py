@@ -287,11 +287,7 @@ def _is_known(op: Operation) -> bool:
 
 
 def rows_of(data: bytes) -> tuple[list[Row], str]:
-    """Return the rows in *data* up to the first damage, and a sentence about that.
-
-    A whole sequence is decoded at once, which is five times as fast; only one that is not whole
-    is walked row by row to find out where it ends.
-    """
+    """Return the rows in *data* up to the first damage, and a sentence about that."""
     try:
         items = cbor2.loads(b"".join((_ARRAY, data, cbor2.dumps(_LAST), _BREAK)))
         if items[-1:] == [_LAST]:

@@ -236,11 +236,7 @@ def availability_of(columns: Columns, span: Span) -> Availability:
 
 
 def _given_up_ns(call_ns: I64, acked_ns: I64) -> I64:
-    """Return until when clients may have waited for answers that never came.
-
-    A row does not show when its client gave up. Another client's acknowledgement shows that the
-    group serves again, so no client's waiting is held against it from then on.
-    """
+    """Return until when clients may have waited for answers that never came."""
     waited = call_ns + UNKNOWN_LASTS_NS
     if not len(acked_ns):
         return waited

@@ -299,10 +299,7 @@ class Checks:
         self.last_committed = max(self.last_committed, commit)
 
     def _led_to(self, node: BrokerNode, group: Group, commit: int) -> bool:
-        """Whether it counted, as leader of the entry's term, what its own disk has only now.
-
-        It leads no more: its term is over, or it has learnt of a later one in this step.
-        """
+        """Whether it counted, as leader of the entry's term, what its own disk has only now."""
         raft = group.node
         term = raft.journal.term_at(commit)
         return term in (raft.term, node.seen_led_term) and self.leaders.get(term) == node.name

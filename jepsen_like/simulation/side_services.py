@@ -80,10 +80,7 @@ RAW_QUEUES: Final = (0, 0, 0, -1, 99_999)
 
 
 class OddMessages:
-    """Messages whose names, properties and bodies try what reads them.
-
-    What a broker takes is read back whole; what it does not take it refuses, and nothing ends.
-    """
+    """Messages whose names, properties and bodies try what reads them."""
 
     def __init__(self, world: World, rng: SimRng, contradicts: Contradicts) -> None:
         self._world = world

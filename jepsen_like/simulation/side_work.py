@@ -389,10 +389,7 @@ class SideWork:
     async def _delete_topic(
         self, instance: ClientInstance, producer: Producer, consumer: PullConsumer
     ) -> bool:
-        """Delete a topic, create it again, and read what is sent to the new one.
-
-        What was committed of the old one is nothing of the new one.
-        """
+        """Delete a topic, create it again, and read what is sent to the new one."""
         admin = Admin(instance)
         if self._generation:
             await admin.delete_topic(DELETED_TOPIC)

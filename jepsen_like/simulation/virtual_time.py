@@ -104,10 +104,7 @@ class VirtualTime(trio.abc.Clock):
         return now_s
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Jump to whatever comes first, the next timer or *deadline*, and return 0.
-
-        When nothing will ever happen again the run is given up.
-        """
+        """Jump to whatever comes first, the next timer or *deadline*, and return 0."""
         timers = self._timers
         while timers and timers[0][0] <= deadline:
             at, _, timer = heappop(timers)
@@ -226,11 +223,7 @@ class _NoInstruments(dict[str, Any]):
 
 
 def lighten_loop() -> None:
-    """Spare the running loop, turn by turn, what a simulation has no use for.
-
-    It asks six times a turn for instruments, of a mapping written in Python: with none a plain
-    dict answers; nothing else may ask that one. And it asks the system for descriptors.
-    """
+    """Spare the running loop, turn by turn, what a simulation has no use for."""
     runner: Any = scheduler.GLOBAL_RUN_CONTEXT.runner
     if not any(runner.instruments.values()):
         runner.instruments = _NoInstruments()

@@ -155,10 +155,7 @@ class WorkloadClients(Recorder):
                 nursery.start_soon(self._read, instance, index)
 
     async def run_doubles(self, node: Machine) -> None:
-        """Let consumers under the names of others work until `finish`; another machine's program.
-
-        Their client id is that of the others, too.
-        """
+        """Let consumers under the names of others work until `finish`, on another machine."""
         instance = node.instance
         assert instance is not None
         # One process gives no id twice; another machine would not check.

@@ -232,10 +232,7 @@ class PushGroup:
     # -- the end ---------------------------------------------------------------------------
 
     async def settle(self, instance: ClientInstance) -> Verdict:
-        """Let all members be there, wait until the group has come to rest, and judge it.
-
-        Then one of them leaves and joins again, so that its queues change hands while all is well.
-        """
+        """Let all members be there, wait until the group has come to rest, and judge it."""
         clients, record = self._clients, self.record
         record.stored = {
             queue.queue_id: (begin, values) for queue, (begin, values) in clients.drained.items()

@@ -361,10 +361,7 @@ class QueueFacts:
     # -- giving ----------------------------------------------------------------------------
 
     def settle(self) -> bool:
-        """Reserve all offsets; false if there were fewer sends than the queue is long.
-
-        Such a queue may name any offset, so it is cut at the number of sends.
-        """
+        """Reserve all offsets; false if there were fewer sends than the queue is long."""
         spares = self.spares()
         self.attempts = self.acked + int(np.count_nonzero(~spares.failed))
         seen_off, _ = self.seen()
@@ -467,10 +464,7 @@ def _joined(kind: Any, parts: Sequence[Any]) -> Any:
 
 
 def repeated(values: I64) -> I64:
-    """Return the values that are there more than once, sorted.
-
-    Counters that differ make values that differ: where they are dense, nothing is sorted.
-    """
+    """Return the values that are there more than once, sorted."""
     if not len(values):
         return values
     counters = values & ((1 << CLIENT_BITS) - 1)

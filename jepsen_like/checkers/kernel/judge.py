@@ -302,11 +302,7 @@ class _Times:
         return earliest[place], latest[place]
 
     def _filled(self, unseen: I64, free: Free) -> tuple[I64, list[int]]:
-        """Return which send fills each gap, and those that fit nowhere or only at the end.
-
-        Gaps in their order; of the sends that were called in time the one that had to be there
-        first. What a later gap could take, it can still take: so no other choice is better.
-        """
+        """Return which send fills each gap, and those that fit nowhere or only at the end."""
         call, ret = self.spares.call, self.spares.ret
         waiting: list[tuple[int, int]] = []
         fillers: list[int] = []
