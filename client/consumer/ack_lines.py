@@ -53,10 +53,7 @@ class _Ack:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Those of one broker group and topic: one refusal of rights is that of all of them.
-
-    It is there while a task sends them.
-    """
+    """Those of one broker group and topic: one refusal of rights is that of all of them."""
 
     waiting: deque[_Ack] = field(default_factory=deque)
 

@@ -341,10 +341,7 @@ class QueueOffsets:
         self._saving = trio.Lock()
 
     async def begin(self, owned: OwnedQueue) -> None:
-        """Let *owned* begin where it was left, or where a group begins that was never here.
-
-        Asks until a broker answers, or until *owned* was made to begin elsewhere meanwhile.
-        """
+        """Let *owned* begin where it was left, or where a group begins that was never here."""
         queue, before = owned.queue, owned.messages
         self.forget(queue)
         while not owned.is_dropped and queue not in self._asked:
@@ -394,10 +391,7 @@ class QueueOffsets:
             await self.save(owned)
 
     async def give_up(self, owned: OwnedQueue) -> None:
-        """Store the offset of *owned* for the last time, together with others that are given up.
-
-        A rebalance gives up thousands at once, and their broker may be silent.
-        """
+        """Store the offset of *owned* for the last time, together with others that are given up."""
         self._given_up.append(owned)
         async with self._saving:
             leaving, self._given_up = self._given_up, []

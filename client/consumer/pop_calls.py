@@ -240,9 +240,6 @@ class PopCalls:
     ) -> list[MQError | None]:
         """Acknowledge messages of one broker group; return the error of each, None: it is done.
 
-        One request does for all of them, where the broker names those that are stale in its answer;
-        to another broker each goes by itself.
-
         Raises RequestTimedOutError, RequestFailedError: as `ack`, for all of them.
         """
         if len(receipts) == 1:

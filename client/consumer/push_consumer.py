@@ -424,11 +424,7 @@ class PushConsumer(ManagedScope):
 
 
 def _not_in_hand(leaving: Iterable[OwnedQueue]) -> list[MessageQueue]:
-    """Return the queues whose listeners have ended.
-
-    A plain function cannot be cancelled: its queue stays locked until the lock expires, or the
-    consumer has ended.
-    """
+    """Return the queues whose listeners have ended."""
     return [
         owned.queue for owned in leaving if owned.messages is None or not owned.messages.in_hand
     ]

@@ -285,10 +285,7 @@ class QueueLocks:
         event.set()
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Give locks back, so that others need not wait for them to expire.
-
-        Errors are only logged: a lock that is not given back expires.
-        """
+        """Give locks back, so that others need not wait for them to expire."""
         by_broker = _by_broker(queues)
         async with trio.open_nursery() as nursery:
             for broker_name in sorted(by_broker):

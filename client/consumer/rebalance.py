@@ -52,10 +52,7 @@ class HashRing:
     """Finds the node that is next on the ring, clockwise."""
 
     def __init__(self, nodes: Iterable[str], virtual_nodes: int = VIRTUAL_NODES) -> None:
-        """Put *nodes* on the ring, each at its places ``node-0``, ``node-1`` …
-
-        Of two nodes at one place the later one has it.
-        """
+        """Put *nodes* on the ring, each at its places ``node-0``, ``node-1`` …"""
         ring = {
             ring_hash(f"{node}-{number}"): node for node in nodes for number in range(virtual_nodes)
         }

@@ -187,11 +187,7 @@ class Heartbeats:
         ).encode()
 
     def _addresses(self) -> list[str]:
-        """Return every broker of every route; followers too where they are to know us.
-
-        That is once there are consumers, or producers that a new leader may have to ask, or to
-        bring a reply.
-        """
+        """Return every broker of every route; followers too where they are to know us."""
         found: dict[str, None] = {}
         everybody = bool(self._consumers) or self._announcements.is_asked
         for name, broker_id, address in self._routes.table.brokers():

@@ -150,11 +150,7 @@ def stated_identities(text: object) -> dict[str, str]:
 
 
 def not_let_in(address: str, answer: RemotingCommand) -> ClientError | None:
-    """Return the error when *answer* to the question for capabilities refuses the account for good.
-
-    Only our brokers state what came of a refusal. RocketMQ's have another answer to every question
-    that they do not know.
-    """
+    """Return the error when *answer* to the question for capabilities refuses the account."""
     remark = answer.remark or ""
     is_for_good = answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED and (
         outcome_of(answer) == "not_stored" and not is_retriable(answer)

@@ -196,10 +196,7 @@ _REFUSED_HERE_CODES = frozenset(
 
 
 def time_left_s(deadline_s: float, now_s: float, longest_s: float = float("inf")) -> float:
-    """Return how long something may still take: 0 when the time is over, and never less.
-
-    On a busy machine a task may run only after the deadline it is about to compute with.
-    """
+    """Return how long something may still take: 0 when the time is over, and never less."""
     return max(0.0, min(longest_s, deadline_s - now_s))
 
 

@@ -137,10 +137,7 @@ class TopicRoute:
 
 
 class RouteTable:
-    """All routes a client has, and the addresses of every broker in them.
-
-    Routes are kept when NameServers fail: a running client goes on with what it has.
-    """
+    """All routes a client has, and the addresses of every broker in them."""
 
     def __init__(self) -> None:
         self._routes: dict[str, TopicRoute] = {}
@@ -150,11 +147,7 @@ class RouteTable:
         return self._routes.get(topic)
 
     def put(self, route: TopicRoute) -> bool:
-        """Store *route*; return whether it differs from what was known.
-
-        Equal queues are replaced by the objects already in use, so that tables keyed by them
-        hit on identity.
-        """
+        """Store *route*; return whether it differs from what was known."""
         old = self._routes.get(route.topic)
         if old is not None:
             if old == route:
@@ -254,11 +247,7 @@ class LeaderTable:
             group.hinted = None
 
     def suspect(self, broker_name: str, address: str) -> bool:
-        """Drop the hint to an address that failed; return whether there was one.
-
-        What the route names stands again then, which is older than the hint. If that is the failed
-        address, too, a search has to find the next leader.
-        """
+        """Drop the hint to an address that failed; return whether there was one."""
         group = self._groups.get(broker_name)
         if group is None or group.hinted != address:
             return False

@@ -426,11 +426,7 @@ class Routes:
         return route
 
     def forget_unknown(self, kept: Container[str]) -> None:
-        """Ask no more for topics that no NameServer knows, but for *kept*.
-
-        For an instance that others name topics to: every name would be asked for until its end.
-        One that messages were sent to counts as known for `BORROWED_S`.
-        """
+        """Ask no more for topics that no NameServer knows, but for *kept*."""
         until_s = self._clock.monotonic() - BORROWED_S
         for topic in [name for name, at_s in self._borrowed_at_s.items() if at_s <= until_s]:
             if topic not in kept:

@@ -171,11 +171,7 @@ class Coalescer:
         self._pending.append(slot)
 
     def requeue(self, slots: Iterable[SendSlot]) -> None:
-        """Put slots that were taken back to where they stood in the line.
-
-        Several requests may be open: what an earlier one gives back comes before what a later one
-        gave back already, and what a later one gives back behind what an earlier one has.
-        """
+        """Put slots that were taken back to where they stood in the line."""
         pending, returned = self._pending, sorted(slots, key=_place)
         for slot in returned:
             if slot.state < SlotState.STORED:
@@ -233,9 +229,6 @@ def settle_batch(
     batch: SendBatch, ext: Mapping[str, Any]
 ) -> tuple[list[SendSlot], list[RunRefusal]]:
     """Give every slot of an accepted run its offsets.
-
-    Accepted runs are stored back to back in the order of the request, so positions are found by
-    adding up sizes.
 
     Args:
         batch: What was sent.
@@ -385,10 +378,7 @@ class Lane:
         return self.open < self._open_max and line.waiting_bytes >= PIPELINE_BYTES
 
     def offer(self, slot: SendSlot) -> bool:
-        """Put *slot* in line; return whether it is to leave in this turn. Never blocks.
-
-        It is when sends have come one at a time; else those of one turn leave together.
-        """
+        """Put *slot* in line; return whether it is to leave in this turn. Never blocks."""
         self.line.offer(slot)
         if not self.open and self._solos >= SOLOS_MIN and not self.sequences.is_draining:
             return True

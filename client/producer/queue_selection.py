@@ -72,11 +72,7 @@ class LatencyFaultTable:
 
 
 class QueueSelector:
-    """Round robin over the queues of one topic.
-
-    One per topic and producer; a plain counter, so that over any n·k choices among n available
-    queues each one is chosen k times.
-    """
+    """Round robin over the queues of one topic."""
 
     __slots__ = ("_counter",)
 
@@ -168,8 +164,6 @@ class PublishTopics:
 
     async def find(self, name: str, timeout_s: float) -> PublishTopic:
         """Return the topic; a NameServer is asked for one that is not known.
-
-        While its group elects a leader, the NameServer is asked again, once for all senders.
 
         Args:
             timeout_s: For how long at most a leader is waited for.

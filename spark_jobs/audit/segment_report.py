@@ -98,9 +98,6 @@ SuspectKind = Literal["zeros", "damaged", "fork", "blank"]
 class Suspect(msgspec.Struct, kw_only=True):
     """Bytes of one replica that are not those which stand there.
 
-    Whether that is damage, a log that ends here or an entry that was never committed depends on
-    what the rest of the log has.
-
     Attributes:
         index: Of the entry that should be there; of the entry before, for a blank; -1: unknown.
         byte: The first wrong byte, counted in the log.

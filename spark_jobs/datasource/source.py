@@ -221,10 +221,7 @@ class BatchReader(DataSourceReader):
 
 
 class NarrowingReader(BatchReader):
-    """A reader that lets the terms of a query narrow what is read.
-
-    A class of its own: Spark refuses one that could, where push-down is switched off.
-    """
+    """A reader that lets the terms of a query narrow what is read."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Take the terms on topic, broker, queue, offset and time; yield what Spark must check."""

@@ -258,10 +258,7 @@ Judge = Callable[[Queue, int, QueueFacts, bool], tuple[int, Any]]
 
 
 def joined(shares: Iterable[Share], width: int, judge: Judge) -> Iterator[tuple[Queue, int, bytes]]:
-    """Yield the report of each chunk; of a chunk all shares are given, in any order.
-
-    Sums, and rows of wants, go on as they are.
-    """
+    """Yield the report of each chunk; of a chunk all shares are given, in any order."""
     chunks: dict[tuple[Queue, int], QueueFacts] = {}
     cut: set[Queue] = set()
     for share in shares:

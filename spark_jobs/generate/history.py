@@ -440,11 +440,7 @@ def _two_words(no: str, yes: str, which: Any) -> Any:
 
 
 def streams(shape: Shape) -> list[QueueStream]:
-    """Return the queues of *shape*.
-
-    Clients are shared out; where there are more queues, each has a client of its own, and this many
-    are at work as there are to be clients.
-    """
+    """Return the queues of *shape*."""
     per_queue, rest = divmod(shape.ops, shape.queues)
     block_ops = max(shape.block_ops, shape.clients)
     stride = max(shape.clients, shape.queues)
