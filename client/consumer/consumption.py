@@ -51,6 +51,7 @@ from dledger.commitlog.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_T
 from dledger.remoting.log import get_logger
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.headers import ConsumerSendMsgBackHeader, SendMessageHeader
+from dledger.remoting.protocol.outcome import STORED_CODES
 from dledger.remoting.seams import Clock
 
 _log = get_logger(__name__)
@@ -63,14 +64,6 @@ _MOST_TRIES: Final = 0x7FFFFFFF  # what the field holds
 INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 """RocketMQ's name for the producer inside a consumer."""
 
-_STORED: Final = frozenset(
-    (
-        ResponseCode.SUCCESS,
-        ResponseCode.FLUSH_DISK_TIMEOUT,
-        ResponseCode.SLAVE_NOT_AVAILABLE,
-        ResponseCode.FLUSH_SLAVE_TIMEOUT,
-    )
-)
 # What belongs to the way the message came, not to the message.
 _LEFT_BEHIND: Final = (
     PROPERTY_CLUSTER,
@@ -165,7 +158,7 @@ class SendBack:
             topic=message.message_queue.topic,
             timeout_s=SEND_BACK_TIMEOUT_S,
         )
-        if answer.code not in _STORED:
+        if answer.code not in STORED_CODES:
             raise RequestFailedError(
                 f"message {message.message_id} not sent to {self._retry_topic}: code "
                 f"{answer.code} {answer.remark or ''}",

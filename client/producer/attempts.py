@@ -35,10 +35,8 @@ from dledger.remoting.calls import Call
 from dledger.remoting.connection import Connection
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
+from dledger.remoting.protocol.outcome import STORED_CODES
 from dledger.remoting.protocol.own_fields import STAMP_FIELD
-
-STORED_CODES: Final = frozenset({0, 10, 11, 12})
-"""Response codes that mean the message is in the log."""
 
 _NO_ANSWER: Final = Failure(FailureKind.UNKNOWN)
 

@@ -36,13 +36,14 @@ from dledger.remoting.protocol.bodies import (
     HeartbeatData,
     SubscriptionData,
 )
-from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import ExtFields, RemotingCommand, request
 from dledger.remoting.protocol.headers import (
     CreateTopicHeader,
     SendMessageHeader,
     UpdateConsumerOffsetHeader,
 )
+from dledger.remoting.protocol.outcome import STORED_CODES
 from dledger.remoting.tcp import TcpNetwork
 
 CREATORS: Final = 8
@@ -62,15 +63,6 @@ TIMEOUT_S: Final = 20.0
 LISTED_TIMEOUT_S: Final = 120.0
 TEMPLATE: Final = "TBW102"
 """The topic that every broker has; its route names the leader."""
-
-_SENT: Final = frozenset(
-    (
-        ResponseCode.SUCCESS,
-        ResponseCode.FLUSH_DISK_TIMEOUT,
-        ResponseCode.SLAVE_NOT_AVAILABLE,
-        ResponseCode.FLUSH_SLAVE_TIMEOUT,
-    )
-)
 
 
 @Parameter(name="*")
@@ -136,8 +128,7 @@ class _Run:
             answer = await self.ask(code, ext, body)
         except MQError as error:
             raise CliError(f"the cluster cannot be filled: {error}") from error
-        if answer.code not in _SENT:
-            raise CliError(f"the cluster cannot be filled: {answer.code} {answer.remark}")
+        _check_stored(answer)
 
     async def send(self, place: int) -> RemotingCommand:
         """Send a message to queue number *place* of all."""
@@ -290,6 +281,11 @@ async def _create_topics(run: _Run) -> Figures:
     }
 
 
+def _check_stored(answer: RemotingCommand) -> None:
+    if answer.code not in STORED_CODES:
+        raise CliError(f"the cluster cannot be filled: {answer.code} {answer.remark}")
+
+
 def _slots(load: ScaleLoad) -> Iterator[tuple[int, int, int]]:
     """Yield number of group, of topic and queue: each group has the same number of offsets."""
     for number in range(load.offsets):
@@ -303,9 +299,7 @@ async def _fill(run: _Run) -> None:
     run.tell(f"one message into each of {load.topics * load.queues:,} queues")
 
     async def fill(place: int) -> None:
-        answer = await run.send(place)
-        if answer.code not in _SENT:
-            raise CliError(f"the cluster cannot be filled: {answer.code} {answer.remark}")
+        _check_stored(await run.send(place))
 
     await _each(load.topics * load.queues, FILLERS, fill)
     run.tell(f"{load.offsets:,} offsets of {load.groups:,} groups")
@@ -373,7 +367,7 @@ async def _send(run: _Run) -> Figures:
         except MQError:
             failed += 1
             return
-        if answer.code in _SENT:
+        if answer.code in STORED_CODES:
             latencies_s.append(time.perf_counter() - began)
         else:
             failed += 1

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from dledger.client.admin.admin import Admin
 from dledger.client.admin.groups import FIRST_MS, LAST_MS, OffsetMove
-from dledger.client.admin.messages import RESEND_GROUP_PREFIX
+from dledger.client.admin.messages import RESEND_GROUP_PREFIX, RETRY_PREFIX
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.errors import MQError
 from dledger.console import texts
@@ -26,7 +26,6 @@ from dledger.remoting.protocol.bodies import (
     SubscriptionGroupConfig,
 )
 
-RETRY_PREFIX: Final = "%RETRY%"
 SYSTEM_GROUPS: Final = (
     *("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY"),
     *("CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_ONSAPI_PULL", "CID_RMQ_SYS_TRANS"),

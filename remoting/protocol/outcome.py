@@ -40,6 +40,9 @@ DECISION_FIELD: Final = "decision"
 GO_AWAY_FIELD: Final = "goAway"
 """In a refusal: this server shuts down; close the connection when nothing is waited for."""
 
+STORED_CODES: Final = frozenset((0, 10, 11, 12))
+"""Response codes of a message that is in the log."""
+
 
 @unique
 class Condition(StrEnum):
@@ -245,9 +248,6 @@ def outcome_of(response: RemotingCommand) -> Outcome:
         return "not_stored"
     if said == "unknown":
         return "unknown"
-    if response.code in _STORED_CODES:
+    if response.code in STORED_CODES:
         return "stored"
     return "unknown" if response.code == ResponseCode.SYSTEM_ERROR else "not_stored"
-
-
-_STORED_CODES: Final = frozenset((0, 10, 11, 12))
