@@ -343,10 +343,7 @@ class OrderlyConsumption:
         clock: Clock,
         gate: Gate,
     ) -> None:
-        """Prepare.
-
-        *locks*: None: no other consumer has the queues, as in broadcasting.
-        """
+        """Prepare; without *locks* no other consumer has the queues, as in broadcasting."""
         self._listener = listener
         self._locks = locks
         self._send_back = send_back

@@ -217,10 +217,7 @@ class ListenerCall:
     async def __call__(
         self, messages: Sequence[DeliveredMessage], context: ConsumeContext, worker: object
     ) -> ConsumeStatus:
-        """Call it and return its status.
-
-        Raises Exception: whatever it raises.
-        """
+        """Call it and return its status. Raises Exception: whatever it raises."""
         meter = self._meter
         if meter is None:
             return await self._with_hooks(messages, context, worker)

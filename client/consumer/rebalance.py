@@ -357,10 +357,7 @@ class Rebalance:
         self._is_stopped = True
 
     async def run(self) -> None:
-        """Rebalance until cancelled.
-
-        Cancellation: What is owned stays owned.
-        """
+        """Rebalance until cancelled. Cancellation: What is owned stays owned."""
         again_s = AGAIN_S
         is_told = True
         while True:

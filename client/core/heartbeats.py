@@ -149,10 +149,7 @@ class Heartbeats:
     # -- telling ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Send heartbeats until cancelled.
-
-        Cancellation: A heartbeat may have been sent or not.
-        """
+        """Send heartbeats until cancelled. Cancellation: A heartbeat may have been sent or not."""
         all_at_s = 0.0
         while True:
             self._announcements.due = trio.Event()

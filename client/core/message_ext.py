@@ -67,10 +67,7 @@ _LEVELS: Final[Mapping[CompressionType, range]] = {
 
 
 def check_level(kind: CompressionType, level: int) -> None:
-    """Refuse a level that *kind* does not have.
-
-    Raises ConfigError: it has no such level.
-    """
+    """Refuse a level that *kind* does not have. Raises ConfigError: it has no such level."""
     levels = _LEVELS.get(kind)
     if levels is not None and level not in levels:
         raise ConfigError(

@@ -211,10 +211,7 @@ def _is_address(text: str) -> bool:
 
 
 def split_url(url: str) -> tuple[str, int, str]:
-    """Return host, port and path of an http URL.
-
-    Raises ConfigError: it is none.
-    """
+    """Return host, port and path of an http URL. Raises ConfigError: it is none."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise ConfigError(f"the address server must be http://host[:port]/path, not {url!r}")
@@ -297,10 +294,7 @@ class Routes:
 
     @property
     def name_servers(self) -> NameServers:
-        """The NameServers.
-
-        Raises ClientClosedError: the client is not open.
-        """
+        """The NameServers. Raises ClientClosedError: the client is not open."""
         if self._servers is None:
             raise ClientClosedError("the client is not open; use 'async with'")
         return self._servers

@@ -114,10 +114,7 @@ class SlotEncoder:
         pinned: bool,
         timeout_s: float | None,
     ) -> SendSlot:
-        """Return *message* as one record.
-
-        Raises MessageIllegalError: it cannot be sent.
-        """
+        """Return *message* as one record. Raises MessageIllegalError: it cannot be sent."""
         if self._properties_hooks:
             message = with_hook_properties(message, self._properties_hooks)
         now_ms = self._clock.wall_ms()

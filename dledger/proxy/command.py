@@ -129,10 +129,7 @@ async def run_daemon(config: ProxyConfig) -> int:
 
 
 def tls_of(config: ProxyConfig) -> grpc.ServerCredentials | None:
-    """Return the TLS of the port; None: plain.
-
-    Raises ConfigError: a file cannot be read.
-    """
+    """Return the TLS of the port; None: plain. Raises ConfigError: a file cannot be read."""
     server = config.server
     if not server.tls_cert_file:
         return None

@@ -21,10 +21,7 @@ ASK_AGAIN_S: Final = 0.5
 async def make_topic(
     clients: Recorder, instance: ClientInstance, topic: str, queue_nums: int
 ) -> None:
-    """Make a topic; return when clients know its queues.
-
-    Cancellation: It may have been made.
-    """
+    """Make a topic; return when clients know its queues. Cancellation: It may have been made."""
     while True:
         try:
             await Admin(instance).create_topic(topic, queue_nums=queue_nums)
