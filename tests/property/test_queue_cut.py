@@ -46,6 +46,7 @@ from dledger.jepsen_like.history.operation import (
 from dledger.spark_jobs.generate.history import planter_named
 from dledger.spark_jobs.generate.queue_stream import Block, QueueStream
 from tests.harness.clean_histories import clean_history
+from tests.harness.extent import EXTENT
 from tests.harness.fast_part import gate_part
 from tests.harness.history_world import TOPIC as CLEAN_TOPIC
 from tests.harness.planted_anomalies import PLANTERS
@@ -124,7 +125,7 @@ def judged_in_chunks(
 pytestmark = pytest.mark.slow
 
 ALONE = Replicas(("n0",), {("q", 0): ((0, 0),)}, 0)
-RANDOM = 300
+RANDOM = 80 * min(EXTENT, 4)
 KINDS = [kind for kind in PLANTERS if kind[0] in ("queue_log", "total_queue", "replicas")]
 HOT_OPS = 100_000
 CHUNKS = (1, 7, 64)
@@ -185,7 +186,7 @@ def test_random_queues_in_chunks_get_the_report_of_one_piece(block: int) -> None
     assert min(valid.values()) > RANDOM // 8, valid
 
 
-@pytest.mark.parametrize("kind", gate_part(KINDS, 5), ids=": ".join)
+@pytest.mark.parametrize("kind", gate_part(KINDS, 2), ids=": ".join)
 def test_planted_anomalies_in_chunks_get_the_report_of_one_piece(kind: tuple[str, str]) -> None:
     planted = 0
     for seed in range(90):

@@ -15,6 +15,7 @@ from dledger.jepsen_like.history.columns import ops_table
 from dledger.jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
 from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
 from dledger.spark_jobs.engines.local import LocalSource
+from tests.harness.fast_part import gate_part
 from tests.harness.judged import comparable
 from tests.harness.workload_histories import MAKERS, MS
 
@@ -44,7 +45,7 @@ def both(history: History, folder: Path) -> tuple[list[Verdict], list[Verdict]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", MAKERS)
+@pytest.mark.parametrize("workload", gate_part(MAKERS, 4))
 def test_a_workload_gets_the_same_verdicts_counts_and_witnesses(
     workload: str, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ def test_another_seed_is_another_run() -> None:
         assert_nothing_lost(result)
 
 
+@pytest.mark.hunt
 def test_a_run_leaves_nothing_behind_that_changes_the_next() -> None:
     play(4)
     assert play(2)["digest"] == play(2)["digest"]

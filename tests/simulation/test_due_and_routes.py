@@ -47,6 +47,7 @@ def test_a_cluster_without_a_bug_keeps_all_bounds() -> None:
         (TransactionCheckService, "_check", "half message"),
     ],
 )
+@pytest.mark.hunt
 def test_a_service_that_stands_still_is_found(
     monkeypatch: pytest.MonkeyPatch, service: type, method: str, what: str
 ) -> None:
@@ -59,6 +60,7 @@ def test_a_service_that_stands_still_is_found(
     assert f"waits {what}" in played.violations[0].detail
 
 
+@pytest.mark.hunt
 def test_a_member_that_a_route_lacks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     register = RouteInfoManager.register_broker
 
@@ -73,6 +75,7 @@ def test_a_member_that_a_route_lacks_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert broken(played) == {"route"}
 
 
+@pytest.mark.hunt
 def test_a_change_of_role_that_is_not_sent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Registration, "role_changed", lambda _: None)
     played = play(PLAN)
@@ -80,6 +83,7 @@ def test_a_change_of_role_that_is_not_sent_is_found(monkeypatch: pytest.MonkeyPa
     assert "the leader" in played.violations[0].detail
 
 
+@pytest.mark.hunt
 def test_an_answer_older_than_the_tables_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RouteCache, "invalidate", lambda _self, _topics: None)
     played = play(PLAN)
@@ -87,6 +91,7 @@ def test_an_answer_older_than_the_tables_is_found(monkeypatch: pytest.MonkeyPatc
     assert "answers" in played.violations[0].detail
 
 
+@pytest.mark.hunt
 def test_a_question_before_its_pause_is_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     again_in = TransactionCheckService._again_in
 
@@ -97,6 +102,7 @@ def test_a_question_before_its_pause_is_over_is_found(monkeypatch: pytest.Monkey
     assert "asked early" in broken(play(PLAN))
 
 
+@pytest.mark.hunt
 def test_a_half_message_that_is_given_up_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         TransactionCheckService, "_is_over", lambda _self, half, _age_ms: half.checks > 0
@@ -104,6 +110,7 @@ def test_a_half_message_that_is_given_up_early_is_found(monkeypatch: pytest.Monk
     assert broken(play(PLAN)) == {"given up early"}
 
 
+@pytest.mark.hunt
 def test_a_member_that_ended_and_is_named_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RouteInfoManager, "disconnect", lambda _self, _connection: ())
     steps = (Step(20_000, Kind.KILL, "follower", 10_000),)
@@ -112,6 +119,7 @@ def test_a_member_that_ended_and_is_named_is_found(monkeypatch: pytest.MonkeyPat
     assert "ended" in played.violations[0].detail
 
 
+@pytest.mark.hunt
 def test_topics_older_than_the_leaders_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Registration, "on_applied", lambda _self, _touched: None)
     played = play(in_modes(Plan(8, 100_000, workload=LOAD), ("topic_deletion",)))

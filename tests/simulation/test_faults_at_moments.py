@@ -46,6 +46,7 @@ def test_a_torn_tail_is_cut_and_comes_back_from_the_leader() -> None:
 
 
 @pytest.mark.parametrize("target", gate_part(["leader", "most_ahead"], 1))
+@pytest.mark.hunt
 def test_no_tail_is_torn_that_an_isolated_voter_may_need(target: str) -> None:
     ran = played(
         Step(8_000, Kind.ISOLATE, "follower", 45_000),

@@ -36,7 +36,9 @@ def names(played: Played) -> set[str]:
     return {violation.name for violation in played.violations}
 
 
-@pytest.mark.parametrize(("unreadable", "keep_segments"), [(0, 2), (1, 0)])
+@pytest.mark.parametrize(
+    ("unreadable", "keep_segments"), [(0, 2), pytest.param(1, 0, marks=pytest.mark.hunt)]
+)
 def test_a_file_of_each_kind_goes_bad_and_is_made_good(unreadable: int, keep_segments: int) -> None:
     args = [kind + KINDS * unreadable + 2 * KINDS * unreadable for kind in range(KINDS)]
     played = play(rotten(*args, keep_segments=keep_segments))
@@ -45,12 +47,14 @@ def test_a_file_of_each_kind_goes_bad_and_is_made_good(unreadable: int, keep_seg
     assert played.sometimes["node_gave_up"] == played.sometimes["rot_identity"]
 
 
+@pytest.mark.hunt
 def test_a_rotten_queue_that_nothing_compares_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrub, "give_up_differing", lambda *_: 0)
     played = play(rotten(2 * KINDS, 2 * KINDS, 2 * KINDS, seed=6))
     assert names(played) >= {"acknowledged message lost", "replicas disagree on an offset"}
 
 
+@pytest.mark.hunt
 def test_an_identity_that_nothing_compares_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_checksum", lambda record: record.get("crc", 0))
     played = play(rotten(4, 4, 4))

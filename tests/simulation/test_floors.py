@@ -79,6 +79,7 @@ def test_full_disks_among_other_faults_lose_nothing(seed: int) -> None:
     assert {read.min_off for read in played.history.replica_reads} == {0}
 
 
+@pytest.mark.hunt
 def test_segments_that_no_checkpoint_covers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(keep_segments=2, checkpoint_ms=30_000)
     plan = Plan(seed=12, duration_ms=60_000, workload=LOAD, settings=settings)

@@ -34,6 +34,7 @@ def test_hunt_finds_a_planted_bug() -> None:
 
 
 @pytest.mark.parametrize("command", ["hunt", "brokers"])
+@pytest.mark.hunt
 def test_a_number_without_a_bug_is_a_usage_error(command: str) -> None:
     done = mutants(command, "--only", "1")
     assert done.returncode == 2

@@ -144,6 +144,7 @@ def test_metrics_are_those_of_the_log_over_a_fail_over(pages: Pages) -> None:
     run_world(5, scenario(pages), SETTINGS)
 
 
+@pytest.mark.hunt
 def test_a_lag_that_leaves_out_retention_is_found(
     pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_lag_that_leaves_out_retention_is_found(
         run_world(5, scenario(pages), SETTINGS)
 
 
+@pytest.mark.hunt
 def test_messages_that_are_counted_twice_are_found(
     pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:

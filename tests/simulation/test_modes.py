@@ -64,6 +64,7 @@ def _only(mode: str, duration_ms: int = 60_000) -> Plan:
     return in_modes(Plan(8, duration_ms, workload=PLAN.workload), (mode,))
 
 
+@pytest.mark.hunt
 def test_a_key_that_a_query_does_not_find_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeyIndex, "candidates", lambda *_: iter(()))
     assert broken(play(_only("key_queries"))) == {"side_work"}
@@ -77,6 +78,7 @@ def test_the_second_key_of_a_message_is_asked_for(monkeypatch: pytest.MonkeyPatc
     assert "its key" in played.violations[0].detail
 
 
+@pytest.mark.hunt
 def test_an_offset_that_only_grows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     set_offset = StateTables.set_offset
 
@@ -88,6 +90,7 @@ def test_an_offset_that_only_grows_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert broken(play(_only("old_commits", 100_000))) == {"side_work"}
 
 
+@pytest.mark.hunt
 def test_a_commit_that_was_taken_and_is_dropped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OffsetCommits, "flush", lambda commits: commits._dirty.clear())
     played = play(_only("old_commits", 100_000))
@@ -95,17 +98,20 @@ def test_a_commit_that_was_taken_and_is_dropped_is_found(monkeypatch: pytest.Mon
     assert "was taken last" in played.violations[0].detail
 
 
+@pytest.mark.hunt
 def test_an_offset_that_outlives_its_topic_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateTables, "drop_offsets", lambda _self, _pairs: None)
     assert broken(play(_only("topic_deletion", 100_000))) == {"side_work"}
 
 
+@pytest.mark.hunt
 def test_a_body_that_is_not_what_was_sent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_ext, "decompress", lambda body, *_: bytes(body))
     played = play(_only("compression"))
     assert broken(played) == {"side_work"}
 
 
+@pytest.mark.hunt
 def test_a_search_that_goes_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     search = store_times.search_offset
 
@@ -116,18 +122,21 @@ def test_a_search_that_goes_too_far_is_found(monkeypatch: pytest.MonkeyPatch) ->
     assert broken(play(_only("searches"))) == {"side_work"}
 
 
+@pytest.mark.hunt
 def test_a_request_of_a_stranger_that_is_granted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     owner = Account(access_key=OWNER.access_key, secret_key=OWNER.secret_key, is_admin=True)
     monkeypatch.setattr(AccessGate, "_account", lambda *_: owner)
     assert broken(play(_only("access_control", 200_000))) == {"access"}
 
 
+@pytest.mark.hunt
 def test_a_tag_that_is_not_what_was_sent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     tags = vars(MessageExt)["tags"].fget
     monkeypatch.setattr(MessageExt, "tags", property(lambda message: tags(message).strip()))
     assert broken(play(_only("hostile_contents", 200_000))) == {"side_work"}
 
 
+@pytest.mark.hunt
 def test_a_message_in_another_of_many_queues_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_services, "FILLED_TOPICS", 4)
     monkeypatch.setattr(side_services, "QUEUES", 8)
@@ -144,11 +153,13 @@ def test_a_message_in_another_of_many_queues_is_found(monkeypatch: pytest.Monkey
     assert "side_work" in broken(play(_only("many_queues")))
 
 
+@pytest.mark.hunt
 def test_an_open_half_message_that_is_removed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransactionTable, "oldest_position", None)
     assert "side_work" in broken(play(_only("half_messages", 150_000)))
 
 
+@pytest.mark.hunt
 def test_open_half_messages_outlast_retention() -> None:
     played = play(_only("half_messages", 120_000))
     assert played.is_valid, played.violations
@@ -247,6 +258,7 @@ def _power(seed: int, settings: Settings) -> Plan:
     return Plan(seed, 135_000, steps, workload=workload, settings=settings)
 
 
+@pytest.mark.hunt
 def test_flushes_that_come_late_lose_nothing_of_a_majority() -> None:
     played = play(in_modes(_power(3, Settings()), ("async_flush",)))
     assert played.is_valid, played.violations

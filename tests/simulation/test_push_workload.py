@@ -8,6 +8,7 @@ from dledger.client.consumer.owned_queues import OwnedQueue, OwnedQueues
 from dledger.jepsen_like.checkers.push_group import NO_OWNER
 from dledger.jepsen_like.simulation.play import Played, play
 from dledger.jepsen_like.worker import Order, plan_of
+from tests.harness.fast_part import gate_part
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +17,7 @@ def played(seed: int, *, calm: bool) -> Played:
     return play(plan_of(seed, Order(duration_s=60.0, calm=calm, preset="push")))
 
 
-@pytest.mark.parametrize("seed", [2, 8])
+@pytest.mark.parametrize("seed", gate_part([2, 8], 1))
 def test_a_push_group_consumes_all_and_shares_the_queues(seed: int) -> None:
     run = played(seed, calm=False)
     (verdict,) = [verdict for verdict in run.verdicts if verdict.checker == "push_group"]
@@ -25,6 +26,7 @@ def test_a_push_group_consumes_all_and_shares_the_queues(seed: int) -> None:
     assert verdict.counts["members"] == 3
 
 
+@pytest.mark.hunt
 def test_without_faults_no_message_is_consumed_twice() -> None:
     run = played(3, calm=True)
     (verdict,) = [verdict for verdict in run.verdicts if verdict.checker == "push_group"]
@@ -33,6 +35,7 @@ def test_without_faults_no_message_is_consumed_twice() -> None:
     assert verdict.counts["more_than_once"] == 0
 
 
+@pytest.mark.hunt
 def test_a_queue_that_is_given_up_and_not_taken_again_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,7 +9,7 @@ from dledger.jepsen_like.plans.plan import Plan, Workload
 from dledger.jepsen_like.simulation.play import Played, play
 from tests.harness.leader_faults import KILL_PAUSE_ISOLATE
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.hunt
 
 PLAN = Plan(
     seed=11,

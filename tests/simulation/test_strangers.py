@@ -11,6 +11,7 @@ import pytest
 from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
 from dledger.jepsen_like.simulation.play import play
 from dledger.jepsen_like.simulation.world import World
+from tests.harness.fast_part import gate_part
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,9 @@ def with_a_secret(world: World) -> None:
         node.config = dataclasses.replace(node.config, raft=raft)
 
 
-@pytest.mark.parametrize("prepare", [None, with_a_secret], ids=["no secret", "secret"])
+@pytest.mark.parametrize(
+    "prepare", gate_part([None, with_a_secret], 1), ids=["no secret", "secret"]
+)
 def test_a_stranger_at_the_peer_ports_changes_nothing(
     prepare: Callable[[World], None] | None,
 ) -> None:
@@ -59,6 +62,7 @@ def test_a_stranger_at_the_peer_ports_changes_nothing(
     assert played.operations["send_ok"] > 50
 
 
+@pytest.mark.hunt
 def test_a_stranger_gets_nothing_while_members_change() -> None:
     faults = (
         Step(8_000, Kind.KILL, "leader", 3_000),
@@ -82,7 +86,7 @@ def plan(arg: int, *more: Step) -> Plan:
     )
 
 
-@pytest.mark.parametrize("arg", [0, 1], ids=["names_no_group", "second_group"])
+@pytest.mark.parametrize("arg", gate_part([0, 1], 1), ids=["names_no_group", "second_group"])
 def test_a_stranger_that_wants_the_name_gets_no_message(arg: int) -> None:
     played = play(plan(arg))
     assert played.is_valid, played.verdict.reason
