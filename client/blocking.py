@@ -190,7 +190,7 @@ class BlockingClient(_Closing):
         """Return an open producer of transactions; it is closed with the client.
 
         Args:
-            check_local_transaction: _Called in threads of their own; may block.
+            check_local_transaction: Called in threads of their own; may block.
 
         Raises:
             ConfigError: This client has a transaction producer of *group* already.
