@@ -17,6 +17,7 @@ PYTEST := $(BIN)/python -m pytest -q
 # Tests in these folders only compute. Those of the others have real processes, sockets and disks,
 # and wait for them: more run at a time than there are processors.
 COMPUTE := tests/unit tests/property tests/simulation tools/bench/tests -n auto --dist worksteal
+FAST := tests/unit -n auto --dist worksteal
 PROCESSES := tests/integration tests/browser -n 4 --dist loadgroup
 STAGES := $(PYTHON) tests/gate/stages.py
 
@@ -57,7 +58,7 @@ check: setup
 	@$(STAGES) unit-fast --beside static
 
 unit-fast: setup
-	$(PYTEST) -m "not slow and not hunt" $(COMPUTE)
+	$(PYTEST) -m "not slow and not hunt" $(FAST)
 
 # Goes on after a stage that failed, and names all failures at the end.
 test: setup chromium deploy-tools

@@ -30,6 +30,8 @@ from dledger.commitlog.errors import ConfigError, InvariantBroken
 from dledger.output import CliError, ExitCode, show
 from dledger.remoting.log import LogForm, configure_logs
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 

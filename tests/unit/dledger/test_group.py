@@ -22,7 +22,7 @@ from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from tests.harness.groups import Groups, bodies, running_groups
 from tests.harness.raft_cluster import batch
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("autojump_clock")]
 
 
 async def test_what_is_submitted_is_on_every_replica_at_the_same_place(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from dledger.testing.crash_disk import CrashDisk
 from tests.harness.entry_frames import next_frame
 from tests.harness.replica_folders import install_at_once
 
+pytestmark = pytest.mark.slow
+
 ROOT = "/memory"
 SETTINGS = StoreSettings(ROOT, segment_bytes=4096, index_slots=100, index_entries_max=400)
 FLOOR, APPLIED, END, COMMITTED = 20, 30, 34, 11

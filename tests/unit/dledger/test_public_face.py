@@ -21,6 +21,8 @@ from dledger.client import blocking as client_blocking
 from dledger.client.core import errors as client_errors
 from tests.harness.shipped_files import ROOT
 
+pytestmark = pytest.mark.slow
+
 FACE = ast.parse(Path(dledger.__file__).read_text())
 MODULES: dict[str, str] = vars(dledger)["_MODULES"]
 

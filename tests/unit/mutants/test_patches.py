@@ -29,6 +29,8 @@ from tests.mutants.patches import (
 from tests.mutants.planted_chance import acts
 from tests.mutants.trees import environment_of, plant_tree, planted_text, sources_of
 
+pytestmark = pytest.mark.slow
+
 PATCHES = read_patches()
 
 TEXT = '''\
@@ -236,7 +238,6 @@ def output_of(code: str, tree: Path) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.slow
 def test_an_interpreter_runs_the_tree_with_the_bug(tmp_path: Path) -> None:
     """Bug 24: the vote is not part of what is written."""
     tree = plant_tree(24, tmp_path)
@@ -244,7 +245,6 @@ def test_an_interpreter_runs_the_tree_with_the_bug(tmp_path: Path) -> None:
     assert output_of(VOTE.format(module=Path(path).stem, term=7), tree) == "None"
 
 
-@pytest.mark.slow
 def test_a_bug_changes_what_importers_by_name_get(tmp_path: Path) -> None:
     """Bug 92: deliveries are recorded apart from their progress."""
     module = next(path for path in PATCHES[92].hunks if "delayed_message" in path)

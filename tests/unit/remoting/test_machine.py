@@ -38,6 +38,8 @@ from dledger.remoting.machine import (
     share_descriptors,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Measured:
     """Work that takes a given time, by the clock the executor reads."""

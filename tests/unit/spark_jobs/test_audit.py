@@ -47,6 +47,8 @@ from tests.harness.replica_folders import (
     write_group,
 )
 
+pytestmark = pytest.mark.slow
+
 LOG = usual()
 HEADERS = [parse_header(frame) for frame in LOG.frames]
 

@@ -29,6 +29,8 @@ from dledger.spark_jobs.generate.history import Shape, generate
 from dledger.spark_jobs.run import judge_run
 from tests.harness.bad_tables import BAD, rewrite
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:

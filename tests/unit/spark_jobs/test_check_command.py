@@ -42,6 +42,8 @@ from dledger.spark_jobs.run import judge_run, settings_of
 from tests.harness.clean_histories import clean_history
 from tests.harness.workload_histories import recalled
 
+pytestmark = pytest.mark.slow
+
 
 def check(capsys: pytest.CaptureFixture[str], run: Path) -> tuple[int, dict[str, Any]]:
     code = main(["check", str(run), "--output", "json"])

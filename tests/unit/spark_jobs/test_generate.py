@@ -26,6 +26,8 @@ from tests.harness.fast_part import gate_part
 from tests.harness.generated import generated
 from tests.harness.shipped_files import ROOT
 
+pytestmark = pytest.mark.slow
+
 SHAPES = [
     Shape(3_000, clients=1, queues=1),
     Shape(3_000, clients=3, queues=5, block_ops=200),

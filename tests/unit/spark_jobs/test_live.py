@@ -28,6 +28,8 @@ from tests.harness.fast_part import fast_part
 from tests.harness.generated import generated
 from tests.harness.played_runs import PlayedRun, as_called, writes
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = 20
 WRITES = 60
 TIMES = ("stale-read", "non-monotonic-read", "send-order-inverted", "read-from-the-future")
@@ -80,7 +82,6 @@ def test_a_correct_run_is_never_accused(seed: int, tmp_path: Path) -> None:
     assert reported[-1][0].operations == len(judged)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "off", "cnt", "max_off", "is_wrong"),
     [

@@ -45,6 +45,8 @@ from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Scene
 from tests.harness.queue_histories import random_history
 
+pytestmark = pytest.mark.slow
+
 NO_REPLICAS = Replicas()
 
 
@@ -181,7 +183,6 @@ def test_every_planted_anomaly_has_one_digest_from_shares(kind: tuple[str, str])
     assert planted, f"{kind} found no place"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", gate_part([1, 2, 5, 1_000], 1))
 def test_random_histories_are_judged_as_in_one_place(width: int) -> None:
     for first in range(0, 200, 10):
@@ -198,7 +199,6 @@ def test_random_histories_are_judged_as_in_one_place(width: int) -> None:
         assert found == expected, f"random_history, seeds {first} to {first + 9}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("plant", ["stale-read", "duplicate", "slot-of-no-send"])
 def test_a_cut_queue_is_judged_as_in_one_place(plant: str, tmp_path: Path) -> None:
     made, _ = generated(Shape(600, 10, 2, seed=3, plant=plant), tmp_path)

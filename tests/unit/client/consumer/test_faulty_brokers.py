@@ -41,7 +41,7 @@ from tests.unit.client.consumer.faulty_group import (
 )
 from tests.unit.client.fake_cluster import Broker, Group, World
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("autojump_clock")]
 
 MESSAGES: Final = 24
 QUEUE_COUNT: Final = 3
@@ -329,7 +329,6 @@ async def test_consumers_of_faulty_brokers_skip_nothing(seed: int) -> None:
     assert await play(Play, seed, TOPICS)
 
 
-@pytest.mark.slow
 @pytest.mark.hunt
 @pytest.mark.parametrize("first", range(1000, 1100, 25))
 async def test_many_consumers_of_faulty_brokers_skip_nothing(first: int) -> None:

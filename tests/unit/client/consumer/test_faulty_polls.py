@@ -34,7 +34,7 @@ from dledger.remoting.protocol.outcome import answer as outcome_answer
 from tests.unit.client.consumer.faulty_group import GROUP, FaultyGroup, Ledger, play, play_many
 from tests.unit.client.fake_cluster import Broker, Group, World
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("autojump_clock")]
 
 MESSAGES: Final = 40
 QUEUE_COUNT: Final = 4

@@ -30,7 +30,7 @@ from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, stamp_of_field, stamp_of_texts
 from tests.unit.client.fake_cluster import Broker, Group, World, open_world
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("autojump_clock")]
 
 SENDS: Final = 40
 HEALED_S: Final = 40.0

@@ -33,6 +33,8 @@ from dledger.store import ReplicaStore
 from tests.harness.disk_files import folder_on
 from tests.harness.replica_folders import SEGMENT_BYTES, flip, settings, usual, write_folder
 
+pytestmark = pytest.mark.slow
+
 FRAMES = usual(60).frames
 OWNER = Owner("c2", "G2", "m0")
 

@@ -36,6 +36,8 @@ from tests.unit.dledger.backup.test_backup import (
     source_folder,
 )
 
+pytestmark = pytest.mark.slow
+
 OLD = 20
 """Entries of the backup that was there before."""
 

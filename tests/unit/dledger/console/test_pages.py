@@ -29,6 +29,8 @@ from tests.harness.console_content import HOSTILE, HOSTILE_KEY
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.dledger.console.conftest import Visitor, visible, visiting
 
+pytestmark = pytest.mark.slow
+
 QUEUE = MessageQueue("T", "g", 0)
 
 

@@ -12,6 +12,8 @@ from dledger.jepsen_like.history.operation import NEVER, F, Operation, Outcome
 from tests.harness import every_order
 from tests.harness.judged import judged
 
+pytestmark = pytest.mark.slow
+
 
 def random_history(
     rng: random.Random, size_max: int, *, offsets: int | None = None

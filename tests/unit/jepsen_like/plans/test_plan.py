@@ -23,6 +23,8 @@ from dledger.jepsen_like.plans.plan import Kind, Plan, Step, decode_plan, encode
 from dledger.jepsen_like.plans.shrink import shrink
 from tests.property.strategies_plans import plans
 
+pytestmark = pytest.mark.slow
+
 SOUND = Soundness(is_up=True, keeps_promises=True, is_caught_up=True, is_intact=True)
 BEHIND = Soundness(is_up=True, keeps_promises=True, is_caught_up=False, is_intact=False)
 IN_DOUBT = Soundness(is_up=True, keeps_promises=False, is_caught_up=False, is_intact=False)

@@ -18,6 +18,8 @@ from dledger.jepsen_like.report.run_report import report
 from dledger.jepsen_like.report.series import NS, Leadership, Span
 from tests.harness.run_folders import MadeRun, make_run, write_run
 
+pytestmark = pytest.mark.slow
+
 DURATION_S = 120
 OPERATIONS = 20_000
 SECTIONS = (
@@ -219,13 +221,11 @@ def test_plan_skipped_faults_and_command(page: PageReader) -> None:
     assert "dledger chaos run --seed 1" in page.text["command"]
 
 
-@pytest.mark.slow
 def test_the_page_is_the_same_when_it_is_made_again(folder: Path) -> None:
     first = (folder / "report.html").read_bytes()
     assert report(folder).read_bytes() == first
 
 
-@pytest.mark.slow
 def test_report_of_a_valid_run_states_what_was_checked(tmp_path: Path) -> None:
     made = make_run(operations=2_000, duration_s=60, faults=3)
     folder = write_run(tmp_path / "good", made, duration_s=60)
@@ -273,7 +273,6 @@ def test_valid_over_nothing_is_unknown(tmp_path: Path) -> None:
     assert words(page.text["verdict"]).startswith("unknown: the result is valid, but no")
 
 
-@pytest.mark.slow
 def test_a_torn_history_gives_a_page_of_what_is_left(tmp_path: Path) -> None:
     made = make_run(operations=1_000, duration_s=60, faults=3)
     folder = write_run(tmp_path / "torn", made, duration_s=60)
@@ -287,7 +286,6 @@ def test_a_torn_history_gives_a_page_of_what_is_left(tmp_path: Path) -> None:
     assert page.rows["numbers"][4] == ["all", *page.rows["numbers"][4][1:4], "999"]
 
 
-@pytest.mark.slow
 def test_damage_in_the_middle_keeps_what_stands_before_it(tmp_path: Path) -> None:
     made = make_run(operations=1_000, duration_s=60, faults=3)
     folder = write_run(tmp_path / "rotten", made, duration_s=60)
