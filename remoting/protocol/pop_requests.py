@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -37,6 +38,7 @@ stalls a broker."""
 _SET_BYTE: Final = re.compile(rb"[^\0]", re.DOTALL)
 
 
+@dataclass(slots=True)
 class PopMessageHeader(Header):
     """POP_MESSAGE (200050)."""
 
@@ -54,6 +56,7 @@ class PopMessageHeader(Header):
     attempt_id: str | None = None
 
 
+@dataclass(slots=True)
 class PopMessageResponseHeader(Header):
     """What a client puts the handles together from."""
 
@@ -66,6 +69,7 @@ class PopMessageResponseHeader(Header):
     order_count_info: str | None = None
 
 
+@dataclass(slots=True)
 class AckMessageHeader(Header):
     """ACK_MESSAGE (200051)."""
 
@@ -76,6 +80,7 @@ class AckMessageHeader(Header):
     offset: I64
 
 
+@dataclass(slots=True)
 class ChangeInvisibleTimeHeader(Header):
     """CHANGE_MESSAGE_INVISIBLETIME (200053)."""
 
@@ -87,6 +92,7 @@ class ChangeInvisibleTimeHeader(Header):
     invisible_time: I64
 
 
+@dataclass(slots=True)
 class ChangeInvisibleTimeResponseHeader(Header):
     """What the new handle is made of."""
 
@@ -95,6 +101,7 @@ class ChangeInvisibleTimeResponseHeader(Header):
     revive_qid: I32
 
 
+@dataclass(slots=True)
 class NotificationHeader(Header):
     """NOTIFICATION (200054)."""
 
@@ -109,6 +116,7 @@ class NotificationHeader(Header):
     exp: str | None = None
 
 
+@dataclass(slots=True)
 class PollingInfoHeader(Header):
     """POLLING_INFO (200055)."""
 
