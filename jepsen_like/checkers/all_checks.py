@@ -22,6 +22,7 @@ from dledger.jepsen_like.checkers import (
     final_reads,
     lifetimes,
     locks,
+    poll_waits,
     polls,
     pop,
     producer_order,
@@ -378,7 +379,7 @@ class _Check:
         if not every:
             return None
         record = self._record_with_stalls()
-        waits = polls.waited_in_vain(every, self._sends_of, record) if record is not None else ()
+        waits = poll_waits.violations(every, self._sends_of, record) if record is not None else ()
         return polls.check_history(self.rows.rest, waits)
 
     def _record_with_stalls(self) -> FaultRecord | None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from dledger.jepsen_like.checkers import polls
 from dledger.jepsen_like.checkers.fault_record import FaultRecord, with_stalls
-from dledger.jepsen_like.checkers.polls import IN_VAIN, waited_in_vain
+from dledger.jepsen_like.checkers.poll_waits import IN_VAIN, violations
 from dledger.jepsen_like.history.columns import ops_table
 from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
@@ -39,7 +39,7 @@ def found(*rows: Operation, record: FaultRecord = QUIET) -> set[int]:
         return ops_table("run", mine)
 
     sends = ops_table("run", [op for op in rows if op.f == F.SEND])
-    every = waited_in_vain(polls.polls_of(rows), sends_of, with_stalls(record, sends))
+    every = violations(polls.polls_of(rows), sends_of, with_stalls(record, sends))
     assert {violation.name for violation in every} <= {IN_VAIN}
     assert all(violation.operations[0] == 0 for violation in every)
     return {violation.operations[1] for violation in every}
@@ -79,6 +79,6 @@ def test_polls_beside_a_fault_are_not_judged() -> None:
 
 
 def test_polls_are_judged_with_their_waits() -> None:
-    waits = waited_in_vain(polls.polls_of(WAITS), lambda _: ops_table("run", [SEND]), QUIET)
+    waits = violations(polls.polls_of(WAITS), lambda _: ops_table("run", [SEND]), QUIET)
     verdict = polls.check_history((SEND, *WAITS), waits)
     assert [violation.name for violation in verdict.violations] == [IN_VAIN, IN_VAIN]
