@@ -141,8 +141,8 @@ class LoopDisk:
     def restore(self) -> None:
         """Mount what survived a cut; the journal is replayed.
 
-        A process that still has files of the dead disk open keeps those: the disk goes on with a
-        copy.
+        A process that still has files of the dead disk open, or a namespace that was made while it
+        was mounted, keeps those: the disk goes on with a copy.
 
         Raises FaultError: what survived cannot be mounted. The image is kept as it is.
         """
@@ -150,6 +150,10 @@ class LoopDisk:
             _run("umount", "--lazy", str(self.place))
             self._go_on_with_a_copy()
         self.mount()
+        if self._is_dead():
+            self._let_go()
+            self._go_on_with_a_copy()
+            self.mount()
 
     def keep_some(self, rng: Rng, share: float, *, names: bool) -> int:
         """Write some unflushed pages out, as the kernel may before a cut; return their bytes.
@@ -231,6 +235,17 @@ class LoopDisk:
         Raises FaultError: it could not be copied.
         """
         _run("cp", "--sparse=always", "--reflink=auto", str(self.image), str(to))
+
+    def _is_dead(self) -> bool:
+        """Whether what was mounted is the file system that has lost its power."""
+        stat = os.stat(self.place)
+        try:
+            os.utime(self.place, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return True
+        return False
 
     def _unmount(self) -> bool:
         return _run("umount", str(self.place), may_fail_with=_BUSY)

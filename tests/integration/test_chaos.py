@@ -70,6 +70,7 @@ def chaos(store: Path, *arguments: str, path: str = PATH) -> tuple[int, dict[str
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.hunt
 def test_chaos_run_is_valid_and_its_folder_is_complete(tmp_path: Path) -> None:
     store = tmp_path / "runs"
     code, said = chaos(

@@ -152,6 +152,22 @@ def test_power_cut_without_journal_keeps_old_places_only(disk: LoopDisk) -> None
     assert (disk.place / "renamed_unsynced").read_bytes() == b"old"
 
 
+@needs_loop
+def test_power_cut_gives_the_disk_back_though_another_namespace_holds_it(disk: LoopDisk) -> None:
+    (disk.place / "flushed").write_bytes(b"body")
+    os.sync()
+    holder = ("unshare", "--mount", "--propagation", "private", "cat")
+    with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"there\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"there\n"
+        disk.power_cut(lambda: None)
+        assert (disk.place / "flushed").read_bytes() == b"body"
+        process.stdin.close()
+
+
 SCATTER = """
 import os, sys
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)

@@ -38,6 +38,7 @@ def overwrite(store: Path, value: int) -> None:
     raise AssertionError(f"no record holds {value}")
 
 
+@pytest.mark.hunt
 def test_demo_loses_nothing_and_finds_what_is_lost_later(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code, facts = dledger("demo", "--keep", str(folder))

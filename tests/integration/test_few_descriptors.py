@@ -54,6 +54,7 @@ def segments(cluster: LocalCluster) -> list[int]:
     return [len(os.listdir(path / "commitlog")) for path in paths if path is not None]
 
 
+@pytest.mark.hunt
 async def test_broker_serves_more_queues_than_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

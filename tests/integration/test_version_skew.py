@@ -20,6 +20,7 @@ from dledger.jepsen_like.chaos.runner import run_plan
 from dledger.jepsen_like.plans.plan import Kind, Plan, Step
 from dledger.jepsen_like.workloads.presets import workload_for
 from dledger.raft.wire import PROTOCOL_VERSION
+from tests.harness.fast_part import gate_part
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +46,7 @@ def events_of(log: Path, event: str) -> list[dict[str, Any]]:
     return [said for said in map(json.loads, lines) if said["event"] == event]
 
 
-@pytest.mark.parametrize("target", ["leader", "follower"])
+@pytest.mark.parametrize("target", gate_part(["leader", "follower"], 1))
 def test_newer_broker_is_refused_and_comes_back(tmp_path: Path, target: str) -> None:
     ran = trio.run(run_plan, plan(target), tmp_path)
     verdicts = {verdict.checker: verdict.validity for verdict in ran.verdicts}
@@ -79,6 +80,7 @@ def test_newer_broker_is_refused_and_comes_back(tmp_path: Path, target: str) -> 
     assert {read.node for read in ran.history.replica_reads} == others | {newer}
 
 
+@pytest.mark.hunt
 def test_killed_newer_broker_comes_back(
     tmp_path: Path,
 ) -> None:

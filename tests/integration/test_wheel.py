@@ -353,6 +353,7 @@ print(len(places), len(set(places)), spark_jobs.__file__)
 """
 
 
+@pytest.mark.hunt
 def test_wheel_gives_spark_workers_the_data_source(clean: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: make setup")
     need_java()
