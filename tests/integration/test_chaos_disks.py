@@ -153,7 +153,7 @@ def test_power_cut_without_journal_keeps_old_places_only(disk: LoopDisk) -> None
 
 
 @needs_loop
-def test_power_cut_gives_the_disk_back_though_another_namespace_holds_it(disk: LoopDisk) -> None:
+def test_power_cut_gives_back_a_disk_that_a_namespace_holds(disk: LoopDisk) -> None:
     (disk.place / "flushed").write_bytes(b"body")
     os.sync()
     holder = ("unshare", "--mount", "--propagation", "private", "cat")
