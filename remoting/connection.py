@@ -54,7 +54,7 @@ RECEIVE_BYTES: Final = 64 * 1024
 MAX_RECEIVE_BYTES: Final = 1024 * 1024
 # What is still to be sent when the peer has ended its side gets this long.
 FLUSH_AT_END_S: Final = 1.0
-# Longer than a broker works on any request: what was asked for before the end is answered.
+# Requests before garbage get this long: storing takes less, only a wait for messages may take more.
 ANSWERS_AT_END_S: Final = 60.0
 # A client that sent a heartbeat keeps its place for so long (RocketMQ's channel expiry).
 HEARTBEAT_COUNTS_S: Final = 120.0
@@ -450,6 +450,8 @@ class Connection:
                 self._note_end(f"protocol error: {decoder.error}")
                 # What came before the bad bytes was asked for in earnest: it is answered.
                 handling.is_leaving = True
+                scope.deadline = math.inf
+                await self._wait_for_answers()
                 return True
             self._silence.note_frames(now, bool(commands), bool(decoder.pending_bytes))
             if self._out.unsent_bytes > limits.write_buffer_bytes:
@@ -508,16 +510,21 @@ class Connection:
         while self._out.unsent_bytes > self._limits.write_buffer_bytes // 2 and not self._closed:
             await self._drained.park()
 
+    async def _wait_for_answers(self) -> None:
+        with trio.move_on_after(ANSWERS_AT_END_S):
+            while not self._closed and self._open:
+                await self._drained.park()
+
     async def _flush_at_end(self) -> None:
         """Let answers go out to a peer that has only ended its sending side.
 
         When draining, answers that are still to come as well.
         """
-        with trio.move_on_after(ANSWERS_AT_END_S):
-            while not self._closed and self._handling.is_leaving and self._open:
-                await self._drained.park()
+        handling = self._handling
         with trio.move_on_after(FLUSH_AT_END_S):
-            while not self._closed and self._out.unsent_bytes:
+            while not self._closed and (
+                self._out.unsent_bytes or (handling.is_leaving and self._open)
+            ):
                 await self._drained.park()
 
     def _take_response(self, response: RemotingCommand) -> None:

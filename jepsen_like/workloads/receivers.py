@@ -3,7 +3,7 @@
 Those with an even number are of one group, the others of a group that receives in order. A receipt
 that is used again must be refused. Some messages are acknowledged together, with others of the same
 answer between them that are not. What is forgotten each time goes to the dead letters, which are
-read in the end, of brokers.
+read from brokers in the end.
 
 Where they share, all of the first group on one machine use one consumer, and so one request.
 """

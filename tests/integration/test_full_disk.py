@@ -128,14 +128,17 @@ async def test_full_disk_refuses_sends_and_serves_reads(
         node = cluster.brokers["n0"]
         assert node.running, node.last_log_lines()
         assert await bodies_at(cluster.namesrv_address, "t") == stored
-        # Started on the full disk it refuses too, even where its newest segment has space.
+        # Started on the full disk it leads only where its newest segment has space for its entry.
+        before = await status_of(node.address)
+        assert before is not None
         await cluster.kill("n0")
         fill_rest(tmp_path / "small")
         await cluster.start("n0")
         with trio.fail_after(WITHIN_S):
-            while await status_of(node.address) is None:
+            while (status := await status_of(node.address)) is None:
                 await trio.sleep(0.01)
         assert node.running, node.last_log_lines()
+        assert not status["serving"] or status["commit_index"] > before["commit_index"]
         refused = await ask(node.address, 310, SEND, b"refused", timeout_s=30)
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert refused.ext["outcome"] == "not_stored"

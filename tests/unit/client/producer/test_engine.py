@@ -14,6 +14,7 @@ import trio.testing
 from dledger.client.core.errors import (
     BrokerBusyError,
     BrokerRefusedError,
+    BrokerUnreachableError,
     ClientClosedError,
     MessageIllegalError,
     UnknownOutcomeError,
@@ -363,3 +364,27 @@ async def test_send_that_waits_to_move_is_not_stored_at_the_end() -> None:
         with pytest.raises(ClientClosedError, match="before the send"):
             await send.result()
         assert len(stamps(world)) == 1
+
+
+async def test_engine_repeats_what_it_sent_when_a_send_ended_before() -> None:
+    async with numbering() as (world, producer):
+        group = world.groups["g"]
+        await producer.publish_queues("T")
+        usual = group.brokers[0].open_hook
+
+        async def slow(asked: RemotingCommand) -> RemotingCommand:
+            await trio.sleep(0.5)
+            answer = usual(asked)
+            assert isinstance(answer, RemotingCommand)
+            return answer
+
+        group.brokers[0].open_hook = slow
+        group.brokers[0].intercept = answers(UNKNOWN)
+        short = producer.send_nowait(Message("T", b"short"), queue=QUEUE, timeout_s=0.4)
+        long = producer.send_nowait(Message("T", b"long"), queue=QUEUE)
+        with pytest.raises(BrokerUnreachableError, match="not stored"):
+            await short.result()
+        await long.result()
+        assert group.bodies() == [b"long"]
+        first, second = [seen.command for seen in world.seen if seen.code == 51101]
+        assert bytes(first.body) == bytes(second.body)

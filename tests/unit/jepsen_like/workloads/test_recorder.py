@@ -33,6 +33,7 @@ from dledger.jepsen_like.workloads.recorder import (
     Recorder,
     classify,
 )
+from dledger.remoting.protocol.own_fields import given_up
 
 CLASSES = [
     value
@@ -49,7 +50,7 @@ def make(kind: type[MQError]) -> MQError:
     if issubclass(kind, StepOvertakenError):
         return kind("x", code=1, committed_offset=0)
     if issubclass(kind, ConfirmationNeededError):
-        return kind("x", code=1, remark="", given_up=None)  # type: ignore[arg-type]  # not read
+        return kind("x", code=1, remark="", given_up=given_up("s", {}))
     if issubclass(kind, BrokerRefusedError | BrokerBusyError):
         return kind("x", code=1)
     if issubclass(kind, RequestFailedError):
