@@ -91,8 +91,12 @@ class ClientInstance(ManagedScope):
 
     Attributes:
         client_id: ``ip@instance``.
+        routes: Of the topics in use.
+        leaders: The leader of each group, as far as it is known.
+        links: Connections to brokers.
         leader_search: Finds the leader of a group that has another one.
         heartbeats: What brokers know of this client.
+        counters: See `ClientCounters`.
         server_requests: What brokers may ask of this client; to be registered before it is opened.
         executor: Runs listeners that block; None: there are none.
         disk: Where broadcasting consumers keep their offsets; None: they cannot.

@@ -118,6 +118,7 @@ class TopicRoute:
         """Return what *topic* would look like if a broker of this route created it.
 
         Args:
+            topic: A topic that does not exist yet; this is the default topic's route.
             default_queue_nums: Most queues per broker a new topic gets.
         """
         publish = tuple(

@@ -388,6 +388,7 @@ async def check_network(
     Args:
         client: The network as the connecting side has it.
         server: The same as the serving side has it; None: both have *client*.
+        host: An address of the serving side.
         port: A free port there; 0: the implementation finds one.
     Raises:
         AssertionError: It does not; the text names the point.
