@@ -516,10 +516,7 @@ class Connection:
                 await self._drained.park()
 
     async def _flush_at_end(self) -> None:
-        """Let answers go out to a peer that has only ended its sending side.
-
-        When draining, answers that are still to come as well.
-        """
+        """Send the answers, when draining those to come too, to a peer that only sends no more."""
         handling = self._handling
         with trio.move_on_after(FLUSH_AT_END_S):
             while not self._closed and (
