@@ -130,7 +130,8 @@ class Broker(Node):
         self.on_from(RequestCode.HEART_BEAT, self._heartbeat)
         self.on_from(RequestCode.UNREGISTER_CLIENT, self._unregister)
         self.on(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self._consumer_list)
-        self.on(RequestCode.LOCK_BATCH_MQ, self._lock)
+        self.lock_hook: Callable[[RemotingCommand], Handled] = self._lock
+        self.on(RequestCode.LOCK_BATCH_MQ, self._answer_lock)
         self.on(RequestCode.UNLOCK_BATCH_MQ, self._unlock)
         self.answer_send_back: Callable[[RemotingCommand], Handled] | None = None
         self.on(RequestCode.CONSUMER_SEND_MSG_BACK, self._send_back)
@@ -365,6 +366,9 @@ class Broker(Node):
             return response_to(asked, 1, "no consumer for this group")
         body = ConsumerIdList(consumer_id_list=sorted(set(members.values()))).encode()
         return response_to(asked, 0, None, None, body)
+
+    def _answer_lock(self, asked: RemotingCommand) -> Handled:
+        return self.lock_hook(asked)
 
     def _lock(self, asked: RemotingCommand) -> RemotingCommand:
         if not self.leads:
