@@ -1,8 +1,8 @@
 """The one list of checks, and all of them over one source: the same verdicts, the same digest.
 
 A source is an engine over tables, or the rows of a history in memory. The log of each queue, the
-multiset algebra, replicas, committed offsets and what is given back are judged in columns; the
-other guarantees row by row, over the rows that they look at.
+multiset algebra, replicas and committed offsets are judged in columns; the other guarantees row by
+row, over the rows that they look at.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from dledger.jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
 from dledger.jepsen_like.checkers.kernel.home import Home
 from dledger.jepsen_like.checkers.kernel.source import Queue, QueueReport, Source, Want
 from dledger.jepsen_like.checkers.kernel.tables import MemorySource, table_to_numpy
-from dledger.jepsen_like.checkers.run_rows import GIVEN_BACK, REST, RunRows
+from dledger.jepsen_like.checkers.run_rows import REST, RunRows
 from dledger.jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
 from dledger.jepsen_like.checkers.verdict import Verdict, Violation, checked, judge
 from dledger.jepsen_like.history.columns import (
@@ -189,7 +189,7 @@ class _Check:
 
     def run(self) -> list[Verdict]:
         """Judge everything; a check that breaks is unknown, with its reason."""
-        wants = (REST, SHARED, GIVEN_BACK, OF_ANY_MEMBER, filters.PULLS, ALTERED)
+        wants = (REST, SHARED, OF_ANY_MEMBER, filters.PULLS, ALTERED)
         self.source.prepare(wants, replicas=self.rows.replicas)
         self.progress("operations")
         read = checked("rows", self.rows.read)
@@ -286,11 +286,11 @@ class _Check:
         return acked
 
     def retries(self) -> Verdict | None:
-        rows = self.source.ops(GIVEN_BACK, self.settings.rows_max)
-        if not rows.num_rows:
+        rows = _of(self.rows.rest, *retries.OPERATIONS)
+        if not rows:
             return None
-        clock_error_ns = self.settings.clock_error_ns
-        return retries.check_table(rows, drained=self.rows.settled, clock_error_ns=clock_error_ns)
+        error_ns = self.settings.clock_error_ns
+        return retries.check_history(rows, drained=self.rows.settled, clock_error_ns=error_ns)
 
     def filters(self) -> Verdict | None:
         if not self.rows.settled:

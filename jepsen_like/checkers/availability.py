@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger.jepsen_like.checkers.fault_record import FaultRecord, Span
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.columns import has_word
 from dledger.jepsen_like.history.operation import NEVER, F, Outcome
 
@@ -25,7 +25,6 @@ NAME: Final = "availability"
 UNDECIDED: Final = "too few operations decided"
 DAMAGED: Final = "damaged answer"
 SILENT: Final = "no acknowledgement for too long"
-REPORTED_MAX: Final = 8
 
 DAMAGED_ERROR = "DamagedAnswerError"
 """What an operation ends with whose answer has bytes that were not stored."""

@@ -14,15 +14,13 @@ from typing import Any, Final
 import numpy as np
 
 from dledger.jepsen_like.checkers.kernel.facts import I64
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.columns import OBS, chosen, operations_of
 from dledger.jepsen_like.history.operation import CLIENT_BITS, NEVER, NOTHING, Operation, Outcome
 
 NAME: Final = "producer_order"
 
 OVERTAKEN: Final = "a later send overtook an earlier one"
-REPORTED_MAX: Final = 8
-"""Violations reported; one bug makes many."""
 
 _NUMBERS: Final = ("op_id", "outcome", "queue", "off", "value", "due_ns")
 Seen = Mapping[tuple[str, int, int], int]

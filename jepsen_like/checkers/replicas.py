@@ -13,7 +13,7 @@ from typing import Final
 
 from dledger.jepsen_like.checkers.kernel.home import Home
 from dledger.jepsen_like.checkers.kernel.source import Queue
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import NOTHING, Operation, ReplicaRead, ReplicaState
 
 NAME: Final = "replicas"
@@ -24,7 +24,6 @@ QUEUES_DIFFER: Final = "replicas disagree on an offset"
 MISSING: Final = "replica without a queue"
 NOT_EQUAL: Final = "replicas did not become equal"
 LOST: Final = "acknowledged message lost"
-REPORTED_MAX: Final = 8
 
 
 def check_heads(
