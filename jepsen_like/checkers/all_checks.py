@@ -112,41 +112,18 @@ class Settings(msgspec.Struct, frozen=True):
     late_effect_ns: int = 0
 
 
-def check_everything(
-    history: History,
-    *,
-    settled: bool = True,
-    clock_error_ns: int = 0,
-    lease_ns: int = locks.LEASE_NS,
-    check_interval_ns: int = transactions.CHECK_INTERVAL_NS,
-    checks_max: int = transactions.CHECKS_MAX,
-    immunity_ns: int = 0,
-    late_max_ns: int | None = None,
-    idempotent: bool = False,
-    election_ns: int = ELECTION_NS,
-    late_quiet_max_ns: int | None = None,
-    keeps: retention.Keeps | None = None,
-    late_effect_ns: int = 0,
-) -> list[Verdict]:
-    """Return one verdict per checker over a history in memory; arguments are those of `Settings`.
+SETTLED: Final = Settings(settled=True)
+
+
+def check_everything(history: History, settings: Settings = SETTLED) -> list[Verdict]:
+    """Return one verdict per checker over a history in memory.
 
     A history with a number that no column can hold is unknown, with that reason.
     """
-    settings = Settings(
-        settled,
-        clock_error_ns,
-        lease_ns,
-        check_interval_ns,
-        checks_max,
-        immunity_ns,
-        late_max_ns,
-        idempotent,
-        election_ns,
-        late_quiet_max_ns,
-        keeps,
-    )
+    late_effect_ns = settings.late_effect_ns
     if late_effect_ns:
         history = with_late_effect(history, late_effect_ns)
+        settings = msgspec.structs.replace(settings, late_effect_ns=0)
     try:
         source = MemorySource(history)
     except (OverflowError, ValueError, TypeError) as error:
