@@ -140,18 +140,9 @@ def held_violations(
             differ.append(Violation(QUEUES_DIFFER, subject, text, at_ns=when))
         for _, value, replica, here in home.lost:
             op = acked[topic, queue, value]
-            shown = None if here < NOTHING else here
-            lost.append(lost_violation(op, names[replica], shown))
+            shown = "nothing" if here < NOTHING else f"value {here}"
+            text = f"value {value} was acknowledged at offset {op.off}; {names[replica]} holds"
+            lost.append(
+                Violation(LOST, subject, f"{text} {shown} there", (op.op_id,), at_ns=op.ret_ns)
+            )
     return [*differ[:REPORTED_MAX], *lost[:REPORTED_MAX]]
-
-
-def lost_violation(op: Operation, node: str, here: int | None) -> Violation:
-    """Say that *node* holds *here*, None: nothing, where a send was acknowledged."""
-    shown = "nothing" if here is None else f"value {here}"
-    return Violation(
-        LOST,
-        f"{op.topic}/{op.queue}",
-        f"value {op.value} was acknowledged at offset {op.off}; {node} holds {shown} there",
-        (op.op_id,),
-        at_ns=op.ret_ns,
-    )
