@@ -262,7 +262,7 @@ class BrokerProcessors:
             ReplyProcessor(group, self.clients, settings, destinations, clock),
             SendBackProcessor(group, settings, destinations, rng),
             RecallProcessor(group, settings, recalls),
-            EndTransactionProcessor(group, topics, self.transactions, clock=clock),
+            EndTransactionProcessor(group, topics, self.transactions, clock),
         )
 
     def _consumption(self, checks: PullChecks, messages: PopMessages) -> tuple[object, ...]:
@@ -275,7 +275,7 @@ class BrokerProcessors:
             OffsetsProcessor(group, topics, offsets, settings, self.locks),
             CloneOffsetsProcessor(group, clients, offsets),
             SubscriptionGroupsProcessor(group, topics, offsets),
-            ConsumeStatsProcessor(group, topics, clients, offsets, settings, clock=self.clock),
+            ConsumeStatsProcessor(group, topics, clients, offsets, settings, self.clock),
             QueueLocksProcessor(topics, self.locks),
         )
 
@@ -296,7 +296,7 @@ class BrokerProcessors:
         sends, pulls = limiters[Limit.SEND], limiters[Limit.PULL]
         pools = {"send": sends, "pull": pulls, "litePull": pulls, "query": limiters[Limit.CLIENT]}
         return (
-            TopicsProcessor(group, self.topics, settings, clock=clock),
+            TopicsProcessor(group, self.topics, settings, clock),
             RuntimeInfoProcessor(
                 group,
                 settings,
