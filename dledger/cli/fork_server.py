@@ -8,6 +8,7 @@ forks a child for each request on its standard input, and writes how each ends i
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -37,6 +38,7 @@ PRELOADED: Final = (
 )
 """What brokers and NameServers import. No grpc: its threads do not live on in a fork."""
 
+PR_SET_PDEATHSIG: Final = 1
 _NUMBER: Final = struct.Struct("!i")
 STOP_TIMEOUT_S: Final = 10.0
 
@@ -120,7 +122,7 @@ _servers: Final[dict[tuple[str, str], _ForkServer]] = {}
 async def start_child(
     module: str, arguments: Sequence[str], log_path: Path, environment: Mapping[str, str]
 ) -> Child:
-    """Run ``python -m module PARENT_PID arguments…`` and return it; it appends to the log.
+    """Run ``python -m module arguments…`` and return it; it appends to the log.
 
     It dies with this process. The first call per interpreter and ``PYTHONPATH`` starts the server
     that is the parent, and takes as long as its imports.
@@ -145,6 +147,14 @@ async def start_child(
 
 
 # ------------------------------------------------------------------------------- in the server
+
+
+def die_with(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends; at once if it has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit("the parent process has ended")
 
 
 def _requests(link: socket.socket) -> Any:
@@ -195,11 +205,12 @@ def _main() -> None:
     with socket.socket(fileno=0) as link:
         request = _requests(link)
     if request is not None:
+        die_with(server_pid)
         os.open(os.devnull, os.O_RDONLY)  # the lowest free number: standard input
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
-        sys.argv[1:] = [str(server_pid), *request["arguments"]]
+        sys.argv[1:] = request["arguments"]
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 

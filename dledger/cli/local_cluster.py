@@ -81,7 +81,7 @@ class Node:
     log_path: Path
     store_path: Path | None = None
     config_path: Path | None = None
-    module: str = "dledger.cli.child"
+    module: str = "dledger"
     group: str = DEFAULT_GROUP
     """Of a broker: what clients see as its name."""
     tree: Path | None = None
