@@ -21,7 +21,7 @@ FAST := tests/unit -n auto --dist worksteal
 PROCESSES := tests/integration tests/browser -n 4 --dist loadgroup
 STAGES := $(PYTHON) tests/gate/stages.py
 
-.PHONY: setup size lint types imports static unit integration check test chromium deploy-tools java docs proto spark spark-all interop interop-clients interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
+.PHONY: setup size lint types imports static unit integration check test chromium deploy-tools java docs site pages proto spark spark-all interop interop-clients interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
 
 setup: $(STAMP)
 
@@ -149,7 +149,13 @@ $(DOCS)/.ready: pyproject.toml constraints.txt
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group docs
 	touch $@
 
-docs: $(DOCS)/.ready
+docs: site pages
+
+# The commands and the code of every page, as they stand there.
+pages: setup
+	$(PYTEST) tests/pages --durations=10 -n 4 --dist worksteal
+
+site: $(DOCS)/.ready
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --site-dir $(SITE)
 	@echo "Open $(SITE)/index.html, or serve it: python3 -m http.server --directory $(SITE)"
 
