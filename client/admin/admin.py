@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,33 +11,20 @@ import trio
 
 from dledger.client.admin.access import AccessAdmin
 from dledger.client.admin.daemons import DaemonQueries
-from dledger.client.admin.groups import GroupAdmin, OffsetMove, OffsetsReset, checked, sdk_queue
-from dledger.client.admin.leader_asks import ADMIN_TIMEOUT_S, LEADER_WAIT_S
-from dledger.client.admin.messages import (
-    DEAD_LETTER_PREFIX,
-    DeadLetterGroup,
-    DeadLetters,
-    MessageQueries,
-)
-from dledger.client.core.client_instance import ClientInstance
+from dledger.client.admin.groups import GroupAdmin, sdk_queue
+from dledger.client.admin.leader_asks import ADMIN_TIMEOUT_S, LEADER_WAIT_S, checked
+from dledger.client.admin.messages import DeadLetters, MessageQueries
 from dledger.client.core.errors import (
     ClientError,
     NoNameServerError,
     NoRouteError,
     RequestFailedError,
 )
-from dledger.client.core.message_ext import MessageExt
 from dledger.client.core.route import MessageQueue
 from dledger.remoting.protocol.bodies import (
-    BrokerStatsData,
-    ClientConnection,
-    ConsumerConnection,
     ConsumeStats,
     OffsetWrapper,
-    ProducerInfo,
-    SubscriptionGroupConfig,
     TopicConfigSerializeWrapper,
-    TopicList,
     TopicStatsTable,
 )
 from dledger.remoting.protocol.bodies import TopicConfig as TopicConfig
@@ -101,13 +88,8 @@ def judge_group(broker_name: str, members: Mapping[str, Mapping[str, Any] | None
     )
 
 
-class Admin(DaemonQueries, MessageQueries, AccessAdmin):
+class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin):
     """Administration through a client instance. Holds nothing open of its own."""
-
-    def __init__(self, instance: ClientInstance) -> None:
-        """Use *instance*, which must be open."""
-        super().__init__(instance)
-        self._groups = GroupAdmin(instance)
 
     # ------------------------------------------------------------------------------ cluster
 
@@ -281,15 +263,6 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
             )
         return names
 
-    async def topic_list(self) -> list[str]:
-        """Return every topic the NameServer in use knows, sorted.
-
-        Raises:
-            NoNameServerError: None answers.
-        """
-        answer = await self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        return sorted(TopicList.decode(answer.body).topic_list)
-
     async def topic_configs(self, broker_name: str) -> dict[str, TopicConfig]:
         """Return the topic table of one group, as its leader has it.
 
@@ -365,116 +338,6 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
             await self.change_topic(topic, name, {"perm": str(perm)})
         return names
 
-    # ------------------------------------------------------------------------------ groups
-
-    async def subscription_groups(self) -> dict[str, SubscriptionGroupConfig]:
-        """Return every consumer group that brokers know, by name.
-
-        Raises:
-            NoNameServerError: None answers.
-            RequestFailedError, BrokerUnreachableError: A leader does not say.
-        """
-        return await self._groups.subscription_groups(await self._leading())
-
-    async def set_group_enabled(self, group: str, enable: bool) -> list[str]:
-        """Let a consumer group get messages in every broker group, or none; change nothing else.
-
-        Returns:
-            The broker groups where that is a change.
-        Raises:
-            RequestFailedError, BrokerUnreachableError: A leader refuses or does not answer; the
-                broker groups before it, in order of their names, are changed.
-        """
-        return await self._groups.set_enabled(group, enable, await self._leading())
-
-    async def consumer_connection(self, group: str) -> ConsumerConnection | None:
-        """Return the clients of a consumer group and their subscriptions; None without a client.
-
-        Errors as `subscription_groups`.
-        """
-        return await self._groups.consumer_connection(group, await self._leading())
-
-    async def producer_connection(self, group: str) -> list[ClientConnection]:
-        """Return the clients of a producer group; errors as `subscription_groups`."""
-        return await self._groups.producer_connection(group, await self._leading())
-
-    async def producers(self) -> dict[str, list[ProducerInfo]]:
-        """Return the clients of every producer group; errors as `subscription_groups`."""
-        return await self._groups.producers(await self._leading())
-
-    async def queue_owners(self, group: str) -> dict[MessageQueue, str]:
-        """Return which client of a consumer group has which queue, as far as clients say so.
-
-        Errors as `subscription_groups`.
-        """
-        return await self._groups.queue_owners(group, await self._leading())
-
-    async def group_progress(self, group: str) -> dict[MessageQueue, OffsetWrapper]:
-        """Return how far a group is in every queue of every topic it has offsets of.
-
-        Errors as `subscription_groups`.
-        """
-        return await self._groups.progress(group, await self._leading())
-
-    async def lags(self) -> dict[str, dict[str, int]]:
-        """Return messages still to come, by group and topic; errors as `subscription_groups`."""
-        return await self._groups.lags(await self._leading())
-
-    async def plan_offset_reset(
-        self, group: str, topic: str, timestamp_ms: int, *, offset: int | None = None
-    ) -> dict[MessageQueue, OffsetMove]:
-        """Return what `reset_offsets` would do; `client.admin.groups.GroupAdmin.plan_reset`."""
-        await self._learn_leaders()
-        return await self._groups.plan_reset(group, topic, timestamp_ms, offset=offset)
-
-    async def reset_offsets(
-        self,
-        group: str,
-        topic: str,
-        timestamp_ms: int,
-        moves: Mapping[MessageQueue, OffsetMove] | None = None,
-        *,
-        offset: int | None = None,
-    ) -> OffsetsReset:
-        """Let a group go on elsewhere, running or not; `client.admin.groups.GroupAdmin.reset`.
-
-        Args:
-            timestamp_ms: At the first message stored at or after it, ms since the epoch; 0: the
-                first that is kept; -1: the end.
-            moves: The plan, if it was looked at before.
-            offset: At this offset of every queue instead, as far as the queue holds it.
-        """
-        if moves is None:
-            moves = await self.plan_offset_reset(group, topic, timestamp_ms, offset=offset)
-        return await self._groups.reset(group, topic, timestamp_ms, moves, offset=offset)
-
-    async def clone_offsets(self, source: str, target: str, *, topic: str | None = None) -> None:
-        """Let group *target* begin where *source* is; `client.admin.groups.GroupAdmin.clone`."""
-        await self._groups.clone(source, target, topic, await self._leading())
-
-    async def broker_stats(self, name: str, key: str) -> dict[str, BrokerStatsData]:
-        """Return what each broker counted of *key*, by address; those that know nothing are not in.
-
-        Args:
-            name: ``TOPIC_PUT_NUMS``: of a topic, the same on all members of a group;
-                ``GROUP_GET_NUMS``: of ``topic@group``, what that member gave out.
-        Raises:
-            NoNameServerError: None answers.
-        """
-        found: dict[str, BrokerStatsData] = {}
-        info = await self.cluster_info()
-
-        async def ask(address: str) -> None:
-            said = await self._groups.stats_at(address, name, key)
-            if said is not None:
-                found[address] = said
-
-        async with trio.open_nursery() as nursery:
-            for group in info.broker_addr_table.values():
-                for address in group.broker_addrs.values():
-                    nursery.start_soon(ask, address)
-        return dict(sorted(found.items()))
-
     # ------------------------------------------------------------------------------ messages
 
     async def offsets(self, topic: str) -> dict[MessageQueue, tuple[int, int]]:
@@ -495,48 +358,6 @@ class Admin(DaemonQueries, MessageQueries, AccessAdmin):
                 for queue, bounds in TopicStatsTable.decode(answer.body).offset_table.items()
             }
         return dict(sorted(found.items()))
-
-    async def dead_letter_groups(self) -> list[DeadLetterGroup]:
-        """Return the consumer groups that have a dead letter topic, by name.
-
-        Raises:
-            NoNameServerError: None answers.
-            RequestFailedError, BrokerUnreachableError: A leader does not say.
-        """
-        names = [
-            topic[len(DEAD_LETTER_PREFIX) :]
-            for topic in await self.topic_list()
-            if topic.startswith(DEAD_LETTER_PREFIX)
-        ]
-        return [await DeadLetters(self._instance).of_group(name) for name in names]
-
-    def dead_letters(
-        self,
-        group: str,
-        *,
-        first_offset: int = 0,
-        limit: int | None = None,
-        begin: tuple[MessageQueue, int] | None = None,
-    ) -> AsyncIterator[tuple[MessageQueue, MessageExt]]:
-        """Yield what *group* gave up; `dledger.client.admin.messages.DeadLetters.read`."""
-        letters = DeadLetters(self._instance)
-        return letters.read(group, first_offset=first_offset, limit=limit, begin=begin)
-
-    async def dead_letter_group(self, group: str) -> DeadLetterGroup:
-        """Return how many dead letters *group* has; `DeadLetters.of_group`."""
-        return await DeadLetters(self._instance).of_group(group)
-
-    async def resend_dead_letters(
-        self,
-        group: str,
-        *,
-        offset: int | None = None,
-        limit: int | None = None,
-        queue: MessageQueue | None = None,
-    ) -> int:
-        """Give dead letters back to *group*; `dledger.client.admin.messages.DeadLetters.resend`."""
-        letters = DeadLetters(self._instance)
-        return await letters.resend(group, offset=offset, limit=limit, queue=queue)
 
     async def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, OffsetWrapper]:
         """Return how far a group is in each queue of *topic*.

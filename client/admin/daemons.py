@@ -10,8 +10,7 @@ from collections.abc import Mapping
 import msgspec
 import trio
 
-from dledger.client.admin.groups import checked
-from dledger.client.admin.leader_asks import LeaderAsks
+from dledger.client.admin.leader_asks import LeaderAsks, checked
 from dledger.client.core.errors import ClientError
 from dledger.client.core.route import MessageQueue
 from dledger.remoting.errors import BadRequestError

@@ -6,20 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
 import trio
 
+from dledger.client.admin.leader_asks import ADMIN_TIMEOUT_S, LeaderAsks, checked
 from dledger.client.consumer.offsets import BrokerOffsets
 from dledger.client.core.client_instance import ClientInstance
-from dledger.client.core.errors import (
-    ClientError,
-    ConfirmationNeededError,
-    RequestFailedError,
-)
+from dledger.client.core.errors import ClientError, RequestFailedError
 from dledger.client.core.route import MessageQueue
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
@@ -38,10 +33,7 @@ from dledger.remoting.protocol.headers import (
     SearchOffsetHeader,
     ViewBrokerStatsDataHeader,
 )
-from dledger.remoting.protocol.own_fields import GIVES_UP_FIELD, decode_given_up
 
-ASK_TIMEOUT_S: Final = 10.0
-"""Budget of one administrative request, a fail-over included."""
 RUNNING_INFO_S: Final = 12.0
 """A broker waits 10 s for a client it asks for us."""
 ASKED_AT_ONCE: Final = 16
@@ -83,29 +75,34 @@ class OffsetsReset:
     stored: dict[MessageQueue, int] = field(default_factory=dict)
 
 
-class GroupAdmin:
-    """Reads and changes groups through a client instance. Holds nothing open of its own."""
-
-    def __init__(self, instance: ClientInstance) -> None:
-        """Use *instance*, which must be open."""
-        self._instance = instance
+class GroupAdmin(LeaderAsks):
+    """Reads and changes consumer and producer groups."""
 
     # ------------------------------------------------------------------------------ clients
 
-    async def subscription_groups(
-        self, broker_names: list[str]
-    ) -> dict[str, bodies.SubscriptionGroupConfig]:
-        """Return the consumer groups that brokers know, by name; errors as `Admin.offsets`."""
+    async def subscription_groups(self) -> dict[str, bodies.SubscriptionGroupConfig]:
+        """Return every consumer group that brokers know, by name.
+
+        Raises:
+            NoNameServerError: None answers.
+            RequestFailedError, BrokerUnreachableError: A leader does not say.
+        """
         found: dict[str, bodies.SubscriptionGroupConfig] = {}
-        for name in broker_names:
-            answer = await self._ask(name, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        for answer in await self._answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG):
             found |= bodies.SubscriptionGroupWrapper.decode(answer.body).subscription_group_table
         return found
 
-    async def set_enabled(self, group: str, enable: bool, broker_names: list[str]) -> list[str]:
-        """Let a group consume or not; return the brokers where that is a change."""
+    async def set_group_enabled(self, group: str, enable: bool) -> list[str]:
+        """Let a consumer group get messages in every broker group, or none; change nothing else.
+
+        Returns:
+            The broker groups where that is a change.
+        Raises:
+            RequestFailedError, BrokerUnreachableError: A leader refuses or does not answer; the
+                broker groups before it, in order of their names, are changed.
+        """
         changed = []
-        for name in broker_names:
+        for name in await self._leading():
             answer = await self._ask(
                 name,
                 RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
@@ -124,12 +121,18 @@ class GroupAdmin:
                 changed.append(name)
         return changed
 
-    async def consumer_connection(
+    async def consumer_connection(self, group: str) -> bodies.ConsumerConnection | None:
+        """Return the clients of a consumer group and their subscriptions; None without a client.
+
+        Errors as `subscription_groups`.
+        """
+        return await self._connection(group, await self._leading())
+
+    async def _connection(
         self, group: str, broker_names: list[str]
     ) -> bodies.ConsumerConnection | None:
-        """Return the clients of a consumer group and their subscriptions; None without a client."""
         found: bodies.ConsumerConnection | None = None
-        ext = dict(ConsumerGroupHeader(group).encode())
+        ext = ConsumerGroupHeader(group).encode()
         for name in broker_names:
             answer = await self._ask(
                 name,
@@ -149,28 +152,22 @@ class GroupAdmin:
             found.connection_set = _once_each(found.connection_set)
         return found
 
-    async def producer_connection(
-        self, group: str, broker_names: list[str]
-    ) -> list[bodies.ClientConnection]:
-        """Return the clients of a producer group; empty without a client."""
+    async def producer_connection(self, group: str) -> list[bodies.ClientConnection]:
+        """Return the clients of a producer group; errors as `subscription_groups`."""
         found: list[bodies.ClientConnection] = []
-        ext = dict(ProducerGroupHeader(group).encode())
-        for name in broker_names:
-            answer = await self._ask(
-                name,
-                RequestCode.GET_PRODUCER_CONNECTION_LIST,
-                ext,
-                also=(ResponseCode.SYSTEM_ERROR,),
-            )
+        for answer in await self._answers(
+            RequestCode.GET_PRODUCER_CONNECTION_LIST,
+            ProducerGroupHeader(group).encode(),
+            also=(ResponseCode.SYSTEM_ERROR,),
+        ):
             if answer.code == ResponseCode.SUCCESS:
                 found += bodies.ProducerConnection.decode(answer.body).connection_set
         return _once_each(found)
 
-    async def producers(self, broker_names: list[str]) -> dict[str, list[bodies.ProducerInfo]]:
-        """Return the clients of every producer group, each with its newest heartbeat."""
+    async def producers(self) -> dict[str, list[bodies.ProducerInfo]]:
+        """Return the clients of every producer group; errors as `subscription_groups`."""
         found: dict[str, dict[str, bodies.ProducerInfo]] = {}
-        for name in broker_names:
-            answer = await self._ask(name, RequestCode.GET_ALL_PRODUCER_INFO)
+        for answer in await self._answers(RequestCode.GET_ALL_PRODUCER_INFO):
             for group, clients in bodies.ProducerTableInfo.decode(answer.body).data.items():
                 known = found.setdefault(group, {})
                 for client in clients:
@@ -185,36 +182,19 @@ class GroupAdmin:
             for group, clients in sorted(found.items())
         }
 
-    async def running_info(
-        self, group: str, client_id: str, broker_name: str, *, with_stacks: bool = False
-    ) -> bodies.ConsumerRunningInfo:
-        """Return what a client reports of its consumer of *group*, asked through a broker.
+    async def queue_owners(self, group: str) -> dict[MessageQueue, str]:
+        """Return which client of a consumer group has which queue, as far as clients say so.
 
-        Raises:
-            RequestFailedError: It is not connected there, or does not answer within 10 s.
-            BrokerUnreachableError: No leader answers.
+        Errors as `subscription_groups`.
         """
-        header = ConsumerClientHeader(group, client_id, with_stacks)
-        answer = await self._instance.ask_leader(
-            broker_name,
-            RequestCode.GET_CONSUMER_RUNNING_INFO,
-            dict(header.encode()),
-            topic="TBW102",
-            timeout_s=RUNNING_INFO_S,
-            attempt_timeout_s=RUNNING_INFO_S,
-        )
-        checked(answer, f"running info of {client_id} in {group}")
-        return bodies.ConsumerRunningInfo.decode(answer.body)
-
-    async def queue_owners(self, group: str, broker_names: list[str]) -> dict[MessageQueue, str]:
-        """Return which client has which queue, as far as the clients say so themselves."""
-        connection = await self.consumer_connection(group, broker_names)
+        broker_names = await self._leading()
+        connection = await self._connection(group, broker_names)
         owners: dict[MessageQueue, str] = {}
 
         async def ask(client_id: str) -> None:
             for name in broker_names:
                 try:
-                    info = await self.running_info(group, client_id, name)
+                    info = await running_info(self._instance, group, client_id, name)
                 except ClientError:
                     continue  # an old client, or connected elsewhere: its queues have no owner
                 owners.update((sdk_queue(queue), client_id) for queue in info.mq_table)
@@ -227,63 +207,79 @@ class GroupAdmin:
 
     # ------------------------------------------------------------------------------ how far
 
-    async def progress(
-        self, group: str, broker_names: list[str]
-    ) -> dict[MessageQueue, bodies.OffsetWrapper]:
-        """Return how far a group is in every queue of every topic it has offsets of."""
+    async def group_progress(self, group: str) -> dict[MessageQueue, bodies.OffsetWrapper]:
+        """Return how far a group is in every queue of every topic it has offsets of.
+
+        Errors as `subscription_groups`.
+        """
         found: dict[MessageQueue, bodies.OffsetWrapper] = {}
-        for name in broker_names:
-            header = GetConsumeStatsHeader(group)
-            answer = await self._ask(name, RequestCode.GET_CONSUME_STATS, dict(header.encode()))
+        ext = GetConsumeStatsHeader(group).encode()
+        for answer in await self._answers(RequestCode.GET_CONSUME_STATS, ext):
             table = bodies.ConsumeStats.decode(answer.body).offset_table
             found |= {sdk_queue(queue): progress for queue, progress in table.items()}
         return found
 
-    async def lags(self, broker_names: list[str]) -> dict[str, dict[str, int]]:
-        """Return messages still to come, by group and topic, of all groups that have offsets."""
+    async def lags(self) -> dict[str, dict[str, int]]:
+        """Return messages still to come, by group and topic; errors as `subscription_groups`."""
         found: dict[str, dict[str, int]] = {}
-        for name in broker_names:
+        for name in await self._leading():
             for is_order in (False, True):
-                header = GetBrokerConsumeStatsHeader(is_order)
-                answer = await self._ask(
-                    name, RequestCode.GET_BROKER_CONSUME_STATS, dict(header.encode())
-                )
+                ext = GetBrokerConsumeStatsHeader(is_order).encode()
+                answer = await self._ask(name, RequestCode.GET_BROKER_CONSUME_STATS, ext)
                 for groups in bodies.ConsumeStatsList.decode(answer.body).consume_stats_list:
                     for group, all_stats in groups.items():
                         _add_lags(found.setdefault(group, {}), all_stats)
         return found
 
-    async def stats_at(self, address: str, name: str, key: str) -> bodies.BrokerStatsData | None:
-        """Return what one broker counted; None: nothing, or it cannot be asked."""
-        ext = dict(ViewBrokerStatsDataHeader(name, key).encode())
-        try:
-            answer = await self._instance.ask(address, RequestCode.VIEW_BROKER_STATS_DATA, ext)
-        except ClientError:
-            return None
-        if answer.code != ResponseCode.SUCCESS:
-            return None
-        return bodies.BrokerStatsData.decode(answer.body)
+    async def broker_stats(self, name: str, key: str) -> dict[str, bodies.BrokerStatsData]:
+        """Return what each broker counted of *key*, by address; those that know nothing are not in.
+
+        Args:
+            name: ``TOPIC_PUT_NUMS``: of a topic, the same on all members of a group;
+                ``GROUP_GET_NUMS``: of ``topic@group``, what that member gave out.
+        Raises:
+            NoNameServerError: None answers.
+        """
+        found: dict[str, bodies.BrokerStatsData] = {}
+        info = await self.cluster_info()
+        ext = ViewBrokerStatsDataHeader(name, key).encode()
+
+        async def ask(address: str) -> None:
+            try:
+                code = RequestCode.VIEW_BROKER_STATS_DATA
+                answer = await self._instance.ask(address, code, dict(ext))
+            except ClientError:
+                return
+            if answer.code == ResponseCode.SUCCESS:
+                found[address] = bodies.BrokerStatsData.decode(answer.body)
+
+        async with trio.open_nursery() as nursery:
+            for group in info.broker_addr_table.values():
+                for address in group.broker_addrs.values():
+                    nursery.start_soon(ask, address)
+        return dict(sorted(found.items()))
 
     # ------------------------------------------------------------------------------ other offsets
 
-    async def plan_reset(
+    async def plan_offset_reset(
         self, group: str, topic: str, timestamp_ms: int, *, offset: int | None = None
     ) -> dict[MessageQueue, OffsetMove]:
-        """Return what `reset` would do now; changes nothing.
+        """Return what `reset_offsets` would do now; changes nothing.
 
         Args:
-            timestamp_ms: Go on at the first message stored at or after it, ms since the epoch;
-                `FIRST_MS`, `LAST_MS`.
+            timestamp_ms: Go on at the first message stored at or after it, ms since the epoch; 0:
+                the first that is kept; -1: the end.
             offset: Go on there in every queue instead, as far as it holds that offset.
         Raises:
             NoRouteError, NoNameServerError: No NameServer knows the topic, or none answers.
             RequestFailedError, BrokerUnreachableError: A leader does not say.
         """
+        await self._learn_leaders()
         route = await self._instance.routes.refresh(topic)
         committed: dict[MessageQueue, int] = {}
         for name in sorted({queue.broker_name for queue in route.subscribe_queues}):
             header = GetConsumeStatsHeader(group, topic)
-            answer = await self._ask(name, RequestCode.GET_CONSUME_STATS, dict(header.encode()))
+            answer = await self._ask(name, RequestCode.GET_CONSUME_STATS, header.encode())
             table = bodies.ConsumeStats.decode(answer.body).offset_table
             committed |= {sdk_queue(known): said.consumer_offset for known, said in table.items()}
         moves: dict[MessageQueue, OffsetMove] = {}
@@ -306,12 +302,12 @@ class GroupAdmin:
                 nursery.start_soon(read, queue)
         return {queue: moves[queue] for queue in sorted(moves)}
 
-    async def reset(
+    async def reset_offsets(
         self,
         group: str,
         topic: str,
         timestamp_ms: int,
-        moves: Mapping[MessageQueue, OffsetMove],
+        moves: Mapping[MessageQueue, OffsetMove] | None = None,
         *,
         offset: int | None = None,
     ) -> OffsetsReset:
@@ -320,7 +316,10 @@ class GroupAdmin:
         Brokers tell consumers that run (222, 220). Where none is connected, *moves* are stored.
 
         Args:
-            moves: From `plan_reset`, with the same time or offset.
+            timestamp_ms: At the first message stored at or after it, ms since the epoch; 0: the
+                first that is kept; -1: the end.
+            moves: The plan, if it was looked at before, for the same time or offset.
+            offset: At this offset of every queue instead, as far as the queue holds it.
         Returns:
             What consumers got and what was stored; a queue that is missing could not be stored, and
             has its old offset.
@@ -328,6 +327,8 @@ class GroupAdmin:
             RequestFailedError, BrokerUnreachableError: A broker refused; the brokers before it, in
                 order of their names, have done it.
         """
+        if moves is None:
+            moves = await self.plan_offset_reset(group, topic, timestamp_ms, offset=offset)
         done = OffsetsReset()
         header = ResetOffsetHeader(topic, group, timestamp_ms, is_force=True, offset=offset)
         for name in sorted({queue.broker_name for queue in moves}):
@@ -354,7 +355,7 @@ class GroupAdmin:
     ) -> dict[MessageQueue, int] | None:
         """Let a broker tell the consumers that are connected to it; None: there is none."""
         # Asked first: 222 of a group without an offset is refused, whether it is there or not.
-        if await self.consumer_connection(header.group, [name]) is None:
+        if await self._connection(header.group, [name]) is None:
             return None
         return await self._reset_by_request(name, header)
 
@@ -364,7 +365,7 @@ class GroupAdmin:
         answer = await self._ask(
             name,
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
-            dict(header.encode()),
+            header.encode(),
             also=(ResponseCode.CONSUMER_NOT_ONLINE,),
         )
         if answer.code != ResponseCode.SUCCESS:
@@ -372,9 +373,7 @@ class GroupAdmin:
         table = bodies.ResetOffsetBody.decode(answer.body).offset_table
         return {sdk_queue(queue): offset for queue, offset in table.items()}
 
-    async def clone(
-        self, source: str, target: str, topic: str | None, broker_names: list[str]
-    ) -> None:
+    async def clone_offsets(self, source: str, target: str, *, topic: str | None = None) -> None:
         """Let group *target* begin where *source* stands, in one topic or in all it has.
 
         All offsets of a broker change together.
@@ -383,9 +382,8 @@ class GroupAdmin:
             RequestFailedError, BrokerUnreachableError: A broker refused; those before it have
                 done it.
         """
-        header = CloneGroupOffsetHeader(source, target, topic)
-        for name in broker_names:
-            await self._ask(name, RequestCode.CLONE_GROUP_OFFSET, dict(header.encode()))
+        ext = CloneGroupOffsetHeader(source, target, topic).encode()
+        await self._answers(RequestCode.CLONE_GROUP_OFFSET, ext)
 
     # ------------------------------------------------------------------------------ inside
 
@@ -398,8 +396,18 @@ class GroupAdmin:
             ext = GetMaxOffsetHeader(queue.topic, queue.queue_id).encode()
         else:
             ext = QueueHeader(queue.topic, queue.queue_id).encode()
-        answer = await self._ask(queue.broker_name, code, dict(ext))
+        answer = await self._ask(queue.broker_name, code, ext)
         return OffsetResponseHeader.decode(answer.ext).offset
+
+    async def _answers(
+        self,
+        code: RequestCode,
+        ext: ExtFields | None = None,
+        *,
+        also: tuple[ResponseCode, ...] = (),
+    ) -> list[RemotingCommand]:
+        """Return what the leader of each broker group answers."""
+        return [await self._ask(name, code, ext, also=also) for name in await self._leading()]
 
     async def _ask(
         self,
@@ -416,31 +424,38 @@ class GroupAdmin:
             None if ext is None else dict(ext),
             body,
             topic="TBW102",
-            timeout_s=ASK_TIMEOUT_S,
+            timeout_s=ADMIN_TIMEOUT_S,
         )
         if answer.code not in also:
             checked(answer, f"{code.name} on {name}")
         return answer
 
 
-def checked(answer: RemotingCommand, what: str) -> RemotingCommand:
-    """Return *answer* if it is a success.
+async def running_info(
+    instance: ClientInstance,
+    group: str,
+    client_id: str,
+    broker_name: str,
+    *,
+    with_stacks: bool = False,
+) -> bodies.ConsumerRunningInfo:
+    """Return what a client reports of its consumer of *group*, asked through a broker.
 
     Raises:
-        RequestFailedError: It is none; its code and remark are carried.
-        ConfirmationNeededError: It lists messages that the change would give up.
+        RequestFailedError: It is not connected there, or does not answer within 10 s.
+        BrokerUnreachableError: No leader answers.
     """
-    if answer.code == ResponseCode.SUCCESS:
-        return answer
-    remark = answer.remark or ""
-    message = f"{what}: refused with code {answer.code}: {remark}"
-    text = answer.ext.get(GIVES_UP_FIELD)
-    if text is not None:
-        with suppress(msgspec.MsgspecError):
-            raise ConfirmationNeededError(
-                message, code=answer.code, remark=remark, given_up=decode_given_up(str(text))
-            )
-    raise RequestFailedError(message, code=answer.code, remark=remark)
+    header = ConsumerClientHeader(group, client_id, with_stacks)
+    answer = await instance.ask_leader(
+        broker_name,
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
+        dict(header.encode()),
+        topic="TBW102",
+        timeout_s=RUNNING_INFO_S,
+        attempt_timeout_s=RUNNING_INFO_S,
+    )
+    checked(answer, f"running info of {client_id} in {group}")
+    return bodies.ConsumerRunningInfo.decode(answer.body)
 
 
 def sdk_queue(queue: bodies.MessageQueue) -> MessageQueue:

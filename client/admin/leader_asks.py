@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
-from dledger.client.admin.groups import checked
+import msgspec
+
 from dledger.client.core.client_instance import ClientInstance
-from dledger.client.core.errors import NoRouteError
+from dledger.client.core.errors import ConfirmationNeededError, NoRouteError, RequestFailedError
 from dledger.client.core.route import LEADER_ID, TopicRoute
 from dledger.commitlog.errors import ConfigError
-from dledger.remoting.protocol.bodies import ClusterInfo, TopicRouteData
+from dledger.remoting.protocol.bodies import ClusterInfo, TopicList, TopicRouteData
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import ExtFields, RemotingCommand, request
+from dledger.remoting.protocol.own_fields import GIVES_UP_FIELD, decode_given_up
 
 ADMIN_TIMEOUT_S: Final = 10.0
 """Budget of one administrative request, a fail-over included."""
@@ -41,6 +44,15 @@ class LeaderAsks:
         """
         answer = await self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
         return ClusterInfo.decode(answer.body)
+
+    async def topic_list(self) -> list[str]:
+        """Return every topic the NameServer in use knows, sorted.
+
+        Raises:
+            NoNameServerError: None answers.
+        """
+        answer = await self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(TopicList.decode(answer.body).topic_list)
 
     async def topic_route(self, topic: str) -> TopicRoute:
         """Return where *topic* is now.
@@ -141,3 +153,23 @@ def _of_name_server(answer: RemotingCommand, address: str, code: RequestCode) ->
             " NameServers have port 9876 by default"
         )
     return checked(answer, f"{code.name} at {address}")
+
+
+def checked(answer: RemotingCommand, what: str) -> RemotingCommand:
+    """Return *answer* if it is a success.
+
+    Raises:
+        RequestFailedError: It is none; its code and remark are carried.
+        ConfirmationNeededError: It lists messages that the change would give up.
+    """
+    if answer.code == ResponseCode.SUCCESS:
+        return answer
+    remark = answer.remark or ""
+    message = f"{what}: refused with code {answer.code}: {remark}"
+    text = answer.ext.get(GIVES_UP_FIELD)
+    if text is not None:
+        with suppress(msgspec.MsgspecError):
+            raise ConfirmationNeededError(
+                message, code=answer.code, remark=remark, given_up=decode_given_up(str(text))
+            )
+    raise RequestFailedError(message, code=answer.code, remark=remark)

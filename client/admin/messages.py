@@ -9,10 +9,8 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from dledger.client.admin.groups import checked
-from dledger.client.admin.leader_asks import ADMIN_TIMEOUT_S, LeaderAsks
+from dledger.client.admin.leader_asks import ADMIN_TIMEOUT_S, LeaderAsks, checked
 from dledger.client.consumer.pull_consumer import PullConsumer
-from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import DamagedAnswerError, MessageIllegalError, OffsetIllegalError
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import MessageExt
@@ -315,14 +313,23 @@ def resend_copy(letter: MessageExt, group: str) -> Message:
     )
 
 
-class DeadLetters:
-    """Dead letters through a client instance; `Admin` has the same as methods."""
+class DeadLetters(LeaderAsks):
+    """Counts dead letters, reads them and gives them back."""
 
-    def __init__(self, instance: ClientInstance) -> None:
-        """Use *instance*, which must be open."""
-        self._instance = instance
+    async def dead_letter_groups(self) -> list[DeadLetterGroup]:
+        """Return the consumer groups that have a dead letter topic, by name.
 
-    async def of_group(self, group: str) -> DeadLetterGroup:
+        Raises:
+            NoNameServerError: None answers.
+            RequestFailedError, BrokerUnreachableError: A leader does not say.
+        """
+        return [
+            await self.dead_letter_group(topic.removeprefix(DEAD_LETTER_PREFIX))
+            for topic in await self.topic_list()
+            if topic.startswith(DEAD_LETTER_PREFIX)
+        ]
+
+    async def dead_letter_group(self, group: str) -> DeadLetterGroup:
         """Return how many dead letters a group has, and how many were given back.
 
         Raises:
@@ -338,7 +345,7 @@ class DeadLetters:
             resent += max((await consumer.committed_offset(queue) or 0) - low, 0)
         return DeadLetterGroup(group, topic, kept, min(resent, kept))
 
-    async def read(
+    async def dead_letters(
         self,
         group: str,
         *,
@@ -373,7 +380,7 @@ class DeadLetters:
                     yield queue, letter
                     left = None if left is None else left - 1
 
-    async def resend(
+    async def resend_dead_letters(
         self,
         group: str,
         *,

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2
 from dledger.cli.local_cluster import LocalCluster, Node, local_cluster
 from dledger.cli.ports import free_ports
 from dledger.client.admin.admin import Admin
-from dledger.client.admin.groups import GroupAdmin
+from dledger.client.admin.groups import running_info
 from dledger.client.connect import connect
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.access import signature
@@ -319,13 +319,12 @@ async def test_operators_reach_a_client_by_its_stream(tmp_path: Path) -> None:
                     while not (found := await admin.consumer_connection("clerks")):
                         await trio.sleep(LOOK_S)
                 (member,) = found.connection_set
-                groups = GroupAdmin(sdk)
                 infos: list[ConsumerRunningInfo] = []
 
                 async def look() -> None:
                     infos.append(
-                        await groups.running_info(
-                            "clerks", member.client_id, "broker-a", with_stacks=True
+                        await running_info(
+                            sdk, "clerks", member.client_id, "broker-a", with_stacks=True
                         )
                     )
 

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from dledger.client.admin.admin import Admin
-from dledger.client.admin.groups import GroupAdmin
+from dledger.client.admin.groups import running_info
 from dledger.client.connect import connect
 from dledger.client.core.errors import NoRouteError
 from dledger.client.core.message_ext import MessageExt
@@ -104,9 +104,7 @@ async def test_operators_reach_a_push_consumer(tmp_path: Path) -> None:
                 while not (found := await Admin(sdk).consumer_connection("clerks")):
                     await trio.sleep(LOOK_S)
             (member,) = found.connection_set
-            info = await GroupAdmin(sdk).running_info(
-                "clerks", member.client_id, "broker-a", with_stacks=True
-            )
+            info = await running_info(sdk, "clerks", member.client_id, "broker-a", with_stacks=True)
             assert "java.lang.Thread" in (info.jstack or "")
             header = ConsumeDirectlyHeader(
                 "clerks", stored.offset_message_id, member.client_id, "broker-a"

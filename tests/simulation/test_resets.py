@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from dledger.client.admin.admin import Admin
-from dledger.client.admin.groups import FIRST_MS, GroupAdmin
+from dledger.client.admin.groups import FIRST_MS
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.consumer.simple_consumer import SimpleConsumer
 from dledger.client.core.client_instance import ClientInstance
@@ -88,7 +88,7 @@ async def commit_as_rocketmq_does(
 def test_reset_ends_what_is_out(leader_dies: bool) -> None:
     async def scene(world: World, node: ClientNode, queue: MessageQueue) -> None:
         assert node.instance is not None
-        admin = GroupAdmin(node.instance)
+        admin = Admin(node.instance)
         consumer = SimpleConsumer(
             node.instance, "poppers", {queue.topic: "*"}, invisible_s=INVISIBLE_S
         )
@@ -97,8 +97,8 @@ def test_reset_ends_what_is_out(leader_dies: bool) -> None:
         for message in out[:3]:
             await consumer.ack(message)
         assert await consumer.receive(MESSAGES, wait_s=1) == []
-        moves = await admin.plan_reset("poppers", queue.topic, FIRST_MS)
-        done = await admin.reset("poppers", queue.topic, FIRST_MS, moves)
+        moves = await admin.plan_offset_reset("poppers", queue.topic, FIRST_MS)
+        done = await admin.reset_offsets("poppers", queue.topic, FIRST_MS, moves)
         assert {**done.notified, **done.stored} == {queue: 0}
         if leader_dies:
             (await world.wait_for_leader()).kill()

@@ -11,9 +11,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from dledger.client.admin.admin import Admin
-from dledger.client.admin.messages import DeadLetterGroup, DeadLetters
-from dledger.client.blocking import DEAD_LETTERS_MAX, BlockingClient
+from dledger.client.blocking import BlockingClient
 from dledger.client.connect import connect
 from dledger.client.consumer.config import PushConfig
 from dledger.client.consumer.listener import ConsumeContext, DeliveredMessage
@@ -27,11 +25,10 @@ from dledger.client.core.errors import (
 from dledger.client.core.hooks import LocalTransactionState
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import MessageExt
-from dledger.client.core.route import MessageQueue
 from dledger.client.producer.request_reply import reply_message
 from dledger.client.producer.transaction import HalfMessage
 from dledger.commitlog.errors import ConfigError
-from dledger.commitlog.record import encode_record
+from dledger.commitlog.record import decode_record, encode_record
 from dledger.remoting.machine import ThreadExecutor
 from dledger.remoting.processor import Handled
 from dledger.remoting.protocol.command import RemotingCommand
@@ -78,42 +75,26 @@ def test_a_thread_sends_pulls_and_administers() -> None:
         producer.send_oneway(Message("B", b"6"))
 
 
-def test_blocking_reads_dead_letters_and_gives_them_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[object] = []
-    record = encode_record(topic="%DLQ%billing", queue_id=0, body=b"order", properties=b"")
-    letter = (MessageQueue("%DLQ%billing", "g", 0), MessageExt(memoryview(record), 0))
+@asynccontextmanager
+async def _client_with_dead_letters() -> AsyncIterator[ClientInstance]:
+    async with open_world() as world:
+        world.groups["g"].topics["%RETRY%billing"] = 1
+        for body in (b"1", b"2", b"3"):
+            record = encode_record(topic="%DLQ%billing", queue_id=0, body=body, properties=b"")
+            world.groups["g"].store("%DLQ%billing", 0, decode_record(record))
+        async with world.client() as client:
+            yield client
 
-    async def topics(_: Admin) -> list[str]:
-        return ["T", "%DLQ%billing"]
 
-    async def of_group(_: DeadLetters, group: str) -> DeadLetterGroup:
-        return DeadLetterGroup(group, "%DLQ%" + group, 2, 1)
-
-    async def read(
-        _: DeadLetters, group: str, *, first_offset: int, limit: int | None, begin: object
-    ) -> AsyncIterator[tuple[MessageQueue, MessageExt]]:
-        assert begin is None
-        asked.append((group, first_offset, limit))
-        yield letter
-
-    async def resend(
-        _: DeadLetters, group: str, *, offset: int | None, limit: int | None, queue: object
-    ) -> int:
-        assert queue is None
-        asked.append((group, offset, limit))
-        return 1
-
-    monkeypatch.setattr(Admin, "topic_list", topics)
-    for name, fake in (("of_group", of_group), ("read", read), ("resend", resend)):
-        monkeypatch.setattr(DeadLetters, name, fake)
-    with _client() as client:
+def test_blocking_reads_dead_letters_and_gives_them_back() -> None:
+    with BlockingClient(make_instance=_client_with_dead_letters) as client:
         admin = client.admin()
-        assert [found.group for found in admin.dead_letter_groups()] == ["billing"]
-        assert admin.dead_letters("billing", first_offset=3) == [letter]
-        assert admin.resend_dead_letters("billing", limit=5) == 1
-    assert asked == [("billing", 3, DEAD_LETTERS_MAX), ("billing", None, 5)]
+        letters = admin.dead_letters("billing", first_offset=1)
+        assert [letter.body_bytes for _, letter in letters] == [b"2", b"3"]
+        assert len(admin.dead_letters("billing", limit=1)) == 1
+        assert admin.resend_dead_letters("billing", limit=2) == 2
+        (found,) = admin.dead_letter_groups()
+        assert (found.group, found.messages, found.resent) == ("billing", 3, 2)
 
 
 def test_many_threads_may_call_at_the_same_time() -> None:
