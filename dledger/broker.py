@@ -290,7 +290,7 @@ async def _run_parts(
         disk_ratio=disk_ratio(config, world.disk),
         utc_offset=world.utc_offset,
     )
-    processors = BrokerProcessors.build(
+    processors = BrokerProcessors(
         group,
         settings,
         ProcessorSeams(dates, world.rng, world.executor, world.pid),

@@ -263,6 +263,15 @@ def show(
     )
 
 
+def answer(output: str, value: object, *sentences: str) -> None:
+    """Print what came of a command: one JSON document, or sentences for people."""
+    if output == "json":
+        print_json(value)
+        return
+    for sentence in sentences:
+        note(sentence)
+
+
 def note(text: str) -> None:
     """Tell the person something; standard output stays for results."""
     sys.stderr.write(escaped(text, keep="\n") + "\n")

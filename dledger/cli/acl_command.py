@@ -69,19 +69,19 @@ async def ls(
     cluster: Cluster = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """List accounts; secrets are not shown."""
     if cluster:
         from dledger.cli import acl_in_log
 
-        return await acl_in_log.ls(namesrv, output)
+        await acl_in_log.ls(namesrv, output)
+        return
     file = _file(file)
     table = _read(file)
     rows = [_row(account) for account in table]
     show(output, f"Accounts in {file}", rows, COLUMNS)
     if table.white and output == "table":
         note(f"everybody from {table.white.text} may do everything")
-    return ExitCode.OK
 
 
 @app.command
@@ -146,14 +146,14 @@ async def add(
     white: Annotated[
         str, Parameter(help="Addresses from which the name suffices, without a signature.")
     ] = "",
-) -> int:
+) -> None:
     """Add an account. Creates a missing file; prints a drawn secret once."""
     from dledger.remoting.access.accounts import KEY_LENGTH_MIN, Account, AccountTable
 
     if cluster:
         from dledger.cli import acl_in_log
 
-        return await acl_in_log.add(
+        await acl_in_log.add(
             namesrv,
             name,
             _secret(secret_file, secret_stdin),
@@ -164,6 +164,7 @@ async def add(
             default_group=str(_permission(default_group)),
             white=_white(white).text,
         )
+        return
     file = _file(file)
     table = _read(file) if file.exists() else AccountTable()
     if table.get(name) is not None:
@@ -188,7 +189,6 @@ async def add(
     _write(file, table, {name: account})
     if given is None:
         sys.stdout.write(f"{secret}\n")
-    return ExitCode.OK
 
 
 @app.command
@@ -200,7 +200,7 @@ async def grant(
     namesrv: Namesrv = DEFAULT_NAMESRV,
     topic: Topics = None,
     group: Groups = None,
-) -> int:
+) -> None:
     """Set what an account may do with topics and groups."""
     topics, groups = _lines(topic), _lines(group)
     if not topics and not groups:
@@ -208,9 +208,8 @@ async def grant(
     if cluster:
         from dledger.cli import acl_in_log
 
-        return await acl_in_log.change_lines(
-            namesrv, name, topics=_texts(topic), groups=_texts(group)
-        )
+        await acl_in_log.change_lines(namesrv, name, topics=_texts(topic), groups=_texts(group))
+        return
     file = _file(file)
     table = _read(file)
     account = _account(table, name)
@@ -218,7 +217,6 @@ async def grant(
         account, topics={**account.topics, **topics}, groups={**account.groups, **groups}
     )
     _write(file, table, {name: changed})
-    return ExitCode.OK
 
 
 @app.command
@@ -234,23 +232,23 @@ async def revoke(
     group: Annotated[
         tuple[str, ...] | None, Parameter(help="Remove the line about it; may be repeated.")
     ] = None,
-) -> int:
+) -> None:
     """Remove lines about topics and groups: the account's defaults apply."""
     if cluster:
         from dledger.cli import acl_in_log
 
-        return await acl_in_log.change_lines(
+        await acl_in_log.change_lines(
             namesrv,
             name,
             topics=dict.fromkeys(topic or ()),
             groups=dict.fromkeys(group or ()),
         )
+        return
     file = _file(file)
     table = _read(file)
     account = _account(table, name)
     topics, groups = _without(account.topics, topic), _without(account.groups, group)
     _write(file, table, {name: replace(account, topics=topics, groups=groups)})
-    return ExitCode.OK
 
 
 @app.command
@@ -260,33 +258,33 @@ async def rm(
     file: File = None,
     cluster: Cluster = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
-) -> int:
+) -> None:
     """Remove an account."""
     if cluster:
         from dledger.cli import acl_in_log
 
-        return await acl_in_log.rm(namesrv, name)
+        await acl_in_log.rm(namesrv, name)
+        return
     file = _file(file)
     table = _read(file)
     _account(table, name)
     _write(file, table, {name: None})
-    return ExitCode.OK
 
 
 @app.command
-async def disable(name: Name, *, namesrv: Namesrv = DEFAULT_NAMESRV) -> int:
+async def disable(name: Name, *, namesrv: Namesrv = DEFAULT_NAMESRV) -> None:
     """Refuse every request in the name of an account of the log."""
     from dledger.cli import acl_in_log
 
-    return await acl_in_log.set_enabled(namesrv, name, False)
+    await acl_in_log.set_enabled(namesrv, name, False)
 
 
 @app.command
-async def enable(name: Name, *, namesrv: Namesrv = DEFAULT_NAMESRV) -> int:
+async def enable(name: Name, *, namesrv: Namesrv = DEFAULT_NAMESRV) -> None:
     """Take requests in the name of an account of the log again."""
     from dledger.cli import acl_in_log
 
-    return await acl_in_log.set_enabled(namesrv, name, True)
+    await acl_in_log.set_enabled(namesrv, name, True)
 
 
 @app.command
@@ -296,24 +294,23 @@ async def secret(
     namesrv: Namesrv = DEFAULT_NAMESRV,
     secret_file: SecretFile = None,
     secret_stdin: SecretStdin = False,
-) -> int:
+) -> None:
     """Give an account of the log another secret; prints a drawn one once."""
     from dledger.cli import acl_in_log
 
-    return await acl_in_log.new_secret(namesrv, name, _secret(secret_file, secret_stdin))
+    await acl_in_log.new_secret(namesrv, name, _secret(secret_file, secret_stdin))
 
 
 @app.command
 def convert(
     source: Annotated[Path, Parameter(help="RocketMQ's plain_acl.yml.")],
     target: Annotated[Path, Parameter(help="Account file to write.")],
-) -> int:
+) -> None:
     """Convert RocketMQ's plain_acl.yml to an account file."""
     table = _read(source)
     if target.exists():
         raise CliError(f"{target} exists already", exit_code=ExitCode.USAGE)
     _write(target, table, {})
-    return ExitCode.OK
 
 
 def _row(account: Account) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def _pairs(lines: Sequence[str]) -> dict[str, str]:
     return {name: text for name, _, text in (line.rpartition("=") for line in lines)}
 
 
-async def ls(namesrv: str, output: Output) -> int:
+async def ls(namesrv: str, output: Output) -> None:
     """List the accounts of every broker group."""
     async with open_admin(namesrv) as admin:
         accounts = await _accounts(admin)
@@ -108,7 +108,6 @@ async def ls(namesrv: str, output: Output) -> int:
             if patterns:
                 note(f"{broker}: no signature is needed from {', '.join(patterns)}")
         note("accounts of the files that server.acl_file names are not among them, and count first")
-    return ExitCode.OK
 
 
 def _row(broker: str, account: AccountConfig) -> dict[str, Any]:
@@ -166,7 +165,7 @@ async def add(
     default_topic: str,
     default_group: str,
     white: str,
-) -> int:
+) -> None:
     """Make an account in every broker group; print a drawn secret once."""
     drawn = secrets.token_urlsafe(SECRET_BYTES) if secret is None else secret
     async with open_admin(namesrv) as cluster:
@@ -187,7 +186,6 @@ async def add(
                 topics=topics,
                 groups=groups,
             )
-    return ExitCode.OK
 
 
 @contextmanager
@@ -210,7 +208,7 @@ async def change_lines(
     *,
     topics: Mapping[str, str | None],
     groups: Mapping[str, str | None],
-) -> int:
+) -> None:
     """Set lines of an account in every broker group; None removes one."""
     async with open_admin(namesrv) as admin:
         wanted: list[tuple[str, bool, Lines, Lines]] = []
@@ -228,7 +226,6 @@ async def change_lines(
             await admin.put_account(
                 name, admin=is_admin, topics=of_topics, groups=of_groups, broker_names=(broker,)
             )
-    return ExitCode.OK
 
 
 def _changed(broker: str, lines: Lines, changes: Mapping[str, str | None]) -> dict[str, str]:
@@ -239,24 +236,22 @@ def _changed(broker: str, lines: Lines, changes: Mapping[str, str | None]) -> di
     return {name: text for name, text in merged.items() if text is not None}
 
 
-async def rm(namesrv: str, name: str) -> int:
+async def rm(namesrv: str, name: str) -> None:
     """Delete an account in every broker group."""
     async with open_admin(namesrv) as admin:
         for broker, rows in (await _accounts(admin)).items():
             if name not in rows:
                 raise _no_account(name, broker)
         await admin.delete_account(name)
-    return ExitCode.OK
 
 
-async def set_enabled(namesrv: str, name: str, is_enabled: bool) -> int:
+async def set_enabled(namesrv: str, name: str, is_enabled: bool) -> None:
     """Let requests in the name of an account pass from now on, or none."""
     async with open_admin(namesrv) as admin:
         await admin.update_user(name, is_enabled=is_enabled)
-    return ExitCode.OK
 
 
-async def new_secret(namesrv: str, name: str, secret: str | None) -> int:
+async def new_secret(namesrv: str, name: str, secret: str | None) -> None:
     """Give an account another secret in every broker group; print a drawn one once."""
     drawn = secrets.token_urlsafe(SECRET_BYTES) if secret is None else secret
     async with open_admin(namesrv) as admin:
@@ -265,7 +260,6 @@ async def new_secret(namesrv: str, name: str, secret: str | None) -> int:
                 raise _no_account(name, broker)
         with _shown_once(drawn if secret is None else None):
             await admin.update_user(name, password=drawn)
-    return ExitCode.OK
 
 
 def _no_account(name: str, broker: str) -> CliError:

@@ -51,7 +51,7 @@ async def create(
     ] = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Back up the broker group of a data folder, while its broker runs; again: only what is new.
 
     Everything is in the backup that was acknowledged before the command began: the leader is asked
@@ -94,11 +94,10 @@ async def create(
             "the group no longer keeps the entry after the one that this backup ended with: "
             "all of it was copied again"
         )
-    return ExitCode.OK
 
 
 @app.command
-def verify(target: TargetFolder, /, *, output: Output = "table") -> int:
+def verify(target: TargetFolder, /, *, output: Output = "table") -> None:
     """Check every file and every entry of a backup, and show what it holds; exit 2 if damaged."""
     from dledger.backup.folder import BackupFolder
     from dledger.backup.manifest import BackupDamagedError
@@ -121,7 +120,6 @@ def verify(target: TargetFolder, /, *, output: Output = "table") -> int:
         topics = rows.pop("topics")
         _print({**rows, **{f"topic {name}": count for name, count in topics.items()}})
         note("the backup is whole")
-    return ExitCode.OK
 
 
 @app.command
@@ -135,7 +133,7 @@ def restore(
         str, Parameter(name=["--group", "-g"], help="Broker group; default: as in the backup.")
     ] = "",
     cluster: Annotated[str, Parameter(help="Cluster; default: as in the backup.")] = "",
-) -> int:
+) -> None:
     """Make the data folder of the first member of a new group out of a backup.
 
     Start its broker: it leads alone, with all that the backup holds. Then start the others with
@@ -168,7 +166,6 @@ def restore(
         ) from None
     note(f"entry {index} makes {owner.name} the only member of {owner.group} in {owner.cluster}")
     note("start its broker; start the others with empty folders, then dledger raft add each")
-    return ExitCode.OK
 
 
 def _print(rows: dict[str, Any]) -> None:

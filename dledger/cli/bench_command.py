@@ -39,7 +39,7 @@ FAILOVER_SENDS: Final = 32
 """Sends outstanding while the leader is killed."""
 
 
-def print_result(title: str, values: Figures, output: str) -> int:
+def print_result(title: str, values: Figures, output: str) -> None:
     """Print a measurement: one JSON object, or a table of names and values."""
     if output == "json":
         print_json(values)
@@ -49,7 +49,6 @@ def print_result(title: str, values: Figures, output: str) -> int:
             for name, value in values.items()
         ]
         print_table(title, ["what", "value"], rows)
-    return ExitCode.OK
 
 
 @app.command
@@ -65,58 +64,58 @@ def store(
         ),
     ] = None,
     output: Output = "table",
-) -> int:
+) -> None:
     """Measure MB/s into one log with records, CRC and queue units, beside a raw write."""
     if not (0 < size < 4 * MIB and 1_024 <= entry <= 64 * MIB and total_mib > 0):
         raise CliError("--size up to 4 MiB, --entry from 1 KiB to 64 MiB", exit_code=ExitCode.USAGE)
     where = Path(tempfile.mkdtemp(prefix="dledger-bench-", dir=folder))
     load = StoreLoad(body_bytes=size, entry_bytes=entry, total_bytes=total_mib * MIB)
-    return print_result("One log beside a raw sequential write", bench_store(where, load), output)
+    print_result("One log beside a raw sequential write", bench_store(where, load), output)
 
 
 @app.command
 async def produce(
     *, load: ProduceLoad = ProduceLoad(), target: Target = Target(), output: Output = "table"
-) -> int:
+) -> None:
     """Send for some seconds; report rate, latency and failures.
 
     Without --namesrv a temporary cluster of three brokers is started on this machine.
     """
-    return print_result("", await bench_produce(target, load, note), output)
+    print_result("", await bench_produce(target, load, note), output)
 
 
 @app.command
 async def latency(
     *, load: LatencyLoad = LatencyLoad(), target: Target = Target(), output: Output = "table"
-) -> int:
+) -> None:
     """Send at a fixed rate; report latencies from the intended times, and the achieved rate.
 
     The rate does not fall while the cluster is slow: what waits then is in the percentiles.
     Without --namesrv a temporary cluster of three brokers is started on this machine.
     """
-    return print_result("", await bench_latency(target, load, note), output)
+    print_result("", await bench_latency(target, load, note), output)
 
 
 @app.command
 async def consume(
     *, load: ConsumeLoad = ConsumeLoad(), target: Target = Target(), output: Output = "table"
-) -> int:
+) -> None:
     """Write a backlog, then read all of it; report the reading.
 
     Without --namesrv a temporary cluster of three brokers is started on this machine.
     """
-    return print_result("", await bench_consume(target, load, note), output)
+    print_result("", await bench_consume(target, load, note), output)
 
 
 @app.command
 async def pop(
     *, load: PopLoad = PopLoad(), target: Target = Target(), output: Output = "table"
-) -> int:
+) -> None:
     """Write a backlog, consume it by push, then by receipts; report the rates and their ratios.
 
     Without --namesrv a temporary cluster of three brokers is started on this machine.
     """
-    return print_result("", await bench_pop(target, load, note), output)
+    print_result("", await bench_pop(target, load, note), output)
 
 
 @app.command
@@ -125,12 +124,12 @@ async def scale(
     load: ScaleLoad = ScaleLoad(),
     target: Temporary = Temporary(),
     output: Output = "table",
-) -> int:
+) -> None:
     """Fill a temporary cluster of three brokers with topics, groups and clients, and measure it.
 
     Exits 0 whatever the figures are: machines differ.
     """
-    return print_result("", await bench_scale(target, load, note), output)
+    print_result("", await bench_scale(target, load, note), output)
 
 
 @app.command(name="all")
@@ -143,7 +142,7 @@ async def all_figures(
             name=["--output", "-o"], help="markdown is the table of docs/operate/performance.md."
         ),
     ] = "table",
-) -> int:
+) -> None:
     """Measure every figure of the performance page, each beside its target.
 
     Exit 0 whatever was measured: machines differ. Takes about two minutes.
@@ -155,7 +154,6 @@ async def all_figures(
         sys.stdout.write(as_markdown(figures))
     else:
         print_table("Measured and aimed at", HEAD, [_cells(one) for one in figures])
-    return ExitCode.OK
 
 
 # -------------------------------------------------------------------------- every figure in one run

@@ -22,11 +22,9 @@ from dledger.config import BrokerConfig, load_config
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
-    ExitCode,
     Namesrv,
     Output,
-    note,
-    print_json,
+    answer,
 )
 from dledger.remoting.machine import DescriptorShares, raise_open_files, share_descriptors
 from dledger.remoting.seams import Clock, Network
@@ -83,7 +81,7 @@ async def broker(
         Literal["json", "text"] | None,
         Parameter(help="json, or text for people; text on a terminal."),
     ] = None,
-) -> int:
+) -> None:
     """Run one broker, a member of its group.
 
     Settings come from defaults, TOML files, RocketMQ files, NAMESRV_ADDR and this command line;
@@ -105,8 +103,8 @@ async def broker(
     )
     if print_settings:
         sys.stdout.write(settings_text(settings.settings()))
-        return ExitCode.OK
-    return await serve_process(settings, log_level, log_form)
+        return
+    await serve_process(settings, log_level, log_form)
 
 
 async def serve_process(
@@ -115,8 +113,8 @@ async def serve_process(
     log_form: Literal["json", "text"] | None,
     *,
     clock: Clock | None = None,
-) -> int:
-    """Be a broker process until SIGTERM or Ctrl-C; return the exit status."""
+) -> None:
+    """Be a broker process until SIGTERM or Ctrl-C."""
     from dledger.broker import serve_broker
     from dledger.commitlog.disk import OsDisk
     from dledger.remoting.log import configure_logs
@@ -171,7 +169,6 @@ async def serve_process(
             )
             nursery.cancel_scope.cancel()
     log.info("broker_stopped")
-    return ExitCode.OK
 
 
 async def check_ports(config: BrokerConfig, network: Network) -> None:
@@ -264,12 +261,12 @@ async def wipe_write_perm(
     *,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Let producers leave a broker group; consumers go on reading what it has.
 
     Every NameServer gets it. Producers follow when they read the route again, within 30 seconds.
     """
-    return await _set_write_perm(namesrv, broker, False, output)
+    await _set_write_perm(namesrv, broker, False, output)
 
 
 @app.command(name="add-write-perm", help="Let producers send to a broker group again.")
@@ -279,19 +276,15 @@ async def add_write_perm(
     *,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Let producers send to a broker group again."""
-    return await _set_write_perm(namesrv, broker, True, output)
+    await _set_write_perm(namesrv, broker, True, output)
 
 
-async def _set_write_perm(namesrv: str, broker: str, is_writable: bool, output: Output) -> int:
+async def _set_write_perm(namesrv: str, broker: str, is_writable: bool, output: Output) -> None:
     async with open_admin(namesrv) as admin:
         await groups_of(admin, None, [broker])
         counts = await admin.set_write_perm(broker, is_writable)
-    if output == "json":
-        print_json({"broker": broker, "topics": counts})
-        return ExitCode.OK
     what = "take messages" if is_writable else "take no messages any more"
-    for address, count in counts.items():
-        note(f"{address}: {count} topics of {broker} {what}")
-    return ExitCode.OK
+    sentences = [f"{address}: {n} topics of {broker} {what}" for address, n in counts.items()]
+    answer(output, {"broker": broker, "topics": counts}, *sentences)

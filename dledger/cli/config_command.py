@@ -45,7 +45,7 @@ async def get(
     broker: Brokers = None,
     name_servers: NameServers = False,
     output: Output = "table",
-) -> int:
+) -> None:
     """Show the current settings of all brokers, or of some."""
     async with open_admin(namesrv) as admin:
         found = await settings_of(admin, namesrv, broker, name_servers)
@@ -59,7 +59,6 @@ async def get(
     if unknown:
         raise CliError(f"no daemon has a setting {', '.join(unknown)}", exit_code=ExitCode.USAGE)
     show(output, "Settings", rows, ("address", "key", "value"))
-    return ExitCode.OK
 
 
 @app.command(name="set")

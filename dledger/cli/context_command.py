@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from dledger.output import CliError, ExitCode, Output, addresses, note, show
+from dledger.output import CliError, Output, addresses, note, show
 
 app = App(name="context", help="Give clusters names, and choose one.", backend="trio")
 
@@ -29,7 +29,7 @@ def add(
     tls_ca_file: Annotated[
         Path | None, Parameter(help="File with the authorities; commands talk TLS then.")
     ] = None,
-) -> int:
+) -> None:
     """Add a context or replace it; the first one is used at once."""
     from dledger.cli.contexts import Context, contexts_file, read_contexts, write_contexts
 
@@ -44,11 +44,10 @@ def add(
     found.current = found.current or name
     write_contexts(file, found)
     note(f"{name} is kept in {file}" + ("; it is in use" if found.current == name else ""))
-    return ExitCode.OK
 
 
 @app.command
-def ls(*, output: Output = "table") -> int:
+def ls(*, output: Output = "table") -> None:
     """List contexts; commands without --namesrv talk to the one in use."""
     from dledger.cli.contexts import contexts_file, read_contexts
 
@@ -64,11 +63,10 @@ def ls(*, output: Output = "table") -> int:
         for name, context in sorted(found.contexts.items())
     ]
     show(output, "", rows, ("name", "in_use", "namesrv"))
-    return ExitCode.OK
 
 
 @app.command
-def use(name: Name, /) -> int:
+def use(name: Name, /) -> None:
     """Let commands talk to this context from now on."""
     from dledger.cli.contexts import contexts_file, read_contexts, write_contexts
 
@@ -79,11 +77,10 @@ def use(name: Name, /) -> int:
     found.current = name
     write_contexts(file, found)
     note(f"{name}: {found.contexts[name].namesrv}")
-    return ExitCode.OK
 
 
 @app.command
-def rm(name: Name, /) -> int:
+def rm(name: Name, /) -> None:
     """Forget a context."""
     from dledger.cli.contexts import contexts_file, read_contexts, write_contexts
 
@@ -94,4 +91,3 @@ def rm(name: Name, /) -> int:
     found.current = "" if found.current == name else found.current
     write_contexts(file, found)
     note(f"{name} is forgotten")
-    return ExitCode.OK

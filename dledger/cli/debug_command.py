@@ -71,7 +71,7 @@ async def bundle(
     ] = (),
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Write the states of all nodes into one tar.gz, and list its contents.
 
     Settings that may be secret, and values named like secrets in logs, are left out. Logs are read
@@ -91,7 +91,6 @@ async def bundle(
     else:
         show(output, str(to), rows, ("name", "bytes"))
         note("look through it before you send it to anybody")
-    return ExitCode.OK
 
 
 def packed(parts: Mapping[str, bytes]) -> bytes:

@@ -15,12 +15,11 @@ from dledger.cli.commands import Rows, listing, open_admin
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
-    ExitCode,
     GroupName,
     Namesrv,
     Output,
+    answer,
     note,
-    print_json,
     show,
 )
 
@@ -61,7 +60,7 @@ async def show_(
     max_: Annotated[int, Parameter(name="--max", help="Most messages.")] = SHOWN_MAX,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Show the dead letters of a consumer group, oldest first."""
     rows = await _letters(group, namesrv, offset, max_)
     if output != "json":
@@ -69,7 +68,6 @@ async def show_(
             row["body"] = row["body"][:BODY_SHOWN_CHARS]
     columns = ("broker", "queue", "offset", "origin_topic", "tries", "stored", "message_id", "body")
     show(output, "", rows, columns)
-    return ExitCode.OK
 
 
 @app.command
@@ -86,7 +84,7 @@ async def resend(
     max_: Annotated[int | None, Parameter(name="--max", help="Most messages.")] = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Send dead letters to their group again: all that were not sent again yet."""
     from dledger.client.admin.messages import DEAD_LETTER_PREFIX
     from dledger.client.core.errors import NoRouteError
@@ -101,11 +99,7 @@ async def resend(
             done += await admin.resend_dead_letters(
                 group, offset=offset, limit=None if max_ is None else max_ - done, queue=each
             )
-    if output == "json":
-        print_json({"group": group, "resent": done})
-    else:
-        note(f"{done} given back to {group}")
-    return ExitCode.OK
+    answer(output, {"group": group, "resent": done}, f"{done} given back to {group}")
 
 
 def chosen_queues(
@@ -140,7 +134,7 @@ async def export(
     offset: Annotated[int, Parameter(help="From this offset on.")] = 0,
     max_: Annotated[int | None, Parameter(name="--max", help="Most messages.")] = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
-) -> int:
+) -> None:
     """Write dead letters as JSON lines; ``body_base64`` has a body that is no text."""
     import msgspec
 
@@ -151,7 +145,6 @@ async def export(
     else:
         to.write_bytes(lines)
         note(f"{len(rows)} in {to}")
-    return ExitCode.OK
 
 
 async def _letters(

@@ -211,14 +211,16 @@ def _main() -> None:
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
         sys.argv[1:] = request["arguments"]
+        status = 0
         try:
             runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         except SystemExit as end:
-            if not isinstance(end.code, int):
+            if isinstance(end.code, str):
                 raise
-            sys.stdout.flush()
-            # Taking 800 modules apart would copy the pages that all children share.
-            os._exit(end.code)
+            status = end.code or 0
+        sys.stdout.flush()
+        # Taking 800 modules apart would copy the pages that all children share.
+        os._exit(status)
 
 
 if __name__ == "__main__":

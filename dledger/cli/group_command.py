@@ -21,6 +21,7 @@ from dledger.output import (
     TopicName,
     Wide,
     Yes,
+    answer,
     note,
     print_json,
     show,
@@ -106,7 +107,7 @@ async def info(
     wide: Wide = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Show members, subscriptions, and offset and lag of each queue."""
     async with open_admin(namesrv) as admin:
         config = await _require_known(admin, group)
@@ -117,13 +118,12 @@ async def info(
     found["consume_enable"] = config is None or config.consume_enable
     if output == "json":
         print_json(found)
-        return ExitCode.OK
+        return
     paused = "" if found["consume_enable"] else f"; paused, see dledger group resume {group}"
     note(f"{group}: {len(found['members'])} members, {found['lag']} messages behind{paused}")
     show(output, "Members", found["members"], ("client_id", "address", "language", "version"))
     show(output, "Subscriptions", found["subscriptions"], ("topic", "expression", "type"))
     show(output, "Queues", found["queues"], WIDE_QUEUE_COLUMNS if wide else QUEUE_COLUMNS)
-    return ExitCode.OK
 
 
 async def _require_known(admin: Admin, group: str) -> SubscriptionGroupConfig | None:
@@ -230,7 +230,7 @@ async def reset(
     yes: Yes = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Move the offsets of a group in a topic, whether its consumers run or not.
 
     Shows where each queue stands and where it would go on; --yes does it. The broker
@@ -239,7 +239,7 @@ async def reset(
     if dry_run and yes:
         raise CliError("--dry-run and --yes exclude each other", exit_code=ExitCode.USAGE)
     goal = reset_goal(to_first, to_last, to_time, to_offset)
-    return await _reset(group, topic, goal, yes, namesrv, output)
+    await _reset(group, topic, goal, yes, namesrv, output)
 
 
 @app.command
@@ -251,9 +251,9 @@ async def skip(
     yes: Yes = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Skip the unread messages of a group in a topic: reset --to-last."""
-    return await _reset(group, topic, ResetGoal(-1), yes, namesrv, output)
+    await _reset(group, topic, ResetGoal(-1), yes, namesrv, output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +294,7 @@ def reset_goal(
 
 async def _reset(
     group: str, topic: str, goal: ResetGoal, yes: bool, namesrv: str, output: Output
-) -> int:
+) -> None:
     async with open_admin(namesrv) as admin:
         await _require_known(admin, group)
         moves = await _planned(admin, group, topic, goal)
@@ -302,7 +302,12 @@ async def _reset(
         if output == "table":
             show(output, f"{group} in {topic}", rows, MOVE_COLUMNS)
         if not yes:
-            return _only_planned(output, rows, f"{group} was not changed; --yes does it")
+            answer(
+                output,
+                {"changed": False, "queues": rows},
+                f"{group} was not changed; --yes does it",
+            )
+            return
         done = await admin.reset_offsets(group, topic, goal.timestamp_ms, moves, offset=goal.offset)
     missing = [queue for queue in moves if queue not in done.notified and queue not in done.stored]
     for queue, row in zip(moves, rows, strict=True):
@@ -314,17 +319,13 @@ async def _reset(
             else "not_stored"
         )
         row["after"] = done.notified.get(queue, row["after"])
-    if output == "json":
-        print_json({"changed": True, "queues": rows})
-    else:
-        for sentence in reset_sentences(len(done.notified), len(done.stored)):
-            note(sentence)
+    sentences = reset_sentences(len(done.notified), len(done.stored))
+    answer(output, {"changed": True, "queues": rows}, *sentences)
     if missing:
         raise CliError(
             f"{len(missing)} queues still have their old offsets: {missing[0]}",
             next_step="do it again",
         )
-    return ExitCode.OK
 
 
 async def _planned(
@@ -370,14 +371,6 @@ def reset_sentences(notified: int, stored: int) -> list[str]:
     return sentences or ["nothing was changed: no queue has another offset"]
 
 
-def _only_planned(output: Output, rows: list[dict[str, Any]], text: str) -> int:
-    if output == "json":
-        print_json({"changed": False, "queues": rows})
-    else:
-        note(text)
-    return ExitCode.OK
-
-
 def move_rows(moves: Mapping[MessageQueue, OffsetMove]) -> list[dict[str, Any]]:
     """Return what is shown of a reset, queue by queue. Pure."""
     return [
@@ -405,12 +398,12 @@ async def pause(
     *,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Stop giving messages to a group: consumeEnable=false in every broker group.
 
     Its members stay connected and keep their offsets; what they hold already they consume.
     """
-    return await _enable(group, False, namesrv, output)
+    await _enable(group, False, namesrv, output)
 
 
 @app.command
@@ -420,12 +413,12 @@ async def resume(
     *,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Give messages to a group again that was paused; it goes on at its offsets."""
-    return await _enable(group, True, namesrv, output)
+    await _enable(group, True, namesrv, output)
 
 
-async def _enable(group: str, enable: bool, namesrv: str, output: Output) -> int:
+async def _enable(group: str, enable: bool, namesrv: str, output: Output) -> None:
     """Let a group consume or not in every broker group, and change nothing else of it.
 
     Raises:
@@ -436,12 +429,10 @@ async def _enable(group: str, enable: bool, namesrv: str, output: Output) -> int
     async with open_admin(namesrv) as admin:
         await _require_known(admin, group)
         changed = await admin.set_group_enabled(group, enable)
-    if output == "json":
-        print_json({"group": group, "consume_enable": enable, "changed": changed})
-        return ExitCode.OK
     state = "gets messages again" if enable else "gets no messages until dledger group resume"
-    note(f"{group} {state}" + ("" if changed else "; it was so before, nothing was changed"))
-    return ExitCode.OK
+    before = "" if changed else "; it was so before, nothing was changed"
+    found = {"group": group, "consume_enable": enable, "changed": changed}
+    answer(output, found, f"{group} {state}{before}")
 
 
 @app.command
@@ -456,7 +447,7 @@ async def clone(
     yes: Yes = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Copy the offsets of group SOURCE to group TARGET, which has no running consumers."""
     async with open_admin(namesrv) as admin:
         progress = await admin.group_progress(source)
@@ -471,7 +462,9 @@ async def clone(
             columns = ("topic", "broker", "queue", "before", "after")
             show(output, f"{target} as {source}", rows, columns)
         if not yes:
-            return _only_planned(output, rows, f"{target} was not changed; --yes does it")
+            plan = {"changed": False, "queues": rows}
+            answer(output, plan, f"{target} was not changed; --yes does it")
+            return
         running = await admin.consumer_connection(target)
         if running is not None:
             raise CliError(
@@ -480,11 +473,7 @@ async def clone(
                 next_step="stop them first",
             )
         await admin.clone_offsets(source, target, topic=topic)
-    if output == "json":
-        print_json({"changed": True, "queues": rows})
-    else:
-        note(f"{target} begins where {source} stands")
-    return ExitCode.OK
+    answer(output, {"changed": True, "queues": rows}, f"{target} begins where {source} stands")
 
 
 def clone_rows(

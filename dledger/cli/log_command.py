@@ -121,7 +121,7 @@ def inspect(
     return ExitCode.OK
 
 
-def history(folder: Folder, /, *, wide: Wide = False, output: RowsOutput = "table") -> int:
+def history(folder: Folder, /, *, wide: Wide = False, output: RowsOutput = "table") -> None:
     """List the terms of a stopped broker's log: when each leader began and what it stored.
 
     A leader begins its term with an entry of its own; an address is that of the first message.
@@ -132,7 +132,6 @@ def history(folder: Folder, /, *, wide: Wide = False, output: RowsOutput = "tabl
     with progress(0, "bytes") as line:
         rows = terms_of(_seen(walk(_segments(folder)), line.to))
     show(output, "", rows, WIDE_TERM_COLUMNS if wide else TERM_COLUMNS)
-    return ExitCode.OK
 
 
 def _seen(entries: Iterable[LogEntry], to: Any) -> Iterable[LogEntry]:

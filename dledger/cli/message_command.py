@@ -104,7 +104,7 @@ async def send(
     ] = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Send messages and print where they are stored.
 
     Without a body each line of standard input is one, and is printed when it is stored. A body
@@ -168,7 +168,6 @@ async def send(
             stored = await send_all(incoming, send_one, printer)
     if not bodies:
         note(f"{stored:,} messages are stored")
-    return ExitCode.OK
 
 
 def check_sendable(topic: str) -> None:
@@ -233,7 +232,7 @@ async def consume(
     ] = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Print messages of a topic; no offsets are committed. JSON: one object per line."""
     import trio
 
@@ -270,7 +269,6 @@ async def consume(
             printer.scope = nursery.cancel_scope
             for found in queues:
                 nursery.start_soon(_read, consumer, found, from_, wanted, follow, printer)
-    return ExitCode.OK
 
 
 async def _read(
@@ -385,7 +383,7 @@ async def by_offset(
     broker: Annotated[str | None, Parameter(help="Broker name, when there are several.")] = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
-) -> int:
+) -> None:
     """Show the message at an offset of a queue."""
     from dledger.client.consumer.pull_consumer import PullConsumer
 
@@ -417,7 +415,7 @@ async def by_offset(
         for message in pulled.messages:
             if message.queue_offset == offset:
                 show_message(message_row(message), output)
-                return ExitCode.OK
+                return
     raise CliError(f"{topic} queue {queue} gave no message at offset {offset}")
 
 
@@ -427,7 +425,7 @@ async def by_id(
     /,
     *,
     output: RowsOutput = "table",
-) -> int:
+) -> None:
     """Show a message by its offset message id, which holds broker address and position."""
     from dledger.client.core.errors import MessageIllegalError
 
@@ -438,7 +436,6 @@ async def by_id(
         except MessageIllegalError as error:
             raise CliError(f"{offset_message_id}: {error}", exit_code=ExitCode.USAGE) from None
     show_message(message_row(message), output)
-    return ExitCode.OK
 
 
 MessageKey = Annotated[str, Parameter(help="One index key as the producer gave it.")]

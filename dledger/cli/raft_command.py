@@ -122,14 +122,14 @@ async def add(
     ] = False,
     wait: Wait = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
-) -> int:
+) -> None:
     """Add the broker NAME at the peer address HOST:PORT: as a learner, then as a voter."""
     if observer:
         await _change(namesrv, group, "observe", name, address)
         note(f"{name} is an observer: it copies the log, and nothing waits for it")
-        return ExitCode.OK
+        return
     learns = f"{name} is a learner; it votes when it has caught up"
-    return await _change_and_wait(namesrv, group, "add", name, address, learns, wait)
+    await _change_and_wait(namesrv, group, "add", name, address, learns, wait)
 
 
 @app.command
@@ -140,10 +140,10 @@ async def promote(
     group: Group = None,
     wait: Wait = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
-) -> int:
+) -> None:
     """Let the observer NAME become a voter, as soon as it has caught up."""
     learns = f"{name} is a learner; it votes when it has caught up"
-    return await _change_and_wait(namesrv, group, "promote", name, "", learns, wait)
+    await _change_and_wait(namesrv, group, "promote", name, "", learns, wait)
 
 
 @app.command
@@ -155,33 +155,31 @@ async def replace(
     group: Group = None,
     wait: Wait = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
-) -> int:
+) -> None:
     """Replace the member NAME by the broker at the peer address HOST:PORT.
 
     That broker has the id of NAME, and an empty folder or the folder of NAME.
     """
     learns = f"the one at {address} learns; it takes the place of {name} when it has caught up"
-    return await _change_and_wait(namesrv, group, "replace", name, address, learns, wait)
+    await _change_and_wait(namesrv, group, "replace", name, address, learns, wait)
 
 
 @app.command
 async def remove(
     name: MemberName, /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV
-) -> int:
+) -> None:
     """Remove the member NAME, running or not; the leader cannot be removed."""
     await _change(namesrv, group, "remove", name)
     note(f"{name} is no longer a member; stop it if it still runs")
-    return ExitCode.OK
 
 
 @app.command
 async def transfer_leader(
     name: MemberName = "", /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV
-) -> int:
+) -> None:
     """Transfer leadership to the member NAME, or to the most advanced one."""
     await _change(namesrv, group, "transfer", name)
     note(f"leadership was transferred{f' to {name}' if name else ''}")
-    return ExitCode.OK
 
 
 @app.command
@@ -227,7 +225,7 @@ def recover(
 
 
 @app.command
-def repair_term(folder: Folder, /) -> int:
+def repair_term(folder: Folder, /) -> None:
     """Repair a stored term that is out of range or missing, in FOLDER of a stopped broker.
 
     Log and members stay as they are. A term that is in range is not changed.
@@ -244,11 +242,10 @@ def repair_term(folder: Folder, /) -> int:
         note("term and vote are in range; nothing was changed")
     else:
         note(f"{repaired[0]}; the term is {repaired[1]} now. Start the broker again")
-    return ExitCode.OK
 
 
 @app.command
-def secret(file: Annotated[Path, Parameter(help="New file for the secret.")], /) -> int:
+def secret(file: Annotated[Path, Parameter(help="New file for the secret.")], /) -> None:
     """Generate the secret that all members of a group share.
 
     It goes into a new file that only its owner can read; one that is there is left as it is. Copy
@@ -258,7 +255,6 @@ def secret(file: Annotated[Path, Parameter(help="New file for the secret.")], /)
 
     make_secret(file)
     note(f"{file.resolve()}: copy it to all members and set raft.secret_file in each one's file")
-    return ExitCode.OK
 
 
 def what_may_be_lost(survivor: Survivor) -> list[str]:
@@ -291,7 +287,7 @@ async def _change(namesrv: str, group: str | None, op: str, name: str, address: 
 
 async def _change_and_wait(
     namesrv: str, group: str | None, op: str, name: str, address: str, learns: str, wait: bool
-) -> int:
+) -> None:
     """Change the members of a group; with *wait* until the member NAME votes."""
     import trio
 
@@ -300,7 +296,7 @@ async def _change_and_wait(
         await admin.change_members(broker_name, op, name, address)
         note(learns)
         if not wait:
-            return ExitCode.OK
+            return
         with trio.move_on_after(MEMBER_WAIT_S):
             while True:
                 health = (await admin.cluster_health()).get(broker_name)
@@ -312,7 +308,7 @@ async def _change_and_wait(
                 }
                 if standings == {"voter"}:
                     note(f"{name} votes")
-                    return ExitCode.OK
+                    return
                 await trio.sleep(LOOK_S)
     raise CliError(
         f"the change is not complete after {MEMBER_WAIT_S:.0f} s",

@@ -42,7 +42,7 @@ async def stats(
     wide: Wide = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
-) -> int:
+) -> None:
     """Show rates of the last minute and lag, per topic and group; --wide: counts of 24 hours.
 
     Brokers count since they started; what a group got is summed over all brokers.
@@ -61,7 +61,7 @@ async def stats(
             show(output, "", rows, WIDE_COLUMNS if wide else COLUMNS)
             done += 1
             if most is not None and done >= most:
-                return ExitCode.OK
+                return
             await trio.sleep(every_s)
 
 

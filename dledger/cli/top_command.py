@@ -66,7 +66,7 @@ async def top(
     every_s: Annotated[float, Parameter(help="Seconds between two updates.")] = 2.0,
     count: Annotated[int | None, Parameter(help="Stop after this many updates.")] = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
-) -> int:
+) -> None:
     """Show members, topics and groups of a cluster on one screen until Ctrl-C.
 
     Without a terminal it prints one look. Rates are those of the last minute.
@@ -91,7 +91,7 @@ async def top(
                 else:
                     console.print(page(look, sort=sort))
                 if most is not None and done >= most:
-                    return ExitCode.OK
+                    return
                 await trio.sleep(every_s)
                 try:
                     look = await look_at(admin)

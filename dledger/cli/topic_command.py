@@ -20,6 +20,7 @@ from dledger.output import (
     Output,
     TopicName,
     Yes,
+    answer,
     note,
     print_json,
     show,
@@ -163,7 +164,7 @@ async def create(
     ] = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Create a topic in every broker group, or change it."""
     if permission not in PERMISSIONS or queues < 1:
         raise CliError("--permission is r, w or rw; --queues at least 1", exit_code=ExitCode.USAGE)
@@ -174,11 +175,8 @@ async def create(
             perm=PERMISSIONS[permission],
             broker_names=await groups_of(admin, cluster, broker),
         )
-    if output == "json":
-        print_json({"topic": topic, "queues": queues, "brokers": names})
-    else:
-        note(f"{topic}: {queues} queues in {', '.join(names)}")
-    return ExitCode.OK
+    found = {"topic": topic, "queues": queues, "brokers": names}
+    answer(output, found, f"{topic}: {queues} queues in {', '.join(names)}")
 
 
 async def groups_of(
@@ -207,7 +205,7 @@ async def groups_of(
 @app.command
 async def route(
     topic: TopicName, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
-) -> int:
+) -> None:
     """Show where the queues of a topic are."""
     async with open_admin(namesrv) as admin:
         data = await admin.topic_route_data(topic)
@@ -225,11 +223,8 @@ async def route(
         }
         for queue in sorted(data.queue_datas, key=lambda queue: queue.broker_name)
     ]
-    if output == "json":
-        print_json(rows)
-        return ExitCode.OK
-    show(output, topic, [route_line(row) for row in rows], ROUTE_COLUMNS)
-    return ExitCode.OK
+    shown = rows if output == "json" else [route_line(row) for row in rows]
+    show(output, topic, shown, ROUTE_COLUMNS)
 
 
 def route_line(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +242,7 @@ def route_line(row: Mapping[str, Any]) -> dict[str, Any]:
 @app.command
 async def info(
     topic: TopicName, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
-) -> int:
+) -> None:
     """Show offsets and number of messages of each queue."""
     async with open_admin(namesrv) as admin:
         offsets = await admin.offsets(topic)
@@ -266,7 +261,6 @@ async def info(
         print_json({"topic": topic, "messages": messages, "queues": rows})
     else:
         show(output, topic, rows, ("broker", "queue", "min_offset", "max_offset", "messages"))
-    return ExitCode.OK
 
 
 @app.command
@@ -280,17 +274,14 @@ async def perm(
     ] = None,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Change the permissions of a topic."""
     if permission not in PERMISSIONS:
         raise CliError("the permission is r, w, rw or none", exit_code=ExitCode.USAGE)
     async with open_admin(namesrv) as admin:
         names = await admin.set_topic_perm(topic, PERMISSIONS[permission], broker_names=broker)
-    if output == "json":
-        print_json({"topic": topic, "permission": permission, "brokers": names})
-    else:
-        note(f"{topic}: {permission} in {', '.join(names)}")
-    return ExitCode.OK
+    found = {"topic": topic, "permission": permission, "brokers": names}
+    answer(output, found, f"{topic}: {permission} in {', '.join(names)}")
 
 
 @app.command
@@ -312,14 +303,13 @@ async def update(
     yes: Yes = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
-) -> int:
+) -> None:
     """Change what is given of a topic, and nothing else of it.
 
     Where messages would be removed, they are counted first, and --yes is needed.
     """
     changes = topic_changes(queues, read_queues, write_queues, permission, attribute or ())
     await _change_groups(namesrv, topic, changes, broker, yes, output)
-    return ExitCode.OK
 
 
 @app.command
@@ -333,7 +323,7 @@ async def retention(
     namesrv: Namesrv = DEFAULT_NAMESRV,
     yes: Yes = False,
     output: Output = "table",
-) -> int:
+) -> None:
     """Change how long a topic keeps its messages.
 
     A shorter time removes messages: they are counted first, and --yes is needed.
@@ -341,7 +331,6 @@ async def retention(
 
     attribute = "-retention.ms" if keeps == "none" else f"+retention.ms={duration_ms(keeps)}"
     await _change_groups(namesrv, topic, {"attributes": attribute}, None, yes, output, what=keeps)
-    return ExitCode.OK
 
 
 async def _change_groups(

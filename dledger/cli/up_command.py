@@ -50,7 +50,7 @@ async def up(
         Parameter(help="Also serve a web console that allows changes: at port 8180 if it is free."),
     ] = False,
     output: Output = "table",
-) -> int:
+) -> None:
     """Run a NameServer and broker groups on this machine until Ctrl-C.
 
     Without --dir everything lies in a new temporary folder, which stays there.
@@ -97,7 +97,6 @@ async def up(
                     note("stopping")
                     nursery.cancel_scope.cancel()
                     break
-    return ExitCode.OK
 
 
 async def _serve_console(cluster: LocalCluster) -> None:

@@ -296,6 +296,21 @@ class Console:
         return found
 
 
+def change(
+    what: Callable[[Form], str], back: Callable[[Form], str]
+) -> Callable[[Act], Callable[[Request], Awaitable[Response]]]:
+    """Make an address of a function that changes the cluster; see `Console.change`."""
+
+    def decorated(act: Act) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            console: Console = request.app.state.console
+            return await console.change(request, what, back, act)
+
+        return endpoint
+
+    return decorated
+
+
 def templates() -> jinja2.Environment:
     """Return the pages' templates: everything that is put into them is escaped."""
     found = jinja2.Environment(

@@ -18,7 +18,7 @@ from dledger.commitlog.properties import (
     PROPERTY_RETRY_TOPIC,
 )
 from dledger.console import texts
-from dledger.console.console import Console, Form, RefusedError
+from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import asking
 from dledger.console.messages_page import address_of, head_of
 from dledger.console.paging import paged
@@ -124,31 +124,26 @@ async def dead_letter_group(request: Request) -> Response:
     )
 
 
-async def resend(request: Request) -> Response:
+def _what_is_given_back(form: Form) -> str:
+    which = "all new" if form.get("which") == "all" else str(len(chosen(form)))
+    return f"give {which} dead letters back to {form.get('name', '')}"
+
+
+@change(
+    _what_is_given_back,
+    lambda form: f"/dead-letters/group?{urlencode({'name': form.get('name', '')})}",
+)
+async def resend(admin: Admin, form: Form) -> str:
     """Give the ticked letters back to their group, or all that were not given back yet."""
-
-    async def act(admin: Admin, form: Form) -> str:
-        name = form.get("name", "")
-        if form.get("which") == "all":
-            return f"{await admin.resend_dead_letters(name)} given back"
-        letters, done = chosen(form), 0
-        if not letters:
-            raise RefusedError("no letter is ticked; nothing was given back")
-        for broker, queue_id, offset in letters:
-            queue = MessageQueue(DEAD_LETTER_PREFIX + name, broker, queue_id)
-            done += await admin.resend_dead_letters(name, offset=offset, queue=queue)
-        if done < len(letters):
-            raise RefusedError(f"{done} of {len(letters)} given back: the others are not kept")
-        return f"{done} given back"
-
-    def what(form: Form) -> str:
-        which = "all new" if form.get("which") == "all" else str(len(chosen(form)))
-        return f"give {which} dead letters back to {form.get('name', '')}"
-
-    console: Console = request.app.state.console
-    return await console.change(
-        request,
-        what,
-        lambda form: f"/dead-letters/group?{urlencode({'name': form.get('name', '')})}",
-        act,
-    )
+    name = form.get("name", "")
+    if form.get("which") == "all":
+        return f"{await admin.resend_dead_letters(name)} given back"
+    letters, done = chosen(form), 0
+    if not letters:
+        raise RefusedError("no letter is ticked; nothing was given back")
+    for broker, queue_id, offset in letters:
+        queue = MessageQueue(DEAD_LETTER_PREFIX + name, broker, queue_id)
+        done += await admin.resend_dead_letters(name, offset=offset, queue=queue)
+    if done < len(letters):
+        raise RefusedError(f"{done} of {len(letters)} given back: the others are not kept")
+    return f"{done} given back"

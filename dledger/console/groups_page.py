@@ -17,7 +17,7 @@ from dledger.client.admin.messages import RESEND_GROUP_PREFIX, RETRY_PREFIX
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.errors import MQError
 from dledger.console import texts
-from dledger.console.console import Console, Form, RefusedError
+from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import asking
 from dledger.console.paging import paged
 from dledger.remoting.protocol.bodies import (
@@ -219,26 +219,21 @@ async def plan_reset(request: Request) -> Response:
     )
 
 
-async def reset(request: Request) -> Response:
+def _what_moves(form: Form) -> str:
+    to = form.get("time") if form.get("to") == "time" else form.get("to")
+    return f"move group {form.get('name')} in {form.get('topic')} to {to}"
+
+
+@change(_what_moves, lambda form: f"/group?{urlencode({'name': form.get('name', '')})}")
+async def reset(admin: Admin, form: Form) -> str:
     """Move a group in a topic."""
-
-    async def act(admin: Admin, form: Form) -> str:
-        name, topic, time_ms = form.get("name", ""), form.get("topic", ""), reset_time(form)
-        moves = await admin.plan_offset_reset(name, topic, time_ms)
-        done = await admin.reset_offsets(name, topic, time_ms, moves)
-        missing = [q for q in moves if q not in done.notified and q not in done.stored]
-        if missing:
-            raise RefusedError(f"{len(missing)} queues still have their old offsets: do it again")
-        return (
-            f"{len(done.notified)} queues through consumers that run, {len(done.stored)} stored"
-            " where none is connected"
-        )
-
-    def what(form: Form) -> str:
-        to = form.get("time") if form.get("to") == "time" else form.get("to")
-        return f"move group {form.get('name')} in {form.get('topic')} to {to}"
-
-    console: Console = request.app.state.console
-    return await console.change(
-        request, what, lambda form: f"/group?{urlencode({'name': form.get('name', '')})}", act
+    name, topic, time_ms = form.get("name", ""), form.get("topic", ""), reset_time(form)
+    moves = await admin.plan_offset_reset(name, topic, time_ms)
+    done = await admin.reset_offsets(name, topic, time_ms, moves)
+    missing = [q for q in moves if q not in done.notified and q not in done.stored]
+    if missing:
+        raise RefusedError(f"{len(missing)} queues still have their old offsets: do it again")
+    return (
+        f"{len(done.notified)} queues through consumers that run, {len(done.stored)} stored"
+        " where none is connected"
     )

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from dledger.client.admin.admin import Admin
 from dledger.client.core.route import MessageQueue
-from dledger.console.console import Console, Form, RefusedError
+from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import asking
 from dledger.console.look import ClusterLook, group_views
 from dledger.console.paging import paged
@@ -66,22 +66,16 @@ def shown(look: ClusterLook) -> dict[str, Any]:
     return {"groups": views, "look": look, "problems": problems}
 
 
-async def transfer(request: Request) -> Response:
+@change(
+    lambda form: f"move leadership of {form.get('group')} to {form.get('member')}",
+    lambda form: "/cluster",
+)
+async def transfer(admin: Admin, form: Form) -> str:
     """Move the leadership of a group."""
-
-    async def act(admin: Admin, form: Form) -> str:
-        if not form.get("group"):
-            raise RefusedError("no group is named")
-        await admin.change_members(form["group"], "transfer", form.get("member", ""))
-        return "done"
-
-    console: Console = request.app.state.console
-    return await console.change(
-        request,
-        lambda form: f"move leadership of {form.get('group')} to {form.get('member')}",
-        lambda form: "/cluster",
-        act,
-    )
+    if not form.get("group"):
+        raise RefusedError("no group is named")
+    await admin.change_members(form["group"], "transfer", form.get("member", ""))
+    return "done"
 
 
 DELAY_LEVELS: Final = "messageDelayLevel"

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from dledger.client.admin.admin import Admin, TopicConfig
 from dledger.client.core.route import MessageQueue
 from dledger.console import texts
-from dledger.console.console import Console, Form, RefusedError
+from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import Asks, Known, asking
 from dledger.console.paging import paged
 
@@ -179,73 +179,55 @@ def _page_of(form: Form) -> str:
     return f"/topic?{urlencode({'name': form.get('name', '')})}"
 
 
-async def create_topic(request: Request) -> Response:
+@change(lambda form: f"create topic {form.get('name', '')}", _page_of)
+async def create_topic(admin: Admin, form: Form) -> str:
     """Create a topic."""
-
-    async def act(admin: Admin, form: Form) -> str:
-        name = form.get("name", "")
-        if name in await admin.topic_list():
-            raise RefusedError(f"{name} exists already; nothing was changed")
-        kept = _retention_ms(form)
-        groups = await admin.create_topic(
-            name,
-            queue_nums=_number(form, "queues", 1, 1024),
-            attributes=None if kept is None else {RETENTION: kept},
-        )
-        return f"it is in {', '.join(groups)}"
-
-    console: Console = request.app.state.console
-    return await console.change(
-        request, lambda form: f"create topic {form.get('name', '')}", _page_of, act
+    name = form.get("name", "")
+    if name in await admin.topic_list():
+        raise RefusedError(f"{name} exists already; nothing was changed")
+    kept = _retention_ms(form)
+    groups = await admin.create_topic(
+        name,
+        queue_nums=_number(form, "queues", 1, 1024),
+        attributes=None if kept is None else {RETENTION: kept},
     )
+    return f"it is in {', '.join(groups)}"
 
 
-async def update_topic(request: Request) -> Response:
+@change(
+    lambda form: (
+        f"change topic {form.get('name', '')}: write queues {form.get('write_queues')},"
+        f" read queues {form.get('read_queues')}, permission {form.get('permission')},"
+        f" retention {form.get('retention_hours') or 'as the log'}"
+    ),
+    _page_of,
+)
+async def update_topic(admin: Admin, form: Form) -> str:
     """Change queues, permission and retention of a topic."""
-
-    async def act(admin: Admin, form: Form) -> str:
-        name, done = form.get("name", ""), []
-        for group in sorted((await admin.topic_route(name)).addresses):
-            config = (await admin.topic_configs(group)).get(name)
-            if config is None:
-                continue
-            done += await admin.update_topic(
-                name,
-                queue_nums=_number(form, "write_queues", 0, 1024),
-                read_queue_nums=_number(form, "read_queues", 0, 1024),
-                perm=_number(form, "permission", 0, 7),
-                order=config.order,
-                attributes={RETENTION: _retention_ms(form)},
-                broker_names=(group,),
-                gives_up_messages=form.get("gives_up_messages") == "1",
-            )
-        return f"changed in {', '.join(done)}"
-
-    console: Console = request.app.state.console
-    return await console.change(
-        request,
-        lambda form: (
-            f"change topic {form.get('name', '')}: write queues {form.get('write_queues')},"
-            f" read queues {form.get('read_queues')}, permission {form.get('permission')},"
-            f" retention {form.get('retention_hours') or 'as the log'}"
-        ),
-        _page_of,
-        act,
-    )
+    name, done = form.get("name", ""), []
+    for group in sorted((await admin.topic_route(name)).addresses):
+        config = (await admin.topic_configs(group)).get(name)
+        if config is None:
+            continue
+        done += await admin.update_topic(
+            name,
+            queue_nums=_number(form, "write_queues", 0, 1024),
+            read_queue_nums=_number(form, "read_queues", 0, 1024),
+            perm=_number(form, "permission", 0, 7),
+            order=config.order,
+            attributes={RETENTION: _retention_ms(form)},
+            broker_names=(group,),
+            gives_up_messages=form.get("gives_up_messages") == "1",
+        )
+    return f"changed in {', '.join(done)}"
 
 
-async def delete_topic(request: Request) -> Response:
+@change(lambda form: f"delete topic {form.get('name', '')}", lambda form: "/topics")
+async def delete_topic(admin: Admin, form: Form) -> str:
     """Delete a topic whose name was typed once more."""
-
-    async def act(admin: Admin, form: Form) -> str:
-        name = form.get("name", "")
-        if form.get("again") != name:
-            raise RefusedError("the name that was typed is another one; nothing was deleted")
-        if is_system(name):
-            raise RefusedError("brokers need this topic; nothing was deleted")
-        return f"deleted in {', '.join(await admin.delete_topic(name))}"
-
-    console: Console = request.app.state.console
-    return await console.change(
-        request, lambda form: f"delete topic {form.get('name', '')}", lambda form: "/topics", act
-    )
+    name = form.get("name", "")
+    if form.get("again") != name:
+        raise RefusedError("the name that was typed is another one; nothing was deleted")
+    if is_system(name):
+        raise RefusedError("brokers need this topic; nothing was deleted")
+    return f"deleted in {', '.join(await admin.delete_topic(name))}"

@@ -9,6 +9,7 @@ Spec: docs/internals/protocol/remoting.md, section 14.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from dledger.broker_settings import BrokerSettings
@@ -75,22 +76,15 @@ def _subject_of_mode(command: RemotingCommand) -> dict[str, str]:
     return {"topic": asked.topic, "group": asked.consumer_group}
 
 
+@dataclass(eq=False, repr=False)
 class AssignmentProcessor:
     """Assigns queues, and keeps which groups consume which topics by POP."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        settings: BrokerSettings,
-        topics: TopicView,
-        clients: ClientTable[Connection],
-        pops: PopGrants,
-    ) -> None:
-        self._group = group
-        self._settings = settings
-        self._topics = topics
-        self._clients = clients
-        self._pops = pops
+    _group: BrokerGroup
+    _settings: BrokerSettings
+    _topics: TopicView
+    _clients: ClientTable[Connection]
+    _pops: PopGrants
 
     @handles(RequestCode.QUERY_ASSIGNMENT, limit=Limit.CLIENT, rule=ASKS)
     def query(self, _connection: Connection, command: RemotingCommand) -> Handled:

@@ -9,6 +9,7 @@ Spec: docs/internals/protocol/remoting.md, sections 10 and 11.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -59,13 +60,13 @@ MIN_VERSION: Final = 62
 logger = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class ClientQueriesProcessor:
     """Answers queries about clients and subscriptions."""
 
-    def __init__(self, group: BrokerGroup, clients: ClientTable[Connection], clock: Clock) -> None:
-        self._group = group
-        self._clients = clients
-        self._clock = clock
+    _group: BrokerGroup
+    _clients: ClientTable[Connection]
+    _clock: Clock
 
     @handles(RequestCode.GET_CONSUMER_CONNECTION_LIST, limit=Limit.ADMIN, rule=SIGNED)
     def consumer_connections(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -144,18 +145,13 @@ class ClientQueriesProcessor:
         )
 
 
+@dataclass(eq=False, repr=False)
 class ClientCallsProcessor:
     """Passes requests on to clients."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        clients: ClientTable[Connection],
-        settings: BrokerSettings,
-    ) -> None:
-        self._group = group
-        self._clients = clients
-        self._settings = settings
+    _group: BrokerGroup
+    _clients: ClientTable[Connection]
+    _settings: BrokerSettings
 
     @handles(
         RequestCode.GET_CONSUMER_RUNNING_INFO,

@@ -13,6 +13,8 @@ Spec: docs/reference/own-requests.md.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dledger.group_api import BrokerGroup, OffsetCommit, OnDone, Proposed
 from dledger.processors.answers import RefusedError, born_host_of, check_group_name
 from dledger.processors.handles import CONSUMES_AND_SENDS, Limit, handles
@@ -31,20 +33,14 @@ from dledger.services.pending_configs import TopicView
 from dledger.state.state_record import ConsumerOffsetsChange, state_record
 
 
+@dataclass(eq=False, repr=False)
 class ConsumeStepProcessor:
     """Turns a step into one proposal."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        topics: TopicView,
-        offsets: OffsetCommits,
-        records: SendRecordsProcessor,
-    ) -> None:
-        self._group = group
-        self._topics = topics
-        self._offsets = offsets
-        self._records = records
+    _group: BrokerGroup
+    _topics: TopicView
+    _offsets: OffsetCommits
+    _records: SendRecordsProcessor
 
     @handles(
         RequestCode.CONSUME_STEP,

@@ -8,6 +8,7 @@ Spec: docs/internals/protocol/semantics.md, section 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,22 +36,15 @@ MAX_RECONSUME_TIMES_VERSION = 121
 """3.4.9: from here on a client's own maxReconsumeTimes is honoured."""
 
 
+@dataclass(eq=False, repr=False)
 class Destinations:
     """Checks where a message may go, and proposes it there."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        topics: TopicView,
-        settings: BrokerSettings,
-        space: DiskSpace,
-        rng: Rng,
-    ) -> None:
-        self._group = group
-        self._topics = topics
-        self._settings = settings
-        self.space = space
-        self._rng = rng
+    _group: BrokerGroup
+    _topics: TopicView
+    _settings: BrokerSettings
+    space: DiskSpace
+    _rng: Rng
 
     # ------------------------------------------------------------------------------ checks
 

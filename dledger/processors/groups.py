@@ -6,6 +6,7 @@ Spec: docs/internals/protocol/remoting.md, section 10.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import trio
@@ -123,13 +124,13 @@ def _names(command: RemotingCommand) -> list[str]:
     return [group.group_name for group in groups]
 
 
+@dataclass(eq=False, repr=False)
 class SubscriptionGroupsProcessor:
     """Answers administration of subscription groups; changes go through the log."""
 
-    def __init__(self, group: BrokerGroup, topics: TopicView, offsets: OffsetCommits) -> None:
-        self._group = group
-        self._topics = topics
-        self._offsets = offsets
+    _group: BrokerGroup
+    _topics: TopicView
+    _offsets: OffsetCommits
 
     @handles(
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
@@ -253,25 +254,16 @@ NO_TIME = 0
 TOPIC_SEPARATOR = ";"
 
 
+@dataclass(eq=False, repr=False)
 class ConsumeStatsProcessor:
     """Answers 208, 303 and 317, on the leader."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        topics: TopicView,
-        clients: ClientTable[Connection],
-        offsets: OffsetCommits,
-        settings: BrokerSettings,
-        *,
-        clock: Clock,
-    ) -> None:
-        self._group = group
-        self._topics = topics
-        self._clients = clients
-        self._offsets = offsets
-        self._settings = settings
-        self._clock = clock
+    _group: BrokerGroup
+    _topics: TopicView
+    _clients: ClientTable[Connection]
+    _offsets: OffsetCommits
+    _settings: BrokerSettings
+    _clock: Clock
 
     @handles(RequestCode.GET_CONSUME_STATS, limit=Limit.ADMIN, rule=SIGNED, reads=True)
     def of_group(self, _connection: Connection, command: RemotingCommand) -> Handled:

@@ -5,6 +5,8 @@ Spec: docs/internals/protocol/remoting.md, sections 8.5 and 10.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
@@ -40,22 +42,15 @@ NO_TIME = -1
 """Store time of the first message of an empty queue."""
 
 
+@dataclass(eq=False, repr=False)
 class OffsetsProcessor:
     """Answers 14, 15, 29, 30, 31 and 32."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        topics: TopicView,
-        offsets: OffsetCommits,
-        settings: BrokerSettings,
-        locks: QueueLocks,
-    ) -> None:
-        self._group = group
-        self._topics = topics
-        self._offsets = offsets
-        self._settings = settings
-        self._locks = locks
+    _group: BrokerGroup
+    _topics: TopicView
+    _offsets: OffsetCommits
+    _settings: BrokerSettings
+    _locks: QueueLocks
 
     @handles(RequestCode.QUERY_CONSUMER_OFFSET, limit=Limit.CLIENT, rule=CONSUMES, reads=True)
     def query_consumer_offset(self, connection: Connection, command: RemotingCommand) -> Handled:

@@ -14,6 +14,7 @@ Spec: docs/internals/protocol/remoting.md, sections 8.5, 10 and 11.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -102,22 +103,15 @@ def subject_of_commit(command: RemotingCommand) -> Subject:
     }
 
 
+@dataclass(eq=False, repr=False)
 class ResetOffsetsProcessor:
     """Answers 222 with the offsets that were sent to the clients, or that are stored."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        clients: ClientTable[Connection],
-        offsets: OffsetCommits,
-        settings: BrokerSettings,
-        pops: PopGrants,
-    ) -> None:
-        self._group = group
-        self._clients = clients
-        self._offsets = offsets
-        self._settings = settings
-        self._pops = pops
+    _group: BrokerGroup
+    _clients: ClientTable[Connection]
+    _offsets: OffsetCommits
+    _settings: BrokerSettings
+    _pops: PopGrants
 
     @handles(
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
@@ -291,15 +285,13 @@ def _for_c(body: ResetOffsetBody) -> ResetOffsetBodyForC:
     )
 
 
+@dataclass(eq=False, repr=False)
 class CloneOffsetsProcessor:
     """Answers 314 when the offsets are in the log, all of them in one entry."""
 
-    def __init__(
-        self, group: BrokerGroup, clients: ClientTable[Connection], offsets: OffsetCommits
-    ) -> None:
-        self._group = group
-        self._clients = clients
-        self._offsets = offsets
+    _group: BrokerGroup
+    _clients: ClientTable[Connection]
+    _offsets: OffsetCommits
 
     @handles(RequestCode.CLONE_GROUP_OFFSET, limit=Limit.ADMIN, rule=ADMIN)
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:

@@ -9,6 +9,7 @@ Spec: docs/internals/decisions/0016-pop.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -61,6 +62,7 @@ _RECONSUME_TIMES: Final = STORE_TIMESTAMP_OFFSET + 16
 _MAX_TIMES: Final = 0x7FFFFFFF
 
 
+@dataclass(eq=False, repr=False)
 class PopMessages:
     """Implements `dledger.services.pop_decision.PopReader`.
 
@@ -68,27 +70,15 @@ class PopMessages:
     that waits was made when the topic may have had no messages that expire.
     """
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        topics: TopicView,
-        settings: BrokerSettings,
-        destinations: Destinations,
-        offsets: OffsetCommits,
-        pulls: PullProcessor,
-        locks: QueueLocks,
-        throughput: Throughput,
-        living: Living,
-    ) -> None:
-        self._group = group
-        self._topics = topics
-        self._settings = settings
-        self._destinations = destinations
-        self._offsets = offsets
-        self._pulls = pulls
-        self._locks = locks
-        self._throughput = throughput
-        self._living = living
+    _group: BrokerGroup
+    _topics: TopicView
+    _settings: BrokerSettings
+    _destinations: Destinations
+    _offsets: OffsetCommits
+    _pulls: PullProcessor
+    _locks: QueueLocks
+    _throughput: Throughput
+    _living: Living
 
     def is_young(self, topic: str, queue_id: int) -> bool:
         """Return whether a queue still has its first message, and that in memory."""

@@ -282,15 +282,13 @@ MAX_UNITS: Final = 500
 """Units shown in one answer; a tool asks again for more."""
 
 
+@dataclass(eq=False, repr=False)
 class ConsumeQueueViewProcessor:
     """Answers 321, on the leader."""
 
-    def __init__(
-        self, group: BrokerGroup, clients: ClientTable[Connection], filters: PropertyFilters
-    ) -> None:
-        self._group = group
-        self._clients = clients
-        self._filters = filters
+    _group: BrokerGroup
+    _clients: ClientTable[Connection]
+    _filters: PropertyFilters
 
     @handles(RequestCode.QUERY_CONSUME_QUEUE, limit=Limit.ADMIN, rule=SIGNED, reads=True)
     def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:

@@ -9,6 +9,7 @@ Spec: docs/internals/protocol/remoting.md, sections 7.1 and 11.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import structlog
@@ -73,22 +74,15 @@ class _Reply(NamedTuple):
     """``ip:port`` of the replier."""
 
 
+@dataclass(eq=False, repr=False)
 class ReplyProcessor:
     """Brings replies to requesters."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        clients: ClientTable[Connection],
-        settings: BrokerSettings,
-        destinations: Destinations,
-        clock: Clock,
-    ) -> None:
-        self._group = group
-        self._clients = clients
-        self._settings = settings
-        self._destinations = destinations
-        self._clock = clock
+    _group: BrokerGroup
+    _clients: ClientTable[Connection]
+    _settings: BrokerSettings
+    _destinations: Destinations
+    _clock: Clock
 
     @handles(
         RequestCode.SEND_REPLY_MESSAGE,

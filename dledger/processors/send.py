@@ -448,38 +448,31 @@ class SendProcessor:
             answer, ahead = self._timers.recalling(timed.recalls, answer)
         # Services, and a transaction's end, look for what is stored elsewhere than it was sent to.
         is_applied = target.topic != destination.topic or ahead is not None
-        if stamp is None:
-            before = 0
+        flight: SendInFlight | None = None
+        noted: StateRecord | None = None
+        if stamp is not None:
+            flight = SendInFlight(b"".join(records), (), [answer])
+            noted = state_record(ProducerSendChange(*stamp))
+        before = 0
 
-            def done(proposed: Proposed) -> None:
-                answer(behind(proposed, len(proposed.first_offsets) - 1, before))
-
-            before = self._destinations.propose(
-                destination.create,
-                records,
-                target,
-                done,
-                ahead=ahead,
-                is_applied=is_applied,
-            )
-            return
-        flight = SendInFlight(b"".join(records), (), [answer])
-        noted = state_record(ProducerSendChange(*stamp))
-
-        def stamped_done(proposed: Proposed) -> None:
+        def done(proposed: Proposed) -> None:
             placed = behind(proposed, len(proposed.first_offsets) - 1, before)
-            self._sends.answered(stamp, flight, placed)
+            if stamp is not None and flight is not None:
+                self._sends.answered(stamp, flight, placed)
+            else:
+                answer(placed)
 
         before = self._destinations.propose(
             destination.create,
             records,
             target,
-            stamped_done,
+            done,
             noted=noted,
             ahead=ahead,
             is_applied=is_applied,
         )
-        self._sends.add(stamp, flight)
+        if stamp is not None and flight is not None:
+            self._sends.add(stamp, flight)
 
     def _answer(
         self,

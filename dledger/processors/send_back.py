@@ -10,6 +10,8 @@ Spec: docs/internals/protocol/semantics.md, section 4.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import structlog
 
 from dledger.broker_settings import BrokerSettings
@@ -153,20 +155,14 @@ def _copy(record: StoredRecord, run: Run, properties: bytes, times: int = 1) -> 
 logger = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class SendBackProcessor:
     """Makes copies for retry and dead letter topics."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        settings: BrokerSettings,
-        destinations: Destinations,
-        rng: Rng,
-    ) -> None:
-        self._group = group
-        self._settings = settings
-        self._destinations = destinations
-        self._rng = rng
+    _group: BrokerGroup
+    _settings: BrokerSettings
+    _destinations: Destinations
+    _rng: Rng
 
     @handles(RequestCode.CONSUMER_SEND_MSG_BACK, limit=Limit.SEND, rule=sends_back)
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:

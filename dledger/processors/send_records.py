@@ -139,22 +139,15 @@ class TakenRecords:
         return batch, len(first), int(before.sum())
 
 
+@dataclass(eq=False, repr=False)
 class SendRecordsProcessor:
     """Turns a batch in record layout into one proposal."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        topics: TopicView,
-        settings: BrokerSettings,
-        destinations: Destinations,
-        sends: ProducerSends,
-    ) -> None:
-        self._group = group
-        self._topics = topics
-        self._settings = settings
-        self._destinations = destinations
-        self._sends = sends
+    _group: BrokerGroup
+    _topics: TopicView
+    _settings: BrokerSettings
+    _destinations: Destinations
+    _sends: ProducerSends
 
     @handles(
         RequestCode.SEND_RECORDS,

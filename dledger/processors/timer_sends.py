@@ -193,16 +193,14 @@ class TimedSend:
     recalls: ScheduledMessage | None = None
 
 
+@dataclass(eq=False, repr=False)
 class TimerSends:
     """Decides about sends with timer properties."""
 
-    def __init__(
-        self, group: BrokerGroup, settings: BrokerSettings, clock: Clock, recalls: TimerRecalls
-    ) -> None:
-        self._group = group
-        self._settings = settings
-        self._clock = clock
-        self._recalls = recalls
+    _group: BrokerGroup
+    _settings: BrokerSettings
+    _clock: Clock
+    _recalls: TimerRecalls
 
     def refuse_in_batch(self, properties: bytes) -> None:
         """Let a message of a batch pass, unless it has a time of its own.

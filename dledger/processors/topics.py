@@ -6,7 +6,7 @@ Spec: docs/internals/protocol/remoting.md, section 10.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -59,21 +59,14 @@ def _names(command: RemotingCommand) -> list[str]:
     return [topic.topic_name for topic in topics]
 
 
+@dataclass(eq=False, repr=False)
 class TopicsProcessor:
     """Answers topic administration."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        topics: TopicView,
-        settings: BrokerSettings,
-        *,
-        clock: Clock,
-    ) -> None:
-        self._group = group
-        self._topics = topics
-        self._settings = settings
-        self._clock = clock
+    _group: BrokerGroup
+    _topics: TopicView
+    _settings: BrokerSettings
+    _clock: Clock
 
     @handles(RequestCode.UPDATE_AND_CREATE_TOPIC, limit=Limit.ADMIN, rule=ADMIN)
     def update_and_create(self, connection: Connection, command: RemotingCommand) -> Handled:

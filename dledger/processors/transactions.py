@@ -9,6 +9,8 @@ Spec: docs/internals/protocol/remoting.md, sections 7.3 and 9; docs/internals/pr
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dledger.broker_errors import UnprocessableMessageError
 from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.errors import (
@@ -53,21 +55,14 @@ class DecidedOtherwiseError(RefusedError):
         self.answer_fields = {DECISION_FIELD: decision.name.lower()}
 
 
+@dataclass(eq=False, repr=False)
 class EndTransactionProcessor:
     """Turns decisions into proposals."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        topics: TopicView,
-        decisions: TransactionDecisions,
-        *,
-        clock: Clock,
-    ) -> None:
-        self._group = group
-        self._topics = topics
-        self._decisions = decisions
-        self._clock = clock
+    _group: BrokerGroup
+    _topics: TopicView
+    _decisions: TransactionDecisions
+    _clock: Clock
 
     @handles(RequestCode.END_TRANSACTION, limit=Limit.SEND, rule=message_at("commitLogOffset", PUB))
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:

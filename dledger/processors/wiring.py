@@ -61,8 +61,7 @@ from dledger.processors.transactions import EndTransactionProcessor
 from dledger.remoting.access.accounts import Rule
 from dledger.remoting.connection import Connection
 from dledger.remoting.processor import Limiter
-from dledger.remoting.processor_table import Handler, ProcessorTable
-from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.seams import Clock, Executor, Rng
 from dledger.services.delayed_message import TimerClaims
 from dledger.services.half_message import TransactionDecisions
@@ -150,98 +149,168 @@ class LogFolder:
     expire_soon: Callable[[str], None] = lambda _asked_by: None
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """What several processors work with."""
-
-    group: BrokerGroup
-    settings: BrokerSettings
-    seams: ProcessorSeams
-    topics: TopicView
-    clients: ClientTable[Connection]
-    offsets: OffsetCommits
-    locks: QueueLocks
-    throughput: Throughput
-    filters: PropertyFilters
-    timer_claims: TimerClaims
-    space: DiskSpace
-    transactions: TransactionDecisions
-    destinations: Destinations
-
-
-@dataclass(slots=True)
 class BrokerProcessors:
-    """The processors, and what the rest of the broker needs of them."""
+    """The processors, and what the rest of the broker needs of them.
 
-    clock: Clock
-    topics: TopicView
-    clients: ClientTable[Connection]
-    offsets: OffsetCommits
-    locks: QueueLocks
-    throughput: Throughput
-    timer_claims: TimerClaims
-    space: DiskSpace
-    pull: PullProcessor
-    pops: PopGrants
-    clients_processor: ClientsProcessor
-    transactions: TransactionDecisions
-    limiters: dict[str, Limiter]
-    """How many requests of each kind are open."""
-    handlers: dict[RequestCode, tuple[Handler, Limiter]]
+    Attributes:
+        limiters: How many requests of each kind are open.
+    """
 
-    @classmethod
-    def build(
-        cls,
+    def __init__(
+        self,
         group: BrokerGroup,
         settings: BrokerSettings,
         seams: ProcessorSeams,
         tables: BrokerTable | None = None,
         folder: LogFolder | None = None,
-    ) -> BrokerProcessors:
+    ) -> None:
         """Make them all, and let them listen to what *group* applies."""
-        folder = folder or LogFolder()
-        shared = _shared(group, settings, seams, tables or BrokerTable(), folder)
-        limiters = _limiters(settings)
+        tables, folder = tables or BrokerTable(), folder or LogFolder()
+        self._group = group
+        self._settings = settings
+        self._seams = seams
+        self.clock = clock = seams.clock
+        limits = TableLimits(tables)
+        self.topics = topics = TopicView(
+            group,
+            auto_create_topic_enable=tables.auto_create_topic_enable,
+            auto_create_group_enable=tables.auto_create_subscription_group,
+            limits=limits,
+        )
+        self.clients: ClientTable[Connection] = ClientTable(limits)
+        self.offsets = OffsetCommits(
+            group,
+            clock,
+            interval_s=tables.flush_consumer_offset_interval_ms / 1000,
+            limits=limits,
+            shares=topics.shares,
+        )
+        self.locks = QueueLocks(group, topics, clock, lease_s=tables.lock_lease_ms / 1000)
+        self.throughput = Throughput(clock, group.state)
+        self._filters = PropertyFilters(settings)
+        self.timer_claims = TimerClaims(group)
+        warning_ratio = settings.store.disk_space_warning_level_ratio / 100
+        self.space = DiskSpace(folder.disk_ratio, warning_ratio)
+        self.transactions = TransactionDecisions(group, topics)
+        self._destinations = Destinations(group, topics, settings, self.space, seams.rng)
+        checks = PullChecks(
+            group,
+            settings,
+            topics,
+            self.clients,
+            self._filters,
+            self.offsets,
+            self.locks,
+            clock,
+        )
+        self.pull = PullProcessor(group, settings, checks, self.throughput, clock, seams.executor)
+        messages = PopMessages(
+            group,
+            topics,
+            settings,
+            self._destinations,
+            self.offsets,
+            self.pull,
+            self.locks,
+            self.throughput,
+            checks.living,
+        )
+        self.pops = PopGrants(group, topics, clock, messages, self.offsets.drop)
+        self.offsets.check_slot = self.pops.check_classic
+        self.clients_processor = ClientsProcessor(
+            group, topics, self.clients, self._filters, clock=clock
+        )
         open_producer = OpenProducerProcessor(group)
-        checks = _pull_checks(shared)
-        pull = PullProcessor(
-            group, settings, checks, shared.throughput, seams.clock, seams.executor
-        )
-        pops, pop_processors = _pops(shared, checks, pull)
-        clients = ClientsProcessor(
-            group, shared.topics, shared.clients, shared.filters, clock=seams.clock
-        )
+        limiters = _limiters(settings)
+        self.limiters = {limit.value: limiter for limit, limiter in limiters.items()}
         processors = (
-            *_senders(shared),
+            *self._senders(),
             open_producer,
-            pull,
-            *pop_processors,
-            clients,
-            *_consumer_tables(shared),
-            *_queries(shared),
-            *_administration(shared, folder, limiters),
+            self.pull,
+            *self._consumption(checks, messages),
+            self.clients_processor,
+            *self._queries(),
+            *self._administration(folder, limiters),
         )
-        group.on_applied.append(shared.throughput.on_applied)
-        group.on_applied.append(pull.on_applied)
-        group.on_applied.append(open_producer.on_applied)
-        group.on_applied.append(pops.on_applied)
-        group.waiting_reads.append(lambda: pull.held_count + pops.held_count)
-        group.on_applied.append(shared.locks.on_applied)
-        return cls(
-            clock=seams.clock,
-            topics=shared.topics,
-            clients=shared.clients,
-            offsets=shared.offsets,
-            locks=shared.locks,
-            throughput=shared.throughput,
-            timer_claims=shared.timer_claims,
-            space=shared.space,
-            pull=pull,
-            pops=pops,
-            clients_processor=clients,
-            transactions=shared.transactions,
-            limiters={limit.value: limiter for limit, limiter in limiters.items()},
-            handlers=handlers_of(processors, limiters, group),
+        self.handlers = handlers_of(processors, limiters, group)
+        group.on_applied.extend(
+            (
+                self.throughput.on_applied,
+                self.pull.on_applied,
+                open_producer.on_applied,
+                self.pops.on_applied,
+                self.locks.on_applied,
+            )
+        )
+        group.waiting_reads.append(lambda: self.pull.held_count + self.pops.held_count)
+
+    def _senders(self) -> tuple[object, ...]:
+        group, settings, topics = self._group, self._settings, self.topics
+        clock, rng, destinations = self.clock, self._seams.rng, self._destinations
+        recalls = TimerRecalls(group, self.timer_claims)
+        timers = TimerSends(group, settings, clock, recalls)
+        salt = int.from_bytes(rng.randbytes(4), "big")
+        uniq_keys = UniqKeyFactory(settings.store_host[:-4], self._seams.pid, salt)
+        sends = ProducerSends(group)
+        records = SendRecordsProcessor(group, topics, settings, destinations, sends)
+        return (
+            SendProcessor(
+                group, settings, destinations, sends, timers, self.locks, uniq_keys, clock
+            ),
+            records,
+            ConsumeStepProcessor(group, topics, self.offsets, records),
+            ReplyProcessor(group, self.clients, settings, destinations, clock),
+            SendBackProcessor(group, settings, destinations, rng),
+            RecallProcessor(group, settings, recalls),
+            EndTransactionProcessor(group, topics, self.transactions, clock),
+        )
+
+    def _consumption(self, checks: PullChecks, messages: PopMessages) -> tuple[object, ...]:
+        group, settings, topics = self._group, self._settings, self.topics
+        clients, offsets, pops = self.clients, self.offsets, self.pops
+        return (
+            PopProcessor(group, settings, topics, checks, offsets, messages, pops, self.throughput),
+            AssignmentProcessor(group, settings, topics, clients, pops),
+            ResetOffsetsProcessor(group, clients, offsets, settings, pops),
+            OffsetsProcessor(group, topics, offsets, settings, self.locks),
+            CloneOffsetsProcessor(group, clients, offsets),
+            SubscriptionGroupsProcessor(group, topics, offsets),
+            ConsumeStatsProcessor(group, topics, clients, offsets, settings, self.clock),
+            QueueLocksProcessor(topics, self.locks),
+        )
+
+    def _queries(self) -> tuple[object, ...]:
+        group, clients = self._group, self.clients
+        return (
+            KeyQueryProcessor(group, self._seams.executor),
+            MessageViewProcessor(group),
+            ConsumeQueueViewProcessor(group, clients, self._filters),
+            ClientQueriesProcessor(group, clients, self.clock),
+            ClientCallsProcessor(group, clients, self._settings),
+        )
+
+    def _administration(
+        self, folder: LogFolder, limiters: Mapping[Limit, Limiter]
+    ) -> tuple[object, ...]:
+        group, settings, clock = self._group, self._settings, self.clock
+        sends, pulls = limiters[Limit.SEND], limiters[Limit.PULL]
+        pools = {"send": sends, "pull": pulls, "litePull": pulls, "query": limiters[Limit.CLIENT]}
+        return (
+            TopicsProcessor(group, self.topics, settings, clock),
+            RuntimeInfoProcessor(
+                group,
+                settings,
+                self.throughput,
+                clock=clock,
+                disk_ratio=folder.disk_ratio,
+                disk_bytes=folder.disk_bytes,
+                limiters=pools,
+            ),
+            BrokerStatsProcessor(self.throughput.stats, clock=clock),
+            CleanUpProcessor(group, folder.expire_soon),
+            SlaveSyncProcessor(group),
+            RaftStatusProcessor(group, settings),
+            CapabilitiesProcessor(group, settings.broker.broker_name),
         )
 
     def register(self, table: ProcessorTable) -> None:
@@ -279,148 +348,3 @@ def _limiters(settings: BrokerSettings) -> dict[Limit, Limiter]:
     most = {**MAX_OPEN, Limit.PULL: 2 * settings.max_held_pulls}
     kinds = (Limit.SEND, Limit.PULL, Limit.POP, Limit.REPLY, Limit.CLIENT, Limit.ADMIN)
     return {limit: Limiter(limit.value, most[limit]) for limit in kinds}
-
-
-def _shared(
-    group: BrokerGroup,
-    settings: BrokerSettings,
-    seams: ProcessorSeams,
-    tables: BrokerTable,
-    folder: LogFolder,
-) -> _Shared:
-    limits = TableLimits(tables)
-    topics = TopicView(
-        group,
-        auto_create_topic_enable=tables.auto_create_topic_enable,
-        auto_create_group_enable=tables.auto_create_subscription_group,
-        limits=limits,
-    )
-    space = DiskSpace(folder.disk_ratio, settings.store.disk_space_warning_level_ratio / 100)
-    return _Shared(
-        group,
-        settings,
-        seams,
-        topics,
-        clients=ClientTable(limits),
-        offsets=OffsetCommits(
-            group,
-            seams.clock,
-            interval_s=tables.flush_consumer_offset_interval_ms / 1000,
-            limits=limits,
-            shares=topics.shares,
-        ),
-        locks=QueueLocks(group, topics, seams.clock, lease_s=tables.lock_lease_ms / 1000),
-        throughput=Throughput(seams.clock, group.state),
-        filters=PropertyFilters(settings),
-        timer_claims=TimerClaims(group),
-        space=space,
-        transactions=TransactionDecisions(group, topics),
-        destinations=Destinations(group, topics, settings, space, seams.rng),
-    )
-
-
-def _senders(shared: _Shared) -> tuple[object, ...]:
-    group, settings, topics, seams = shared.group, shared.settings, shared.topics, shared.seams
-    clock, rng = seams.clock, seams.rng
-    destinations = shared.destinations
-    recalls = TimerRecalls(group, shared.timer_claims)
-    timers = TimerSends(group, settings, clock, recalls)
-    salt = int.from_bytes(rng.randbytes(4), "big")
-    uniq_keys = UniqKeyFactory(settings.store_host[:-4], seams.pid, salt)
-    sends = ProducerSends(group)
-    records = SendRecordsProcessor(group, topics, settings, destinations, sends)
-    return (
-        SendProcessor(group, settings, destinations, sends, timers, shared.locks, uniq_keys, clock),
-        records,
-        ConsumeStepProcessor(group, topics, shared.offsets, records),
-        ReplyProcessor(group, shared.clients, settings, destinations, clock),
-        SendBackProcessor(group, settings, destinations, rng),
-        RecallProcessor(group, settings, recalls),
-        EndTransactionProcessor(group, topics, shared.transactions, clock=clock),
-    )
-
-
-def _pull_checks(shared: _Shared) -> PullChecks:
-    return PullChecks(
-        shared.group,
-        shared.settings,
-        shared.topics,
-        shared.clients,
-        shared.filters,
-        shared.offsets,
-        shared.locks,
-        shared.seams.clock,
-    )
-
-
-def _pops(
-    shared: _Shared, checks: PullChecks, pull: PullProcessor
-) -> tuple[PopGrants, tuple[object, ...]]:
-    group, settings, topics = shared.group, shared.settings, shared.topics
-    offsets = shared.offsets
-    messages = PopMessages(
-        group,
-        topics,
-        settings,
-        shared.destinations,
-        offsets,
-        pull,
-        shared.locks,
-        shared.throughput,
-        checks.living,
-    )
-    pops = PopGrants(group, topics, shared.seams.clock, messages, offsets.drop)
-    offsets.check_slot = pops.check_classic
-    return pops, (
-        PopProcessor(group, settings, topics, checks, offsets, messages, pops, shared.throughput),
-        AssignmentProcessor(group, settings, topics, shared.clients, pops),
-        ResetOffsetsProcessor(group, shared.clients, offsets, settings, pops),
-    )
-
-
-def _consumer_tables(shared: _Shared) -> tuple[object, ...]:
-    group, settings, topics = shared.group, shared.settings, shared.topics
-    clients, offsets = shared.clients, shared.offsets
-    return (
-        OffsetsProcessor(group, topics, offsets, settings, shared.locks),
-        CloneOffsetsProcessor(group, clients, offsets),
-        SubscriptionGroupsProcessor(group, topics, offsets),
-        ConsumeStatsProcessor(group, topics, clients, offsets, settings, clock=shared.seams.clock),
-        QueueLocksProcessor(topics, shared.locks),
-    )
-
-
-def _queries(shared: _Shared) -> tuple[object, ...]:
-    group, clients = shared.group, shared.clients
-    return (
-        KeyQueryProcessor(group, shared.seams.executor),
-        MessageViewProcessor(group),
-        ConsumeQueueViewProcessor(group, clients, shared.filters),
-        ClientQueriesProcessor(group, clients, shared.seams.clock),
-        ClientCallsProcessor(group, clients, shared.settings),
-    )
-
-
-def _administration(
-    shared: _Shared, folder: LogFolder, limiters: Mapping[Limit, Limiter]
-) -> tuple[object, ...]:
-    group, settings, clock = shared.group, shared.settings, shared.seams.clock
-    sends, pulls = limiters[Limit.SEND], limiters[Limit.PULL]
-    pools = {"send": sends, "pull": pulls, "litePull": pulls, "query": limiters[Limit.CLIENT]}
-    return (
-        TopicsProcessor(group, shared.topics, settings, clock=clock),
-        RuntimeInfoProcessor(
-            group,
-            settings,
-            shared.throughput,
-            clock=clock,
-            disk_ratio=folder.disk_ratio,
-            disk_bytes=folder.disk_bytes,
-            limiters=pools,
-        ),
-        BrokerStatsProcessor(shared.throughput.stats, clock=clock),
-        CleanUpProcessor(group, folder.expire_soon),
-        SlaveSyncProcessor(group),
-        RaftStatusProcessor(group, settings),
-        CapabilitiesProcessor(group, settings.broker.broker_name),
-    )

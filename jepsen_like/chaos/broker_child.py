@@ -11,6 +11,7 @@ import os
 import struct
 import sys
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -110,19 +111,15 @@ def speak_newer(versions: int) -> None:
         vars(module)["PROTOCOL_VERSION"] = newer
 
 
-def main(config_path: Path, clock_path: Path, versions_ahead: int) -> int:
-    """Serve until SIGTERM; return the exit status."""
+def main(config_path: Path, clock_path: Path, versions_ahead: int) -> None:
+    """Serve until SIGTERM."""
     if versions_ahead:
         speak_newer(versions_ahead)
     config = load_config([ConfigFile.read(config_path)], environment=os.environ)
 
-    async def serve() -> int:
-        return await serve_process(
-            config, "info", "json", clock=SteeredClock(TrioClock(), clock_path)
-        )
-
-    return trio.run(serve)
+    clock = SteeredClock(TrioClock(), clock_path)
+    trio.run(partial(serve_process, config, "info", "json", clock=clock))
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -81,7 +81,7 @@ class Broker:
             **settings,
         )
         seams = ProcessorSeams(clock, random.Random(1), self.executor, pid=7)
-        self.processors = BrokerProcessors.build(group, self.settings, seams, broker)
+        self.processors = BrokerProcessors(group, self.settings, seams, broker)
         self.connection = FakeConnection()
 
     def handle(self, command: RemotingCommand, connection: FakeConnection | None = None) -> Any:

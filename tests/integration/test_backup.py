@@ -105,7 +105,7 @@ async def backed_up_under_load(cluster: LocalCluster, target: Path) -> dict[str,
         for store in stores:
             assert store is not None
             before = dict(load.acknowledged)
-            assert await create(str(target), data=store, namesrv=namesrvs[0]) == 0
+            await create(str(target), data=store, namesrv=namesrvs[0])
             await load.reach(len(before) + 500)
         load.stop = True
     return before
@@ -152,7 +152,7 @@ def test_backup_under_load_becomes_a_group_with_all_of_it(tmp_path: Path) -> Non
             assert config_path is not None
             peers = tomllib.loads(config_path.read_text())["raft"]["peers"]
             peer = dict(peer.split("-", 1) for peer in peers.split(";"))[name]
-            assert await add(name, peer, wait=True, namesrv=second.namesrv_address) == 0
+            await add(name, peer, wait=True, namesrv=second.namesrv_address)
         await second.wait_healthy()
 
     try:
