@@ -1,6 +1,4 @@
-"""The unit of a consume queue: position, size and hash of the tags of one message.
-
-Arrays of units, and Java's hashes of many strings at once.
+"""The unit of a consume queue: position, size and tag code; Java's hashes of many strings at once.
 
 Spec: docs/reference/formats.md, sections 3 and 4.
 """
