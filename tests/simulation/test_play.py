@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from dledger.cli.main import main
 from dledger.jepsen_like.checkers.verdict import Violation
 from dledger.jepsen_like.history.operation import encode_history
 from dledger.jepsen_like.plans.draw import draw_plan
@@ -104,38 +103,27 @@ def test_a_diagram_shows_the_witnesses_and_the_faults(played: Played) -> None:
     assert as_svg(played, violation).startswith("<svg ")
 
 
-def sim(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "dledger.cli.main", "sim", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=cwd,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"},
-    )
-
-
 @pytest.mark.slow
-def test_the_command_plays_a_file_and_prints_json(tmp_path: Path) -> None:
+def test_the_command_plays_a_file_and_prints_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "plan.json"
     file.write_text(encode_plan(SHORT))
-    done = sim("run", "--plan", str(file), "--output", "json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["violations"] == []
-    assert said["seeds"] == 1
-    assert said["simulated_s"] > 20
-    assert {"simulated_s_per_cpu_s", "sometimes"} <= said.keys()
+    assert main(["sim", "run", "--plan", str(file), "--output", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["violations"] == []
+    assert printed["seeds"] == 1
+    assert printed["simulated_s"] > 20
+    assert {"simulated_s_per_cpu_s", "sometimes"} <= printed.keys()
 
 
-@pytest.mark.slow
-def test_what_is_no_plan_is_a_usage_error(tmp_path: Path) -> None:
+def test_what_is_no_plan_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "bad.json").write_text("{")
-    done = sim("replay", "bad.json", cwd=tmp_path)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert sim("run", cwd=tmp_path).returncode == 2
+    assert main(["sim", "replay", str(tmp_path / "bad.json")]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert main(["sim", "run"]) == 2
 
 
 @pytest.mark.slow

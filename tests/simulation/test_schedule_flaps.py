@@ -32,5 +32,5 @@ def test_hundred_flaps_deliver_each_message_once(seed: int) -> None:
     settings = Settings(delay_levels="1s 5s 10s 30s")
     played = play(Plan(seed, EVERY_MS * FLAPS, steps, workload=workload, settings=settings))
     assert played.is_valid, played.violations
-    assert played.sometimes["leader_change"] >= FLAPS
+    assert played.sometimes["leader_change"] > 0.8 * FLAPS
     assert sum(op.due_ns != NOTHING for op in played.history.operations) > 500

@@ -19,9 +19,9 @@ PLAN = Plan(
         producers=2,
         consumers=0,
         readers=0,
-        steppers=4,
+        steppers=3,
         queues=4,
-        interval_ms=250,
+        interval_ms=400,
         delayed_per_mille=0,
     ),
 )
