@@ -23,8 +23,8 @@ from dledger.commitlog.entry import (
     verify_frame,
 )
 from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError
-from dledger.commitlog.message_batch import verify_record_layout
 from dledger.commitlog.record import encode_record
+from dledger.commitlog.record_batch import verify_record_layout
 from tests.harness.extent import examples
 from tests.property.strategies_records import (
     SealedEntry,

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger.commitlog.errors import DiskFullError
+from dledger.commitlog.java_hash import index_key_hash
 from dledger.commitlog.key_index import KeyIndex, KeyIndexFlush
-from dledger.commitlog.queue_unit import index_key_hash
 from dledger.testing.crash_disk import CrashDisk, no_fault
 
 ROOT = "/store/index"
