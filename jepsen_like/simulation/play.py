@@ -39,7 +39,7 @@ from dledger.jepsen_like.simulation.world import World, run_world
 from dledger.jepsen_like.simulation.world_settings import WorldSettings
 from dledger.jepsen_like.workloads.clients import WorkloadClients
 from dledger.jepsen_like.workloads.final_read import read_replica
-from dledger.jepsen_like.workloads.producers import LEVEL_SLACK_S, due_within_s
+from dledger.jepsen_like.workloads.producers import due_within_s
 from dledger.jepsen_like.workloads.push_groups import PushGroup
 from dledger.jepsen_like.workloads.recorder import BROKER, TOPIC
 from dledger.jepsen_like.workloads.transactions import (
@@ -49,7 +49,6 @@ from dledger.jepsen_like.workloads.transactions import (
     broker_settings,
 )
 from dledger.services.timer import LOAD_UNITS
-from dledger.settings_text import parse_delay_levels
 from dledger.state.producer_sessions import SESSIONS_MAX
 
 LEADER_WITHIN_ELECTIONS: Final = 3
@@ -262,7 +261,7 @@ class _Run:
             if SIDE_MACHINE in world.clients:
                 world.clients[SIDE_MACHINE].kill()
             await clients.finish()
-            await self._wait_for_delayed(world)
+            await world.sleep(due_within_s(self.plan, self._clock_error_ns()))
             await self._wait_for_transactions(world)
             reader = world.client(LAST_READER)
             await reader.run(_stay)
@@ -287,12 +286,6 @@ class _Run:
             self.settled = True
             return
         raise Broken(LIVENESS, f"the run did not end: {world.status()}", world)
-
-    async def _wait_for_delayed(self, world: World) -> None:
-        """Everything delayed is due after the longest delay; then the backlog must be empty."""
-        longest_s = max(parse_delay_levels(self.plan.settings.delay_levels)) / 1000
-        due_s = due_within_s(self.plan, self._clock_error_ns())
-        await world.sleep(max(longest_s + LEVEL_SLACK_S, due_s))
 
     def _clock_error_ns(self) -> int:
         return clock_error_ns(self.plan, SIMULATED_SLACK_NS)
