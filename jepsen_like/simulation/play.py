@@ -79,6 +79,8 @@ SCRUB_BYTES_PER_S: Final = 64 << 10
 LONG_LOG_FACTOR: Final = 4
 """Likewise, of a log that grows as long as a plan lasts: how much faster it is read."""
 
+PULL_LIMITS: Final = ("store.max_transfer_count_in_memory", "store.max_transfer_count_in_disk")
+
 Program = Callable[[ClientNode], Awaitable[None]]
 
 PRODUCERS: Final = "c0"
@@ -126,6 +128,7 @@ class Played:
 def world_settings(plan: Plan) -> WorldSettings:
     """Return the world that a plan asks for."""
     settings = plan.settings
+    scrub_factor = LONG_LOG_FACTOR if "long_logs" in plan.modes else 1
     return WorldSettings(
         brokers=plan.members,
         name_servers=plan.name_servers,
@@ -145,28 +148,19 @@ def world_settings(plan: Plan) -> WorldSettings:
             **({"broker.broker_role": "ASYNC_MASTER"} if settings.async_master else {}),
             "raft.append_bytes": str(settings.append_bytes),
             "store.keep_bytes": str(settings.keep_segments * settings.segment_bytes),
-            "store.scrub_bytes_per_s": str(SCRUB_BYTES_PER_S * _scrub_factor(plan)),
-            **_pull_limit(settings.pull_messages),
-            **_small_key_files(plan),
+            "store.scrub_bytes_per_s": str(SCRUB_BYTES_PER_S * scrub_factor),
+            **(
+                dict.fromkeys(PULL_LIMITS, str(pulled))
+                if (pulled := settings.pull_messages)
+                else {}
+            ),
+            # Files of the key index are full after a minute or so where it is looked into.
+            **({"store.max_index_num": "64"} if "key_queries" in plan.modes else {}),
             "client.register_interval_ms": str(settings.register_ms),
             "broker.lock_lease_ms": str(settings.lock_lease_ms),
             **broker_settings(plan.workload),
         },
     )
-
-
-def _scrub_factor(plan: Plan) -> int:
-    return LONG_LOG_FACTOR if "long_logs" in plan.modes else 1
-
-
-def _small_key_files(plan: Plan) -> dict[str, str]:
-    """Let files of the key index be full after a minute or so where it is looked into."""
-    return {"store.max_index_num": "64"} if "key_queries" in plan.modes else {}
-
-
-def _pull_limit(messages: int) -> dict[str, str]:
-    names = ("store.max_transfer_count_in_memory", "store.max_transfer_count_in_disk")
-    return dict.fromkeys(names, str(messages)) if messages else {}
 
 
 def play(plan: Plan, *, prepare: Callable[[World], None] | None = None) -> Played:
@@ -347,12 +341,8 @@ class _Run:
                 self.history, promised(self.plan, self.settled, slack_ns=SIMULATED_SLACK_NS)
             ),
         ]
-        if clients is not None and clients.unclassified:
-            violations = tuple(
-                Violation("unclassified outcome", "client", text)
-                for text in clients.unclassified[:8]
-            )
-            verdicts.append(Verdict("outcomes", "invalid", violations))
+        if clients is not None:
+            verdicts += clients.outcome_verdicts()
         sometimes = Counter(world.sometimes)
         if world.reference.tables is not None:
             sometimes["session_forgotten"] = world.reference.tables.producers.forgotten
