@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
+from msgspec.structs import replace
 
 from dledger.commitlog.errors import ConfigError
 from dledger.jepsen_like.checkers import push_group
@@ -322,7 +323,7 @@ def settings_of(folder: Path, plan: Plan | None, late_max_ns: int | None = None)
         return Settings(late_max_ns=late_max_ns)
     extras = read_result(folder).get("extras", {})
     is_foreign = bool(extras.get("namesrv"))
-    return Settings(**promised(plan, is_foreign=is_foreign), late_max_ns=late_max_ns)
+    return replace(promised(plan, is_foreign=is_foreign), late_max_ns=late_max_ns)
 
 
 def push_groups(parquet: Path) -> list[Verdict]:

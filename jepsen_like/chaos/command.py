@@ -33,7 +33,6 @@ from dledger.jepsen_like.chaos.run_command import (
 from dledger.jepsen_like.chaos.run_result import result_of
 from dledger.jepsen_like.chaos.runner import LinksBy, Ran
 from dledger.jepsen_like.checkers.all_checks import check_everything
-from dledger.jepsen_like.checkers.verdict import Verdict
 from dledger.jepsen_like.plans.draw import SHAPES
 from dledger.jepsen_like.plans.packages import NETWORK, PACKAGES, kinds_named
 from dledger.jepsen_like.plans.plan import PROXY_KINDS, Kind, Plan, decode_plan, encode_plan
@@ -309,11 +308,8 @@ def check(name: RunName, /, *, store: Store = DEFAULT_STORE, output: Output = "t
     plan = decode_plan((folder / "plan.json").read_text())
     history, torn_bytes = read_run(folder)
     settled = bool(history.replica_reads)
-    verdicts: list[Verdict] = check_everything(
-        history,
-        settled=settled,
-        **promised(plan, is_foreign=bool(extras_of(folder).namesrv)),
-    )
+    is_foreign = bool(extras_of(folder).namesrv)
+    verdicts = check_everything(history, promised(plan, settled, is_foreign=is_foreign))
     kept = kept_verdicts(folder, {verdict.checker for verdict in verdicts})
     ran = Ran(plan, folder, [*kept, *verdicts], history, Counter(faults_of(folder)))
     result = _judged(ran) | {"torn_bytes": torn_bytes, "report": str(folder / "report.html")}

@@ -276,7 +276,7 @@ def check_again(folder: Path) -> dict[str, Any]:
         read_at_ns,
         stores={name: nodes / name for name in names},
     )
-    found += check_everything(history, settled=True, **promised(plan))
+    found += check_everything(history, promised(plan, settled=True))
     kept = kept_verdicts(folder, {FINAL_READ, *(verdict.checker for verdict in found)})
     return facts_of(Ran(plan, folder, [*kept, *found], history, Counter(faults_of(folder))))
 

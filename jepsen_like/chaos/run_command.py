@@ -392,7 +392,7 @@ async def run_against(
         )
     ran.verdicts = [
         *found,
-        *check_everything(ran.history, settled=ran.settled, **promised(plan, is_foreign=True)),
+        *check_everything(ran.history, promised(plan, ran.settled, is_foreign=True)),
     ]
     write_rest(folder, ran.history)
     write_tables(folder)

@@ -7,8 +7,8 @@ goes on, so clients may see nothing of it. Here all members are honest: one of t
 from __future__ import annotations
 
 import json
-import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +27,7 @@ from dledger.jepsen_like.history.operation import (
     Outcome,
 )
 from dledger.jepsen_like.plans.plan import Kind, decode_plan
+from dledger.jepsen_like.report.series import columns_of, counts_of, percentile, skipped_of
 from dledger.jepsen_like.report.wording import many
 from dledger.settings_text import parse_delay_levels
 
@@ -92,30 +93,6 @@ _NOT_A_FAULT: Final = frozenset({"role", "healed", "add_missing"})
 _HOW_MANY: Final = re.compile(r"\((\d+) like it\)")
 
 
-def counts_by_outcome(operations: Iterable[Operation]) -> dict[str, dict[str, int]]:
-    """Return how many operations of each kind ended how."""
-    counted = Counter((op.f, op.outcome) for op in operations)
-    return {
-        F(f).name.lower(): {
-            outcome.name.lower(): counted.get((f, outcome), 0) for outcome in Outcome
-        }
-        for f in sorted({f for f, _ in counted})
-    }
-
-
-def skipped(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Return which faults were not done, why, and how often."""
-    found = Counter(
-        (event.kind, event.detail.removeprefix("skipped: "))
-        for event in events
-        if event.detail.startswith("skipped")
-    )
-    return [
-        {"kind": kind, "reason": reason, "count": count}
-        for (kind, reason), count in sorted(found.items())
-    ]
-
-
 def failover_ms(history: History, kinds: frozenset[Kind] = LEADER_LOSSES) -> list[float]:
     """Return, for each loss of a leader, how long until a send called since was acknowledged."""
     leads = _leaderships(history.events)
@@ -148,30 +125,15 @@ def _leader_at(leads: Sequence[tuple[int, str]], at_ns: int) -> str:
 
 
 def _first_ack(acked: Sequence[tuple[int, int]], at_ns: int) -> int | None:
-    low, high = 0, len(acked)
-    while low < high:
-        middle = (low + high) // 2
-        if acked[middle][0] < at_ns:
-            low = middle + 1
-        else:
-            high = middle
-    ends = [ret_ns for _, ret_ns in acked[low : low + 1000]]
-    return min(ends, default=None)
-
-
-def percentile(values: Sequence[float], per_cent: float) -> float | None:
-    """Return the nearest-rank percentile, as the report does; None when there is no value."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * per_cent / 100) - 1)]
+    low = bisect_left(acked, (at_ns,))
+    return min((ret_ns for _, ret_ns in acked[low : low + 1000]), default=None)
 
 
 def result_of(
     history: History, verdicts: Sequence[Verdict], verdict: Verdict, faults: Counter[str]
 ) -> dict[str, Any]:
     """Return the content of `result.json`, but for what only the runner knows."""
-    counts = counts_by_outcome(history.operations)
+    counts = counts_of(columns_of(history.operations))
     times = failover_ms(history)
     done = {
         kind: count
@@ -192,14 +154,14 @@ def result_of(
             for event in history.events
         ),
         "failovers": len(times),
-        "failover_p50_ms": _rounded(percentile(times, 50)),
-        "failover_p99_ms": _rounded(percentile(times, 99)),
+        "failover_p50_ms": _rounded(percentile(times, 50) if times else None),
+        "failover_p99_ms": _rounded(percentile(times, 99) if times else None),
         "failover_max_ms": _rounded(max(times, default=None)),
         "failover_ms": [round(value, 3) for value in times],
         "counts": counts,
         "by_workload": _by_workload(history),
         "faults": done,
-        "skipped": skipped(history.events),
+        "skipped": msgspec.to_builtins(skipped_of(history.events)),
         "versions": history.header.versions,
         "verdicts": msgspec.to_builtins(list(verdicts)),
     }

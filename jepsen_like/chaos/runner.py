@@ -170,7 +170,7 @@ class _Run:
         ran.duration_s = (time.monotonic_ns() - self.begin_ns) / 1e9
         ran.verdicts = [
             *self.found,
-            *check_everything(ran.history, settled=ran.settled, **promised(self.plan)),
+            *check_everything(ran.history, promised(self.plan, ran.settled)),
         ]
         write_rest(ran.folder, ran.history)
         if self.push_group is not None and self.push_group.is_settled:

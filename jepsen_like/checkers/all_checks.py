@@ -1,8 +1,8 @@
 """The one list of checks, and all of them over one source: the same verdicts, the same digest.
 
 A source is an engine over tables, or the rows of a history in memory. The log of each queue, the
-multiset algebra, replicas, committed offsets and what is given back are judged in columns; the
-other guarantees row by row, over the rows that they look at.
+multiset algebra, replicas and committed offsets are judged in columns; the other guarantees row by
+row, over the rows that they look at.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from dledger.jepsen_like.checkers.kernel.facts import OBS_COLUMNS, OPS_COLUMNS
 from dledger.jepsen_like.checkers.kernel.home import Home
 from dledger.jepsen_like.checkers.kernel.source import Queue, QueueReport, Source, Want
 from dledger.jepsen_like.checkers.kernel.tables import MemorySource, table_to_numpy
-from dledger.jepsen_like.checkers.run_rows import GIVEN_BACK, REST, RunRows
+from dledger.jepsen_like.checkers.run_rows import REST, RunRows
 from dledger.jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
 from dledger.jepsen_like.checkers.verdict import Verdict, Violation, checked, judge
 from dledger.jepsen_like.history.columns import (
@@ -112,41 +112,18 @@ class Settings(msgspec.Struct, frozen=True):
     late_effect_ns: int = 0
 
 
-def check_everything(
-    history: History,
-    *,
-    settled: bool = True,
-    clock_error_ns: int = 0,
-    lease_ns: int = locks.LEASE_NS,
-    check_interval_ns: int = transactions.CHECK_INTERVAL_NS,
-    checks_max: int = transactions.CHECKS_MAX,
-    immunity_ns: int = 0,
-    late_max_ns: int | None = None,
-    idempotent: bool = False,
-    election_ns: int = ELECTION_NS,
-    late_quiet_max_ns: int | None = None,
-    keeps: retention.Keeps | None = None,
-    late_effect_ns: int = 0,
-) -> list[Verdict]:
-    """Return one verdict per checker over a history in memory; arguments are those of `Settings`.
+SETTLED: Final = Settings(settled=True)
+
+
+def check_everything(history: History, settings: Settings = SETTLED) -> list[Verdict]:
+    """Return one verdict per checker over a history in memory.
 
     A history with a number that no column can hold is unknown, with that reason.
     """
-    settings = Settings(
-        settled,
-        clock_error_ns,
-        lease_ns,
-        check_interval_ns,
-        checks_max,
-        immunity_ns,
-        late_max_ns,
-        idempotent,
-        election_ns,
-        late_quiet_max_ns,
-        keeps,
-    )
+    late_effect_ns = settings.late_effect_ns
     if late_effect_ns:
         history = with_late_effect(history, late_effect_ns)
+        settings = msgspec.structs.replace(settings, late_effect_ns=0)
     try:
         source = MemorySource(history)
     except (OverflowError, ValueError, TypeError) as error:
@@ -189,7 +166,7 @@ class _Check:
 
     def run(self) -> list[Verdict]:
         """Judge everything; a check that breaks is unknown, with its reason."""
-        wants = (REST, SHARED, GIVEN_BACK, OF_ANY_MEMBER, filters.PULLS, ALTERED)
+        wants = (REST, SHARED, OF_ANY_MEMBER, filters.PULLS, ALTERED)
         self.source.prepare(wants, replicas=self.rows.replicas)
         self.progress("operations")
         read = checked("rows", self.rows.read)
@@ -286,11 +263,11 @@ class _Check:
         return acked
 
     def retries(self) -> Verdict | None:
-        rows = self.source.ops(GIVEN_BACK, self.settings.rows_max)
-        if not rows.num_rows:
+        rows = _of(self.rows.rest, *retries.OPERATIONS)
+        if not rows:
             return None
-        clock_error_ns = self.settings.clock_error_ns
-        return retries.check_table(rows, drained=self.rows.settled, clock_error_ns=clock_error_ns)
+        error_ns = self.settings.clock_error_ns
+        return retries.check_history(rows, drained=self.rows.settled, clock_error_ns=error_ns)
 
     def filters(self) -> Verdict | None:
         if not self.rows.settled:

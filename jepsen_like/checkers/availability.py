@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger.jepsen_like.checkers.fault_record import FaultRecord, Span
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.columns import has_word
 from dledger.jepsen_like.history.operation import NEVER, F, Outcome
 
@@ -25,7 +25,6 @@ NAME: Final = "availability"
 UNDECIDED: Final = "too few operations decided"
 DAMAGED: Final = "damaged answer"
 SILENT: Final = "no acknowledgement for too long"
-REPORTED_MAX: Final = 8
 
 DAMAGED_ERROR = "DamagedAnswerError"
 """What an operation ends with whose answer has bytes that were not stored."""
@@ -71,7 +70,9 @@ def check_table(rows: Any, record: FaultRecord) -> Verdict | None:
     op_id = rows.column("op_id").to_numpy()
     found = _too_few(int(judged.sum()), call[undecided], op_id[undecided])
     for at in damaged[np.lexsort((op_id[damaged], call[damaged]))][:REPORTED_MAX]:
-        found.append(damaged_violation(int(op_id[at]), int(call[at])))
+        text = "an answer has bytes that were not stored, although nothing was wrong"
+        witness = (int(op_id[at]),)
+        found.append(Violation(DAMAGED, "cluster", text, witness, at_ns=int(call[at])))
     refused = has_word(err, REFUSED_ERRORS)
     sends = judged & np.isin(rows.column("f").to_numpy(), SENDS) & ~refused
     found += _silent(spans, call[sends], op_id[sends], outcome[sends] == Outcome.OK)
@@ -102,28 +103,8 @@ def _too_few(judged: int, calls: _I64, op_ids: _I64) -> list[Violation]:
         return []
     first = np.lexsort((op_ids, calls))[:UNDECIDED_LEAST]
     witnesses = tuple(int(op_ids[at]) for at in first)
-    return [undecided_violation(count, judged, witnesses, int(calls[first[0]]))]
-
-
-def undecided_violation(
-    count: int, judged: int, witnesses: tuple[int, ...], at_ns: int
-) -> Violation:
-    """Return the violation of too many unknown outcomes."""
     text = f"{count} of {judged} operations have an unknown outcome although nothing was wrong"
-    return Violation(UNDECIDED, "cluster", text, witnesses, at_ns=at_ns)
-
-
-def damaged_violation(op_id: int, at_ns: int) -> Violation:
-    """Return the violation of a damaged answer."""
-    text = "an answer has bytes that were not stored, although nothing was wrong"
-    return Violation(DAMAGED, "cluster", text, (op_id,), at_ns=at_ns)
-
-
-def silent_violation(count: int, first: Span, last: Span) -> Violation:
-    """Return the violation of a silence of *count* sends, from the call of *first* to *last*."""
-    silent_s = (last[0] - first[0]) / 1e9
-    text = f"{count} sends in {silent_s:.1f} s were not acknowledged, although nothing was wrong"
-    return Violation(SILENT, "cluster", text, (first[1], last[1]), at_ns=last[0])
+    return [Violation(UNDECIDED, "cluster", text, witnesses, at_ns=int(calls[first[0]]))]
 
 
 def _silent(
@@ -141,11 +122,11 @@ def _silent(
     begins, ends = np.append(0, edges), np.append(edges, len(call)) - 1
     counts = ends - begins + 1
     bad = (call[ends] - call[begins] > SILENT_MAX_NS) & (counts >= SENDS_LEAST)
-    return [
-        silent_violation(
-            int(counts[at]),
-            (int(call[begins[at]]), int(op_id[begins[at]])),
-            (int(call[ends[at]]), int(op_id[ends[at]])),
-        )
-        for at in np.flatnonzero(bad)[:REPORTED_MAX]
-    ]
+    found: list[Violation] = []
+    for at in np.flatnonzero(bad)[:REPORTED_MAX]:
+        first, last = begins[at], ends[at]
+        silent_s = int(call[last] - call[first]) / 1e9
+        text = f"{counts[at]} sends in {silent_s:.1f} s were not acknowledged, although nothing was"
+        pair = (int(op_id[first]), int(op_id[last]))
+        found.append(Violation(SILENT, "cluster", f"{text} wrong", pair, at_ns=int(call[last])))
+    return found

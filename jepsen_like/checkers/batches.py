@@ -15,15 +15,13 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
 
 NAME: Final = "batches"
 
 TORN: Final = "batch partly visible"
 SCATTERED: Final = "batch not consecutive"
-REPORTED_MAX: Final = 8
-"""Violations reported per kind."""
 
 _Queue = tuple[str, int]
 _Sighting = tuple[int, int, int]

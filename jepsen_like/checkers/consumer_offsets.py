@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from dledger.jepsen_like.checkers.kernel.facts import I64, Columns, Flags
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.columns import OBS, chosen, operations_of, slots_of
 from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
 
@@ -38,7 +38,6 @@ ORDERS_MAX: Final = 20_000
 _MINUS: Final = -(1 << 63)
 INITIAL: Final = NOTHING
 """What a group that never committed reads."""
-REPORTED_MAX: Final = 8
 
 Slot = tuple[str, str, int]
 _NUMBERS: Final = ("f", "outcome", "level", "off", "call_ns", "ret_ns", "queue")

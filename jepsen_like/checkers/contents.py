@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import F, Operation
 
 NAME: Final = "contents"
@@ -21,7 +21,6 @@ PROPERTIES: Final = "properties altered"
 BORN: Final = "time of birth altered"
 STORED: Final = "store time went back"
 ALTERED: Final = (BODY, PROPERTIES, BORN, STORED)
-REPORTED_MAX: Final = 8
 
 
 def altered(rows: Iterable[Operation]) -> list[Operation]:

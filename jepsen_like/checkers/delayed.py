@@ -20,7 +20,7 @@ import numpy as np
 
 from dledger.jepsen_like.checkers.fault_record import FaultRecord
 from dledger.jepsen_like.checkers.retention import HolesOf, Missing, Queue, lost_of
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.columns import OBS, chosen, operations_of
 from dledger.jepsen_like.history.operation import (
     NEVER,
@@ -43,7 +43,6 @@ RECALLED: Final = "recalled message delivered"
 TOO_LATE_EARLY: Final = "recall refused before its time"
 DELIVERED_ERROR = "AlreadyDeliveredError"
 """What a recall ends with that comes too late."""
-REPORTED_MAX: Final = 8
 
 READS: Final = (int(F.PULL), int(F.MAX_OFFSET))
 """Operations that prove where a queue ended."""

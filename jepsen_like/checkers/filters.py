@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from dledger.jepsen_like.checkers.kernel.source import Queue, Source, Want
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.columns import hash_range, operations_of, replica_reads_of
 from dledger.jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
 
 NAME: Final = "filters"
 
 WRONG: Final = "filter passed other messages"
-REPORTED_MAX: Final = 8
 
 TAGS: Final = 4
 NUMBERS: Final = 10

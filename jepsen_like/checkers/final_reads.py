@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.columns import chosen, slots_of
 from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
@@ -25,7 +25,6 @@ CUT_SHORT: Final = "queue not read to its end"
 NOT_ASKED: Final = "committed offset not read at the end"
 READER = "final-reader"
 """Group of what the client reads of queues."""
-REPORTED_MAX: Final = 8
 
 Slot = tuple[str, str, int]
 

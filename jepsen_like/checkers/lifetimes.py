@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 NAME: Final = "lifetimes"
@@ -23,7 +23,6 @@ PASSED: Final = "living message passed over"
 LOST: Final = "acknowledged perishable message lost"
 
 OPERATIONS: Final = frozenset({F.PERISHABLE, F.LIVING})
-REPORTED_MAX: Final = 8
 MS: Final = 1_000_000
 
 

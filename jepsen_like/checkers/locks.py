@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 NAME: Final = "locks"
@@ -37,8 +37,6 @@ NOT_FENCED: Final = "old lock token accepted"
 
 LEASE_NS: Final = 60_000_000_000
 """How long a grant lasts that is neither renewed nor given back; a broker's setting."""
-REPORTED_MAX: Final = 8
-"""Violations reported per kind and lock."""
 OPERATIONS: Final = frozenset({F.LOCK, F.UNLOCK})
 
 Slot = tuple[str, str, int]

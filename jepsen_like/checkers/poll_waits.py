@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from dledger.jepsen_like.checkers.fault_record import FaultRecord
-from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Violation
 from dledger.jepsen_like.history.operation import NOTHING, Operation, Outcome
 
 IN_VAIN: Final = "poll waited in vain"
@@ -27,7 +27,6 @@ LATE_NS: Final = 1_000_000_000
 """How long a poll that is held may take to notice a message."""
 IN_VAIN_LEAST: Final = 2
 ALLOWED_PER_CENT: Final = 1
-REPORTED_MAX: Final = 8
 
 Queue = tuple[str, int]
 

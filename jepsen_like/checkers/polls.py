@@ -16,15 +16,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 NAME: Final = "polls"
 
 WENT_BACK: Final = "poll went back"
 SKIPPED: Final = "poll skipped"
-REPORTED_MAX: Final = 8
-"""Violations reported per kind."""
 
 
 @dataclass(slots=True)

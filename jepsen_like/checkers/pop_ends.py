@@ -30,7 +30,8 @@ STALE: Final = "ReceiptStaleError"
 """Error of a receipt that the broker refused."""
 MS_NS: Final = 1_000_000
 
-_Message = tuple[str, str, int, int]
+Message = tuple[str, str, int, int]
+"""Group, topic, queue and offset."""
 
 
 def violations(rows: list[Operation], *, clock_error_ns: int = 0) -> list[Violation]:
@@ -40,22 +41,25 @@ def violations(rows: list[Operation], *, clock_error_ns: int = 0) -> list[Violat
 
 def given_up_unseen(rows: list[Operation]) -> dict[str, int]:
     """Return how many messages of each group were given up that no answer had."""
-    seen = {(op.group, op.value) for op in _delivered(rows)}
+    seen = {(op.group, op.value) for op in deliveries_of(rows)}
     there = {(op.group, op.value) for op in rows if op.f == F.GIVEN_UP}
     return dict(Counter(group for group, _ in there - seen))
 
 
-def _delivered(rows: list[Operation]) -> Iterable[Operation]:
-    return (
+def deliveries_of(rows: Iterable[Operation]) -> list[Operation]:
+    """Return the rows in which a message was handed out."""
+    return [
         op for op in rows if op.f == F.RECEIVE and op.outcome == Outcome.OK and op.off != NOTHING
-    )
+    ]
 
 
-def _message(op: Operation) -> _Message:
+def message_of(op: Operation) -> Message:
+    """Return the message that a row is about."""
     return op.group, op.topic, op.queue, op.off
 
 
-def _violation(name: str, message: _Message, *ops: Operation) -> Violation:
+def violation_of(name: str, message: Message, *ops: Operation) -> Violation:
+    """Return a violation about a message, with *ops* as its witnesses."""
     group, topic, queue, off = message
     ids = tuple(op.op_id for op in ops)
     return Violation(name, f"{group}@{topic}/{queue}", f"offset {off}", ids)
@@ -63,18 +67,18 @@ def _violation(name: str, message: _Message, *ops: Operation) -> Violation:
 
 def _replaced(rows: list[Operation]) -> list[Violation]:
     """Find receipts that were accepted after a change of the time had given another one."""
-    first: dict[tuple[_Message, int], Operation] = {}
+    first: dict[tuple[Message, int], Operation] = {}
     for op in rows:
         if op.f == F.CHANGE_TIME and op.outcome == Outcome.OK:
-            before = first.setdefault((_message(op), op.txn), op)
+            before = first.setdefault((message_of(op), op.txn), op)
             if op.ret_ns < before.ret_ns:
-                first[_message(op), op.txn] = op
+                first[message_of(op), op.txn] = op
     found = []
     for op in rows:
         if op.f in (F.ACK, F.CHANGE_TIME) and op.outcome == Outcome.OK:
-            change = first.get((_message(op), op.txn))
+            change = first.get((message_of(op), op.txn))
             if change is not None and change.ret_ns < op.call_ns:
-                found.append(_violation(OLD_RECEIPT, _message(op), change, op))
+                found.append(violation_of(OLD_RECEIPT, message_of(op), change, op))
     return found
 
 
@@ -87,23 +91,23 @@ def _refused(rows: list[Operation], clock_error_ns: int) -> list[Violation]:
     ]
     if not refused:
         return []
-    stands: dict[tuple[_Message, int], tuple[int, Operation]] = {}
-    used: dict[tuple[_Message, int], int] = {}
+    stands: dict[tuple[Message, int], tuple[int, Operation]] = {}
+    used: dict[tuple[Message, int], int] = {}
     for op in rows:
         end = op.call_ns + op.status * MS_NS - clock_error_ns
         if op.f == F.RECEIVE and op.outcome == Outcome.OK and op.off != NOTHING:
-            stands[_message(op), op.txn] = (end, op)
+            stands[message_of(op), op.txn] = (end, op)
         elif op.f == F.CHANGE_TIME and op.outcome == Outcome.OK:
-            stands[_message(op), op.min_off] = (end, op)
+            stands[message_of(op), op.min_off] = (end, op)
         if op.f in (F.ACK, F.CHANGE_TIME) and op.outcome != Outcome.FAIL:
-            key = (_message(op), op.txn)
+            key = (message_of(op), op.txn)
             used[key] = min(used.get(key, op.call_ns), op.call_ns)
     found = []
     for op in refused:
-        key = (_message(op), op.txn)
+        key = (message_of(op), op.txn)
         end, giver = stands.get(key, (0, op))
         if giver.ret_ns < op.call_ns and op.ret_ns < min(end, used.get(key, end)):
-            found.append(_violation(GOOD_RECEIPT, _message(op), giver, op))
+            found.append(violation_of(GOOD_RECEIPT, message_of(op), giver, op))
     return found
 
 
@@ -115,26 +119,26 @@ def _given_up(rows: list[Operation]) -> list[Violation]:
     if not copies:
         return []
     last: dict[tuple[str, int], Operation] = {}
-    for op in _delivered(rows):
+    for op in deliveries_of(rows):
         key = (op.group, op.value)
         if key in copies and (key not in last or op.cnt > last[key].cnt):
             last[key] = op
-    acked = {_message(op): op for op in rows if op.f == F.ACK and op.outcome == Outcome.OK}
+    acked = {message_of(op): op for op in rows if op.f == F.ACK and op.outcome == Outcome.OK}
     times = {head.group: head.cnt for head in _heads(rows)}
     found = []
     for key, ops in copies.items():
         copy, delivery = ops[0], last.get(key)
         message = (copy.group, copy.topic, copy.queue, copy.max_off)
         if delivery is not None:
-            message = _message(delivery)
+            message = message_of(delivery)
         if len(ops) > 1:
-            found.append(_violation(GIVEN_UP_TWICE, message, *ops[:2]))
+            found.append(violation_of(GIVEN_UP_TWICE, message, *ops[:2]))
         if times.get(copy.group) and copy.cnt != times[copy.group]:
-            found.append(_violation(GIVEN_UP_AT, message, copy))
+            found.append(violation_of(GIVEN_UP_AT, message, copy))
         if delivery is not None and delivery.cnt > copy.cnt:
-            found.append(_violation(GIVEN_UP_AGAIN, message, copy, delivery))
+            found.append(violation_of(GIVEN_UP_AGAIN, message, copy, delivery))
         if message in acked:
-            found.append(_violation(GIVEN_UP_ACKED, message, acked[message], copy))
+            found.append(violation_of(GIVEN_UP_ACKED, message, acked[message], copy))
     return found
 
 
@@ -151,8 +155,8 @@ def _no_end(rows: list[Operation]) -> list[Violation]:
     heads = _heads(rows)
     if not heads:
         return []
-    values = {_message(op): op.value for op in _delivered(rows)}
-    acked = {_message(op) for op in rows if op.f == F.ACK and op.outcome != Outcome.FAIL}
+    values = {message_of(op): op.value for op in deliveries_of(rows)}
+    acked = {message_of(op) for op in rows if op.f == F.ACK and op.outcome != Outcome.FAIL}
     given_up = {(op.group, op.value) for op in rows if op.f == F.GIVEN_UP}
     received: dict[tuple[str, str, int], list[int]] = {}
     for group, topic, queue, off in values:
@@ -164,5 +168,5 @@ def _no_end(rows: list[Operation]) -> list[Violation]:
             if not head.min_off <= off < head.max_off or message in acked:
                 continue
             if (head.group, values[message]) not in given_up:
-                found.append(_violation(NO_END, message, head))
+                found.append(violation_of(NO_END, message, head))
     return found

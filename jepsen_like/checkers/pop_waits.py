@@ -18,7 +18,8 @@ from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 from dledger.jepsen_like.checkers.fault_record import FaultRecord
-from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.checkers.pop_ends import MS_NS, Message, message_of
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Violation
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 IN_VAIN: Final = "receive waited in vain"
@@ -29,8 +30,6 @@ LATE_NS: Final = 1_000_000_000
 """How long a receive that is held may take to notice a message."""
 IN_VAIN_LEAST: Final = 2
 ALLOWED_PER_CENT: Final = 1
-REPORTED_MAX: Final = 8
-MS_NS: Final = 1_000_000
 
 _Line = tuple[str, str]
 """Group and topic."""
@@ -87,10 +86,10 @@ def violations(
 
 def _free(rows: list[Operation], clock_error_ns: int) -> dict[_Line, _Spans]:
     """Return when messages were free, by line."""
-    deliveries: dict[tuple[str, str, int, int], list[Operation]] = {}
-    changes: dict[tuple[str, str, int, int], list[Operation]] = {}
+    deliveries: dict[Message, list[Operation]] = {}
+    changes: dict[Message, list[Operation]] = {}
     for op in rows:
-        message = (op.group, op.topic, op.queue, op.off)
+        message = message_of(op)
         if op.f == F.RECEIVE and op.outcome == Outcome.OK and op.off != NOTHING:
             deliveries.setdefault(message, []).append(op)
         elif op.f == F.CHANGE_TIME and op.outcome != Outcome.FAIL:

@@ -14,15 +14,13 @@ from typing import Any, Final
 import numpy as np
 
 from dledger.jepsen_like.checkers.kernel.facts import I64
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.columns import OBS, chosen, operations_of
-from dledger.jepsen_like.history.operation import CLIENT_BITS, NEVER, NOTHING, Operation, Outcome
+from dledger.jepsen_like.history.operation import CLIENT_BITS, NEVER, NOTHING, Outcome
 
 NAME: Final = "producer_order"
 
 OVERTAKEN: Final = "a later send overtook an earlier one"
-REPORTED_MAX: Final = 8
-"""Violations reported; one bug makes many."""
 
 _NUMBERS: Final = ("op_id", "outcome", "queue", "off", "value", "due_ns")
 Seen = Mapping[tuple[str, int, int], int]
@@ -81,12 +79,17 @@ class Lines:
         return keys
 
     def _violation(self, highest: int, at: int, place: I64) -> Violation:
-        first, second = (self._operation(row) for row in (highest, at))
-        return overtaken(first, second, (int(place[highest]), int(place[at])))
-
-    def _operation(self, row: int) -> Operation:
-        (op,) = operations_of(chosen(self._rows, np.array([row])), OBS.empty_table())
-        return op
+        """Return that *at* stands before *highest*, which was sent before it."""
+        rows = [chosen(self._rows, np.array([row])) for row in (highest, at)]
+        (first, op) = (operations_of(row, OBS.empty_table())[0] for row in rows)
+        return Violation(
+            OVERTAKEN,
+            f"{op.topic}/{op.queue}",
+            f"producer {op.value >> CLIENT_BITS} sent value {first.value} before value {op.value}, "
+            f"and they stand at {place[highest]} and {place[at]}",
+            (first.op_id, op.op_id),
+            at_ns=op.call_ns,
+        )
 
 
 def _seen(looks: Any) -> dict[tuple[str, int, int], int]:
@@ -118,15 +121,3 @@ def _overtaken(place: I64) -> list[tuple[int, int]]:
     is_new = np.concatenate(([True], place[1:] > furthest[:-1]))
     holder = np.maximum.accumulate(np.where(is_new, np.arange(len(place)), 0))
     return [(int(holder[row - 1]), int(row)) for row in at]
-
-
-def overtaken(highest: Operation, op: Operation, places: tuple[int, int]) -> Violation:
-    """Return that *op* stands before *highest*, which was sent before it."""
-    return Violation(
-        OVERTAKEN,
-        f"{op.topic}/{op.queue}",
-        f"producer {op.value >> CLIENT_BITS} sent value {highest.value} before value {op.value}, "
-        f"and they stand at {places[0]} and {places[1]}",
-        (highest.op_id, op.op_id),
-        at_ns=op.call_ns,
-    )

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 
 NAME: Final = "push_group"
 
@@ -24,8 +24,6 @@ TWO_OWNERS: Final = "queue with more than one owner"
 NOT_COMMITTED: Final = "offset not committed to the end"
 WRONG_COUNT: Final = "a member counts otherwise than its listener"
 OUT_OF_ORDER: Final = "consumed before a message in front of it"
-REPORTED_MAX: Final = 8
-"""Violations reported per kind."""
 
 
 @dataclass(frozen=True, slots=True)

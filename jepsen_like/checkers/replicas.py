@@ -13,7 +13,7 @@ from typing import Final
 
 from dledger.jepsen_like.checkers.kernel.home import Home
 from dledger.jepsen_like.checkers.kernel.source import Queue
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import NOTHING, Operation, ReplicaRead, ReplicaState
 
 NAME: Final = "replicas"
@@ -24,7 +24,6 @@ QUEUES_DIFFER: Final = "replicas disagree on an offset"
 MISSING: Final = "replica without a queue"
 NOT_EQUAL: Final = "replicas did not become equal"
 LOST: Final = "acknowledged message lost"
-REPORTED_MAX: Final = 8
 
 
 def check_heads(
@@ -141,18 +140,9 @@ def held_violations(
             differ.append(Violation(QUEUES_DIFFER, subject, text, at_ns=when))
         for _, value, replica, here in home.lost:
             op = acked[topic, queue, value]
-            shown = None if here < NOTHING else here
-            lost.append(lost_violation(op, names[replica], shown))
+            shown = "nothing" if here < NOTHING else f"value {here}"
+            text = f"value {value} was acknowledged at offset {op.off}; {names[replica]} holds"
+            lost.append(
+                Violation(LOST, subject, f"{text} {shown} there", (op.op_id,), at_ns=op.ret_ns)
+            )
     return [*differ[:REPORTED_MAX], *lost[:REPORTED_MAX]]
-
-
-def lost_violation(op: Operation, node: str, here: int | None) -> Violation:
-    """Say that *node* holds *here*, None: nothing, where a send was acknowledged."""
-    shown = "nothing" if here is None else f"value {here}"
-    return Violation(
-        LOST,
-        f"{op.topic}/{op.queue}",
-        f"value {op.value} was acknowledged at offset {op.off}; {node} holds {shown} there",
-        (op.op_id,),
-        at_ns=op.ret_ns,
-    )

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
@@ -41,7 +41,6 @@ NAME: Final = "retention"
 
 REMOVED: Final = "message removed without retention"
 NOT_ENTITLED: Final = "retention without entitlement"
-REPORTED_MAX: Final = 8
 
 Queue = tuple[str, int]
 

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
-import numpy as np
 
-from dledger.jepsen_like.checkers import retention, retries
+from dledger.jepsen_like.checkers import retention
 from dledger.jepsen_like.checkers.fault_record import record_of
 from dledger.jepsen_like.checkers.kernel.source import Queue, QueueReport, Replicas, Source, Want
 from dledger.jepsen_like.checkers.replicas import ends_of
@@ -56,9 +55,6 @@ REST: Final = Want(
     other_than=(("token", NOTHING), ("due_ns", NOTHING), ("group", "")),
 )
 """All that is judged row by row, but for what pulls found."""
-_RETRIES: Final = tuple(int(f) for f in sorted(retries.OPERATIONS))
-GIVEN_BACK: Final = Want((("f", _RETRIES),))
-"""What consumers gave back, and what was found of it."""
 
 
 class RunRows:
@@ -128,17 +124,14 @@ class RunRows:
     def read(self) -> Verdict:
         """Read all rows that are judged row by row, but for what pulls found.
 
-        Commits and reads of offsets are judged in columns, unless a subscribed consumer polled;
-        what was given back always is.
+        Commits and reads of offsets are judged in columns, unless a subscribed consumer polled.
         """
         rows = self._source.ops(REST, self._rows_max)
         f = rows.column("f").to_numpy()
         of_offsets = (f == F.COMMIT) | (f == F.FETCH_COMMIT)
         self.offsets = chosen(rows, of_offsets)
-        plain = np.isin(f, _RETRIES)
         if not (f == F.PULL).any():
-            plain |= of_offsets & (rows.column("token").to_numpy() == NOTHING)
-        rows = chosen(rows, ~plain)
+            rows = chosen(rows, ~of_offsets | (rows.column("token").to_numpy() != NOTHING))
         self.rest = operations_of(rows, self._source.obs(Want(), 0))
         return Verdict("rows", "valid")
 

@@ -15,7 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, pairwise
 from typing import Final
 
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import (
+    REPORTED_MAX,
+    Verdict,
+    Violation,
+    few_of_each,
+    judge,
+)
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 NAME: Final = "steps"
@@ -30,7 +36,6 @@ OVERLAP: Final = "two stored steps have messages in common"
 STRANGER: Final = "output of no step"
 
 OPERATIONS: Final = frozenset({F.STEP, F.STEP_FOUND})
-REPORTED_MAX: Final = 8
 
 _Slot = tuple[str, str, int]
 
@@ -114,13 +119,7 @@ class _Judged:
                 by_step.setdefault(op.txn, []).append(op)
             found += self._wrong_steps(self.head, by_step)
             found += self._wrong_messages(self.head, by_offset)
-        counts: dict[str, int] = {}
-        kept = []
-        for violation in found:
-            counts[violation.name] = counts.get(violation.name, 0) + 1
-            if counts[violation.name] <= REPORTED_MAX:
-                kept.append(violation)
-        return kept
+        return few_of_each(found)
 
     def _violation(self, name: str, text: str, *rows: Operation) -> Violation:
         ids = tuple(op.op_id for op in rows)

@@ -19,7 +19,7 @@ from dledger.jepsen_like.checkers.kernel.facts import I64, Flags
 from dledger.jepsen_like.checkers.kernel.home import MUST_BE_THERE, Home
 from dledger.jepsen_like.checkers.kernel.source import Queue
 from dledger.jepsen_like.checkers.transactions import SYSTEM_TOPICS
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import Operation, Outcome
 
 NAME: Final = "total_queue"
@@ -28,7 +28,6 @@ LOST: Final = "acknowledged message lost"
 UNEXPECTED: Final = "message never sent"
 DUPLICATED: Final = "message stored twice"
 FAILED_BUT_THERE: Final = "failed message stored"
-REPORTED_MAX: Final = 8
 
 KNOWN: Final = (Outcome.FAIL, Outcome.INFO, Outcome.OK)
 """Outcomes, by how much they say of where a message is."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dledger.jepsen_like.checkers.retention import HolesOf, Missing, Queue, lost_of
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, few_of_each, judge
 from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
@@ -148,8 +148,6 @@ CHECK_INTERVAL_NS: Final = 60_000_000_000
 """How long a question may be under way, from its decision to its arrival: a broker's interval."""
 CHECKS_MAX: Final = 15
 """Questions about one half message before it is discarded; a broker's setting."""
-REPORTED_MAX: Final = 8
-"""Violations reported per kind."""
 
 _Place = tuple[str, int, int]
 
@@ -216,7 +214,7 @@ def check_history(
         "seen": len(seen),
         "discarded": len(discarded),
     }
-    return judge(NAME, _few_of_each(found), counts, looked_at=len(began))
+    return judge(NAME, few_of_each(found), counts, looked_at=len(began))
 
 
 def _immunity(one: Transaction, otherwise_ns: int) -> int:
@@ -225,16 +223,6 @@ def _immunity(one: Transaction, otherwise_ns: int) -> int:
     if half is None or half.due_ns == NOTHING:
         return otherwise_ns
     return half.due_ns - half.call_ns
-
-
-def _few_of_each(violations: list[Violation]) -> list[Violation]:
-    left: dict[str, int] = {}
-    kept: list[Violation] = []
-    for violation in violations:
-        left[violation.name] = left.get(violation.name, REPORTED_MAX) - 1
-        if left[violation.name] >= 0:
-            kept.append(violation)
-    return kept
 
 
 def _sightings(

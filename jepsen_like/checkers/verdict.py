@@ -6,14 +6,18 @@ Unknown is no pass: a checker that saw nothing, or broke, has proved nothing.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from dledger.commitlog.errors import MQError
 
 Validity = Literal["valid", "invalid", "unknown"]
+
+REPORTED_MAX: Final = 8
+"""Violations of each kind that a checker names."""
 
 
 class BadInputError(MQError):
@@ -54,6 +58,17 @@ class Verdict(msgspec.Struct, frozen=True):
     def is_valid(self) -> bool:
         """Whether no violation was found."""
         return self.validity == "valid"
+
+
+def few_of_each(violations: Iterable[Violation]) -> list[Violation]:
+    """Return the first violations of each kind."""
+    counts: Counter[str] = Counter()
+    kept: list[Violation] = []
+    for violation in violations:
+        counts[violation.name] += 1
+        if counts[violation.name] <= REPORTED_MAX:
+            kept.append(violation)
+    return kept
 
 
 def judge(

@@ -31,8 +31,8 @@ from dledger.jepsen_like.history.operation import (
     ReplicaRead,
     ReplicaState,
     RunHeader,
+    Sample,
 )
-from dledger.jepsen_like.history.small_tables import RowList, SmallTable
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 
@@ -189,36 +189,6 @@ def _check_words(name: str, words: Iterable[int]) -> None:
             raise RowOutOfRangeError(f"{name} holds {word}, beyond 64 bits")
 
 
-def _limits(schema: Any) -> tuple[tuple[str, int], ...]:
-    """Return the columns of a schema, and one past the greatest number of each; 0: words."""
-    return tuple(
-        (field.name, 1 << (field.type.bit_width - 1) if pa.types.is_integer(field.type) else 0)
-        for field in schema
-        if field.name != "run_id"
-    )
-
-
-_LIMITS: Final = {name: _limits(schema) for name, schema in SCHEMAS.items()}
-_ALL_64_BITS: Final = 1 << 63
-
-
-def fits_columns(ops: SmallTable, obs: SmallTable, nodes: RowList, events: RowList) -> bool:
-    """Whether the columns of Arrow hold these rows."""
-    for schema, table in (("ops", ops), ("obs", obs)):
-        for name, beyond in _LIMITS[schema]:
-            if 0 < beyond < _ALL_64_BITS and table.num_rows:
-                numbers = table.column(name).to_numpy()
-                if not -beyond <= numbers.min() <= numbers.max() < beyond:
-                    return False
-    for schema, rows in (("nodes", nodes), ("events", events)):
-        for row in rows.to_pylist():
-            for name, beyond in _LIMITS[schema]:
-                value = row[name]
-                if type(value) is not str if not beyond else not -beyond <= value < beyond:
-                    return False
-    return True
-
-
 def table_of(schema: Any, columns: dict[str, Any]) -> Any:
     """Return a table of *schema* from lists or arrays; words may be given as one string."""
     size = max((len(c) for c in columns.values() if not isinstance(c, str)), default=0)
@@ -267,14 +237,9 @@ def obs_table(run_id: str, operations: Iterable[Operation], reads: Iterable[Repl
     return table_of(OBS, {"run_id": run_id, **columns})
 
 
-def event_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Return the rows of `events` by the names of their columns."""
-    return list(map(msgspec.structs.asdict, events))
-
-
 def events_table(run_id: str, events: Sequence[Event]) -> Any:
     """Return `events`, in the order of the rows."""
-    return _table_of_rows(EVENTS, run_id, event_rows(events))
+    return _table_of_rows(EVENTS, run_id, list(map(msgspec.structs.asdict, events)))
 
 
 def _table_of_rows(schema: Any, run_id: str, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -293,22 +258,12 @@ def nodes_table(
     run_id: str,
     states: Iterable[ReplicaState],
     reads: Iterable[ReplicaRead],
-    samples: Iterable[dict[str, Any]] = (),
+    samples: Iterable[Sample] = (),
     floors: Iterable[FloorMove] = (),
 ) -> Any:
     """Return `nodes`: states, final reads, samples (names of fields → what a broker reported),
     floors.
     """
-    return _table_of_rows(NODES, run_id, node_rows(states, reads, samples, floors))
-
-
-def node_rows(
-    states: Iterable[ReplicaState],
-    reads: Iterable[ReplicaRead],
-    samples: Iterable[dict[str, Any]] = (),
-    floors: Iterable[FloorMove] = (),
-) -> list[dict[str, Any]]:
-    """Return the rows of `nodes` by the names of their columns; see `nodes_table`."""
     rows: list[dict[str, Any]] = [
         {
             **_NODE_BLANK,
@@ -334,7 +289,10 @@ def node_rows(
         }
         for read in reads
     ]
-    rows += [{**_NODE_BLANK, **sample, "kind": NodeKind.SAMPLE} for sample in samples]
+    rows += [
+        {**_NODE_BLANK, **msgspec.structs.asdict(sample), "kind": NodeKind.SAMPLE}
+        for sample in samples
+    ]
     rows += [
         {
             **_NODE_BLANK,
@@ -351,13 +309,11 @@ def node_rows(
         }
         for move in floors
     ]
-    return rows
+    return _table_of_rows(NODES, run_id, rows)
 
 
 def chosen(rows: Any, which: npt.NDArray[Any]) -> Any:
     """Return rows of a table, by flags or by their numbers."""
-    if isinstance(rows, SmallTable):
-        return rows.take(np.flatnonzero(which) if which.dtype == np.bool_ else which)
     return rows.filter(pa.array(which)) if which.dtype == np.bool_ else rows.take(pa.array(which))
 
 
@@ -380,20 +336,14 @@ def slots_of(rows: Any) -> npt.NDArray[np.int64]:
 
 
 def operations_of(ops: Any, obs: Any) -> list[Operation]:
-    """Return the rows of `ops`, with what they found by `obs`, in the order of op ids.
-
-    Of a table in memory they may be its own rows, which are not to be changed.
-    """
-    if isinstance(ops, SmallTable):
-        found = {op.op_id: op for op in ops.operations()}
-        if obs.num_rows:
-            found = {op_id: msgspec.structs.replace(op) for op_id, op in found.items()}
-    else:
-        columns = [ops.column(name).to_pylist() for name in OP_FIELDS]
-        found = {}
-        for given in zip(*columns, strict=True):
-            op = Operation(**dict(zip(OP_FIELDS, given, strict=True)))
-            found[op.op_id] = op
+    """Return the rows of `ops`, with what they found by `obs`, in the order of op ids."""
+    if not ops.num_rows:
+        return []
+    columns = [ops.column(name).to_pylist() for name in OP_FIELDS]
+    found: dict[int, Operation] = {}
+    for given in zip(*columns, strict=True):
+        op = Operation(**dict(zip(OP_FIELDS, given, strict=True)))
+        found[op.op_id] = op
     if not obs.num_rows:
         return [found[op_id] for op_id in sorted(found)]
     ids, offs, values = (obs.column(name).to_numpy() for name in ("op_id", "off", "value"))
@@ -436,10 +386,7 @@ def floors_of(nodes: Any) -> list[FloorMove]:
 
     Raises msgspec.MsgspecError: a row holds other fields.
     """
-    if isinstance(nodes, RowList):
-        rows = [row for row in nodes.to_pylist() if row["kind"] == NodeKind.FLOOR]
-    else:
-        rows = chosen(nodes, nodes.column("kind").to_numpy() == NodeKind.FLOOR).to_pylist()
+    rows = chosen(nodes, nodes.column("kind").to_numpy() == NodeKind.FLOOR).to_pylist()
     return [
         FloorMove(
             at_ns=row["at_ns"],

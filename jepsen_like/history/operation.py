@@ -238,6 +238,18 @@ class FloorMove(msgspec.Struct, array_like=True, tag=5, gc=False):
     keep_ms: int = 0
 
 
+class Sample(msgspec.Struct, gc=False):
+    """What one broker reported of itself at one moment; *is_up*: it answered."""
+
+    at_ns: int
+    node: str
+    role: str = ""
+    term: int = 0
+    commit_index: int = 0
+    last_index: int = 0
+    is_up: bool = True
+
+
 def cut_queues(reads: Iterable[ReplicaRead]) -> set[tuple[str, int]]:
     """Return the queues of which a replica has not the beginning: retention took it."""
     begins: dict[tuple[str, str, int], int] = {}
@@ -379,3 +391,19 @@ class LatestRows:
 
 PUSH_RECORD: Final = "push_group.json"
 """What is known of a push group when a run is over, so that it can be judged again."""
+
+
+def read_samples(data: bytes) -> tuple[list[Sample], str]:
+    """Return the samples in *data* up to the first that is none, and why it is none.
+
+    A piece at the end is left out: one sample more or less proves nothing.
+    """
+    decoder = cbor2.CBORDecoder(BytesIO(data))
+    samples: list[Sample] = []
+    try:
+        while True:
+            samples.append(msgspec.convert(decoder.decode(), type=Sample, strict=False))
+    except cbor2.CBORDecodeEOF:
+        return samples, ""
+    except (*_DECODE_ERRORS, msgspec.ValidationError) as error:
+        return samples, str(error)

@@ -42,6 +42,8 @@ from dledger.jepsen_like.history.operation import (
     ReplicaState,
     Row,
     RunHeader,
+    Sample,
+    read_samples,
 )
 from dledger.jepsen_like.history.sums import as_text, sum_of_file
 
@@ -153,7 +155,8 @@ def ingest(folder: Path, into: Path | None = None) -> Ingested:
     counts.run_id = history.header.run_id or folder.resolve().name
     counts.seed, counts.versions = history.header.seed, history.header.versions
     counts.plan = history.header.plan
-    samples = list(_samples(folder / "samples.cbor"))
+    path = folder / "samples.cbor"
+    samples, _ = read_samples(path.read_bytes() if path.is_file() else b"")
     counts.samples = len(samples)
     into = into or folder / FOLDER
     counts.obs = write_history(into, history, counts.run_id, samples)
@@ -216,9 +219,7 @@ def read_summary(parquet: Path) -> Ingested:
         raise NoHistoryError(text) from error
 
 
-def write_history(
-    into: Path, history: History, run_id: str, samples: Sequence[dict[str, Any]] = ()
-) -> int:
+def write_history(into: Path, history: History, run_id: str, samples: Sequence[Sample] = ()) -> int:
     """Write the four tables of *history* and return how many rows `obs` has."""
     into.mkdir(parents=True, exist_ok=True)
     (into / SUMMARY).unlink(missing_ok=True)
@@ -322,28 +323,3 @@ def _count(row: Row, counts: Ingested) -> None:
 
 def _bad_table(bad: Sequence[BadRecord]) -> Any:
     return pa.Table.from_pylist([msgspec.structs.asdict(record) for record in bad], schema=BAD)
-
-
-class _Sample(msgspec.Struct):
-    """The fields of a sample that are kept; others may come."""
-
-    at_ns: int
-    node: str
-    role: str = ""
-    term: int = 0
-    commit_index: int = 0
-    last_index: int = 0
-
-
-def _samples(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield samples up to the first that is none: one more or less proves nothing."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        decoder = cbor2.CBORDecoder(file)
-        while True:
-            try:
-                sample = msgspec.convert(decoder.decode(), type=_Sample, strict=False)
-            except (cbor2.CBORDecodeError, msgspec.ValidationError, ValueError, TypeError):
-                return
-            yield msgspec.structs.asdict(sample)

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 import trio
@@ -96,6 +97,15 @@ class Nodes:
             if not self.held_down[name] and node.is_down:
                 await node.start()
 
+    @contextmanager
+    def held(self, node: Machine) -> Iterator[None]:
+        """Let no other step start *node* while the block runs."""
+        self.held_down[node.name] += 1
+        try:
+            yield
+        finally:
+            self.held_down[node.name] -= 1
+
     def may_hurt(self, kind: Kind, node: Member, event: Event) -> bool:
         """Whether a fault may destroy data of *node* now; else *event* is skipped."""
         if self.allows(kind, node):
@@ -157,9 +167,8 @@ class Nodes:
         if not node.is_up:
             event.detail = "skipped: it is not up"
             return
-        self.held_down[node.name] += 1
-        await node.stop()
-        self.held_down[node.name] -= 1
+        with self.held(node):
+            await node.stop()
         await self.down([node], step.for_ms)
 
     async def rolling_restart(self, step: Step, event: Event) -> None:
@@ -167,9 +176,8 @@ class Nodes:
         for node in self.resolve("all"):
             if not node.is_up:
                 continue
-            self.held_down[node.name] += 1
-            await node.stop()
-            self.held_down[node.name] -= 1
+            with self.held(node):
+                await node.stop()
             await self.down([node], step.for_ms)
             with trio.move_on_after(CATCH_UP_S):
                 while not self._ground.soundness(node.name).is_caught_up:
@@ -222,13 +230,10 @@ class Nodes:
         if not node.is_up:
             event.detail = "skipped: it is not up"
             return
-        self.held_down[node.name] += 1
-        try:
+        with self.held(node):
             await node.restart_newer()
             await self._ground.sleep(step.for_ms / 1000)
             await node.stop()
-        finally:
-            self.held_down[node.name] -= 1
         await self.down([node], 0)
 
     async def kill_name_server(self, step: Step, event: Event) -> None:
@@ -311,103 +316,86 @@ class Disks:
         await self._ground.sleep(step.for_ms / 1000)
         await node.fail_flushes(0)
 
+    async def _damage(
+        self,
+        step: Step,
+        event: Event,
+        act: Callable[[Member], Awaitable[str]],
+        *,
+        ends: bool = True,
+    ) -> None:
+        """Destroy data of a node, which is down meanwhile if it *ends*; *act* returns where."""
+        nodes, node = self._nodes, self._nodes.one(step, event)
+        if not nodes.may_hurt(step.kind, node, event):
+            return
+        with nodes.held(node) if ends else nullcontext(), nodes.budget.destroying(node.name):
+            if ends:
+                await node.kill()
+            event.detail = await act(node)
+        if event.detail:
+            nodes.budget.note_hurt(step.kind, node.name)
+        if ends:
+            await nodes.down([node], step.for_ms)
+
     async def rot(self, step: Step, event: Event) -> None:
         """Change bits in the log of a node that is down."""
-        node = self._nodes.one(step, event)
-        if not self._nodes.may_hurt(step.kind, node, event):
-            return
-        with self._nodes.budget.destroying(node.name):
-            await node.kill()
-            event.detail = await node.rot(max(1, step.arg))
-        if event.detail:
-            self._nodes.budget.note_hurt(step.kind, node.name)
-        await self._nodes.down([node], step.for_ms)
+        await self._damage(step, event, lambda node: node.rot(max(1, step.arg)))
 
     async def spoil_sectors(self, step: Step, event: Event) -> None:
         """Let sectors of a disk be unreadable, with its node down or not."""
-        node = self._nodes.one(step, event)
-        if not self._nodes.may_hurt(step.kind, node, event):
-            return
-        ends = step.arg % 2 == 1
-        self._nodes.held_down[node.name] += ends
-        try:
-            with self._nodes.budget.destroying(node.name):
-                if ends:
-                    await node.kill()
-                event.detail = await node.spoil_sectors(1 + step.arg // 2)
-            if event.detail:
-                self._nodes.budget.note_hurt(step.kind, node.name)
-        finally:
-            self._nodes.held_down[node.name] -= ends
-        if ends:
-            await self._nodes.down([node], step.for_ms)
+        count, ends = 1 + step.arg // 2, step.arg % 2 == 1
+        await self._damage(step, event, lambda node: node.spoil_sectors(count), ends=ends)
 
     async def rot_file(self, step: Step, event: Event) -> None:
         """Let a file that is no segment go bad on a node that is down."""
-        node = self._nodes.one(step, event)
-        if not self._nodes.may_hurt(step.kind, node, event):
-            return
-        self._nodes.held_down[node.name] += 1
-        try:
-            with self._nodes.budget.destroying(node.name):
-                await node.kill()
-                event.detail = await node.rot_file(step.arg)
-            if event.detail:
-                self._nodes.budget.note_hurt(step.kind, node.name)
-        finally:
-            self._nodes.held_down[node.name] -= 1
-        await self._nodes.down([node], step.for_ms)
+        await self._damage(step, event, lambda node: node.rot_file(step.arg))
 
     async def tear_tail(self, step: Step, event: Event) -> None:
         """Tear what no start can prove was acknowledged, once others hold all of it."""
-        node = self._nodes.one(step, event)
-        if not self._nodes.may_hurt(step.kind, node, event):
+        nodes, node = self._nodes, self._nodes.one(step, event)
+        if not nodes.may_hurt(step.kind, node, event):
             return
-        self._nodes.budget.note_hurt(step.kind, node.name)  # what follows takes time
-        self._nodes.held_down[node.name] += 1
-        try:
-            with self._nodes.budget.destroying(node.name):
-                await node.kill()
-                if await self._is_spare(node):
-                    where = await node.tear_tail(max(1, step.arg))
-                    event.detail = where or "skipped: nothing stands above the commit mark"
-                else:
-                    event.detail = "skipped: others do not hold all it may have acknowledged"
-        finally:
-            self._nodes.held_down[node.name] -= 1
-        await self._nodes.down([node], step.for_ms)
+        nodes.budget.note_hurt(step.kind, node.name)  # what follows takes time
+        with nodes.held(node), nodes.budget.destroying(node.name):
+            await node.kill()
+            if await self._is_spare(node, event):
+                where = await node.tear_tail(max(1, step.arg))
+                event.detail = where or "skipped: nothing stands above the commit mark"
+        await nodes.down([node], step.for_ms)
 
     async def lie_about_flushes(self, step: Step, event: Event) -> None:
         """Record what flushes do not make durable; lose it once it is safe without it."""
-        node = self._nodes.one(step, event)
-        if not node.is_up or not self._nodes.may_hurt(step.kind, node, event):
+        nodes, node = self._nodes, self._nodes.one(step, event)
+        if not node.is_up or not nodes.may_hurt(step.kind, node, event):
             event.detail = event.detail or "skipped: it is not up"
             return
-        self._nodes.budget.note_hurt(step.kind, node.name)
+        nodes.budget.note_hurt(step.kind, node.name)
         await node.lie_about_flushes(lies=True)
-        self._nodes.held_down[node.name] += 1
         try:
-            with self._nodes.budget.destroying(node.name):
+            with nodes.held(node), nodes.budget.destroying(node.name):
                 await self._ground.sleep(step.for_ms / 1000)
                 await node.kill()
-                if await self._is_spare(node):
+                if await self._is_spare(node, event):
                     await node.power_cut()
                     event.detail = await node.undo_lied_flushes()
-                else:
-                    event.detail = "skipped: others do not hold all it may have acknowledged"
         finally:
-            self._nodes.held_down[node.name] -= 1
             await node.lie_about_flushes(lies=False)
-        await self._nodes.down([node], 0)
+        await nodes.down([node], 0)
 
-    async def _is_spare(self, node: Member) -> bool:
-        """Wait until the others hold all that *node*, which has ended, may have acknowledged."""
+    async def _is_spare(self, node: Member, event: Event) -> bool:
+        """Wait until the others hold all that *node*, which has ended, may have acknowledged.
+
+        False, with *event* skipped: they do not in time.
+        """
         ground = self._ground
         others = others_of(node.name, ground.voters(), ground.brokers)
         await ground.look()
         newest = newest_of([ground.log_end(name) for name in others])
         for _ in range(CATCH_UP_TRIES if newest is not None else 0):
             if newest is not None and tail_is_spare(newest, [ground.log_end(n) for n in others]):
-                return node.is_down
+                if node.is_down:
+                    return True
+                break
             await ground.sleep(CATCH_UP_LOOK_S)
+        event.detail = "skipped: others do not hold all it may have acknowledged"
         return False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Final, TypedDict
+from typing import Final
 
 from dledger.jepsen_like.checkers import consumer_offsets, delayed, locks, transactions
+from dledger.jepsen_like.checkers.all_checks import Settings
 from dledger.jepsen_like.checkers.retention import Keeps
 from dledger.jepsen_like.checkers.verdict import Verdict, merge
 from dledger.jepsen_like.plans.plan import Kind, Plan, Workload
@@ -19,27 +20,26 @@ LATE_QUIET_MAX_NS: Final = 5_000_000_000
 and deliveries of one level follow each other."""
 
 
-class Promised(TypedDict):
-    """Arguments of `dledger.jepsen_like.checkers.all_checks.check_everything`."""
-
-    clock_error_ns: int
-    lease_ns: int
-    checks_max: int
-    idempotent: bool
-    election_ns: int
-    late_quiet_max_ns: int
-    keeps: Keeps | None
-    late_effect_ns: int
-
+REAL_SLACK_NS: Final = 50_000_000
+"""Between reading a clock on a machine and writing down that it was read."""
+SIMULATED_SLACK_NS: Final = 1_000_000
+"""Virtual time passes between events only; what is left are roundings."""
 
 LATE_EFFECT_NS: Final = 5_000_000_000
 """After this time, without a fault, followers have what an ``ASYNC_MASTER`` has acknowledged."""
 
 
-def promised(plan: Plan, *, is_foreign: bool = False) -> Promised:
+def promised(
+    plan: Plan,
+    settled: bool | None = None,
+    *,
+    is_foreign: bool = False,
+    slack_ns: int = REAL_SLACK_NS,
+) -> Settings:
     """Return what is guaranteed where *plan* is played."""
-    return Promised(
-        clock_error_ns=clock_error_ns(plan),
+    return Settings(
+        settled,
+        clock_error_ns=clock_error_ns(plan, slack_ns),
         lease_ns=locks.LEASE_NS if is_foreign else plan.settings.lock_lease_ns,
         checks_max=transactions.CHECKS_MAX if is_foreign else checks_max(plan.workload),
         idempotent=plan.workload.idempotent,
@@ -85,12 +85,6 @@ def merge_for(
         for verdict in verdicts
         if not (verdict.validity == "unknown" and verdict.checker in without)
     )
-
-
-REAL_SLACK_NS: Final = 50_000_000
-"""Between reading a clock on a machine and writing down that it was read."""
-SIMULATED_SLACK_NS: Final = 1_000_000
-"""Virtual time passes between events only; what is left are roundings."""
 
 
 def clock_error_ns(plan: Plan, slack_ns: int = REAL_SLACK_NS) -> int:

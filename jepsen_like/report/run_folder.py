@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,15 +26,14 @@ from dledger.jepsen_like.history.operation import (
     Outcome,
     Row,
     RunHeader,
+    Sample,
     iter_rows,
+    read_samples,
 )
 
 PLAN_FILE: Final = "plan.json"
 RESULT_FILE: Final = "result.json"
 NO_END: Final = "the run did not end: it has no result.json"
-
-_WALL_CLOCK_NS: Final = 10**15
-"""Numbers above it are nanoseconds since 1970, below it seconds."""
 
 
 class Skipped(msgspec.Struct, frozen=True):
@@ -58,7 +55,7 @@ class Result(msgspec.Struct):
         lost: Acknowledged messages that are lost; None: not counted.
         duplicated: Messages stored or delivered twice; likewise.
         asked: What a person typed.
-        begin: Date and time, as text, or seconds or nanoseconds since 1970.
+        begin: Date and time.
         end: Likewise.
     """
 
@@ -112,11 +109,6 @@ def decode_result(raw: bytes) -> tuple[Result, list[str]]:
         given = msgspec.json.decode(raw, type=dict[str, Any])
     except msgspec.DecodeError as error:
         return Result(reason="result.json is damaged"), [f"result.json is damaged: {error}."]
-    given = {**given, "skipped": _skipped(given.get("skipped"))}
-    if isinstance(given.get("command"), list):
-        given["command"] = " ".join(map(str, given["command"]))
-    for name in ("begin", "end"):
-        given[name] = _stamp(given.get(name))
     result, notes = Result(), list[str]()
     for part in msgspec.structs.fields(Result):
         if given.get(part.name) is None:
@@ -128,32 +120,6 @@ def decode_result(raw: bytes) -> tuple[Result, list[str]]:
         else:
             setattr(result, part.name, value)
     return result, notes
-
-
-def _skipped(given: Any) -> list[dict[str, Any]]:
-    """Take a list of objects, of pairs or of words, or a mapping from kind to reason."""
-    pairs = list(given.items()) if isinstance(given, dict) else given
-    if not isinstance(pairs, list):
-        return []
-    rows: list[dict[str, Any]] = []
-    for pair in pairs:
-        if isinstance(pair, dict) and "kind" in pair:
-            rows.append({key: pair[key] for key in ("kind", "reason", "count") if key in pair})
-        elif isinstance(pair, (list, tuple)) and len(pair) == 2:
-            rows.append({"kind": str(pair[0]), "reason": str(pair[1])})
-        else:
-            rows.append({"kind": str(pair)})
-    return rows
-
-
-def _stamp(given: Any) -> str | None:
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
-        return None if given is None else str(given)
-    seconds = given / 1e9 if given > _WALL_CLOCK_NS else given
-    try:
-        return datetime.fromtimestamp(seconds, tz=UTC).isoformat(sep=" ", timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return str(given)
 
 
 SAMPLES_FILE: Final = "samples.cbor"
@@ -171,18 +137,6 @@ PLAN_CHARS_MAX: Final = 200_000
 """A longer plan is cut in the page; the file beside it has the rest."""
 
 _ARRAY, _LAST, _BREAK = b"\x9f", "last row", b"\xff"
-
-
-class Sample(msgspec.Struct, gc=False):
-    """What one node reported of itself at one moment; *is_up*: it answered."""
-
-    at_ns: int
-    node: str
-    role: str = ""
-    term: int = 0
-    commit_index: int = 0
-    last_index: int = 0
-    is_up: bool = True
 
 
 @dataclass(slots=True)
@@ -306,16 +260,9 @@ def rows_of(data: bytes) -> tuple[list[Row], str]:
 
 
 def _read_samples(folder: Path, run: Run) -> None:
-    raw = _read(folder / SAMPLES_FILE, run)
-    decoder = cbor2.CBORDecoder(BytesIO(raw))
-    try:
-        while True:
-            item: Any = decoder.decode()
-            run.samples.append(msgspec.convert(item, type=Sample, strict=False))
-    except cbor2.CBORDecodeEOF:
-        pass  # its end, or a torn last one: a sample more or less shows nothing
-    except (cbor2.CBORDecodeError, msgspec.ValidationError, ValueError, TypeError) as error:
-        run.notes.append(f"samples.cbor is damaged after {len(run.samples):,} samples: {error}.")
+    run.samples, why = read_samples(_read(folder / SAMPLES_FILE, run))
+    if why:
+        run.notes.append(f"samples.cbor is damaged after {len(run.samples):,} samples: {why}.")
     run.samples.sort(key=lambda sample: sample.at_ns)
 
 

@@ -18,9 +18,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dledger.jepsen_like.history.operation import NEVER, Event, F, Operation, Outcome
+from dledger.jepsen_like.history.operation import NEVER, Event, F, Operation, Outcome, Sample
 from dledger.jepsen_like.plans.plan import Kind
-from dledger.jepsen_like.report.run_folder import Sample, Skipped
+from dledger.jepsen_like.report.run_folder import Skipped
 
 # --------------------------------------------------------------------------------- what clients saw
 

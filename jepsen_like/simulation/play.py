@@ -351,10 +351,7 @@ class _Run:
         verdicts = [
             *self.found,
             *check_everything(
-                self.history,
-                settled=self.settled,
-                **promised(self.plan)
-                | {"clock_error_ns": clock_error_ns(self.plan, SIMULATED_SLACK_NS)},
+                self.history, promised(self.plan, self.settled, slack_ns=SIMULATED_SLACK_NS)
             ),
         ]
         if clients is not None and clients.unclassified:

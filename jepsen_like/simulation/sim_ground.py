@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import trio
@@ -14,7 +14,7 @@ from dledger.jepsen_like.nemesis.strangers import NameThief, PeerGroup, PeerStra
 from dledger.jepsen_like.plans.budget import LogEnd, Soundness
 from dledger.jepsen_like.plans.plan import Kind
 from dledger.jepsen_like.seeded_rng import rng_stream
-from dledger.jepsen_like.simulation.machine import Node, State
+from dledger.jepsen_like.simulation.machine import Node, Process, State
 from dledger.jepsen_like.simulation.node import BrokerNode, ClientNode
 from dledger.jepsen_like.simulation.platter import IDENTITY
 from dledger.jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
@@ -249,53 +249,52 @@ class SimGround:
 
     async def steal_name(self, for_s: float, identity: str) -> str:
         """Run a thief of the broker name on a machine of its own."""
-        node = self._world.client(STRANGER)
-        if node.process is not None:
-            raise CannotBeDone("there is a thief already")
-        thieves: list[NameThief] = []
 
-        async def steal(machine: ClientNode) -> None:
-            assert machine.process is not None
+        def thief(machine: ClientNode, process: Process) -> NameThief:
             wanted = Wanted("Sim", BROKER, f"{machine.address}:{THIEF_PORT}", (TOPIC,), identity)
             servers = [server.endpoint for server in self._world.name_servers.values()]
-            network, clock = machine.process.network, machine.process.clock
-            thieves.append(NameThief(network, clock, wanted, servers))
-            await thieves[0].run()
+            return NameThief(process.network, process.clock, wanted, servers)
 
-        await node.run(steal)
-        try:
-            await self._world.sleep(for_s)
-        finally:
-            node.kill()
-        seen = thieves[0].seen
-        self.sometimes.update({f"thief_{what}": number for what, number in seen.items()})
-        return ", ".join(f"{what} {number}" for what, number in sorted(seen.items()))
+        return await self._let_loose(STRANGER, "thief", thief, for_s)
 
     async def attack_peers(self, for_s: float) -> str:
         """Run a stranger at the peer ports on a machine of its own."""
-        node = self._world.client(PEER_STRANGER)
-        if node.process is not None:
-            raise CannotBeDone("there is a stranger already")
-        strangers: list[PeerStranger] = []
         brokers = self._world.brokers
         group = PeerGroup("Sim", "sim", {n: (b.address, PEER_PORT) for n, b in brokers.items()})
         rng = rng_stream(self._world.seed, "peer stranger")
 
-        async def attack(machine: ClientNode) -> None:
-            assert machine.process is not None
-            network, clock = machine.process.network, machine.process.clock
+        def stranger(machine: ClientNode, process: Process) -> PeerStranger:
             address = (machine.address, PEER_PORT)
-            strangers.append(PeerStranger(network, clock, rng, group, address))
-            await strangers[0].run()
+            return PeerStranger(process.network, process.clock, rng, group, address)
 
-        await node.run(attack)
+        return await self._let_loose(PEER_STRANGER, "stranger", stranger, for_s)
+
+    async def _let_loose(
+        self,
+        name: str,
+        what: str,
+        make: Callable[[ClientNode, Process], NameThief | PeerStranger],
+        for_s: float,
+    ) -> str:
+        """Run a process that is no member on the machine *name*; return what became of it."""
+        node = self._world.client(name)
+        if node.process is not None:
+            raise CannotBeDone(f"there is a {what} already")
+        made: list[NameThief | PeerStranger] = []
+
+        async def run(machine: ClientNode) -> None:
+            assert machine.process is not None
+            made.append(make(machine, machine.process))
+            await made[0].run()
+
+        await node.run(run)
         try:
             await self._world.sleep(for_s)
         finally:
             node.kill()
-        seen = strangers[0].seen
-        self.sometimes.update({f"stranger_{what}": number for what, number in seen.items()})
-        return ", ".join(f"{what} {number}" for what, number in sorted(seen.items()))
+        seen = made[0].seen
+        self.sometimes.update({f"{what}_{how}": number for how, number in seen.items()})
+        return ", ".join(f"{how} {number}" for how, number in sorted(seen.items()))
 
     async def end_doubles(self) -> None:
         """End them."""

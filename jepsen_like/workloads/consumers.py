@@ -280,7 +280,7 @@ class Retriers:
         header = ConsumerSendMsgBackHeader(
             message.phy_offset, group, asked, max_reconsume_times=MAX_TRIES
         )
-        try:
+        with clients.attempt(op):
             name = clients.queues[0].broker_name
             address = instance.leaders.address(name)
             if address is None:
@@ -297,10 +297,6 @@ class Retriers:
                 if outcome_of(answer) == "unknown":
                     raise UnknownOutcomeError(answer.remark or "")
                 raise RequestFailedError(answer.remark or "", code=answer.code)
-        except ClientError as error:
-            clients.failed(op, error)
-        else:
-            clients.end(op)
         return op
 
     async def drain(self, consumer: PullConsumer) -> None:
@@ -511,16 +507,11 @@ class Lockers:
         return op
 
     async def _unlock(self, locker: _Locker, queue: MessageQueue, token: int) -> Operation:
-        clients = self._clients
-        op = clients.begin(locker.process, F.UNLOCK, queue)
+        op = self._clients.begin(locker.process, F.UNLOCK, queue)
         op.group, op.token = LOCKERS, token
         del locker.held[queue]
-        try:
+        with self._clients.attempt(op):
             await locker.locks.unlock({queue: token})
-        except ClientError as error:
-            clients.failed(op, error)
-        else:
-            clients.end(op)
         return op
 
 

@@ -81,12 +81,8 @@ class Lifetimes:
     async def _send(self, producer: Producer, queue: MessageQueue, op: Operation) -> None:
         self._clients.written(op)
         message = Message(self.topic, op.value.to_bytes(VALUE_BYTES, "big"), ttl_ms=op.cnt)
-        try:
+        with self._clients.attempt(op):
             op.off = (await producer.send_to(queue, message)).queue_offset
-        except ClientError as error:
-            self._clients.failed(op, error)
-        else:
-            self._clients.end(op)
 
     async def _pull(
         self, consumer: PullConsumer, process: int, queue: MessageQueue, offset: int

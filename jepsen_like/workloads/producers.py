@@ -193,14 +193,9 @@ class Producers:
         message = self._message(value, rng)
         op = self._clients.begin(process, F.SEND, queue)
         op.value = value
-        try:
-            result = await producer.send_to(queue, message)
-        except ClientError as error:
-            self._clients.failed(op, error)
-            return op.outcome != Outcome.INFO
-        self._clients.end(op)
-        op.off = result.queue_offset
-        return True
+        with self._clients.attempt(op):
+            op.off = (await producer.send_to(queue, message)).queue_offset
+        return op.outcome != Outcome.INFO
 
     async def _send_several(
         self, producer: Producer, index: int, queue: MessageQueue, rng: SimRng
@@ -225,13 +220,8 @@ class Producers:
         return True
 
     async def _wait_for(self, op: Operation, future: SendFuture) -> None:
-        try:
-            result = await future.result()
-        except ClientError as error:
-            self._clients.failed(op, error)
-        else:
-            self._clients.end(op)
-            op.off = result.queue_offset
+        with self._clients.attempt(op):
+            op.off = (await future.result()).queue_offset
 
     async def _send_delayed(
         self, producer: Sender, process: int, index: int, queue: MessageQueue, rng: SimRng
@@ -242,13 +232,9 @@ class Producers:
         op = self._clients.begin(process, F.SEND, queue)
         op.value = value
         op.due_ns = op.call_ns + self._levels_ms[level - 1] * 1_000_000
-        try:
+        with self._clients.attempt(op):  # the offset it answers is that of the schedule topic
             await producer.send_to(queue, message)
-        except ClientError as error:
-            self._clients.failed(op, error)
-            return op.outcome != Outcome.INFO
-        self._clients.end(op)  # the offset it answers is that of the schedule topic
-        return True
+        return op.outcome != Outcome.INFO
 
     async def _send_timed(
         self,
@@ -271,27 +257,19 @@ class Producers:
             message.deliver_at_ms = self.wall_ms() + delay_ms
         else:
             message.delay_ms = delay_ms
-        try:
+        with self._clients.attempt(op):  # the offset it answers is that of the timer topic
             result = await producer.send_to(queue, message)
-        except ClientError as error:
-            self._clients.failed(op, error)
-            return op.outcome != Outcome.INFO
-        self._clients.end(op)  # the offset it answers is that of the timer topic
-        if result.recall_handle:
-            waiting.append(Waiting(result.recall_handle, queue, value, op.due_ns))
-            del waiting[:-RECALLABLE_MAX]
-        return True
+            if result.recall_handle:
+                waiting.append(Waiting(result.recall_handle, queue, value, op.due_ns))
+                del waiting[:-RECALLABLE_MAX]
+        return op.outcome != Outcome.INFO
 
     async def _recall(self, producer: Sender, process: int, taken: Waiting) -> bool:
         op = self._clients.begin(process, F.RECALL, taken.queue)
         op.value, op.due_ns = taken.value, taken.due_ns
-        try:
+        with self._clients.attempt(op):
             await producer.recall(taken.handle)
-        except ClientError as error:
-            self._clients.failed(op, error)
-            return op.outcome != Outcome.INFO
-        self._clients.end(op)
-        return True
+        return op.outcome != Outcome.INFO
 
     async def _send_batch(
         self, producer: Sender, process: int, index: int, queue: MessageQueue, rng: SimRng
@@ -307,16 +285,11 @@ class Producers:
             row.value = value
             row.parent_op_id = rows[0].op_id if rows else row.op_id
             rows.append(row)
-        try:
+        with self._clients.attempt(*rows):
             results = await producer.send_batch(messages, queue=queue)
-        except ClientError as error:
-            for row in rows:
-                self._clients.failed(row, error)
-            return rows[0].outcome != Outcome.INFO
-        for row, result in zip(rows, results, strict=True):
-            self._clients.end(row)
-            row.off = result.queue_offset
-        return True
+            for row, result in zip(rows, results, strict=True):
+                row.off = result.queue_offset
+        return rows[0].outcome != Outcome.INFO
 
 
 # -- hostile messages -----------------------------------------------------------------------------

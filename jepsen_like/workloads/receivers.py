@@ -224,12 +224,8 @@ class Receivers:
         self, consumer: ReceivingConsumer[Any], process: int, message: Received
     ) -> Operation:
         op = self._begin(consumer, process, F.ACK, message)
-        try:
+        with self._clients.attempt(op):
             await consumer.ack(message)
-        except ClientError as error:
-            self._clients.failed(op, error)
-        else:
-            self._clients.end(op)
         return op
 
     async def _ack_together(
@@ -237,18 +233,12 @@ class Receivers:
     ) -> int:
         """Acknowledge with one request, a row for each message; return the process that goes on."""
         ops = [self._begin(consumer, process, F.ACK, message) for message in messages]
-        try:
-            await consumer.ack_all(messages)
-        except ReceiptStaleError as error:
-            # One of them is old, and it is not known which: each may be acknowledged.
-            for op in ops:
-                self._clients.failed(op, UnknownOutcomeError(str(error)))
-        except ClientError as error:
-            for op in ops:
-                self._clients.failed(op, error)
-        else:
-            for op in ops:
-                self._clients.end(op)
+        with self._clients.attempt(*ops):
+            try:
+                await consumer.ack_all(messages)
+            except ReceiptStaleError as error:
+                # One of them is old, and it is not known which: each may be acknowledged.
+                raise UnknownOutcomeError(str(error)) from error
         is_known = all(op.outcome != Outcome.INFO for op in ops)
         return process if is_known else self._clients.new_process()
 
@@ -261,13 +251,9 @@ class Receivers:
     ) -> Operation:
         op = self._begin(consumer, process, F.CHANGE_TIME, message)
         op.status = round(invisible_s * 1000)
-        try:
+        with self._clients.attempt(op):
             await consumer.change_invisible(message, invisible_s)
-        except ClientError as error:
-            self._clients.failed(op, error)
-        else:
             op.min_off = _number(message.receipt)
-            self._clients.end(op)
         return op
 
     def _begin(

@@ -300,6 +300,18 @@ class Recorder:
         if not is_known:
             self.unclassified.append(f"{type(error).__name__}: {error}")
 
+    @contextmanager
+    def attempt(self, *ops: Operation) -> Iterator[None]:
+        """End *ops* as the block ends: well, or in its `ClientError`, which goes no further."""
+        try:
+            yield
+        except ClientError as error:
+            for op in ops:
+                self.failed(op, error)
+        else:
+            for op in ops:
+                self.end(op)
+
     def unknown(self, op: Operation, why: str) -> None:
         """It ended in *why*, which states nothing of what it did."""
         op.err = why
@@ -405,12 +417,8 @@ class Recorder:
         op = self.begin(process, F.COMMIT, queue)
         op.group, op.off = consumer.group, offset
         op.token = NOTHING if token is None else token
-        try:
+        with self.attempt(op):
             await consumer.commit_offset(queue, offset, lock_token=token)
-        except ClientError as error:
-            self.failed(op, error)
-        else:
-            self.end(op)
         return op
 
     async def fetch_commit(
@@ -419,12 +427,8 @@ class Recorder:
         """Ask for the committed offset."""
         op = self.begin(process, F.FETCH_COMMIT, queue)
         op.group = consumer.group
-        try:
+        with self.attempt(op):
             offset = await consumer.committed_offset(queue)
-        except ClientError as error:
-            self.failed(op, error)
-        else:
-            self.end(op)
             op.off = NOTHING if offset is None else offset
         return op
 
@@ -476,10 +480,6 @@ class Recorder:
     ) -> Operation:
         """Ask where a queue ends."""
         op = self.begin(process, F.MAX_OFFSET, queue)
-        try:
+        with self.attempt(op):
             op.max_off = await consumer.max_offset(queue)
-        except ClientError as error:
-            self.failed(op, error)
-        else:
-            self.end(op)
         return op

@@ -119,7 +119,7 @@ class Steps:
             op.cnt = op.max_off - op.min_off
             ops.append(op)
             op.txn = ops[0].op_id
-        try:
+        with clients.attempt(*ops):
             async with consumer.transaction(timeout_s=STEP_S) as step:
                 for op, queue in zip(ops, spans, strict=True):
                     for off in range(op.min_off, op.max_off):
@@ -128,12 +128,6 @@ class Steps:
                         to = MessageQueue(self.output, queue.broker_name, number)
                         step.send(Message(self.output, body), to)
                     step.commit(queue, op.max_off)
-        except ClientError as error:
-            for op in ops:
-                clients.failed(op, error)
-        else:
-            for op in ops:
-                clients.end(op)
 
     async def drain(self, instance: ClientInstance) -> None:
         """Read all outputs and what is committed; the cluster serves, and no step begins any more.

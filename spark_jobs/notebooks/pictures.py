@@ -24,7 +24,7 @@ from dledger.jepsen_like.checkers.kernel.facts import NOT_YET, OPS_COLUMNS
 from dledger.jepsen_like.checkers.kernel.tables import gather, table_to_numpy
 from dledger.jepsen_like.checkers.verdict import Violation
 from dledger.jepsen_like.history.columns import NODES, OBS, OPS, NodeKind, history_of
-from dledger.jepsen_like.history.operation import NEVER, F, Operation, Outcome
+from dledger.jepsen_like.history.operation import NEVER, F, Operation, Outcome, Sample
 from dledger.jepsen_like.history.parquet import FOLDER, SUMMARY
 from dledger.jepsen_like.report.canvas import (
     BAD,
@@ -39,7 +39,6 @@ from dledger.jepsen_like.report.canvas import (
     time_axis,
 )
 from dledger.jepsen_like.report.pictures import Pictures
-from dledger.jepsen_like.report.run_folder import Sample
 from dledger.jepsen_like.report.series import (
     NS,
     Columns,

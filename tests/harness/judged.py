@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.all_checks import Settings, check_everything
 from dledger.jepsen_like.checkers.verdict import Verdict
 from dledger.jepsen_like.history.operation import History, Operation, RunHeader
 
@@ -28,5 +28,9 @@ def judged(checker: str, history: History | Iterable[Operation], **settings: Any
     """Return the verdict of *checker*."""
     if not isinstance(history, History):
         history = History(RunHeader("r"), list(history))
-    (found,) = [v for v in check_everything(history, **settings) if v.checker == checker]
+    (found,) = [
+        v
+        for v in check_everything(history, Settings(**{"settled": True, **settings}))
+        if v.checker == checker
+    ]
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.all_checks import Settings, check_everything
 from dledger.jepsen_like.history.operation import encode_history
 from dledger.jepsen_like.plans.draw import draw_plan
 from dledger.jepsen_like.plans.promised import clock_error_ns
@@ -24,7 +24,8 @@ def main(first_seed: int, file: Path) -> int:
         plan = draw_plan(seed, DURATION_S)
         history = play(plan).history
         verdicts = check_everything(
-            history, settled=bool(history.replica_reads), clock_error_ns=clock_error_ns(plan)
+            history,
+            Settings(settled=bool(history.replica_reads), clock_error_ns=clock_error_ns(plan)),
         )
         if any(verdict.violations for verdict in verdicts):
             file.write_bytes(encode_history(history))

@@ -12,7 +12,7 @@ import pytest
 
 from dledger.jepsen_like import checkers
 from dledger.jepsen_like.checkers import push_group
-from dledger.jepsen_like.checkers.all_checks import CHECKS, check_everything
+from dledger.jepsen_like.checkers.all_checks import CHECKS, Settings, check_everything
 from dledger.jepsen_like.checkers.verdict import Verdict, Violation
 from dledger.jepsen_like.history.operation import History
 from tests.harness.clean_histories import clean_history, interrupted
@@ -106,7 +106,9 @@ def test_documented_checkers_are_the_one_list_of_checks() -> None:
 
 
 def alarms(history: History) -> list[Violation]:
-    return alarms_of(check_everything(history, late_max_ns=LATE_MAX_NS, keeps=KEEPS))
+    return alarms_of(
+        check_everything(history, Settings(settled=True, late_max_ns=LATE_MAX_NS, keeps=KEEPS))
+    )
 
 
 def alarms_of(verdicts: list[Verdict]) -> list[Violation]:
@@ -123,11 +125,13 @@ def expect_no_alarm(seeds: range) -> Counter[str]:
     judged: Counter[str] = Counter()
     for seed in seeds:
         history = clean_history(seed)
-        verdicts = check_everything(history, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
+        verdicts = check_everything(
+            history, Settings(settled=True, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
+        )
         found = alarms_of(verdicts)
         assert not found, f"clean_history({seed}): {found}"
         cut = check_everything(
-            interrupted(history), settled=False, late_max_ns=LATE_MAX_NS, keeps=KEEPS
+            interrupted(history), Settings(settled=False, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
         )
         found = alarms_of(cut)
         assert not found, f"interrupted(clean_history({seed})): {found}"

@@ -37,11 +37,13 @@ def by_columns(history: History, folder: Path) -> list[Verdict]:
 def test_clean_histories_get_the_same_verdicts_and_counts(seed: int, tmp_path: Path) -> None:
     history = clean_history(seed)
     found = by_columns(history, tmp_path / "whole")
-    expected = check_everything(history, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
+    expected = check_everything(
+        history, Settings(settled=True, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
+    )
     assert comparable(found) == comparable(expected)
     assert "invalid" not in {verdict.validity for verdict in found}, found
     cut = interrupted(history)
-    expected = check_everything(cut, settled=False, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
+    expected = check_everything(cut, Settings(settled=False, late_max_ns=LATE_MAX_NS, keeps=KEEPS))
     assert comparable(by_columns(cut, tmp_path / "cut")) == comparable(expected)
 
 
@@ -59,7 +61,9 @@ def test_planted_anomalies_get_the_same_violations(what: str, tmp_path: Path) ->
         except InapplicableError:
             continue
         settled = bool(history.replica_reads)
-        expected = check_everything(history, settled=settled, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
+        expected = check_everything(
+            history, Settings(settled=settled, late_max_ns=LATE_MAX_NS, keeps=KEEPS)
+        )
         found = by_columns(history, tmp_path / str(seed))
         assert comparable(found) == comparable(expected), f"{kind} in clean_history({seed})"
         assert any(v.name == kind[1] for verdict in found for v in verdict.violations)

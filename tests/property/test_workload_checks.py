@@ -36,7 +36,9 @@ NAMES = {
 def both(history: History, folder: Path) -> tuple[list[Verdict], list[Verdict]]:
     """Return the verdicts on a history in memory, and those on its tables."""
     settled = bool(history.replica_reads)
-    expected = check_everything(history, settled=settled, late_max_ns=LATE_MAX_NS, idempotent=True)
+    expected = check_everything(
+        history, Settings(settled=settled, late_max_ns=LATE_MAX_NS, idempotent=True)
+    )
     folder.mkdir()
     obs = write_history(folder, history, "r")
     write_summary(folder, Ingested(ops=len(history.operations), obs=obs))

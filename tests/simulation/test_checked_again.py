@@ -47,7 +47,7 @@ def test_a_played_workload_is_judged_again_as_by_the_runner(preset: str, tmp_pat
     plan = plan_of(SEED, Order(duration_s=90.0, preset=preset))
     played = play(plan)
     history = played.history
-    expected = check_everything(history, settled=bool(history.replica_reads), **promised(plan))
+    expected = check_everything(history, promised(plan, settled=bool(history.replica_reads)))
     folder = run_of(tmp_path / "run", played)
     found = without_run(judge_run(folder, "local", lambda: 0.0).verdicts)
     assert comparable(found) == comparable(expected)

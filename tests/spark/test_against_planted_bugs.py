@@ -56,9 +56,7 @@ def test_a_planted_bug_is_judged_as_by_the_runner(number: int, tmp_path: Path) -
     assert not torn
     (tmp_path / "plan.json").write_text(history.header.plan)
     expected = check_everything(
-        history,
-        settled=bool(history.replica_reads),
-        **promised(decode_plan(history.header.plan)),
+        history, promised(decode_plan(history.header.plan), settled=bool(history.replica_reads))
     )
     outcomes = [judge_run(tmp_path, engine, lambda: 0.0) for engine in ("local", "spark")]
     for outcome in outcomes:

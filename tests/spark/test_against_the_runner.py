@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dledger.jepsen_like.checkers import queue_log, retention
-from dledger.jepsen_like.checkers.all_checks import check_everything, check_source
+from dledger.jepsen_like.checkers.all_checks import Settings, check_everything, check_source
 from dledger.jepsen_like.checkers.verdict import Verdict
 from dledger.jepsen_like.history.operation import History, Operation, RunHeader, encode_history
 from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
@@ -94,7 +94,7 @@ def test_planted_anomalies_are_judged_as_by_the_runner(
         (folder / "history").mkdir(parents=True)
         (folder / "history" / "runner.cbor").write_bytes(encode_history(history))
         outcome = judge_run(folder, "local", lambda: 0.0)
-        expected = check_everything(history, settled=bool(history.replica_reads))
+        expected = check_everything(history, Settings(settled=bool(history.replica_reads)))
         where = f"{kind} in clean_history({seed})"
         assert outcome.verdict == "invalid", where
         assert named(outcome.verdicts) == named(expected), where
@@ -114,7 +114,7 @@ def test_planted_removals_are_judged_as_by_the_runner(
         (folder / "plan.json").write_text(encode_plan(plan))
         outcome = judge_run(folder, "local", lambda: 0.0)
         found = [verdict for verdict in outcome.verdicts if verdict.checker != "run"]
-        assert named(found) == named(check_everything(history, **promised(plan))), seed
+        assert named(found) == named(check_everything(history, promised(plan, settled=True))), seed
         assert proofs(found, kind), seed
 
 

@@ -81,7 +81,9 @@ def test_engines_agree_on_retries_recalls_and_order(spark: SparkSession, tmp_pat
         assert any(verdict.violations for verdict in local), workload
         again = check_source(SparkSource(spark, str(folder)), settings)
         assert digest_of(again) == digest_of(local), workload
-        expected = check_everything(history, idempotent=True, late_max_ns=3 * MS)
+        expected = check_everything(
+            history, Settings(settled=True, idempotent=True, late_max_ns=3 * MS)
+        )
         assert witnesses(again) == witnesses(expected), workload
 
 

@@ -35,16 +35,13 @@ from dledger.jepsen_like.checkers.kernel.source import (
 from dledger.jepsen_like.history.columns import (
     OBS,
     OPS,
-    event_rows,
+    chosen,
     events_table,
-    fits_columns,
-    node_rows,
     nodes_table,
     obs_table,
     ops_table,
 )
 from dledger.jepsen_like.history.operation import History, Operation
-from dledger.jepsen_like.history.small_tables import NotSmallError, RowList, SmallTable
 
 _LOW: Final = 0xFFFFFFFF
 Each = Callable[[Callable[[Queue], QueueReport], Iterable[Queue]], Iterable[QueueReport]]
@@ -52,7 +49,7 @@ Each = Callable[[Callable[[Queue], QueueReport], Iterable[Queue]], Iterable[Queu
 
 
 class Batch:
-    """Rows of a table, as numpy or as Arrow; *same*: columns of one value, not decoded."""
+    """Rows of a table; *same*: columns of one value, not decoded."""
 
     def __init__(self, batch: Any, same: Mapping[str, int | str], schema: Any) -> None:
         self._batch, self.same, self._schema = batch, same, schema
@@ -187,23 +184,24 @@ class Gathered:
 
 
 class MemorySource:
-    """The rows of a history as a `Source`."""
+    """The rows of a history as a `Source`.
+
+    Raises:
+        OverflowError, ValueError, TypeError: The columns do not hold one of its rows.
+    """
 
     def __init__(self, history: History) -> None:
+        run_id, reads = history.header.run_id, history.replica_reads
         operations = [_counted(op) for op in history.operations]
-        try:
-            self._ops = SmallTable.of_operations(operations)
-            self._obs = SmallTable.of_looks(operations, history.replica_reads)
-            self._nodes = RowList(
-                node_rows(history.replica_states, history.replica_reads, floors=history.floors)
-            )
-            self._events = RowList(event_rows(history.events))
-            fits = fits_columns(self._ops, self._obs, self._nodes, self._events)
-        except NotSmallError:
-            fits = False
-        if not fits:
-            _raise_what_is_wrong(history, operations)
-        self._by_ops, self._by_obs = Batch(self._ops, {}, OPS), Batch(self._obs, {}, OBS)
+        self._events = events_table(run_id, history.events)
+        self._nodes = nodes_table(run_id, history.replica_states, reads, floors=history.floors)
+        self._ops = ops_table(run_id, operations)
+        self._obs = obs_table(run_id, operations, reads)
+        for table in (self._events, self._nodes, self._ops, self._obs):
+            if any(column.null_count for column in table.columns):
+                raise TypeError("a history holds numbers of 64 bits and words, and nothing else")
+        self._by_ops = [Batch(batch, {}, OPS) for batch in self._ops.to_batches()]
+        self._by_obs = [Batch(batch, {}, OBS) for batch in self._obs.to_batches()]
 
     def prepare(
         self,
@@ -234,8 +232,10 @@ class MemorySource:
     ) -> list[QueueReport]:
         """Judge every queue, one after the other."""
         gathered = Gathered()
-        gathered.add_ops(self._by_ops)
-        gathered.add_obs(self._by_obs, replicas)
+        for batch in self._by_ops:
+            gathered.add_ops(batch)
+        for batch in self._by_obs:
+            gathered.add_obs(batch, replicas)
         return gathered.reports(appends, replicas)
 
 
@@ -246,24 +246,14 @@ def _counted(op: Operation) -> Operation:
     return msgspec.structs.replace(op, cnt=len(op.values))
 
 
-def _raise_what_is_wrong(history: History, operations: list[Operation]) -> None:
-    """Let Arrow name what its columns do not hold."""
-    run_id = history.header.run_id
-    events_table(run_id, history.events)
-    nodes_table(run_id, history.replica_states, history.replica_reads, floors=history.floors)
-    ops_table(run_id, operations)
-    obs_table(run_id, operations, history.replica_reads)
-    raise TypeError("a history in memory holds numbers of 64 bits and words, and nothing else")
-
-
-def _wanted(table: SmallTable, batch: Batch, want: Want, rows_max: int) -> SmallTable:
-    if want.among or want.other_than:
-        found = table.take(np.flatnonzero(batch.meets(want)))
-    else:
-        found = table.take(np.zeros(0, dtype=np.int64))
-    if found.num_rows > rows_max:
+def _wanted(table: Any, batches: Sequence[Batch], want: Want, rows_max: int) -> Any:
+    if not batches or not (want.among or want.other_than):
+        return table.schema.empty_table()
+    met = np.concatenate([batch.meets(want) for batch in batches])
+    count = np.count_nonzero(met)
+    if count > rows_max:
         raise TooManyRowsError(rows_max)
-    return found
+    return chosen(table, met) if count else table.schema.empty_table()
 
 
 def table_to_numpy(table: Any, names: Sequence[str]) -> Columns:

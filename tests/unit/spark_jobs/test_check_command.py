@@ -200,7 +200,7 @@ def test_check_applies_the_guarantees_of_the_plan(tmp_path: Path) -> None:
     (folder / "runner.cbor").write_bytes(encode_history(history))
     expected = [
         (v.name, v.operations)
-        for verdict in check_everything(history, settled=False, **promised(PLAN))
+        for verdict in check_everything(history, promised(PLAN, settled=False))
         for v in verdict.violations
     ]
     assert expected == [(transactions.CHECKED_OFTEN, (0, CHECKS_MAX + 1))]

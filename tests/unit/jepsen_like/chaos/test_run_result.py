@@ -16,9 +16,7 @@ from dledger.jepsen_like.chaos.run_result import (
     SHOWN_MAX,
     by_workload,
     contradictions,
-    counts_by_outcome,
     failover_ms,
-    percentile,
     read_logs,
     result_of,
     too_little,
@@ -73,18 +71,6 @@ def test_the_loss_of_a_follower_is_no_fail_over() -> None:
     sends = (send(2, 200, 210),)
     assert failover_ms(history(leads(0, "n0"), lost(100, "n1"), sends=sends)) == []
     assert failover_ms(history(leads(0, "n0"), lost(100, "n0", "skipped: x"), sends=sends)) == []
-
-
-def test_operations_are_counted_by_kind_and_outcome() -> None:
-    rows = [send(0, 0, 1), send(1, 0, 1), send(2, 0, 1, Outcome.INFO)]
-    assert counts_by_outcome(rows) == {"send": {"ok": 2, "info": 1, "fail": 0}}
-
-
-def test_percentiles() -> None:
-    assert percentile([], 50) is None
-    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
-    assert percentile([4.0, 3.0, 1.0, 2.0], 50) == 2.0
-    assert percentile(list(map(float, range(100))), 99) == 98.0
 
 
 def test_checker_names_few_losses_and_their_number() -> None:

@@ -35,7 +35,7 @@ def history(*operations: Operation, there: tuple[int, ...], faults: tuple[int, .
 
 
 def found(history: History, window_ns: int = WINDOW_NS) -> set[str]:
-    verdicts = check_everything(history, late_effect_ns=window_ns)
+    verdicts = check_everything(history, Settings(settled=True, late_effect_ns=window_ns))
     return {violation.name for verdict in verdicts for violation in verdict.violations}
 
 
@@ -62,7 +62,7 @@ def test_what_was_never_sent_is_found_beside_a_fault() -> None:
 def test_an_order_that_is_inverted_is_found_beside_a_fault() -> None:
     inverted = history(sent(1, 0, 0), sent(2, 1_000, 2), sent(3, 5_000, 1), there=(), faults=(9,))
     inverted.replica_reads = []
-    verdicts = check_everything(inverted, settled=False, late_effect_ns=WINDOW_NS)
+    verdicts = check_everything(inverted, Settings(settled=False, late_effect_ns=WINDOW_NS))
     assert [v.name for verdict in verdicts for v in verdict.violations] == ["send order inverted"]
 
 

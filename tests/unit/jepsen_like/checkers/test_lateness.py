@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dledger.jepsen_like.checkers import delayed
-from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.all_checks import Settings, check_everything
 from dledger.jepsen_like.checkers.fault_record import SERVED, recovers_within_ns
 from dledger.jepsen_like.history.operation import (
     NOTHING,
@@ -37,7 +37,7 @@ def history_at(missed_s: int, *events: Event) -> History:
 
 def late(history: History, bound_s: int | None = 5) -> list[tuple[int, ...]]:
     bound_ns = None if bound_s is None else bound_s * S
-    found = check_everything(history, settled=False, late_quiet_max_ns=bound_ns)
+    found = check_everything(history, Settings(settled=False, late_quiet_max_ns=bound_ns))
     (verdict,) = (verdict for verdict in found if verdict.checker == delayed.NAME)
     assert {violation.name for violation in verdict.violations} <= {delayed.LATE}
     return [violation.operations for violation in verdict.violations]

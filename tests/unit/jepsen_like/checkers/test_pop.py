@@ -12,7 +12,6 @@ from dledger.jepsen_like.checkers.pop import (
     EARLY,
     IN_ORDER_SUFFIX,
     LOST,
-    MS_NS,
     OLD_RECEIPT,
     OTHER,
     OUT_OF_ORDER,
@@ -26,6 +25,7 @@ from dledger.jepsen_like.checkers.pop_ends import (
     GIVEN_UP_AT,
     GIVEN_UP_TWICE,
     GOOD_RECEIPT,
+    MS_NS,
     NO_END,
     STALE,
 )

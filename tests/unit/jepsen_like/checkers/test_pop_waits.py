@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from dledger.jepsen_like.checkers import pop
 from dledger.jepsen_like.checkers.fault_record import FaultRecord
-from dledger.jepsen_like.checkers.pop_waits import IN_VAIN, MS_NS, violations
+from dledger.jepsen_like.checkers.pop_ends import MS_NS
+from dledger.jepsen_like.checkers.pop_waits import IN_VAIN, violations
 from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 QUIET = FaultRecord(())

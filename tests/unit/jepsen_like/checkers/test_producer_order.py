@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.jepsen_like.checkers.all_checks import check_everything
+from dledger.jepsen_like.checkers.all_checks import Settings, check_everything
 from dledger.jepsen_like.checkers.producer_order import NAME, OVERTAKEN
 from dledger.jepsen_like.checkers.verdict import Verdict
 from dledger.jepsen_like.history.operation import (
@@ -89,4 +89,6 @@ def test_it_is_asked_for_idempotent_producers_only() -> None:
     played = history(send(1, 1, 1, 0))
     names = {verdict.checker for verdict in check_everything(played)}
     assert "producer_order" not in names
-    assert "producer_order" in {v.checker for v in check_everything(played, idempotent=True)}
+    assert "producer_order" in {
+        v.checker for v in check_everything(played, Settings(settled=True, idempotent=True))
+    }

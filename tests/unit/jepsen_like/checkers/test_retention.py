@@ -124,9 +124,11 @@ def test_history_without_floors_let_nothing_go(keeps: Keeps) -> None:
 
 
 def judged_names(found: History, keeps: Keeps | None) -> set[str]:
-    from dledger.jepsen_like.checkers.all_checks import check_everything
+    from dledger.jepsen_like.checkers.all_checks import Settings, check_everything
 
-    return {v.checker for v in check_everything(found, keeps=keeps)} & {retention.NAME}
+    return {v.checker for v in check_everything(found, Settings(settled=True, keeps=keeps))} & {
+        retention.NAME
+    }
 
 
 def test_random_moves_are_judged_alike_by_both_editions() -> None:

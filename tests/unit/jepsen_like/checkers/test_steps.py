@@ -14,11 +14,11 @@ from dledger.jepsen_like.checkers.steps import (
     NOT_STORED,
     OVERLAP,
     REFUSED,
-    REPORTED_MAX,
     STRANGER,
     TWICE,
     check_history,
 )
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX
 from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 

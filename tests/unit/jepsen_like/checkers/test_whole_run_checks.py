@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -160,3 +161,24 @@ def test_total_queue_expects_a_send_without_an_offset() -> None:
     for read in history.replica_reads[::2]:
         read.min_off = 2  # the beginning of the queue is not there: the send may have been in it
     assert judged(total_queue.NAME, history).is_valid
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ({"off": 1 << 63}, "OverflowError"),
+        ({"queue": 1 << 31}, "too large to fit"),
+        ({"f": 200}, "too large to fit"),
+        ({"status": 1 << 15}, "too large to fit"),
+        ({"topic": None}, "numbers of 64 bits and words"),
+        ({"group": "\ud800"}, "Unicode"),
+        ({"values": (1, 1 << 63)}, "OverflowError"),
+    ],
+)
+def test_number_that_no_column_holds_is_unknown(field: dict[str, Any], said: str) -> None:
+    row = Operation(0, 0, 1, 0, 1, Outcome.OK, 1, 2, "T", 0, 0, 2, values=(7, 8))
+    history = clean_history()
+    history.operations = [row, msgspec.structs.replace(row, **{"op_id": 1, **field})]
+    (verdict,) = check_everything(history)
+    assert (verdict.checker, verdict.validity) == ("rows", "unknown")
+    assert said in verdict.reason

@@ -313,7 +313,7 @@ def test_a_bad_field_of_the_result_costs_that_field_only(tmp_path: Path) -> None
         "verdict": "unknown",
         "reason": "it broke",
         "failover_ms": "soon",
-        "command": ["a", "b"],
+        "command": "a b",
     }
     (tmp_path / "result.json").write_text(json.dumps(reported))
     page = PageReader(report(tmp_path).read_text())

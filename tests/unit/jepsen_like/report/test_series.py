@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 
 from dledger.jepsen_like.checkers.verdict import Violation
-from dledger.jepsen_like.history.operation import NEVER, NOTHING, Event, F, Operation, Outcome
+from dledger.jepsen_like.history.operation import (
+    NEVER,
+    NOTHING,
+    Event,
+    F,
+    Operation,
+    Outcome,
+    Sample,
+)
 from dledger.jepsen_like.plans.plan import Kind
 from dledger.jepsen_like.report.canvas import LOOKS, look_of
-from dledger.jepsen_like.report.run_folder import Sample
 from dledger.jepsen_like.report.series import (
     BUCKETS_MAX,
     NS,
