@@ -1,5 +1,5 @@
-# make setup | check | test | docs | spark | interop | matrix | demo | hunt | bench | notebook: each sets up
-# what it needs; only Python 3.11+ and make must be there.
+# make setup | check | test | docs | shipped | spark | interop | matrix | demo | hunt | bench | notebook:
+# each sets up what it needs; only Python 3.11+ and make must be there.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -21,7 +21,7 @@ FAST := tests/unit -n auto --dist worksteal
 PROCESSES := tests/integration tests/browser -n 4 --dist loadgroup
 STAGES := $(PYTHON) tests/gate/stages.py
 
-.PHONY: setup size lint types imports static unit integration check test chromium deploy-tools java docs proto spark spark-all interop interop-clients interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
+.PHONY: setup size lint types imports static unit integration check test chromium deploy-tools java docs shipped proto spark spark-all interop interop-clients interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
 
 setup: $(STAMP)
 
@@ -153,6 +153,11 @@ docs: $(DOCS)/.ready
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --site-dir $(SITE)
 	@echo "Open $(SITE)/index.html, or serve it: python3 -m http.server --directory $(SITE)"
 
+# What users get, used as they would: the wheel in empty environments, the files of settings, and
+# every command and piece of code of the documentation as it stands there.
+shipped: setup
+	$(PYTEST) -m "not hunt" tests/shipped --durations=10 -n 4 --dist loadgroup
+
 bench-spark: setup
 	$(BIN)/dledger history bench --ops $(BENCH_OPS)
 
@@ -177,7 +182,7 @@ hunt: setup chromium java
 
 # The tests that draw seeds, plans and histories draw five times as many.
 hunt-tests: setup
-	DLEDGER_TEST_EXTENT=5 $(PYTEST) -m "hunt and not planted" $(COMPUTE) tests/integration
+	DLEDGER_TEST_EXTENT=5 $(PYTEST) -m "hunt and not planted" $(COMPUTE) tests/integration tests/shipped
 
 soak: setup
 	$(BIN)/dledger sim soak --minutes $(HUNT_SHARE) --jobs 2 --at-least $$((2 * $(HUNT_SHARE)))

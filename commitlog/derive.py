@@ -19,6 +19,7 @@ from typing_extensions import Buffer
 
 from dledger.commitlog.entry import KIND_RECORDS, EntryHeader, record_sizes, record_starts
 from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError
+from dledger.commitlog.java_hash import index_key_hash, raw_tags_code, topic_prefix_hash
 from dledger.commitlog.properties import (
     KEY_SEPARATOR,
     PROPERTY_KEYS,
@@ -27,15 +28,7 @@ from dledger.commitlog.properties import (
     PROPERTY_UNIQ_KEY,
     get_property,
 )
-from dledger.commitlog.queue_unit import (
-    UNIT_DTYPE,
-    Units,
-    index_hashes,
-    index_key_hash,
-    java_hash_matrix,
-    raw_tags_code,
-    topic_prefix_hash,
-)
+from dledger.commitlog.queue_unit import UNIT_DTYPE, Units, index_hashes, java_hash_matrix
 from dledger.commitlog.record import (
     SYS_FLAG_PREPARED,
     SYS_FLAG_ROLLBACK,

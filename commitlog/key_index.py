@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger.commitlog.errors import CorruptStoreError, ForeignStoreError
+from dledger.commitlog.java_hash import index_key_hash
 from dledger.commitlog.key_index_file import (
     ENTRY_BYTES,
     ENTRY_DTYPE,
@@ -33,7 +34,6 @@ from dledger.commitlog.key_index_file import (
     Header,
     IndexFile,
 )
-from dledger.commitlog.queue_unit import index_key_hash
 from dledger.commitlog.seams import CANNOT_BE_READ, Disk, UtcOffset, utc
 
 SLOTS_PER_FILE: Final = 5_000_000

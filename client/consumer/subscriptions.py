@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from dledger.client.core.errors import SubscriptionIllegalError
 from dledger.client.core.message_ext import MessageExt
-from dledger.commitlog.queue_unit import tags_code
+from dledger.commitlog.java_hash import tags_code
 from dledger.remoting.protocol.bodies import SubscriptionData
 from dledger.remoting.seams import Clock
 

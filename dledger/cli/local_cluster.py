@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import subprocess
-import sys
 import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +19,7 @@ from typing import Any
 import trio
 
 from dledger.cli.commands import open_admin
+from dledger.cli.fork_server import Child, start_child
 from dledger.cli.ports import free_ports, is_free
 from dledger.cli.secret_file import make_secret
 from dledger.output import CliError, ExitCode
@@ -82,12 +81,12 @@ class Node:
     log_path: Path
     store_path: Path | None = None
     config_path: Path | None = None
-    module: str = "dledger.cli.child"
+    module: str = "dledger"
     group: str = DEFAULT_GROUP
     """Of a broker: what clients see as its name."""
     tree: Path | None = None
     """Source tree that it runs; None: the one of this process."""
-    process: subprocess.Popen[bytes] | None = None
+    process: Child | None = None
 
     @property
     def running(self) -> bool:
@@ -148,18 +147,9 @@ class LocalCluster:
         node = self._node(name)
         if node.running:
             raise CliError(f"{name} is already running, process {node.pid}")
-        with node.log_path.open("ab") as log:
-            # From this thread, not from one of trio's workers: the kernel ends the child
-            # with the thread that made it.
-            node.process = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-m", node.module, str(os.getpid()), *node.arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=_child_environment(node.tree),
-                # Ctrl-C goes to us alone; we stop the children in order.
-                start_new_session=True,
-            )
+        node.process = await start_child(
+            node.module, node.arguments, node.log_path, _child_environment(node.tree)
+        )
 
     async def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to a node and wait until its process has ended."""
@@ -167,7 +157,7 @@ class LocalCluster:
         if node.process is None or not node.running:
             return
         node.process.send_signal(number)
-        await _ended(node.process)
+        await node.process.ended()
 
     async def restart(self, name: str) -> None:
         """Start a node again on its folder and ports, after stopping it if it runs."""
@@ -180,9 +170,9 @@ class LocalCluster:
         if node.process is None:
             return None
         if node.running:
-            node.process.terminate()
+            node.process.send_signal(signal.SIGTERM)
             with trio.move_on_after(STOP_TIMEOUT_S):
-                await _ended(node.process)
+                await node.process.ended()
             await self.kill(name)
         return node.process.returncode
 
@@ -339,19 +329,6 @@ class LocalCluster:
                     f"{node.name} ended with status {code}: {node.last_log_lines(2)}",
                     next_step=f"see {node.log_path}",
                 )
-
-
-async def _ended(process: subprocess.Popen[bytes]) -> None:
-    """Wait until a process has ended, and reap it."""
-    if hasattr(os, "pidfd_open"):
-        handle = os.pidfd_open(process.pid)
-        try:
-            while process.poll() is None:
-                await trio.lowlevel.wait_readable(handle)
-        finally:
-            os.close(handle)
-    while process.poll() is None:  # noqa: ASYNC110
-        await trio.sleep(POLL_S)
 
 
 def _behind(statuses: Mapping[str, Mapping[str, object]]) -> list[str]:

@@ -15,8 +15,8 @@ from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import asking
 from dledger.console.look import ClusterLook, group_views
 from dledger.console.paging import paged
-from dledger.own_keys import OWN_KEYS
 from dledger.remoting.protocol.bodies import ProducerInfo, SubscriptionGroupConfig
+from dledger.settings_text import OWN_KEYS
 
 
 async def cluster(request: Request) -> Response:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
+from dledger.commitlog.java_hash import raw_tags_code
 from dledger.commitlog.properties import PROPERTY_EXPIRE_AFTER_MS, PROPERTY_TAGS, get_property
-from dledger.commitlog.queue_unit import raw_tags_code
 from dledger.commitlog.record import (
     IPV6_EXTRA_BYTES,
     STORE_TIMESTAMP_OFFSET,

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dledger.commitlog.queue_unit import tags_code
+from dledger.commitlog.java_hash import tags_code
 from dledger.remoting.protocol.bodies import (
     ClientConnection,
     ConsumeFromWhere,

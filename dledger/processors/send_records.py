@@ -23,7 +23,6 @@ from dledger.broker_errors import SequenceReusedError
 from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.entry import RecordBatch, Run
 from dledger.commitlog.errors import CorruptRecordError
-from dledger.commitlog.message_batch import verify_record_layout
 from dledger.commitlog.properties import (
     MAX_CLIENT_PROPERTIES_BYTES,
     OWNED_NAMES,
@@ -44,6 +43,7 @@ from dledger.commitlog.record import (
     pack_host,
     record_properties,
 )
+from dledger.commitlog.record_batch import verify_record_layout
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.answers import RefusedError, answer_when_done, born_host_of, not_leader
 from dledger.processors.destination import Destinations, check_accepts, check_room

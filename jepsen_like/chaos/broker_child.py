@@ -1,8 +1,7 @@
-"""``python -m jepsen_like.chaos.broker_child PARENT CONFIG CLOCK AHEAD``: a broker under test.
+"""``python -m dledger.jepsen_like.chaos.broker_child CONFIG CLOCK AHEAD``: a broker under test.
 
 The product's own broker process with a clock that the runner steers. AHEAD is how many versions its
-peer protocol is newer than the others'. It dies with its parent. Deadlines inside trio are not
-steered.
+peer protocol is newer than the others'. Deadlines inside trio are not steered.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Final
 import trio
 
 from dledger.cli.broker_command import serve_process
-from dledger.cli.child import die_with
 from dledger.config import load_config
 from dledger.remoting.machine import TrioClock
 from dledger.remoting.seams import Clock
@@ -124,5 +122,4 @@ def main(config_path: Path, clock_path: Path, versions_ahead: int) -> None:
 
 
 if __name__ == "__main__":
-    die_with(int(sys.argv[1]))
-    main(Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -235,7 +235,7 @@ def _name_server(folder: Path, name: str, ports: Ports, settings: Settings) -> N
         f"{ports.host.watch_address}:{ports.client}",
         log_path=folder / f"{name}.log",
         config_path=config,
-        **_program(ports.host, "dledger.cli.child", ("namesrv", "-c", str(config))),
+        **_program(ports.host, "dledger", ("namesrv", "-c", str(config))),
     )
 
 

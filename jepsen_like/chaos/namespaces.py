@@ -12,8 +12,8 @@ left half open. What a runner that died has left is removed by the next one.
 
 Everything here blocks, for tens of milliseconds as a rule.
 
-``python -m jepsen_like.chaos.namespaces PARENT NAMESPACE MODULE …`` runs MODULE in the network
-namespace of that file, with PARENT and the rest as its arguments.
+``python -m dledger.jepsen_like.chaos.namespaces NAMESPACE MODULE …`` runs MODULE in the network
+namespace of that file, with the rest as its arguments.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def _ip(lines: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    parent, namespace, module, *rest = sys.argv[1:]
+    namespace, module, *rest = sys.argv[1:]
     enter(Path(namespace))
-    sys.argv = [module, parent, *rest]
+    sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -35,13 +35,14 @@ from dledger.broker_settings import delays_of_levels
 from dledger.commitlog.derive import derive_plain
 from dledger.commitlog.entry import EntryHeader, parse_header, verify_frame
 from dledger.commitlog.errors import CorruptEntryError, MQError
+from dledger.commitlog.java_hash import index_key_hash
 from dledger.commitlog.properties import (
     KEY_SEPARATOR,
     PROPERTY_KEYS,
     PROPERTY_UNIQ_KEY,
     get_property,
 )
-from dledger.commitlog.queue_unit import UNIT_DTYPE, index_key_hash
+from dledger.commitlog.queue_unit import UNIT_DTYPE
 from dledger.commitlog.record import SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION_MASK, decode_record
 from dledger.group import Group
 from dledger.jepsen_like.simulation.node import BrokerNode, CheckedWorld

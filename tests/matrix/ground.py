@@ -262,7 +262,7 @@ async def ground(folder: Path, seed: int) -> AsyncIterator[Ground]:
     switches = folder / "switches.conf"
     switches.write_text(f"{SWITCH}=true\n")
     for node in cluster.brokers.values():
-        node.module = "dledger.cli.child"
+        node.module = "dledger"
         files = ("-c", str(node.config_path), "-c", str(switches))
         node.arguments = ("broker", *files, "--log-form", "json")
     other = _other_group(folder, cluster, settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dledger.cli.child import die_with
+from dledger.cli.fork_server import die_with
 
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))

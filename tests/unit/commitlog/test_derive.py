@@ -8,8 +8,8 @@ import pytest
 from dledger.commitlog.derive import DEFAULT_DELAY_MS, Derived, derive
 from dledger.commitlog.entry import parse_header, seal_entry, seal_no_op
 from dledger.commitlog.errors import CorruptEntryError
+from dledger.commitlog.java_hash import index_key_hash, java_hash
 from dledger.commitlog.properties import encode_properties
-from dledger.commitlog.queue_unit import index_key_hash, java_hash
 from tests.property.strategies_records import batch_of
 
 STORE_TIME_MS = 1_795_147_871_927

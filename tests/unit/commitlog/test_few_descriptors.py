@@ -9,8 +9,8 @@ import numpy as np
 
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.java_hash import index_key_hash
 from dledger.commitlog.key_index import KeyIndex
-from dledger.commitlog.queue_unit import index_key_hash
 from tests.harness.entry_frames import next_frame
 
 DESCRIPTORS = 12

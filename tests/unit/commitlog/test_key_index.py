@@ -8,6 +8,7 @@ import pytest
 
 from dledger.commitlog.disk import OsDisk, OsFile
 from dledger.commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
+from dledger.commitlog.java_hash import index_key_hash
 from dledger.commitlog.key_index import (
     ENTRIES_PER_FILE,
     PLAIN_ENTRIES,
@@ -15,7 +16,6 @@ from dledger.commitlog.key_index import (
     KeyIndex,
     file_name,
 )
-from dledger.commitlog.queue_unit import index_key_hash
 from dledger.testing.crash_disk import CrashDisk, disk_full, no_fault
 
 TIME_MS = 1_795_147_871_927

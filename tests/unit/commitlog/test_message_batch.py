@@ -9,16 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dledger.commitlog import message_batch
+from dledger.commitlog import record_batch
 from dledger.commitlog.entry import Run
 from dledger.commitlog.errors import CorruptRecordError, LocalProtocolError
-from dledger.commitlog.message_batch import (
-    BatchItem,
-    decode_batch,
-    encode_batch,
-    verify_record_layout,
-)
+from dledger.commitlog.message_batch import BatchItem, decode_batch, encode_batch
 from dledger.commitlog.record import encode_record, pack_host
+from dledger.commitlog.record_batch import verify_record_layout
+from tests.harness.extent import examples
 
 GOLDEN = bytes.fromhex("0000001d00000000000000000000000700000003") + (
     b"abc" + b"\x00\x04" + b"k\x01v\x02"
@@ -144,14 +141,14 @@ def test_sizes_that_do_not_fit_the_bytes_are_refused(sizes: list[int]) -> None:
         verify_record_layout(GOOD * 2, np.array(sizes, np.uint32), [Run("T1", 2, 2)])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=3))
 def test_few_records_are_judged_as_many_are(changes: list[tuple[int, int]]) -> None:
     damaged = bytearray(GOOD)
     for at, value in changes:
         damaged[at] = value
     verdicts = []
-    for count in (1, message_batch.PLAIN_RECORDS + 1):
+    for count in (1, record_batch.PLAIN_RECORDS + 1):
         try:
             verify(*[bytes(damaged)] * count)
             verdicts.append(True)

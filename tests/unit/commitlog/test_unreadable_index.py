@@ -10,8 +10,8 @@ import pytest
 from dledger.commitlog.damage import check_entries
 from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import DiskFullError
+from dledger.commitlog.java_hash import index_key_hash
 from dledger.commitlog.key_index import KeyIndex
-from dledger.commitlog.queue_unit import index_key_hash
 from dledger.testing.crash_disk import CrashDisk, disk_full, no_fault
 from tests.harness.entry_frames import next_frame
 

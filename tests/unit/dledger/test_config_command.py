@@ -12,9 +12,9 @@ from dledger.cli.commands import rows_of
 from dledger.cli.config_command import differing
 from dledger.cli.main import main
 from dledger.client.core.errors import ClientError, ConfirmationNeededError, RequestFailedError
-from dledger.own_keys import OWN_KEYS
 from dledger.remoting.protocol.own_fields import TOPICS_SHOWN, GivenUp, decode_given_up, given_up
 from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
+from dledger.settings_text import OWN_KEYS
 
 A, B = "127.0.0.1:10911", "127.0.0.1:10921"
 

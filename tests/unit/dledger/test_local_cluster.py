@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from dledger.cli.local_cluster import Node, lay_out
+from dledger.cli.local_cluster import lay_out
 from dledger.config import load_config
 from dledger.output import CliError
 from dledger.remoting.settings import ConfigFile
@@ -45,13 +44,29 @@ def test_a_folder_used_again_keeps_its_ports(tmp_path: Path) -> None:
     assert (tmp_path / "n1.toml").read_text().count(first.brokers["n1"].address[10:]) == 1
 
 
-def test_node_ending_names_signal_or_status(tmp_path: Path) -> None:
-    node = Node("n0", "127.0.0.1:1", (), tmp_path / "n0.log")
-    node.log_path.write_text("starts\nno space left\n")
-    node.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-    node.process.wait()
-    assert node.ending == "with status 3: no space left"
-    node.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    node.process.send_signal(signal.SIGKILL)
-    node.process.communicate()
+async def test_node_ending_names_signal_or_status(tmp_path: Path) -> None:
+    cluster = lay_out(tmp_path, brokers=1)
+    node = cluster.namesrv
+    await cluster.start(node.name)
+    await cluster.kill(node.name)
     assert node.ending == "by SIGKILL"
+    node.arguments = ("namesrv", "-c", str(tmp_path / "none.toml"))
+    await cluster.start(node.name)
+    assert node.process is not None
+    await node.process.ended()
+    assert node.ending.startswith("with status 2: error:")
+
+
+async def test_children_end_with_their_fork_server(tmp_path: Path) -> None:
+    cluster = lay_out(tmp_path, brokers=1)
+    await cluster.start("namesrv")
+    process = cluster.namesrv.process
+    assert process is not None
+    server = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert server != os.getpid()
+    os.kill(server, signal.SIGKILL)
+    await process.ended()
+    assert cluster.namesrv.ending == "by SIGKILL"
+    await cluster.start("namesrv")
+    assert cluster.namesrv.running
+    await cluster.stop("namesrv")

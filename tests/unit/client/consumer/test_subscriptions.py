@@ -7,7 +7,7 @@ import pytest
 from dledger.client.consumer.subscriptions import SubscriptionExpression, Subscriptions
 from dledger.client.core.errors import SubscriptionIllegalError
 from dledger.client.core.message_ext import MessageExt
-from dledger.commitlog.queue_unit import tags_code
+from dledger.commitlog.java_hash import tags_code
 from dledger.commitlog.record import encode_record
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 

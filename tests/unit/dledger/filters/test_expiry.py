@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dledger.commitlog.java_hash import raw_tags_code
 from dledger.commitlog.properties import encode_properties
-from dledger.commitlog.queue_unit import raw_tags_code
 from dledger.commitlog.record import encode_record, pack_host, record_properties
 from dledger.filters.expiry import (
     MAX_EXPIRE_MS,

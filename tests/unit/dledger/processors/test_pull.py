@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dledger.commitlog.queue_unit import tags_code
+from dledger.commitlog.java_hash import tags_code
 from dledger.remoting.processor import DEFERRED
 from dledger.remoting.protocol.bodies import MessageModel, SubscriptionData
 from dledger.remoting.protocol.codes import RequestCode

@@ -10,8 +10,8 @@ import trio
 import trio.testing
 
 from dledger.commitlog.entry import ENTRY_HEADER_BYTES, Run
+from dledger.commitlog.java_hash import index_key_hash
 from dledger.commitlog.properties import encode_properties
-from dledger.commitlog.queue_unit import index_key_hash
 from dledger.commitlog.record import decode_record, encode_record, iter_records
 from dledger.processors import queries
 from dledger.remoting.protocol.bodies import (

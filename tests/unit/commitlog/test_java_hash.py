@@ -2,13 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dledger.commitlog.queue_unit import (
-    index_hashes,
-    index_key_hash,
-    java_hash,
-    java_hash_matrix,
-    tags_code,
-)
+from dledger.commitlog.java_hash import index_key_hash, java_hash, tags_code
+from dledger.commitlog.queue_unit import index_hashes, java_hash_matrix
 
 # "polygenelubricants" hashes to Integer.MIN_VALUE: a known curiosity.
 MIN_VALUE_TEXT = "polygenelubricants"

@@ -26,7 +26,6 @@ APART = ("README.md", TUTORIAL, SPARK)
 """Pages with a test of their own."""
 
 
-@pytest.mark.slow
 def test_readme_prints_what_it_stores(tmp_path: Path) -> None:
     make, start, python, _, settings = run_page("README.md", tmp_path)
     assert make == ""
@@ -36,7 +35,6 @@ def test_readme_prints_what_it_stores(tmp_path: Path) -> None:
     assert re.search(r"server\.listen_port += \d+ +# .*broker-n0\.conf", settings)
 
 
-@pytest.mark.slow
 def test_tutorial_prints_what_it_explains(tmp_path: Path) -> None:
     start, shell, blocking, group, with_trio, kill, stop = run_page(TUTORIAL, tmp_path)
     assert "yes" in start
@@ -54,9 +52,8 @@ def test_tutorial_prints_what_it_explains(tmp_path: Path) -> None:
     assert re.search(r"verdict +│ good", stop)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in APART])
-def test_what_other_pages_tell_to_type_works(page: str, tmp_path: Path) -> None:
+def test_pages_run_as_they_stand(page: str, tmp_path: Path) -> None:
     if any(language in ("sh", "python") for language, _ in blocks(page)):
         run_page(page, tmp_path)
 
