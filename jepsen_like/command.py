@@ -43,6 +43,12 @@ REFRESH_S: Final = 0.5
 PROGRESS_S: Final = 10.0
 
 Keep = Annotated[Path, Parameter(help="Folder for plans, histories and diagrams of failures.")]
+Faults = Annotated[
+    str,
+    Parameter(
+        help="Draw from these faults only, separated by commas; see dledger-chaos list-faults."
+    ),
+]
 Modes = Annotated[
     bool,
     Parameter(
@@ -69,12 +75,7 @@ def run(
             help="Workload by name; see dledger-chaos list-workloads.",
         ),
     ] = "",
-    faults: Annotated[
-        str,
-        Parameter(
-            help="Draw from these faults only, separated by commas; see dledger-chaos list-faults."
-        ),
-    ] = "",
+    faults: Faults = "",
     print_plan: Annotated[bool, Parameter(help="Print the plan and do not play it.")] = False,
     shrink_failure: Annotated[
         bool, Parameter(name="--shrink", negative="--no-shrink", help="Shrink a plan that fails.")
@@ -162,12 +163,7 @@ async def soak(
         bool,
         Parameter(help="Prefer plans that combine faults and events not seen together yet."),
     ] = False,
-    faults: Annotated[
-        str,
-        Parameter(
-            help="Draw from these faults only, separated by commas; see dledger-chaos list-faults."
-        ),
-    ] = "",
+    faults: Faults = "",
     modes: Modes = True,
     keep: Keep = DEFAULT_KEEP,
     output: Output = "table",

@@ -20,7 +20,6 @@ import structlog
 import trio
 
 from dledger.cli.broker_command import parse_options
-from dledger.client.core.errors import ClientError
 from dledger.commitlog.errors import InvariantBroken, MQError
 from dledger.jepsen_like.chaos.machines import RealClient
 from dledger.jepsen_like.chaos.plan_draw import Candidates, step_text
@@ -378,7 +377,9 @@ async def run_against(
             await clients.finish()
             if plan.workload.delayed_per_mille:
                 await trio.sleep(max(parse_delay_levels(plan.settings.delay_levels)) / 1000 + 2.0)
-            ran.settled = await _drain(clients, writing)
+            with trio.move_on_after(DRAIN_WITHIN_S):
+                await clients.drain_on(writing)
+                ran.settled = True
             nursery.cancel_scope.cancel()
     finally:
         recorder.close()
@@ -392,21 +393,9 @@ async def run_against(
         )
     ran.verdicts = [
         *found,
+        *clients.outcome_verdicts(),
         *check_everything(ran.history, promised(plan, ran.settled, is_foreign=True)),
     ]
     write_rest(folder, ran.history)
     write_tables(folder)
     return ran
-
-
-async def _drain(clients: WorkloadClients, machine: RealClient) -> bool:
-    with trio.move_on_after(DRAIN_WITHIN_S):
-        while True:
-            try:
-                assert machine.instance is not None
-                await clients.drain(machine.instance)
-            except ClientError:
-                await trio.sleep(1.0)
-            else:
-                return True
-    return False

@@ -20,7 +20,6 @@ from typing import Any, Final, Literal
 import trio
 
 from dledger.broker import open_replica
-from dledger.client.core.errors import ClientError
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import MQError
 from dledger.config import load_config
@@ -315,10 +314,7 @@ class _Run:
             await doubles.kill()
             await reading.kill()
             await writing.kill()
-        if clients.unclassified:
-            texts = clients.unclassified[:8]
-            violations = tuple(Violation("unclassified outcome", "client", t) for t in texts)
-            self.found.append(Verdict("outcomes", "invalid", violations))
+        self.found += clients.outcome_verdicts()
 
     async def _tell(self, clients: WorkloadClients, nemesis: Nemesis) -> None:
         while True:
@@ -367,7 +363,7 @@ class _Run:
         if self.plan.workload.transactions_per_mille:
             await trio.sleep(PATIENCE_S + 2.0)
         await last.start()
-        await self._drain(clients, last)
+        await clients.drain_on(last)  # the settled time is the limit
         if self.push_group is not None:
             assert machine.instance is not None
             self.found.append(await self.push_group.settle(machine.instance))
@@ -376,16 +372,6 @@ class _Run:
                 if node.is_down:
                     await node.start()
             await trio.sleep(0.2)
-
-    async def _drain(self, clients: WorkloadClients, machine: RealClient) -> None:
-        while True:  # the settled time is the limit
-            try:
-                assert machine.instance is not None
-                await clients.drain(machine.instance)
-            except ClientError:
-                await trio.sleep(1.0)
-            else:
-                return
 
     def _note(self, event: Event, is_over: bool = False) -> None:
         if not is_over:

@@ -78,12 +78,7 @@ class Pictures:
 
     def latency(self, latency: Latency) -> str:
         """Draw p50, p99 and maximum, on a logarithmic scale."""
-        made = canvas(
-            "latency",
-            [2.7],
-            title="Latency of acknowledged operations",
-            legend_rows=4 + len(self.bands),
-        )
+        made = canvas("latency", [2.7], legend_rows=4 + len(self.bands))
         (axes,) = made.axes
         for values, label, colour, width in (
             (latency.max_ms, "slowest", "#9aa0a6", 0.9),
@@ -94,16 +89,11 @@ class Pictures:
             made.entries.append((Line2D([], [], color=colour, lw=2), label))
         _log_axis(axes, np.concatenate((latency.p50_ms, latency.max_ms)))
         axes.set_ylabel("latency (ms)")
-        return self._finish(made)
+        return self.finish(made)
 
     def rate(self, rates: Rates) -> str:
         """Draw what was acknowledged above, and on a scale of its own what was not below."""
-        made = canvas(
-            "rate",
-            [1.9, 0.95],
-            title="Operations by how they ended",
-            legend_rows=4 + len(self.bands),
-        )
+        made = canvas("rate", [1.9, 0.95], legend_rows=4 + len(self.bands))
         above, below = made.axes
         above.fill_between(*self._edges(rates.at_s, rates.ok), step="post", color=GOOD, alpha=0.12)
         for axes, values, label, colour in (
@@ -122,7 +112,7 @@ class Pictures:
             axes.set_ylabel(text)
         self._cut_final_read(above, rates)
         made.figure.align_ylabels(made.axes)
-        return self._finish(made)
+        return self.finish(made)
 
     def _cut_final_read(self, axes: Axes, rates: Rates) -> None:
         """Keep what is read in one go at the end from flattening the load before it."""
@@ -160,7 +150,7 @@ class Pictures:
         made.entries = [(Patch(color=self._colour(node)), f"{node} leads") for node in self.nodes]
         if down:
             made.entries.append((Patch(color=FAINT), "did not answer"))
-        return self._finish(made, has_bands=False)
+        return self.finish(made, has_bands=False)
 
     def _terms(self, axes: Axes, lane: int, terms: Sequence[Leadership]) -> None:
         """Write terms into their bars, or behind them where there is space."""
@@ -183,12 +173,7 @@ class Pictures:
 
     def lag(self, lag: Mapping[str, F64]) -> str:
         """Draw by how many entries each node was behind, on a logarithmic scale from 0."""
-        made = canvas(
-            "lag",
-            [2.2],
-            title="Followers behind the leader",
-            legend_rows=1 + len(lag) + len(self.bands),
-        )
+        made = canvas("lag", [2.2], legend_rows=1 + len(lag) + len(self.bands))
         (axes,) = made.axes
         for node, behind in lag.items():
             colour = self._colour(node)
@@ -202,16 +187,11 @@ class Pictures:
         axes.yaxis.set_minor_locator(FixedLocator([]))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,g}"))
         axes.set_ylabel("entries behind")
-        return self._finish(made)
+        return self.finish(made)
 
     def availability(self, availability: Availability) -> str:
         """Draw one strip: served, not served, not asked."""
-        made = canvas(
-            "availability",
-            [0.45],
-            title="Whether sends were acknowledged",
-            legend_rows=4,
-        )
+        made = canvas("availability", [0.45], legend_rows=4)
         (axes,) = made.axes
         for served, label, colour in (
             (Served.YES, "acknowledged", GOOD),
@@ -225,7 +205,7 @@ class Pictures:
             made.entries.append((Patch(color=colour), label))
         axes.set_ylim(0, 1)
         axes.set_yticks([])
-        return self._finish(made, has_bands=False)
+        return self.finish(made, has_bands=False)
 
     def failover(self, failover_ms: Sequence[float]) -> str:
         """Draw how many fail-overs took how long, with p50 and p99 marked."""
@@ -249,7 +229,7 @@ class Pictures:
     def timeline(self) -> str:
         """Draw a row per fault kind, with a bar per fault."""
         kinds = kinds_of(self.faults)
-        made = canvas("faults", [LANE_IN * max(len(kinds), 2)], title="Faults")
+        made = canvas("faults", [LANE_IN * max(len(kinds), 2)])
         (axes,) = made.axes
         for lane, kind in enumerate(kinds):
             spells = [(f.begin_s, f.end_s) for f in self.faults if f.kind == kind]
@@ -273,7 +253,7 @@ class Pictures:
                 fontsize=8.5,
                 color=INK,
             )
-        return self._finish(made, has_bands=False)
+        return self.finish(made, has_bands=False)
 
     # -- shared ------------------------------------------------------------------------------
 
@@ -296,7 +276,8 @@ class Pictures:
         least_s = BAR_IN / PLOT_IN * self._end_s
         return [(begin, max(end - begin, least_s)) for begin, end in spells]
 
-    def _finish(self, made: Canvas, *, has_bands: bool = True) -> str:
+    def finish(self, made: Canvas, *, has_bands: bool = True) -> str:
+        """Give a picture its time axis, faults and legend; return the SVG."""
         time_axis(made, self.span)
         for axes in made.axes:
             axes.grid(axis="both" if has_bands else "x")

@@ -39,7 +39,7 @@ from dledger.jepsen_like.simulation.world import World, run_world
 from dledger.jepsen_like.simulation.world_settings import WorldSettings
 from dledger.jepsen_like.workloads.clients import WorkloadClients
 from dledger.jepsen_like.workloads.final_read import read_replica
-from dledger.jepsen_like.workloads.producers import LEVEL_SLACK_S, due_within_s
+from dledger.jepsen_like.workloads.producers import due_within_s
 from dledger.jepsen_like.workloads.push_groups import PushGroup
 from dledger.jepsen_like.workloads.recorder import BROKER, TOPIC
 from dledger.jepsen_like.workloads.transactions import (
@@ -49,7 +49,6 @@ from dledger.jepsen_like.workloads.transactions import (
     broker_settings,
 )
 from dledger.services.timer import LOAD_UNITS
-from dledger.settings_text import parse_delay_levels
 from dledger.state.producer_sessions import SESSIONS_MAX
 
 LEADER_WITHIN_ELECTIONS: Final = 3
@@ -79,6 +78,8 @@ SCRUB_BYTES_PER_S: Final = 64 << 10
 
 LONG_LOG_FACTOR: Final = 4
 """Likewise, of a log that grows as long as a plan lasts: how much faster it is read."""
+
+PULL_LIMITS: Final = ("store.max_transfer_count_in_memory", "store.max_transfer_count_in_disk")
 
 Program = Callable[[ClientNode], Awaitable[None]]
 
@@ -127,6 +128,7 @@ class Played:
 def world_settings(plan: Plan) -> WorldSettings:
     """Return the world that a plan asks for."""
     settings = plan.settings
+    scrub_factor = LONG_LOG_FACTOR if "long_logs" in plan.modes else 1
     return WorldSettings(
         brokers=plan.members,
         name_servers=plan.name_servers,
@@ -146,28 +148,19 @@ def world_settings(plan: Plan) -> WorldSettings:
             **({"broker.broker_role": "ASYNC_MASTER"} if settings.async_master else {}),
             "raft.append_bytes": str(settings.append_bytes),
             "store.keep_bytes": str(settings.keep_segments * settings.segment_bytes),
-            "store.scrub_bytes_per_s": str(SCRUB_BYTES_PER_S * _scrub_factor(plan)),
-            **_pull_limit(settings.pull_messages),
-            **_small_key_files(plan),
+            "store.scrub_bytes_per_s": str(SCRUB_BYTES_PER_S * scrub_factor),
+            **(
+                dict.fromkeys(PULL_LIMITS, str(pulled))
+                if (pulled := settings.pull_messages)
+                else {}
+            ),
+            # Files of the key index are full after a minute or so where it is looked into.
+            **({"store.max_index_num": "64"} if "key_queries" in plan.modes else {}),
             "client.register_interval_ms": str(settings.register_ms),
             "broker.lock_lease_ms": str(settings.lock_lease_ms),
             **broker_settings(plan.workload),
         },
     )
-
-
-def _scrub_factor(plan: Plan) -> int:
-    return LONG_LOG_FACTOR if "long_logs" in plan.modes else 1
-
-
-def _small_key_files(plan: Plan) -> dict[str, str]:
-    """Let files of the key index be full after a minute or so where it is looked into."""
-    return {"store.max_index_num": "64"} if "key_queries" in plan.modes else {}
-
-
-def _pull_limit(messages: int) -> dict[str, str]:
-    names = ("store.max_transfer_count_in_memory", "store.max_transfer_count_in_disk")
-    return dict.fromkeys(names, str(messages)) if messages else {}
 
 
 def play(plan: Plan, *, prepare: Callable[[World], None] | None = None) -> Played:
@@ -268,7 +261,7 @@ class _Run:
             if SIDE_MACHINE in world.clients:
                 world.clients[SIDE_MACHINE].kill()
             await clients.finish()
-            await self._wait_for_delayed(world)
+            await world.sleep(due_within_s(self.plan, self._clock_error_ns()))
             await self._wait_for_transactions(world)
             reader = world.client(LAST_READER)
             await reader.run(_stay)
@@ -293,12 +286,6 @@ class _Run:
             self.settled = True
             return
         raise Broken(LIVENESS, f"the run did not end: {world.status()}", world)
-
-    async def _wait_for_delayed(self, world: World) -> None:
-        """Everything delayed is due after the longest delay; then the backlog must be empty."""
-        longest_s = max(parse_delay_levels(self.plan.settings.delay_levels)) / 1000
-        due_s = due_within_s(self.plan, self._clock_error_ns())
-        await world.sleep(max(longest_s + LEVEL_SLACK_S, due_s))
 
     def _clock_error_ns(self) -> int:
         return clock_error_ns(self.plan, SIMULATED_SLACK_NS)
@@ -354,12 +341,8 @@ class _Run:
                 self.history, promised(self.plan, self.settled, slack_ns=SIMULATED_SLACK_NS)
             ),
         ]
-        if clients is not None and clients.unclassified:
-            violations = tuple(
-                Violation("unclassified outcome", "client", text)
-                for text in clients.unclassified[:8]
-            )
-            verdicts.append(Verdict("outcomes", "invalid", violations))
+        if clients is not None:
+            verdicts += clients.outcome_verdicts()
         sometimes = Counter(world.sometimes)
         if world.reference.tables is not None:
             sometimes["session_forgotten"] = world.reference.tables.producers.forgotten

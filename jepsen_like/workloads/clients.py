@@ -87,18 +87,12 @@ class WorkloadClients(Recorder):
         self._steps = Steps(self)
         self._lifetimes = Lifetimes(self)
         self._producers = Producers(self, stage, plan, self._transactions, through)
-        gives_back = plan.workload.send_back_per_mille
-        levels_ms = parse_delay_levels(plan.settings.delay_levels)
-        self._retriers = (
-            Retriers(
-                self,
-                plan.seed,
-                gives_back,
-                levels_ms,
-                shows_origin=not plan.workload.hostile_per_mille,
-            )
-            if gives_back
-            else None
+        self._retriers = Retriers(
+            self,
+            plan.seed,
+            plan.workload.send_back_per_mille,
+            parse_delay_levels(plan.settings.delay_levels),
+            shows_origin=not plan.workload.hostile_per_mille,
         )
         self.ready = trio.Event()
         self._ends: dict[MessageQueue, int] = {}
@@ -130,7 +124,7 @@ class WorkloadClients(Recorder):
                 nursery.start_soon(self._producers.produce, instance, index)
             for index in range(workload.consumers):
                 nursery.start_soon(self._consumers.consume, instance, index)
-                if self._retriers is not None:
+                if workload.send_back_per_mille:
                     nursery.start_soon(self._retriers.consume, instance, index)
             for index in range(workload.filterers):
                 nursery.start_soon(self._filterers.consume, instance, index)
@@ -275,7 +269,7 @@ class WorkloadClients(Recorder):
                     values += op.values
                 self.drained[queue] = (begin, tuple(values))
                 ends[queue] = (begin, end)
-            if self._retriers is not None:
+            if self._plan.workload.send_back_per_mille:
                 await self._retriers.drain(consumer)
         if self._plan.workload.receivers:
             await self._receivers.drain(instance, ends)
@@ -284,6 +278,15 @@ class WorkloadClients(Recorder):
         if self._plan.workload.expirers:
             await self._lifetimes.drain(instance)
         await self._read_offsets(instance, process)
+
+    async def drain_on(self, machine: Machine) -> None:
+        """Drain, again and again until the cluster serves; see `drain`."""
+        while True:
+            try:
+                assert machine.instance is not None
+                return await self.drain(machine.instance)
+            except ClientError:
+                await self.sleep(1.0)
 
     async def _read_offsets(self, instance: ClientInstance, process: int) -> None:
         slots: dict[str, set[int]] = {}

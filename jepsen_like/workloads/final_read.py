@@ -5,7 +5,7 @@ What it holds when a run is over (`read_replica`), and how it came to begin late
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Final, Protocol
@@ -14,7 +14,7 @@ from dledger.commitlog.consume_queue_store import ConsumeQueueStore
 from dledger.commitlog.entry import KIND_RECORDS, parse_header, record_starts
 from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import MQError
-from dledger.commitlog.record import decode_record
+from dledger.commitlog.record import Record, decode_record
 from dledger.jepsen_like.checkers.transactions import DISCARD_TOPIC
 from dledger.jepsen_like.checkers.verdict import Violation
 from dledger.jepsen_like.history.operation import (
@@ -38,21 +38,28 @@ TOPICS: Final = (TOPIC, DISCARD_TOPIC)
 HOUR_MS: Final = 3_600_000
 
 
+def _records(log: EntryLog, first: int, last: int) -> Iterator[tuple[int, Record]]:
+    """Yield the records in entries *first* … *last*, each with the index of its entry."""
+    for index in range(first, last + 1):
+        frame = log.frame(index)
+        header = parse_header(frame)
+        if header.kind == KIND_RECORDS:
+            for start in record_starts(frame, header).tolist():
+                yield index, decode_record(frame, start, check_crc=False)
+
+
 def kept_offsets(log: EntryLog, tables: StateTables, first: int, last: int) -> dict[Queue, int]:
     """Return, by queue, the first offset in entries *first* … *last*; its end where there is none.
 
     Raises MQError: an entry cannot be read.
     """
     found: dict[Queue, int] = {}
-    for index in range(first, last + 1):
-        frame = log.frame(index)
-        header = parse_header(frame)
-        if header.kind != KIND_RECORDS:
-            continue
-        for start in record_starts(frame, header).tolist():
-            record = decode_record(frame, start, check_crc=False)
-            found.setdefault((record.topic, record.queue_id), record.queue_offset)
-        if tables.queues.keys() <= found.keys():
+    missing = set(tables.queues)
+    for _, record in _records(log, first, last):
+        queue = (record.topic, record.queue_id)
+        found.setdefault(queue, record.queue_offset)
+        missing.discard(queue)
+        if not missing:
             break
     return {key: found.get(key, bounds.max_offset) for key, bounds in tables.queues.items()}
 
@@ -100,17 +107,11 @@ def newest_move(log: EntryLog, tables: StateTables) -> tuple[int, FloorChange] |
     found: tuple[int, FloorChange] | None = None
     if tables.floor.first_index <= 1:
         return None
-    for index in range(tables.floor.first_index, tables.applied_index + 1):
-        frame = log.frame(index)
-        header = parse_header(frame)
-        if header.kind != KIND_RECORDS:
-            continue
-        for start in record_starts(frame, header).tolist():
-            record = decode_record(frame, start, check_crc=False)
-            if (record.topic, record.queue_id) == (STATE_TOPIC, FLOOR_QUEUE):
-                change = decode_change(FLOOR_QUEUE, record.body)
-                assert isinstance(change, FloorChange)
-                found = index, change
+    for index, record in _records(log, tables.floor.first_index, tables.applied_index):
+        if (record.topic, record.queue_id) == (STATE_TOPIC, FLOOR_QUEUE):
+            change = decode_change(FLOOR_QUEUE, record.body)
+            assert isinstance(change, FloorChange)
+            found = index, change
     return found
 
 

@@ -31,6 +31,7 @@ from dledger.client.core.message_ext import MessageExt, PullStatus
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog import errors as log_errors
 from dledger.jepsen_like.checkers.contents import BODY, BORN, PROPERTIES, STORED
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation
 from dledger.jepsen_like.history.operation import (
     CLIENT_BITS,
     NEVER,
@@ -323,6 +324,14 @@ class Recorder:
         op.outcome, op.ret_ns, op.err = Outcome.FAIL, self.now_ns, why
         self._record(op)
         self.counts[f"{F(op.f).name.lower()}_fail"] += 1
+
+    def outcome_verdicts(self) -> list[Verdict]:
+        """Return the verdict over errors that the outcome table does not know; none: it has all."""
+        violations = tuple(
+            Violation("unclassified outcome", "client", text)
+            for text in self.unclassified[:REPORTED_MAX]
+        )
+        return [Verdict("outcomes", "invalid", violations)] if violations else []
 
     def next_value(self, client: int) -> int:
         """Return a value that was not sent before."""

@@ -249,28 +249,22 @@ def send_rows(options: Options, batches: Iterator[Any]) -> Sent:
     return Sent(sent)
 
 
-class BatchWriter(DataSourceArrowWriter):
+class _Writer:
+    def __init__(self, options: Options, columns: Sequence[str]) -> None:
+        check_columns(options, columns)
+        self._options = options
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Send the rows of one task."""
+        return send_rows(self._options, iterator)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
     """Sends the rows of a batch."""
 
-    def __init__(self, options: Options, columns: Sequence[str]) -> None:
-        check_columns(options, columns)
-        self._options = options
 
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Send the rows of one task."""
-        return send_rows(self._options, iterator)
-
-
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Sends the rows of a stream."""
-
-    def __init__(self, options: Options, columns: Sequence[str]) -> None:
-        check_columns(options, columns)
-        self._options = options
-
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Send the rows of one task."""
-        return send_rows(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Do nothing: what is stored is stored."""

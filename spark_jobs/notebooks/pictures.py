@@ -32,11 +32,8 @@ from dledger.jepsen_like.report.canvas import (
     EDGE_STRIPE,
     FAINT,
     GOOD,
-    Canvas,
     canvas,
-    draw_bands,
     save,
-    time_axis,
 )
 from dledger.jepsen_like.report.pictures import Pictures
 from dledger.jepsen_like.report.series import (
@@ -263,11 +260,7 @@ class Bounds(NamedTuple):
 def latency_raw(draw: Pictures, columns: Columns) -> str:
     """Draw every operation at its call: how long it took, its kind, how it ended."""
     kinds = [f for f in F if (columns.f == f).any()]
-    made = canvas(
-        "latency-raw",
-        [3.2],
-        legend_rows=4 + len(kinds) + len(draw.bands),
-    )
+    made = canvas("latency-raw", [3.2], legend_rows=4 + len(kinds) + len(draw.bands))
     (axes,) = made.axes
     step = -(-len(columns) // POINTS_MAX)
     shown = np.arange(len(columns)) % step == 0
@@ -290,16 +283,12 @@ def latency_raw(draw: Pictures, columns: Columns) -> str:
     axes.yaxis.set_major_locator(LogLocator(numticks=9))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,g}"))
     axes.set_ylabel("latency (ms)" if step == 1 else f"latency (ms), 1 in {step}")
-    return _finish(draw, made)
+    return draw.finish(made)
 
 
 def unseen(draw: Pictures, operations: Sequence[Operation]) -> str:
     """Draw how many acknowledged messages no pull had found yet."""
-    made = canvas(
-        "unseen",
-        [2.2],
-        legend_rows=2 + len(draw.bands),
-    )
+    made = canvas("unseen", [2.2], legend_rows=2 + len(draw.bands))
     (axes,) = made.axes
     acked = {
         (op.topic, op.queue, op.off): op.ret_ns
@@ -321,7 +310,7 @@ def unseen(draw: Pictures, operations: Sequence[Operation]) -> str:
     axes.set_ylim(bottom=0)
     axes.set_ylabel("acknowledged messages")
     made.entries.append((Line2D([], [], color=DOUBT, lw=2), "not read yet"))
-    return _finish(draw, made)
+    return draw.finish(made)
 
 
 def timeline(draw: Pictures, operations: Sequence[Operation]) -> str:
@@ -352,7 +341,7 @@ def timeline(draw: Pictures, operations: Sequence[Operation]) -> str:
     step = max(len(processes) // 10, 1)
     axes.set_yticks(range(0, len(processes), step), [f"p{p}" for p in processes[::step]])
     axes.set_ylabel("client" if len(every) == len(processes) else f"{len(processes)} clients")
-    return _finish(draw, made)
+    return draw.finish(made)
 
 
 def bounds(draw: Pictures, found: Bounds) -> str:
@@ -385,12 +374,4 @@ def bounds(draw: Pictures, found: Bounds) -> str:
     axes.set_ylabel("time (s)")
     axes.set_xlabel(f"offset in {found.queue}", labelpad=3)
     axes.grid(axis="both")
-    return save(made, draw.folder)
-
-
-def _finish(draw: Pictures, made: Canvas) -> str:
-    time_axis(made, draw.span)
-    for axes in made.axes:
-        axes.grid(axis="both")
-    draw_bands(made, draw.bands)
     return save(made, draw.folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-from tests.harness.extent import EXTENT
+from tests.harness.extent import EXTENT, examples
 
 
 def use_shared_machine() -> None:
@@ -15,6 +15,7 @@ def use_shared_machine() -> None:
     settings.register_profile(
         "shared machine",
         deadline=None,
+        max_examples=examples(100),
         derandomize=EXTENT == 1,
         database=None,
         suppress_health_check=[HealthCheck.too_slow],

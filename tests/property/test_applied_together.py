@@ -21,6 +21,7 @@ from dledger.state.state_record import (
 )
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
+from tests.harness.extent import examples
 from tests.harness.fake_group import batch_of
 from tests.harness.replica_folders import Writer, message
 from tests.harness.replica_folders import settings as small
@@ -94,7 +95,7 @@ def files_of(store: ReplicaStore) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(step, min_size=2, max_size=30), st.lists(st.integers(1, 20), min_size=1))
 def test_apply_next_equals_apply(items: list[tuple[Any, ...]], stops: list[int]) -> None:
     writer, producer = Writer(), Producer()

@@ -26,6 +26,7 @@ from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.disk_files import folder_on
+from tests.harness.extent import examples
 from tests.harness.replica_folders import settings
 from tests.unit.dledger.backup.test_backup import FRAMES, OWNER, source_folder
 
@@ -190,7 +191,7 @@ class Backup:
         store.close(clean=False)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", range(examples(SEEDS)))
 def test_backup_of_members_in_turn_is_what_they_keep(seed: int, folders: list[Folder]) -> None:
     backup = Backup(seed)
     for _ in range(STEPS):

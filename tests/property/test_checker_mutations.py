@@ -16,18 +16,18 @@ from dledger.jepsen_like.checkers.all_checks import CHECKS, Settings, check_ever
 from dledger.jepsen_like.checkers.verdict import Verdict, Violation
 from dledger.jepsen_like.history.operation import History
 from tests.harness.clean_histories import clean_history, interrupted
-from tests.harness.extent import EXTENT
+from tests.harness.extent import EXTENT, examples
 from tests.harness.fast_part import gate_part
 from tests.harness.history_world import KEEPS, LATE_MAX_NS
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_facts import FACTS, RIGHT
 from tests.harness.planted_scene import InapplicableError, Kind, Planted, Scene
 
-FAST_CLEAN = 40
-RIGHT_CLEAN = 150 * EXTENT
-ALL_CLEAN = int(os.environ.get("DLEDGER_CLEAN_HISTORIES", 1_000 * EXTENT))
+FAST_CLEAN = 20
+RIGHT_CLEAN = examples(150) * EXTENT
+ALL_CLEAN = int(os.environ.get("DLEDGER_CLEAN_HISTORIES", examples(1_000) * EXTENT))
 CLEAN_BLOCKS = 10
-PER_FACT = 6
+PER_FACT = 2
 PER_KIND = 2
 PER_KIND_SLOW = 6 * EXTENT
 """Planted histories of each kind; more than 200 over all kinds."""

@@ -57,7 +57,7 @@ async def play(folder: Path, seed: int, rounds: int, patch: pytest.MonkeyPatch) 
     return world
 
 
-@pytest.mark.parametrize("seed", range(6 * EXTENT))
+@pytest.mark.parametrize("seed", range(2 * EXTENT))
 async def test_deferred_messages_come_once_while_storing_fails(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -115,7 +115,6 @@ def _uniform_batches(
     return batches, store_host
 
 
-@settings(max_examples=examples(100))
 @given(_uniform_batches(), st.integers(0, 2**40), st.integers(0, 2**64 - 1))
 def test_sealing_equals_encoding_final_records(
     drawn: tuple[list[tuple[list[dict[str, Any]], bytes | None]], bytes],
@@ -167,7 +166,6 @@ def assert_same(left: Derived, right: Derived) -> None:
         assert rows[ours.where].tolist() == rows[theirs.where].tolist()
 
 
-@settings(max_examples=examples(100))
 @given(sealed_entries())
 def test_deriving_by_columns_equals_decoding_record_by_record(entry: SealedEntry) -> None:
     header = parse_header(entry.frame)
@@ -177,7 +175,6 @@ def test_deriving_by_columns_equals_decoding_record_by_record(entry: SealedEntry
     assert len(plain.size) == len(entry.records)
 
 
-@settings(max_examples=examples(100))
 @given(st.data(), sealed_entries(max_records=12))
 def test_damage_to_a_frame_is_noticed(data: st.DataObject, entry: SealedEntry) -> None:
     frame = bytes(entry.frame)
@@ -215,7 +212,6 @@ def _as_a_client_may_send(one: dict[str, Any]) -> dict[str, Any]:
 _sendable = record_arguments.map(_as_a_client_may_send)
 
 
-@settings(max_examples=examples(100))
 @given(st.lists(_sendable, min_size=1, max_size=12))
 def test_a_client_batch_in_order_is_accepted(records: list[dict[str, Any]]) -> None:
     batch = batch_of(records)

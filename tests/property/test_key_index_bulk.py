@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.key_index import KeyIndex
 from dledger.commitlog.key_index_file import IndexFile
+from tests.harness.extent import examples
 
 
 def _put(index: KeyIndex, keys: list[tuple[int, int, int]]) -> None:
@@ -29,7 +30,7 @@ _KEYS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(_KEYS, st.integers(1, 40), st.integers(0, 40))
 def test_bulk_equals_one_by_one_also_across_files_and_a_reload(
     steps: list[tuple[int, int, int]], split: int, reload_at: int

@@ -14,6 +14,7 @@ from dledger.commitlog.errors import DiskFullError
 from dledger.commitlog.java_hash import index_key_hash
 from dledger.commitlog.key_index import KeyIndex, KeyIndexFlush
 from dledger.testing.crash_disk import CrashDisk, no_fault
+from tests.harness.extent import examples
 
 ROOT = "/store/index"
 MARK = "/store/raft/key_index_whole"
@@ -176,7 +177,7 @@ class Model:
         self.check()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=st.integers(0, 2**32))
 def test_index_has_each_key_once_whatever_the_disk_does(seed: int) -> None:
     model = Model(seed)

@@ -17,7 +17,7 @@ from dledger.broker_errors import ReplicationError
 from dledger.commitlog.errors import MQError
 from dledger.raft.membership import Member, Standing
 from dledger.testing.crash_disk import CrashDisk
-from tests.harness.extent import EXTENT
+from tests.harness.extent import EXTENT, examples
 from tests.harness.only_new_garbage import only_new_garbage
 from tests.harness.present import present
 from tests.property.test_raft_plans import KINDS, SEEDS, Watched
@@ -209,7 +209,7 @@ def play(size: int, seed: int, plan: list[tuple[str, int]]) -> WatchedMembers:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(plan=PLANS, seed=st.integers(0, 2**16), size=st.sampled_from([3, 3, 5]))
 def test_member_changes_keep_what_was_committed(
     plan: list[tuple[str, int]], seed: int, size: int

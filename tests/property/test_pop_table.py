@@ -20,6 +20,7 @@ from dledger.state.pop import (
     apply_pop,
     rows_from_state,
 )
+from tests.harness.extent import examples
 
 KEYS: tuple[PopKey, ...] = (("g", "T", 0), ("g", "T", 1), ("h", "T", 0))
 MESSAGES = 12
@@ -167,4 +168,4 @@ class PopTable(RuleBasedStateMachine):
 
 
 TestPopTable = PopTable.TestCase
-TestPopTable.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPopTable.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

@@ -17,6 +17,7 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
+from tests.harness.extent import examples
 from tests.harness.fake_group import FakeConnection, FakeGroup
 
 FIELDS = [
@@ -95,7 +96,7 @@ async def answered(handled: Awaitable[object]) -> object:
     return await handled
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(CODES), exts, bodies), min_size=1, max_size=12))
 def test_any_request_is_answered(requests: list[tuple[int, dict[str, Any], bytes]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

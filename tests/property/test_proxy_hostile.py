@@ -29,6 +29,7 @@ from dledger.proxy.server import _Handlers
 from dledger.proxy.service import MessagingService
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
+from tests.harness.extent import EXTENT
 from tests.harness.pop_group import Fault, Key, PopGroup
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.dledger.proxy.grpc_doubles import TrioCall, TrioGuest
@@ -385,7 +386,7 @@ def judge(world: World, ledger: Ledger, pops: PopGroup) -> None:
         assert not letters[body] or codes & {pb.OK, *UNKNOWN}, f"{body!r} after {codes}"
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3 * EXTENT))
 async def test_calls_state_what_becomes_of_messages(seed: int, autojump_clock: MockClock) -> None:
     with capture_logs() as logs:
         await hostile_run(seed)

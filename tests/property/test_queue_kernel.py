@@ -24,7 +24,7 @@ from dledger.jepsen_like.checkers.verdict import Violation
 from dledger.jepsen_like.history.columns import hash_range, obs_table, ops_table
 from dledger.jepsen_like.history.operation import NEVER, F, Operation, Outcome
 from tests.harness.clean_histories import clean_history
-from tests.harness.extent import EXTENT
+from tests.harness.extent import EXTENT, examples
 from tests.harness.fast_part import gate_part
 from tests.harness.history_world import TOPIC as CLEAN_TOPIC
 from tests.harness.planted_anomalies import PLANTERS
@@ -47,7 +47,7 @@ def check_tables(
 pytestmark = pytest.mark.slow
 
 SUBJECT = "t/0"
-RANDOM = 300 * min(EXTENT, 5)
+RANDOM = examples(300) * min(EXTENT, 5)
 SEARCHED = 60
 """Of these an exhaustive search is asked as well."""
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dledger.commitlog.errors import DiskFullError
 from dledger.testing.crash_disk import CrashDisk
-from tests.harness.extent import EXTENT
+from tests.harness.extent import EXTENT, examples
 from tests.harness.only_new_garbage import only_new_garbage
 from tests.harness.raft_cluster import Cluster, Letter
 
@@ -180,7 +180,7 @@ def play(size: int, seed: int, plan: list[tuple[str, int]]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(plan=PLANS, seed=st.integers(0, 2**16), size=st.sampled_from([3, 3, 5]))
 def test_any_plan_keeps_what_was_committed_and_ends_in_agreement(
     plan: list[tuple[str, int]], seed: int, size: int

@@ -21,6 +21,7 @@ from dledger.namesrv.registration import HOLDER_SILENCE_MS, Registration
 from dledger.namesrv.route_table import RouteInfoManager
 from dledger.remoting.protocol.bodies import DataVersion, TopicConfig
 from dledger.remoting.protocol.fastjson import Dialect
+from tests.harness.extent import examples
 
 STEPS = 120
 SEEDS = 60
@@ -314,7 +315,7 @@ def tables_of(topics: Queues) -> dict[str, TopicConfig]:
     }
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", range(examples(SEEDS)))
 def test_groups_keep_their_names_and_routes(seed: int) -> None:
     groups = Groups(seed)
     acts = [groups.register] * 8 + [groups.deliver_late, groups.strange, groups.strange]

@@ -17,6 +17,7 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
+from tests.harness.extent import examples
 from tests.harness.fake_group import FakeConnection, FakeGroup
 
 RUNS: list[list[Any]] = [["T", 0, 3], ["T", 1, 2], ["U", 0, 1]]
@@ -68,7 +69,7 @@ def mutated(body: bytes, changes: list[tuple[str, int, int]]) -> bytes:
     return body
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.tuples(mutations, odd_runs), min_size=1, max_size=6))
 def test_mutated_batches_are_refused_or_stored(attempts: list[tuple[Any, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

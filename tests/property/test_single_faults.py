@@ -39,6 +39,7 @@ from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk, Inode
 from tests.harness.expired import EXPIRED
+from tests.harness.extent import examples
 from tests.harness.keyed_messages import ALWAYS
 from tests.harness.replica_folders import SEGMENT_BYTES, install_at_once, settings, usual
 
@@ -46,7 +47,7 @@ ROOT = "/n0"
 PATHS = StorePaths(ROOT)
 OWNER = {"cluster": "C", "group": "G", "name": "n0"}
 TERM = 3
-FLIPS_MAX = 6
+FLIPS_MAX = examples(6)
 """Bytes of a file that are flipped, one at a time; all of a slot's fields are among them."""
 
 

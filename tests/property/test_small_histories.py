@@ -169,7 +169,7 @@ def wrong_ones(histories: Sequence[Sequence[Operation]]) -> set[int]:
     return wrong | absent | {int(left[pair.low // OFFSETS]) for pair in pairs}
 
 
-HISTORIES = int(os.environ.get("DLEDGER_SMALL_HISTORIES", 100_000 * EXTENT))
+HISTORIES = int(os.environ.get("DLEDGER_SMALL_HISTORIES", 25_000 * EXTENT))
 BLOCKS = 20
 JOINED = 1_000
 """Histories that are judged at once."""
@@ -199,12 +199,12 @@ def compare(rng: random.Random, size_max: int) -> int:
 
 
 def test_joined_histories_get_the_verdict_each_gets_alone() -> None:
-    wrong = sum(compare(random.Random(seed), 7) for seed in range(10))
-    assert JOINED < wrong < 9 * JOINED
+    wrong = sum(compare(random.Random(seed), 7) for seed in range(3))
+    assert JOINED // 3 < wrong < 3 * JOINED
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", gate_part(range(BLOCKS), 4))
+@pytest.mark.parametrize("block", gate_part(range(BLOCKS), 1))
 def test_many_histories_agree_with_exhaustive_search(block: int) -> None:
     rng = random.Random(1_000 + block)
     for _ in range(HISTORIES // BLOCKS // JOINED):

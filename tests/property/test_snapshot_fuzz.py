@@ -13,6 +13,7 @@ import pytest
 from dledger.commitlog.errors import CorruptStoreError, ForeignStoreError
 from dledger.state.image import snapshot
 from dledger.state.snapshot import framed
+from tests.harness.extent import examples
 from tests.harness.groups import running_groups
 from tests.harness.raft_cluster import batch
 
@@ -62,7 +63,7 @@ async def test_a_made_up_snapshot_is_refused_or_read(tmp_path: Path) -> None:
         store, rng = leader.group.store, random.Random(3)
         honest = cbor2.loads(snapshot(leader.group.state)[HEADER_BYTES:])
         ends: Counter[str] = Counter()
-        for _ in range(CHANGES):
+        for _ in range(examples(CHANGES)):
             body = cbor2.dumps(changed(rng, honest))
             try:
                 store.decode(framed(body))

@@ -11,6 +11,7 @@ from dledger.commitlog.properties import encode_properties
 from dledger.filters.errors import ExpressionIllegalError
 from dledger.filters.property_filter import Expression
 from tests.harness import sql_oracle
+from tests.harness.extent import examples
 
 NAMES: Final = ("a", "b", "c")
 TEXTS: Final = ("'x'", "'5'", "''", "'true'", "'5.0'", "'it''s'")
@@ -79,13 +80,13 @@ def agree(text: str, properties: dict[str, str]) -> None:
     assert Expression(text).matches(encode_properties(properties)) is expected, (text, properties)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(expressions, messages)
 def test_expressions_agree_with_the_oracle(text: str, properties: dict[str, str]) -> None:
     agree(text, properties)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(sentences, messages)
 def test_sentences_of_any_words_are_refused_or_judged_alike(
     text: str, properties: dict[str, str]
@@ -93,7 +94,7 @@ def test_sentences_of_any_words_are_refused_or_judged_alike(
     agree(text, properties)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.one_of(
         st.text(max_size=200),

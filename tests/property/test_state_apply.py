@@ -31,6 +31,7 @@ from dledger.state.topics import (
     builtin_groups,
     builtin_topics,
 )
+from tests.harness.extent import examples
 from tests.harness.fake_group import BROKER, CLUSTER, STORE_HOST, batch_of
 
 TOPICS = st.sampled_from(["T", "U", "SCHEDULE_TOPIC_XXXX", "%RETRY%g"])
@@ -170,7 +171,7 @@ def batch_for(model: Model, item: Any) -> RecordBatch:
     return batch
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.lists(step, min_size=1, max_size=4), min_size=1, max_size=6))
 def test_apply_equals_the_model(entries: list[list[Any]]) -> None:
     builtin: Any = {

@@ -1,4 +1,4 @@
-"""Two simulated minutes of a whole cluster: leader killed, split, and all its power cut.
+"""A simulated minute of a whole cluster: leader killed, split, and all its power cut.
 
 Run as a program it prints a line of JSON per seed: ``python -m tests.simulation.first_scenario 1``.
 """
@@ -21,7 +21,7 @@ from dledger.jepsen_like.simulation.world import World, run_world
 from dledger.jepsen_like.simulation.world_settings import WorldSettings
 
 TOPIC = "Orders"
-LOAD_S = 120.0
+LOAD_S = 60.0
 Place = tuple[int, int]
 
 
@@ -72,23 +72,23 @@ class Scenario:
     async def run(self, world: World) -> dict[str, Any]:
         leader = await world.wait_for_leader()
         await world.client("producer").run(self.produce)
-        await world.sleep_until(20)
+        await world.sleep_until(10)
 
         leader.kill()
-        await world.sleep_until(35)
+        await world.sleep_until(20)
         await leader.start()
-        await world.sleep_until(45)
+        await world.sleep_until(26)
 
         leader = await world.wait_for_leader()
         others = [name for name in world.brokers if name != leader.name]
         world.network.cut_between([leader.name], [*others, *world.name_servers])
-        await world.sleep_until(70)
+        await world.sleep_until(36)
         world.network.mend_all(reset=0.5)
-        await world.sleep_until(85)
+        await world.sleep_until(44)
 
         for node in world.brokers.values():
             node.power_cut()
-        await world.sleep_until(90)
+        await world.sleep_until(47)
         for node in world.brokers.values():
             await node.start()
         await world.sleep_until(LOAD_S)

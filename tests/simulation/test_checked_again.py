@@ -44,7 +44,7 @@ def run_of(folder: Path, played: Played) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", gate_part(PRESETS, 1))
 def test_a_played_workload_is_judged_again_as_by_the_runner(preset: str, tmp_path: Path) -> None:
-    plan = plan_of(SEED, Order(duration_s=90.0, preset=preset))
+    plan = plan_of(SEED, Order(duration_s=45.0, preset=preset))
     played = play(plan)
     history = played.history
     expected = check_everything(history, promised(plan, settled=bool(history.replica_reads)))

@@ -74,7 +74,7 @@ def test_a_consumer_that_resumes_commits_old_offsets_late() -> None:
 
 
 def test_a_kill_within_a_send_leaves_an_unknown_outcome() -> None:
-    ran = played(Step(10_000, Kind.MID_SEND_KILL, "all", 500))
+    ran = played(Step(5_000, Kind.MID_SEND_KILL, "all", 500), duration_ms=12_000)
     (event,) = events(ran, Kind.MID_SEND_KILL)
     open_sends = [
         op

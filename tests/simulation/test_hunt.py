@@ -31,18 +31,3 @@ def test_hunt_finds_a_planted_bug() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert (found["total"], found["found"], found["survived"]) == (1, 1, 0)
-
-
-@pytest.mark.parametrize("command", ["hunt", "brokers"])
-@pytest.mark.hunt
-def test_a_number_without_a_bug_is_a_usage_error(command: str) -> None:
-    done = mutants(command, "--only", "1")
-    assert done.returncode == 2
-    assert done.stderr == "error: no planted bug has the number 1\n"
-
-
-def test_list_shows_when_a_bug_acts() -> None:
-    done = mutants("list", "--only", "21", "--output", "json")
-    (bug,) = json.loads(done.stdout)
-    assert bug["number"] == 21
-    assert bug["acts"] == "by chance 0.2"

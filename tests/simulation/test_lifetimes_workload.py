@@ -14,7 +14,9 @@ PLAN = Plan(
     seed=12,
     duration_ms=60_000,
     steps=(Step(15_000, Kind.KILL, "leader", 3_000), Step(35_000, Kind.ISOLATE, "leader", 6_000)),
-    workload=Workload(producers=1, consumers=0, readers=0, expirers=8, queues=2),
+    workload=Workload(
+        producers=1, consumers=0, readers=0, expirers=8, queues=2, delayed_per_mille=0
+    ),
 )
 
 

@@ -20,7 +20,15 @@ PLAN = Plan(
         Step(26_000, Kind.PAUSE, "leader", 9_000),
         Step(42_000, Kind.ISOLATE, "leader", 6_000),
     ),
-    workload=Workload(producers=1, consumers=0, readers=0, lockers=4, queues=2, interval_ms=700),
+    workload=Workload(
+        producers=1,
+        consumers=0,
+        readers=0,
+        lockers=4,
+        queues=2,
+        interval_ms=700,
+        delayed_per_mille=0,
+    ),
     settings=Settings(lock_lease_ms=8_000),
 )
 

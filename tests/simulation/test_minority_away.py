@@ -18,7 +18,7 @@ from tests.harness.fast_part import gate_part
 pytestmark = pytest.mark.slow
 
 NAMES = ("n0", "n1", "n2", "n3", "n4")
-WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=1500)
+WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=1500, delayed_per_mille=0)
 AWAY = 60_000
 """Longer than what is left of a plan."""
 

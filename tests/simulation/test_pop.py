@@ -15,7 +15,15 @@ PLAN = Plan(
     seed=11,
     duration_ms=60_000,
     steps=KILL_PAUSE_ISOLATE,
-    workload=Workload(producers=1, consumers=0, readers=0, receivers=4, queues=2, interval_ms=700),
+    workload=Workload(
+        producers=1,
+        consumers=0,
+        readers=0,
+        receivers=4,
+        queues=2,
+        interval_ms=700,
+        delayed_per_mille=0,
+    ),
 )
 
 

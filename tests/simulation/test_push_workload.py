@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.client.consumer.owned_queues import OwnedQueue, OwnedQueues
-from dledger.jepsen_like.checkers.push_group import NO_OWNER
 from dledger.jepsen_like.simulation.play import Played, play
 from dledger.jepsen_like.worker import Order, plan_of
 from tests.harness.fast_part import gate_part
@@ -33,17 +31,3 @@ def test_without_faults_no_message_is_consumed_twice() -> None:
     assert run.is_valid, run.violations
     assert verdict.counts["consumed"] > 100
     assert verdict.counts["more_than_once"] == 0
-
-
-@pytest.mark.hunt
-def test_a_queue_that_is_given_up_and_not_taken_again_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def leave(queues: OwnedQueues, owned: OwnedQueue) -> None:
-        await queues._let_go(owned)
-        owned.scope.cancel()
-        queues._freed()
-
-    monkeypatch.setattr(OwnedQueues, "_leave", leave)
-    names = {violation.name for violation in played(3, calm=True).violations}
-    assert names == {NO_OWNER}

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
 
 import pytest
-from typing_extensions import Buffer
 
-from dledger import derived_files, store
-from dledger.commitlog.derive import Derived, derive
-from dledger.commitlog.entry import EntryHeader
 from dledger.commitlog.mark import Anchor
 from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
 from dledger.jepsen_like.simulation.play import Played, play
 from dledger.jepsen_like.simulation.reference_replica import FROM_SETTINGS, digests_by_field
-from dledger.processors import store_times
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.producer_sessions import ProducerSessions, StoredSend
 from dledger.state.tables import QueueBounds, StateTables
@@ -44,50 +37,6 @@ def test_replicas_without_a_bug_equal_the_reference() -> None:
     assert played.world is not None
     assert played.world.reference.applied_index > 30
     assert len(played.world.reference.keys) > 20
-
-
-def test_a_field_lost_at_a_restart_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    become = StateTables.become
-
-    def forgets(tables: StateTables, other: StateTables) -> None:
-        other.topics_changed_ms = 0
-        become(tables, other)
-
-    monkeypatch.setattr(StateTables, "become", forgets)
-    played = play(PLAN)
-    assert broken(played) == {"state_machines"}
-    assert "topics_changed_ms" in played.violations[0].detail
-
-
-def test_a_unit_with_another_tags_code_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other_codes(frame: Buffer, header: EntryHeader, *, delay_ms: Mapping[int, int]) -> Derived:
-        derived = derive(frame, header, delay_ms=delay_ms)
-        if header.index % 16 == 0 and len(derived.units):
-            derived.units["tags_code"][derived.units["tags_code"] == 0] = 7
-        return derived
-
-    monkeypatch.setattr(store, "derive", other_codes)
-    assert broken(play(PLAN)) == {"derived"}
-
-
-def test_keys_that_are_left_out_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    put = derived_files.KeyIndexing.put
-
-    def put_some(keys: Any, derived: Derived) -> None:
-        if not len(derived.phy_offset) or int(derived.phy_offset[0]) % 5:
-            put(keys, derived)
-
-    monkeypatch.setattr(derived_files.KeyIndexing, "put", put_some)
-    played = play(PLAN)
-    assert broken(played) == {"derived"}
-    assert "is not found" in played.violations[0].detail
-
-
-def test_a_search_by_time_one_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    at = store_times.store_time_at
-    monkeypatch.setattr(store_times, "store_time_at", lambda *place: at(*place) - 1)
-    played = play(PLAN)
-    assert broken(played) == {"derived"}
 
 
 def _changed(name: str) -> StateTables:

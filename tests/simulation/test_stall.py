@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 WORKLOAD = Workload(interval_ms=1000, readers=0, delayed_per_mille=0)
 SILENT_FROM_S = 20.0
-OFF_MS = 100_000
+OFF_MS = 75_000
 
 
 def refuse_from(monkeypatch: pytest.MonkeyPatch, begin_s: float) -> Callable[[World], None]:
@@ -36,7 +36,7 @@ def refuse_from(monkeypatch: pytest.MonkeyPatch, begin_s: float) -> Callable[[Wo
 
 
 def test_a_leader_that_refuses_everything_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(1, 120_000, workload=WORKLOAD)
+    plan = Plan(1, 90_000, workload=WORKLOAD)
     played = play(plan, prepare=refuse_from(monkeypatch, SILENT_FROM_S))
     (found,) = (each for each in played.violations if each.name == "stalled")
     assert found.checker == "invariants"

@@ -9,13 +9,21 @@ from dledger.jepsen_like.plans.plan import Plan, Workload
 from dledger.jepsen_like.simulation.play import Played, play
 from tests.harness.leader_faults import KILL_PAUSE_ISOLATE
 
-pytestmark = pytest.mark.hunt
+pytestmark = pytest.mark.slow
 
 PLAN = Plan(
     seed=11,
     duration_ms=60_000,
     steps=KILL_PAUSE_ISOLATE,
-    workload=Workload(producers=2, consumers=0, readers=0, steppers=8, queues=4, interval_ms=250),
+    workload=Workload(
+        producers=2,
+        consumers=0,
+        readers=0,
+        steppers=4,
+        queues=4,
+        interval_ms=250,
+        delayed_per_mille=0,
+    ),
 )
 
 

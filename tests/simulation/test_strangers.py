@@ -17,15 +17,17 @@ pytestmark = pytest.mark.slow
 
 SECRET_FILE = "/etc/secret"
 
-THIEF_MS, FOR_MS = 4_000, 30_000
+THIEF_MS = 4_000
 
 
-def at_the_peer_ports(seed: int, *more: Step) -> Plan:
+def stranger(kind: Kind, seed: int, arg: int, more: tuple[Step, ...]) -> Plan:
+    """Return a plan with a stranger; with faults beside it, it stays for longer."""
+    for_ms = 30_000 if more else 15_000
     return Plan(
         seed=seed,
-        duration_ms=THIEF_MS + FOR_MS + 4_000,
-        steps=(Step(THIEF_MS, Kind.PEER_STRANGER, "all", FOR_MS), *more),
-        workload=Workload(producers=3, interval_ms=300, producer_life_s=6),
+        duration_ms=THIEF_MS + for_ms + 4_000,
+        steps=(Step(THIEF_MS, kind, "all", for_ms, arg), *more),
+        workload=Workload(producers=3, interval_ms=300, producer_life_s=6, delayed_per_mille=0),
     )
 
 
@@ -52,14 +54,14 @@ def test_a_stranger_at_the_peer_ports_changes_nothing(
         if prepare is not None:
             prepare(world)
 
-    played = play(at_the_peer_ports(12), prepare=prepared)
+    played = play(stranger(Kind.PEER_STRANGER, 12, 0, ()), prepare=prepared)
     assert played.is_valid, played.verdict.reason
     assert played.faults["peer_stranger"] == 1
-    assert played.sometimes["stranger_refused"] > 50
+    assert played.sometimes["stranger_refused"] > 25
     assert {node.incarnation for node in worlds[0].brokers.values()} == {1}
     for taken in ("stranger_told", "stranger_named", "stranger_called"):
         assert not played.sometimes[taken], taken
-    assert played.operations["send_ok"] > 50
+    assert played.operations["send_ok"] > 25
 
 
 @pytest.mark.hunt
@@ -69,7 +71,7 @@ def test_a_stranger_gets_nothing_while_members_change() -> None:
         Step(16_000, Kind.POWER_CUT_ALL, "all", 2_000),
         Step(24_000, Kind.WIPE, "follower", 2_000),
     )
-    played = play(at_the_peer_ports(13, *faults))
+    played = play(stranger(Kind.PEER_STRANGER, 13, 0, faults))
     assert played.is_valid, played.verdict.reason
     # A wiped member names itself to all that claim to be configured, until it has a list.
     for taken in ("stranger_told", "stranger_called"):
@@ -77,26 +79,17 @@ def test_a_stranger_gets_nothing_while_members_change() -> None:
     assert played.operations["send_ok"] > 30
 
 
-def plan(arg: int, *more: Step) -> Plan:
-    return Plan(
-        seed=11,
-        duration_ms=THIEF_MS + FOR_MS + 4_000,
-        steps=(Step(THIEF_MS, Kind.NAME_THIEF, "all", FOR_MS, arg), *more),
-        workload=Workload(producers=3, interval_ms=300, producer_life_s=6),
-    )
-
-
 @pytest.mark.parametrize("arg", gate_part([0, 1], 1), ids=["names_no_group", "second_group"])
 def test_a_stranger_that_wants_the_name_gets_no_message(arg: int) -> None:
-    played = play(plan(arg))
+    played = play(stranger(Kind.NAME_THIEF, 11, arg, ()))
     assert played.is_valid, played.verdict.reason
     assert played.faults["name_thief"] == 1
-    assert played.sometimes["thief_register_refused"] > 10
-    assert played.sometimes["thief_unregister_refused"] > 10
-    assert played.sometimes["thief_topic_refused"] > 10
+    assert played.sometimes["thief_register_refused"] > 5
+    assert played.sometimes["thief_unregister_refused"] > 5
+    assert played.sometimes["thief_topic_refused"] > 5
     for taken in ("thief_registered", "thief_unregistered", "thief_topic_entered", "thief_taken"):
         assert not played.sometimes[taken], taken
-    assert played.operations["send_ok"] > 50
+    assert played.operations["send_ok"] > 25
 
 
 def test_a_stranger_gets_no_message_while_leaders_are_killed() -> None:
@@ -107,7 +100,7 @@ def test_a_stranger_gets_no_message_while_leaders_are_killed() -> None:
         Step(20_000, Kind.NAMESRV_KILL, "all", 100),
         Step(26_000, Kind.POWER_CUT_ALL, "all", 2_000),
     )
-    played = play(plan(0, *kills))
+    played = play(stranger(Kind.NAME_THIEF, 11, 0, kills))
     assert played.is_valid, played.verdict.reason
     assert not played.sometimes["thief_taken"]
     assert played.operations["send_ok"] > 30

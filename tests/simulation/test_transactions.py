@@ -12,6 +12,7 @@ from dledger.jepsen_like.plans.plan import Kind, Plan, Step
 from dledger.jepsen_like.simulation.play import Played, play
 from dledger.jepsen_like.workloads.presets import simulated_workload
 from dledger.jepsen_like.workloads.transactions import NEVER_KNOWN
+from tests.harness.fast_part import gate_part
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def test_without_faults_each_transaction_ends_as_decided() -> None:
     assert verdict.counts["checks"] >= 10
 
 
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", gate_part([2, 3], 1))
 def test_leaders_killed_in_between_change_no_decision(seed: int) -> None:
     kills = (Step(at, Kind.KILL, "leader", 2_000) for at in range(5_000, 30_000, 6_000))
     run = played(seed, *kills)
@@ -78,8 +79,3 @@ def test_producers_that_die_leave_nothing_open() -> None:
         if op.outcome == Outcome.OK and any(check.value == op.value for check in rows(run, F.CHECK))
     ]
     assert len(by_check) >= 5
-
-
-def test_the_same_plan_gives_the_same_history() -> None:
-    step = Step(5_000, Kind.POWER_CUT, "leader", 2_000)
-    assert played(5, step, duration_ms=15_000).digest == played(5, step, duration_ms=15_000).digest

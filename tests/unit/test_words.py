@@ -46,6 +46,9 @@ _ARGUMENT = re.compile(r"^ +\*{0,2}\w+:(?= )", re.MULTILINE)
 """The name of an argument, in front of what it is."""
 
 
+_TEST = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
+
+
 class Use(NamedTuple):
     where: str
     line: int
@@ -62,7 +65,8 @@ def pattern(vocabulary: dict[str, str]) -> re.Pattern[str]:
     """Return what finds any of these words in prose, in identifiers of tests too."""
     longest_first = sorted(vocabulary, key=len, reverse=True)
     phrases = (r"\s+".join(map(re.escape, word.split())) for word in longest_first)
-    return re.compile(rf"\b(?:{'|'.join(phrases)})\b", re.IGNORECASE)
+    initials = "".join(sorted({word[0] for word in vocabulary}))  # soon known where none begins
+    return re.compile(rf"\b(?=[{initials}])(?:{'|'.join(phrases)})\b", re.IGNORECASE)
 
 
 WORDS: Final = pattern(words())
@@ -128,12 +132,10 @@ def test_clean_files_keep_to_plain_words() -> None:
 
 def test_names_of_tests_are_plain_and_short() -> None:
     found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        f"{path.relative_to(ROOT)}: {name}"
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-        and (WORDS.search(node.name.replace("_", " ")) or len(node.name) > 60)
+        for name in _TEST.findall(path.read_text())
+        if WORDS.search(name.replace("_", " ")) or len(name) > 60
     ]
     assert not found, "\n".join(found)
 

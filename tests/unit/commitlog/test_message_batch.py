@@ -15,6 +15,7 @@ from dledger.commitlog.errors import CorruptRecordError, LocalProtocolError
 from dledger.commitlog.message_batch import BatchItem, decode_batch, encode_batch
 from dledger.commitlog.record import encode_record, pack_host
 from dledger.commitlog.record_batch import verify_record_layout
+from tests.harness.extent import examples
 
 GOLDEN = bytes.fromhex("0000001d00000000000000000000000700000003") + (
     b"abc" + b"\x00\x04" + b"k\x01v\x02"
@@ -140,7 +141,7 @@ def test_sizes_that_do_not_fit_the_bytes_are_refused(sizes: list[int]) -> None:
         verify_record_layout(GOOD * 2, np.array(sizes, np.uint32), [Run("T1", 2, 2)])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=3))
 def test_few_records_are_judged_as_many_are(changes: list[tuple[int, int]]) -> None:
     damaged = bytearray(GOOD)

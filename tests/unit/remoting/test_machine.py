@@ -226,19 +226,6 @@ async def test_inline_work_does_not_run_beside_a_thread_of_its_kind() -> None:
     assert together == 1
 
 
-async def test_cancelled_work_is_finished() -> None:
-    executor = AdaptiveExecutor()
-    finished: list[bool] = []
-
-    def work() -> None:
-        time.sleep(0.02)
-        finished.append(True)
-
-    with trio.move_on_after(0.001):
-        await executor.run(work, kind="x")
-    assert finished == [True]
-
-
 async def test_clock_waits_on_its_own_time(autojump_clock: trio.testing.MockClock) -> None:
     clock = TrioClock()
     before = clock.monotonic()

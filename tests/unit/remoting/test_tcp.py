@@ -179,43 +179,6 @@ async def _connected() -> tuple[Stream, Stream]:
     return ours, theirs
 
 
-async def test_stream_receives_pieces_of_any_size() -> None:
-    ours, theirs = await _connected()
-    await ours.send_all(b"abcdef")
-    assert bytes(await theirs.receive_some(2)) == b"ab"
-    assert bytes(await theirs.receive_some(64)) == b"cdef"
-    async with trio.open_nursery() as nursery:
-
-        async def receive() -> None:
-            assert bytes(await theirs.receive_some(64)) == b"later"
-
-        nursery.start_soon(receive)
-        await trio.testing.wait_all_tasks_blocked()
-        await ours.send_all(b"later")
-    await ours.aclose()
-    assert bytes(await theirs.receive_some(64)) == b""
-    assert bytes(await theirs.receive_some(64)) == b""
-    await theirs.aclose()
-
-
-async def test_stream_closed_under_a_receive_raises_closed() -> None:
-    ours, theirs = await _connected()
-    await ours.send_all(b"first")
-    assert bytes(await theirs.receive_some(64)) == b"first"
-    async with trio.open_nursery() as nursery:
-
-        async def receive() -> None:
-            with pytest.raises(trio.ClosedResourceError):
-                await theirs.receive_some(64)
-
-        nursery.start_soon(receive)
-        await trio.testing.wait_all_tasks_blocked()
-        await theirs.aclose()
-    with pytest.raises(trio.ClosedResourceError):
-        await theirs.receive_some(64)
-    await ours.aclose()
-
-
 async def test_stream_that_is_reset_raises_broken() -> None:
     ours, theirs = await _connected()
     await ours.send_all(b"first")

@@ -28,6 +28,7 @@ from dledger.jepsen_like.plans.plan import PLAN_VERSION, Plan, encode_plan
 from dledger.spark_jobs.generate.history import Shape, generate
 from dledger.spark_jobs.run import judge_run
 from tests.harness.bad_tables import BAD, rewrite
+from tests.harness.extent import examples
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +150,7 @@ def mutated(folder: Path, seed: int) -> None:
     path.write_bytes(bytes(data))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 30))
 @example(seed=110_399)  # a word that its dictionary does not have
 def test_mutated_tables_never_lose_rows_silently(

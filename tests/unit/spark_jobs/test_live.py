@@ -24,7 +24,7 @@ from dledger.jepsen_like.history.operation import (
 )
 from dledger.spark_jobs.generate.history import Shape
 from dledger.spark_jobs.live import GIVEN_UP_NS, LiveCheck, Progress, Tail, follow
-from tests.harness.fast_part import fast_part
+from tests.harness.fast_part import gate_part
 from tests.harness.generated import generated
 from tests.harness.played_runs import PlayedRun, as_called, writes
 
@@ -50,7 +50,7 @@ def found(reported: list[tuple[Progress, set[int]]]) -> list[Violation]:
     return [violation for progress, _ in reported for violation in progress.violations]
 
 
-@pytest.mark.parametrize("plant", fast_part(TIMES, 2))
+@pytest.mark.parametrize("plant", gate_part(TIMES, 2))
 def test_anomaly_reported_in_the_batch_that_completes_it(plant: str, tmp_path: Path) -> None:
     history, made = generated(Shape(4_000, CLIENTS, 2, seed=7, plant=plant), tmp_path / "made")
     reported = played(history.operations, tmp_path / "run")
@@ -73,7 +73,7 @@ def test_values_are_judged_as_far_as_they_are_remembered(plant: str, tmp_path: P
     assert names == {made.plant}
 
 
-@pytest.mark.parametrize("seed", fast_part(range(8), 2))
+@pytest.mark.parametrize("seed", gate_part(range(8), 2))
 def test_a_correct_run_is_never_accused(seed: int, tmp_path: Path) -> None:
     history, _ = generated(Shape(3_000, CLIENTS, 3, seed=seed), tmp_path / "made")
     reported = played(history.operations, tmp_path / "run")

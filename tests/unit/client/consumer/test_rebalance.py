@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.client.consumer.rebalance import (
@@ -23,7 +23,6 @@ from dledger.client.consumer.rebalance import (
     room_of,
 )
 from dledger.client.core.route import MessageQueue
-from tests.harness.extent import examples
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,6 @@ clients = st.lists(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
-@settings(max_examples=examples(100))
 @given(queues=queues, clients=clients)
 def test_strategies_deal_disjoint_and_complete_parts(
     strategy: AllocateMessageQueueStrategy, queues: list[MessageQueue], clients: list[str]
@@ -104,7 +102,6 @@ def test_strategies_deal_disjoint_and_complete_parts(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[:3], ids=lambda s: s.name)
-@settings(max_examples=examples(100))
 @given(queues=queues, clients=clients)
 def test_parts_differ_by_one_queue_at_most(
     strategy: AllocateMessageQueueStrategy, queues: list[MessageQueue], clients: list[str]
@@ -114,7 +111,6 @@ def test_parts_differ_by_one_queue_at_most(
     assert sizes == sorted(sizes, reverse=True)
 
 
-@settings(max_examples=examples(100))
 @given(queues=queues, clients=clients, gone=st.integers(0, 11))
 def test_hash_ring_moves_only_queues_of_the_leaving_client(
     queues: list[MessageQueue], clients: list[str], gone: int
@@ -127,7 +123,6 @@ def test_hash_ring_moves_only_queues_of_the_leaving_client(
         assert before <= set(strategy.allocate("g", client, queues, stay))
 
 
-@settings(max_examples=examples(100))
 @given(queues=queues, clients=clients)
 def test_nearby_keeps_queues_of_a_location_in_it(
     queues: list[MessageQueue], clients: list[str]

@@ -379,7 +379,7 @@ async def play(seed: int) -> tuple[list[str], set[str]]:
     return broken, set().union(*[group.met for group in faulty])
 
 
-@pytest.mark.parametrize("seed", [*range(12), 65, 82, 151, 203, 1214, 1457, 1831, 1983])
+@pytest.mark.parametrize("seed", [*range(3), 65, 82, 151, 203, 1214, 1457, 1831, 1983])
 async def test_sends_to_faulty_brokers_end_as_reported(seed: int) -> None:
     broken, met = await play(seed)
     assert not broken, f"seed {seed}"

@@ -153,7 +153,12 @@ def break_machine(groups: Groups, name: str) -> Faults:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "number"), [("connect", errno.EMFILE), ("receive", errno.EIO), ("send", errno.ENOBUFS)]
+    ("what", "number"),
+    [
+        ("connect", errno.EMFILE),
+        ("receive", errno.EIO),
+        pytest.param("send", errno.ENOBUFS, marks=pytest.mark.hunt),
+    ],
 )
 async def test_a_faulty_machine_loses_its_links_and_gets_them_back(
     tmp_path: Path, nursery: trio.Nursery, what: str, number: int

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import cbor2
-import pytest
 
-from dledger.commitlog.errors import CorruptStoreError, InvariantBroken
-from dledger.jepsen_like.simulation.reference_replica import digests_by_field
 from dledger.state.accounts import AccessChange, AccountConfig, PolicyConfig
-from dledger.state.image import Image, cut_everything, snapshot, take_cut
-from dledger.state.snapshot import load
 from dledger.state.state_record import TopicsChange, decode_change, encode_change, state_batch
 from dledger.state.tables import StateTables
-from dledger.state.topics import ACCESS_QUEUE, builtin_groups, builtin_topics
-from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
+from dledger.state.topics import ACCESS_QUEUE
+from tests.harness.fake_group import FakeGroup
 
 SECRET = "hunter2-hunter2"
 POLICY = PolicyConfig("Custom", "Topic:orders", ("Pub", "Sub"), ("10.0.0.0/8",), "Allow")
@@ -28,11 +22,6 @@ ACCOUNT = AccountConfig(
     groups={"billing": "SUB"},
     policies=(POLICY,),
 )
-
-BUILTIN: dict[str, Any] = {
-    "builtin_topics": builtin_topics(CLUSTER, BROKER),
-    "builtin_groups": builtin_groups(),
-}
 
 
 def change(group: FakeGroup, *changes: AccessChange | TopicsChange) -> None:
@@ -66,14 +55,6 @@ def test_an_access_record_is_read_as_it_was_written() -> None:
     }
 
 
-def test_an_access_record_with_a_new_field_stops_the_node() -> None:
-    """Without it this member would grant what another refuses."""
-    body = cbor2.loads(encode_change(AccessChange((ACCOUNT,)))[1])
-    body["put"][0]["language"] = 5
-    with pytest.raises(InvariantBroken, match="unreadable state record on queue 14"):
-        decode_change(ACCESS_QUEUE, cbor2.dumps(body))
-
-
 def test_no_repr_shows_a_secret() -> None:
     assert SECRET not in repr(AccessChange((ACCOUNT,)))
     tables = StateTables(accounts={"order-service": ACCOUNT})
@@ -90,43 +71,3 @@ def test_accounts_are_put_and_deleted_as_a_whole(group: FakeGroup) -> None:
     assert state.access_changed_ms == state.last_store_time_ms > 0
     change(group, AccessChange(white_addresses=""))
     assert (state.white_addresses, len(state.accounts)) == ("", 1)
-
-
-def test_the_digest_sees_a_changed_secret(group: FakeGroup) -> None:
-    change(group, AccessChange((ACCOUNT,)))
-    before = digests_by_field(group.state)
-    group.state.accounts["order-service"] = replace(ACCOUNT, secret_key="other-secret")
-    after = digests_by_field(group.state)
-    assert {name for name in before if before[name] != after[name]} == {"accounts"}
-
-
-def test_a_snapshot_carries_accounts(group: FakeGroup) -> None:
-    change(group, AccessChange((ACCOUNT,), white_addresses="10.9.9.9"))
-    data = snapshot(group.state)
-    loaded = load(data, **BUILTIN)
-    assert loaded == group.state
-    assert (loaded.accounts, loaded.white_addresses) == ({"order-service": ACCOUNT}, "10.9.9.9")
-    assert (loaded.access_counter, snapshot(loaded)) == (1, data)
-
-
-def test_accounts_follow_by_cuts(group: FakeGroup) -> None:
-    image = Image()
-    image.take(cut_everything(group.state))
-    assert image.snapshot(hints=False) == snapshot(group.state)
-    change(group, AccessChange((ACCOUNT, replace(ACCOUNT, access_key="other-service"))))
-    image.take(take_cut(group.state))
-    assert image.snapshot(hints=False) == snapshot(group.state)
-    change(group, AccessChange((replace(ACCOUNT, enabled=False),), ("other-service",), "10.*.*.*"))
-    image.take(take_cut(group.state))
-    assert image.snapshot(hints=False) == snapshot(group.state)
-    whole = Image()
-    whole.take(cut_everything(group.state))
-    assert whole.snapshot() == image.snapshot()
-
-
-def test_a_damaged_snapshot_with_accounts_is_noticed(group: FakeGroup) -> None:
-    change(group, AccessChange((ACCOUNT,)))
-    data = bytearray(snapshot(group.state))
-    data[data.index(SECRET.encode())] ^= 1
-    with pytest.raises(CorruptStoreError, match="checksum"):
-        load(data, **BUILTIN)

@@ -28,7 +28,6 @@ from dledger.state.state_record import (
     QueueFloorsChange,
     StateChange,
     SubscriptionGroupsChange,
-    TimersChange,
     TopicsChange,
     TransactionsChange,
     state_batch,
@@ -36,7 +35,6 @@ from dledger.state.state_record import (
 from dledger.state.tables import QueueBounds
 from dledger.state.topics import (
     HALF_TOPIC,
-    TIMER_TOPIC,
     SubscriptionGroupConfig,
     TopicConfig,
     builtin_groups,
@@ -238,23 +236,6 @@ def test_image_by_cuts_equals_a_whole_snapshot(group: FakeGroup, seed: int) -> N
     other = Image()
     other.take(cut_everything(group.state))
     assert other.snapshot() == whole(group)
-
-
-def test_timers_and_recalls_follow_by_cuts(group: FakeGroup) -> None:
-    group.put(TIMER_TOPIC, 0, *[b"x"] * 5, properties=b"TIMER_OUT_MS\x019000\x02")
-    group.settle()
-    image = Image()
-    image.take(take_cut(group.state))
-    assert len(group.state.timers) == 5
-    assert image.snapshot() == whole(group)
-
-    change(group, TimersChange(done=(0, 3), recalled=(2,)))
-    image.take(take_cut(group.state))
-    assert image.snapshot() == whole(group)
-
-    change(group, TimersChange(done=(1, 4)))
-    image.take(take_cut(group.state))
-    assert image.snapshot() == whole(group)
 
 
 def test_floor_visits_only_queues_it_changes(group: FakeGroup) -> None:

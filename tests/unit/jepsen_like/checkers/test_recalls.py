@@ -10,12 +10,15 @@ from dledger.jepsen_like.checkers.delayed import (
     RECALLED,
     TOO_LATE_EARLY,
     check_history,
+    latest_before,
 )
+from dledger.jepsen_like.history.columns import ops_table
 from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
     F,
     History,
+    Level,
     Operation,
     Outcome,
     ReplicaRead,
@@ -59,3 +62,26 @@ def test_already_delivered_only_after_its_time(call: int, found: list[str]) -> N
     late = row(F.RECALL, Outcome.FAIL, call, 7)
     late.err = DELIVERED_ERROR
     assert names([7], late) == found
+
+
+def test_only_the_read_that_proves_most_is_taken() -> None:
+    def read(op_id: int, call_ns: int, end: int, level: Level = Level.LINEARIZABLE) -> Operation:
+        op = Operation(op_id, op_id, 1, NOTHING, F.MAX_OFFSET, Outcome.OK, call_ns, call_ns + 5)
+        op.max_off, op.level = end, level
+        return op
+
+    rows = [
+        read(1, 10, 0),
+        read(2, 30, 2),
+        read(3, 20, 2),
+        read(4, 15, 3),
+        read(5, 90, 4),
+        read(6, 99, 1, Level.LOCAL),
+    ]
+    table = ops_table("r", rows)
+    assert [op.op_id for op in latest_before(table, [0])] == [1]
+    assert [op.op_id for op in latest_before(table, [3, 2, 3])] == [2]
+    assert [op.op_id for op in latest_before(table, [0, 3, 9])] == [1, 2, 5]
+    assert latest_before(ops_table("r", rows[1:2]), [1]) == []
+    assert latest_before(table, []) == []
+    assert latest_before(ops_table("r", []), [4]) == []

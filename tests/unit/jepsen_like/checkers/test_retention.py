@@ -1,8 +1,6 @@
-"""What retention may remove, by both editions, and what may be in the holes that it leaves."""
+"""What retention may remove, and what may be in the holes that it leaves."""
 
 from __future__ import annotations
-
-import random
 
 import msgspec
 import pytest
@@ -21,7 +19,6 @@ from dledger.jepsen_like.history.operation import (
     ReplicaRead,
     RunHeader,
 )
-from tests.harness.extent import examples
 from tests.harness.judged import judged
 
 HOUR_MS = 3_600_000
@@ -129,28 +126,6 @@ def judged_names(found: History, keeps: Keeps | None) -> set[str]:
     return {v.checker for v in check_everything(found, Settings(settled=True, keeps=keeps))} & {
         retention.NAME
     }
-
-
-def test_random_moves_are_judged_alike_by_both_editions() -> None:
-    rng = random.Random(16)
-    for _ in range(examples(300)):
-        keeps = Keeps(
-            keep_bytes=rng.choice((0, 1_000, 2_500)),
-            keep_ms=rng.choice((1, 5)),
-            segment_bytes=rng.choice((700, 1_000)),
-            date_error_ns=rng.choice((None, 0, 2_000_000)),
-        )
-        rows: list[FloorMove] = []
-        for index in range(rng.randrange(4)):
-            move = FloorMove(rng.randrange(9_000_000), rng.choice("ab"), index)
-            move.cause = rng.choice(("age", "request", "size", "size", "forced"))
-            move.position = rng.choice((700, 1_000, 1_400, 2_000, 2_100))
-            move.end_position = move.position + rng.randrange(4_000)
-            move.newest_ms, move.stored_ms = 1, 1 + rng.randrange(8)
-            rows += [move, FloorMove(1, "a", index, "t", rng.randrange(2), rng.randrange(4))]
-        begins = tuple(rng.randrange(5) for _ in range(rng.randrange(3)))
-        if rows or begins:
-            verdict(history(*rows, begins=begins, at_ns=rng.randrange(9_000_000)), keeps)
 
 
 QUEUE = ("t", 0)

@@ -71,7 +71,9 @@ def faults_of(made: Canvas) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("duration_s", "faults"), [(90, 4), (700, 14)])
+@pytest.mark.parametrize(
+    ("duration_s", "faults"), [(700, 14), pytest.param(90, 4, marks=pytest.mark.hunt)]
+)
 def test_texts_of_all_pictures_are_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, duration_s: int, faults: int
 ) -> None:

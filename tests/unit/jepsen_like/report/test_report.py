@@ -21,7 +21,7 @@ from tests.harness.run_folders import MadeRun, make_run, write_run
 pytestmark = pytest.mark.slow
 
 DURATION_S = 120
-OPERATIONS = 20_000
+OPERATIONS = 5_000
 SECTIONS = (
     *("verdict", "numbers", "latency", "rate", "leader", "lag", "availability", "failover"),
     *("order", "faults", "anomalies", "logs", "plan", "command"),

@@ -5,8 +5,6 @@ import pytest
 from dledger.commitlog.errors import (
     DiskFullError,
     FlushFailedError,
-    InvariantBroken,
-    OffsetOutOfRangeError,
     StoreLockedError,
 )
 from dledger.jepsen_like.seeded_rng import rng_stream
@@ -212,20 +210,6 @@ def test_a_wipe_leaves_an_empty_disk() -> None:
     made.wipe()
     assert made.mount().list_dir("/") == []
     assert made.used_bytes == 0
-
-
-def test_views_see_later_writes_and_cannot_be_written() -> None:
-    made = disk()
-    file = with_file(made).open("/d/f")
-    view = file.view(0, SECTOR_BYTES)
-    file.write_at(0, NEW)
-    file.close()
-    assert bytes(view) == NEW
-    assert view.readonly
-    with pytest.raises(InvariantBroken, match="closed"):
-        file.write_at(0, NEW)
-    with pytest.raises(OffsetOutOfRangeError):
-        file.view(4 * SECTOR_BYTES, 1)
 
 
 def test_a_lock_is_held_until_released_or_its_process_ends() -> None:

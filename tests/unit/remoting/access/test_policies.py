@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dledger.remoting.access.accounts import Account, Permission, Right, group_right, topic_right
 from dledger.remoting.access.policies import Policies, PolicyEntry, parse_entry, resource_text
+from tests.harness.extent import examples
 
 PUB, SUB = Permission.PUB, Permission.SUB
 
@@ -187,7 +188,7 @@ def oracle(entries: list[Raw], kind: str, name: str, action: str, host: str) -> 
     return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(raw_entries, max_size=8),
     st.sampled_from(["Topic", "Group"]),
