@@ -30,6 +30,14 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse to run when groups of xdist have no effect: each process would start each cluster."""
+    if getattr(config.option, "loadgroup", False):
+        grouped = [item.nodeid for item in items if item.get_closest_marker("xdist_group")]
+        assert all("@" in nodeid for nodeid in grouped), "this xdist groups nothing in this pytest"
+
+
 @pytest.fixture(autouse=True)
 def no_log_settings_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a command that runs in the test's process set up no logs: loggers keep that for good."""

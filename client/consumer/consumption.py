@@ -15,6 +15,7 @@ Spec: docs/internals/protocol/semantics.md, sections 4 and 5.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -189,17 +190,15 @@ EXPIRY_CHECKS: Final = 15
 """Times within the consume timeout that is looked for messages that have exceeded it."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class _Running:
     """One call of the listener."""
 
-    __slots__ = ("batch", "context", "is_expired", "scope", "since_s")
-
-    def __init__(self, batch: Batch, context: ConsumeContext, since_s: float) -> None:
-        self.batch = batch
-        self.context = context
-        self.since_s = since_s
-        self.scope = trio.CancelScope()
-        self.is_expired = False
+    batch: Batch
+    context: ConsumeContext
+    since_s: float
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    is_expired: bool = False
 
 
 class ConcurrentConsumption:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from dledger.client.consumer.process_queue import ConsumeMeter
 from dledger.client.core.client_instance import ClientInstance
@@ -74,14 +74,11 @@ ORDERLY_SUCCESS: Final = "SUCCESS"
 SUSPEND_CURRENT_QUEUE_A_MOMENT: Final = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
 
 
-class Handed:
+class Handed(NamedTuple):
     """Messages that were handed out."""
 
-    __slots__ = ("context", "since_s")
-
-    def __init__(self, context: ConsumeMessageContext, since_s: float) -> None:
-        self.context = context
-        self.since_s = since_s
+    context: ConsumeMessageContext
+    since_s: float
 
 
 class ConsumeHooks:

@@ -344,23 +344,16 @@ class OwnedQueues:
         self._of_topic.clear()
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Batch:
     """Messages of one queue that are in hand together.
 
     *source*: where they were taken from; the queue may have begun again since.
     """
 
-    __slots__ = ("messages", "owned", "source")
-
-    def __init__(
-        self,
-        owned: OwnedQueue,
-        source: ProcessQueue[DeliveredMessage],
-        messages: list[DeliveredMessage],
-    ) -> None:
-        self.owned = owned
-        self.source = source
-        self.messages = messages
+    owned: OwnedQueue
+    source: ProcessQueue[DeliveredMessage]
+    messages: list[DeliveredMessage]
 
     def acknowledge(self, messages: list[DeliveredMessage] | None = None) -> None:
         """They, or some of them, are dealt with."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import trio
@@ -264,15 +264,13 @@ CORRELATION_ID_BYTES: Final = 16
 _BODY_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class OpenRequest:
     """A request that waits."""
 
-    __slots__ = ("correlation_id", "ended", "reply")
-
-    def __init__(self, correlation_id: str) -> None:
-        self.correlation_id = correlation_id
-        self.reply: MessageExt | None = None
-        self.ended = trio.Event()
+    correlation_id: str
+    reply: MessageExt | None = None
+    ended: trio.Event = field(default_factory=trio.Event)
 
 
 class OpenRequests:

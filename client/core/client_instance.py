@@ -142,21 +142,21 @@ class ClientInstance(ManagedScope):
         self.counters = counters = ClientCounters()
         self._announcements = announcements = Announcements(self.check_backs, self.requests)
         identities = GroupIdentities()
-        self.links = Links(self.client_id, identities, announcements, rpc_timeout_s=rpc_timeout_s)
+        self.links = Links(self.client_id, identities, announcements, rpc_timeout_s)
         self.routes = Routes(
             clock,
             self.leaders,
             identities,
             announcements,
             counters,
-            default_topic_queue_nums=config.default_topic_queue_nums,
-            poll_period_s=config.route_poll_period_s,
+            config.default_topic_queue_nums,
+            config.route_poll_period_s,
         )
         self.leader_search = LeaderSearch(
             self.leaders, self.links, self.routes, announcements, counters, clock
         )
         self._calls = LeaderCalls(
-            self.leaders, self.leader_search, self.links, clock, rpc_timeout_s=rpc_timeout_s
+            self.leaders, self.leader_search, self.links, clock, rpc_timeout_s
         )
         self.heartbeats = Heartbeats(
             self.client_id,
@@ -166,8 +166,8 @@ class ClientInstance(ManagedScope):
             self.leaders,
             announcements,
             counters,
-            period_s=config.heartbeat_period_s,
-            rpc_timeout_s=rpc_timeout_s,
+            config.heartbeat_period_s,
+            rpc_timeout_s,
         )
         self._nursery: trio.Nursery | None = None
         if not config.name_servers and not config.address_server_url:

@@ -8,6 +8,7 @@ every client searches several times a second.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import trio
@@ -43,39 +44,26 @@ UNREGISTER_TIMEOUT_S: Final = 1.0
 _log = get_logger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class Heartbeats:
     """The groups of one client instance, and what its brokers know of them."""
 
-    def __init__(
-        self,
-        client_id: str,
-        clock: Clock,
-        links: Links,
-        routes: Routes,
-        leaders: LeaderTable,
-        announcements: Announcements,
-        counters: ClientCounters,
-        *,
-        period_s: float,
-        rpc_timeout_s: float,
-    ) -> None:
-        """Begin without groups."""
-        self._client_id = client_id
-        self._clock = clock
-        self._links = links
-        self._routes = routes
-        self._leaders = leaders
-        self._announcements = announcements
-        self._counters = counters
-        self._period_s = period_s
-        self._rpc_timeout_s = rpc_timeout_s
-        self._producers: dict[str, int] = {}
-        self._consumers: dict[str, ConsumerData] = {}
-        # Leader and term of each broker name, as announced to that leader last.
-        self._told_as_leader: dict[str, tuple[str, int]] = {}
-        self._introducing: trio.Event | None = None
-        # Groups taken back so far: a heartbeat that was under way meanwhile announced them.
-        self._removals = 0
+    _client_id: str
+    _clock: Clock
+    _links: Links
+    _routes: Routes
+    _leaders: LeaderTable
+    _announcements: Announcements
+    _counters: ClientCounters
+    _period_s: float
+    _rpc_timeout_s: float
+    _producers: dict[str, int] = field(default_factory=dict)
+    _consumers: dict[str, ConsumerData] = field(default_factory=dict)
+    # Leader and term of each broker name, as announced to that leader last.
+    _told_as_leader: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _introducing: trio.Event | None = None
+    # Groups taken back so far: a heartbeat that was under way meanwhile announced them.
+    _removals: int = 0
 
     # -- groups ----------------------------------------------------------------------
 

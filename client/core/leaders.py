@@ -7,7 +7,7 @@ asked at the same time; all tasks of a client share one search.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -69,36 +69,27 @@ class _Failed(NamedTuple):
     without a pause it may name the failed one again, without an end."""
 
 
+@dataclass(eq=False, repr=False)
 class LeaderSearch:
-    """What a client instance does to find leaders."""
+    """What a client instance does to find leaders.
 
-    def __init__(
-        self,
-        leaders: LeaderTable,
-        links: Links,
-        routes: Routes,
-        announcements: Announcements,
-        counters: ClientCounters,
-        clock: Clock,
-    ) -> None:
-        """Prepare.
+    Args:
+        _leaders: Where what is found is kept.
+        _links, _routes: Where it is asked for.
+        _announcements: Woken when another leader is found.
+    """
 
-        Args:
-            leaders: Where what is found is kept.
-            links, routes: Where it is asked for.
-            announcements: Woken when another leader is found.
-        """
-        self._leaders = leaders
-        self._links = links
-        self._routes = routes
-        self._announcements = announcements
-        self._counters = counters
-        self._clock = clock
-        self._not_ready: dict[str, str] = {}
-        # Others may name it for long.
-        self._failed: dict[str, _Failed] = {}
-        self._searches: dict[str, trio.Event] = {}
-        self._fruitless: dict[str, _Fruitless] = {}
+    _leaders: LeaderTable
+    _links: Links
+    _routes: Routes
+    _announcements: Announcements
+    _counters: ClientCounters
+    _clock: Clock
+    _not_ready: dict[str, str] = field(default_factory=dict)
+    # Others may name it for long.
+    _failed: dict[str, _Failed] = field(default_factory=dict)
+    _searches: dict[str, trio.Event] = field(default_factory=dict)
+    _fruitless: dict[str, _Fruitless] = field(default_factory=dict)
 
     def note_refusal(self, broker_name: str, address: str, answer: RemotingCommand) -> FailureKind:
         """Learn what a refusing answer names of the leader; return what kind of failure it is."""
@@ -261,24 +252,15 @@ def _leader_of_status(address: str, answer: RemotingCommand) -> tuple[str | None
     return (leader if isinstance(leader, str) and ":" in leader else None), term
 
 
+@dataclass(eq=False, repr=False)
 class LeaderCalls:
-    """Requests to whichever node leads a group."""
+    """Requests to whichever node leads a group; the time-out is that of one attempt."""
 
-    def __init__(
-        self,
-        leaders: LeaderTable,
-        search: LeaderSearch,
-        links: Links,
-        clock: Clock,
-        *,
-        rpc_timeout_s: float,
-    ) -> None:
-        """Prepare; *rpc_timeout_s* is for one attempt that names none."""
-        self._leaders = leaders
-        self._search = search
-        self._links = links
-        self._clock = clock
-        self._rpc_timeout_s = rpc_timeout_s
+    _leaders: LeaderTable
+    _search: LeaderSearch
+    _links: Links
+    _clock: Clock
+    _rpc_timeout_s: float
 
     async def ask(
         self,

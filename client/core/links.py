@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -165,26 +165,18 @@ def _refused(address: str, answer: RemotingCommand) -> str:
     return f"broker {address}: refused with code {answer.code}: {remark}; nothing was sent"
 
 
+@dataclass(eq=False, repr=False)
 class Links:
-    """The connections of one client to brokers."""
+    """The connections of one client to brokers; `use` comes before the first one."""
 
-    def __init__(
-        self,
-        client_id: str,
-        identities: GroupIdentities,
-        announcements: Announcements,
-        *,
-        rpc_timeout_s: float,
-    ) -> None:
-        """Begin with none; `use` comes before the first one."""
-        self.opened: dict[str, Link] = {}
-        self.is_closed = True
-        self._client_id = client_id
-        self._identities = identities
-        self._announcements = announcements
-        self._rpc_timeout_s = rpc_timeout_s
-        self._remoting: RemotingClient | None = None
-        self._opening: dict[str, trio.Lock] = {}
+    _client_id: str
+    _identities: GroupIdentities
+    _announcements: Announcements
+    _rpc_timeout_s: float
+    opened: dict[str, Link] = field(default_factory=dict)
+    is_closed: bool = True
+    _remoting: RemotingClient | None = None
+    _opening: dict[str, trio.Lock] = field(default_factory=dict)
 
     def use(self, remoting: RemotingClient) -> None:
         """Connect through *remoting* from now on."""

@@ -8,6 +8,7 @@ time.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -249,40 +250,29 @@ async def _http_get(network: Network, host: str, port: int, path: str) -> str:
     return body.decode("ascii", "replace")
 
 
+@dataclass(eq=False, repr=False)
 class Routes:
     """The routes of one client: cached, refreshed, and polled while they are in use.
 
     *table*: last known routes; kept when NameServers fail.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        leaders: LeaderTable,
-        identities: GroupIdentities,
-        announcements: Announcements,
-        counters: ClientCounters,
-        *,
-        default_topic_queue_nums: int,
-        poll_period_s: float,
-    ) -> None:
-        """Begin with none; `open` comes before the first question."""
-        self.table = RouteTable()
-        self.version = 0
-        self._clock = clock
-        self._leaders = leaders
-        self._identities = identities
-        self._announcements = announcements
-        self._counters = counters
-        self._default_queue_nums = default_topic_queue_nums
-        self._poll_period_s = poll_period_s
-        self._servers: NameServers | None = None
-        # In the order of their ages.
-        self._borrowed: dict[str, TopicRoute] = {}
-        self._borrowed_at_s: dict[str, float] = {}
-        self._topics_in_use: dict[str, None] = {}
-        self._members: dict[str, dict[int, str]] = {}
-        self._fetching: dict[str, trio.Lock] = {}
+    _clock: Clock
+    _leaders: LeaderTable
+    _identities: GroupIdentities
+    _announcements: Announcements
+    _counters: ClientCounters
+    _default_queue_nums: int
+    _poll_period_s: float
+    table: RouteTable = field(default_factory=RouteTable)
+    version: int = 0
+    _servers: NameServers | None = None
+    # In the order of their ages.
+    _borrowed: dict[str, TopicRoute] = field(default_factory=dict)
+    _borrowed_at_s: dict[str, float] = field(default_factory=dict)
+    _topics_in_use: dict[str, None] = field(default_factory=dict)
+    _members: dict[str, dict[int, str]] = field(default_factory=dict)
+    _fetching: dict[str, trio.Lock] = field(default_factory=dict)
 
     def open(self, servers: NameServers) -> None:
         """Ask *servers* from now on."""

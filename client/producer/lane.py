@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import trio
@@ -86,7 +86,7 @@ class SendBatch:
             if left:
                 runs.append((queue, left))
                 records += sum([slot.count for slot in left])
-                nbytes += sum([slot.nbytes for slot in left])
+                nbytes += sum([len(slot.records) for slot in left])
         return SendBatch(runs, records, nbytes, self.is_alone)
 
     def run_list(self) -> list[list[Any]]:
@@ -106,7 +106,7 @@ class SendBatch:
 
 def batch_of_one(slot: SendSlot) -> SendBatch:
     """Return *slot* as what leaves alone."""
-    return SendBatch([(slot.queue, [slot])], slot.count, slot.nbytes, is_alone=True)
+    return SendBatch([(slot.queue, [slot])], slot.count, len(slot.records), is_alone=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,31 +123,16 @@ class RunRefusal:
     remark: str
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Coalescer:
     """The sends waiting for one broker group."""
 
-    __slots__ = (
-        "_max_records",
-        "_max_request_bytes",
-        "_max_waiting_bytes",
-        "_offered",
-        "_pending",
-        "_waiting",
-    )
-
-    def __init__(
-        self,
-        *,
-        max_request_bytes: int = MAX_REQUEST_BYTES,
-        max_request_records: int = MAX_REQUEST_RECORDS,
-        max_waiting_bytes: int = MAX_WAITING_BYTES,
-    ) -> None:
-        self._pending: deque[SendSlot] = deque()
-        self._offered = 0
-        self._waiting = 0
-        self._max_request_bytes = max_request_bytes
-        self._max_records = max_request_records
-        self._max_waiting_bytes = max_waiting_bytes
+    max_request_bytes: int = MAX_REQUEST_BYTES
+    max_request_records: int = MAX_REQUEST_RECORDS
+    max_waiting_bytes: int = MAX_WAITING_BYTES
+    _pending: deque[SendSlot] = field(default_factory=deque)
+    _offered: int = 0
+    _waiting: int = 0
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -160,14 +145,14 @@ class Coalescer:
     @property
     def has_space(self) -> bool:
         """Whether another send may be offered. One may overshoot; the next one waits."""
-        return self._waiting < self._max_waiting_bytes
+        return self._waiting < self.max_waiting_bytes
 
     def offer(self, slot: SendSlot) -> None:
         """Put *slot* at the end of the line."""
         slot.state = SlotState.WAITING
         slot.place = self._offered
         self._offered += 1
-        self._waiting += slot.nbytes + OVERHEAD_BYTES
+        self._waiting += len(slot.records) + OVERHEAD_BYTES
         self._pending.append(slot)
 
     def requeue(self, slots: Iterable[SendSlot]) -> None:
@@ -176,7 +161,7 @@ class Coalescer:
         for slot in returned:
             if slot.state < SlotState.STORED:
                 slot.state = SlotState.WAITING
-            self._waiting += slot.nbytes + OVERHEAD_BYTES
+            self._waiting += len(slot.records) + OVERHEAD_BYTES
         ahead: list[SendSlot] = []
         while returned and pending and pending[0].place < returned[-1].place:
             ahead.append(pending.popleft())
@@ -194,22 +179,23 @@ class Coalescer:
         runs: dict[MessageQueue, list[SendSlot]] = {}
         records = 0
         nbytes = 0
-        max_records = self._max_records
-        limit = self._max_request_bytes
+        max_records = self.max_request_records
+        limit = self.max_request_bytes
         max_bytes = limit if max_bytes is None else min(max_bytes, limit)
         waiting = self._waiting
         while pending:
             slot = pending[0]
+            size = len(slot.records)
             if slot.state >= SlotState.STORED:
                 pending.popleft()
-                waiting -= slot.nbytes + OVERHEAD_BYTES
+                waiting -= size + OVERHEAD_BYTES
                 continue
-            if records and (records + slot.count > max_records or nbytes + slot.nbytes > max_bytes):
+            if records and (records + slot.count > max_records or nbytes + size > max_bytes):
                 break
             pending.popleft()
-            waiting -= slot.nbytes + OVERHEAD_BYTES
+            waiting -= size + OVERHEAD_BYTES
             records += slot.count
-            nbytes += slot.nbytes
+            nbytes += size
             run = runs.get(slot.queue)
             if run is None:
                 runs[slot.queue] = [slot]
@@ -264,7 +250,7 @@ def settle_batch(
                 slot.state = SlotState.STORED
                 stored.append(slot)
             base_offset += slot.count
-            phy_offset += slot.nbytes
+            phy_offset += len(slot.records)
     return stored, refused
 
 
@@ -308,6 +294,7 @@ SOLOS_MIN: Final = 2
 """After this many requests of one send each the next send is not expected to have company."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Lane:
     """The line of sends to one broker group, and the requests of them that are open.
 
@@ -320,46 +307,24 @@ class Lane:
         is_entering: One has been taken and waits for a connection, a leader or a sequence; whatever
             left meanwhile could be numbered before it.
         is_closed: Nothing leaves it any more.
+        _open_max: Requests open at a time; more than one only while much is waiting: then encoding,
+            network and disk work at the same time.
     """
 
-    __slots__ = (
-        "_has_ended",
-        "_idle",
-        "_is_crowded",
-        "_open_max",
-        "_solos",
-        "_space",
-        "broker_name",
-        "is_closed",
-        "is_entering",
-        "line",
-        "open",
-        "records",
-        "sequences",
-    )
-
-    def __init__(
-        self, broker_name: str, line: Coalescer, sequences: Sequences, open_max: int
-    ) -> None:
-        """Begin empty.
-
-        *open_max*: requests open at a time; more than one only while much is waiting: then
-        encoding, network and disk work at the same time.
-        """
-        self.broker_name = broker_name
-        self.line = line
-        self.sequences = sequences
-        self.records: bool | None = None
-        self.open = 0
-        self.is_entering = False
-        self.is_closed = False
-        self._open_max = open_max
-        # The request that ended last held more than one send; else how many in a row held one.
-        self._is_crowded = False
-        self._solos = 0
-        self._has_ended = False
-        self._idle = trio.lowlevel.ParkingLot()
-        self._space = trio.lowlevel.ParkingLot()
+    broker_name: str
+    line: Coalescer
+    sequences: Sequences
+    _open_max: int
+    records: bool | None = None
+    open: int = 0
+    is_entering: bool = False
+    is_closed: bool = False
+    # The request that ended last held more than one send; else how many in a row held one.
+    _is_crowded: bool = False
+    _solos: int = 0
+    _has_ended: bool = False
+    _idle: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
+    _space: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
     @property
     def may_leave(self) -> bool:

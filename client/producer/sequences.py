@@ -8,7 +8,7 @@ lost nothing leaves until all its requests have ended.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -40,18 +40,16 @@ class SessionLeftError(Exception):
     """The session was left before a request of the line had a sequence; nothing was sent."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class ProducerSession:
     """An open session: the sequences given out in one epoch."""
 
-    __slots__ = ("_next", "_open", "_repeating", "_turns", "epoch", "producer_id")
-
-    def __init__(self, producer_id: bytes, epoch: int) -> None:
-        self.producer_id = producer_id
-        self.epoch = epoch
-        self._next = 0
-        self._open: dict[int, None] = {}
-        self._repeating: set[int] = set()
-        self._turns = trio.lowlevel.ParkingLot()
+    producer_id: bytes
+    epoch: int
+    _next: int = 0
+    _open: dict[int, None] = field(default_factory=dict)
+    _repeating: set[int] = field(default_factory=set)
+    _turns: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
     @property
     def first_open(self) -> int:
@@ -131,14 +129,12 @@ class HeldSend:
         self.session.settle(self.sequence)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class ProducerId:
     """What brokers know a producer by; drawn when its first session is opened."""
 
-    __slots__ = ("_rng", "_value")
-
-    def __init__(self, rng: Rng) -> None:
-        self._rng = rng
-        self._value = b""
+    _rng: Rng
+    _value: bytes = b""
 
     @property
     def value(self) -> bytes:
@@ -148,17 +144,15 @@ class ProducerId:
         return self._value
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Sequences:
     """The sessions of one producer in one broker group, one after the other."""
 
-    __slots__ = ("_left", "_left_epoch", "_opening", "_producer_id", "_session")
-
-    def __init__(self, producer_id: ProducerId) -> None:
-        self._producer_id = producer_id
-        self._session: ProducerSession | None = None
-        self._left: list[ProducerSession] = []
-        self._left_epoch = 0
-        self._opening = trio.Lock()
+    _producer_id: ProducerId
+    _session: ProducerSession | None = None
+    _left: list[ProducerSession] = field(default_factory=list)
+    _left_epoch: int = 0
+    _opening: trio.Lock = field(default_factory=trio.Lock)
 
     @property
     def is_draining(self) -> bool:

@@ -7,6 +7,7 @@ attempts `NEXT` has what becomes of the request that held it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from typing import TYPE_CHECKING, Final
 
@@ -38,85 +39,46 @@ class SlotState(IntEnum):
     ABANDONED = 4
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class SendSlot:
     """One send (a message, or a batch for one queue) on its way to its own result.
 
     A slot is settled exactly once: STORED, FAILED or ABANDONED.
+
+    Attributes:
+        message: What the caller gave; a sequence for a batch.
+        queue: Where to.
+        message_ids: UNIQ_KEY of the message, or of each message of the batch.
+        records: All records back to back.
+        sizes: Their sizes as u32 big-endian.
+        count: How many.
+        deadline: Monotonic seconds at which the caller gives up.
+        pinned: The queue was chosen by the caller; never moved to another one.
+        place: In the line of its group, in the order of offers.
+        reason: Why the newest attempt failed, while another one is to follow.
     """
 
-    __slots__ = (
-        "base_offset",
-        "broker_name",
-        "count",
-        "deadline",
-        "error",
-        "message",
-        "message_ids",
-        "nbytes",
-        "offset_message_id",
-        "phy_offset",
-        "pinned",
-        "place",
-        "queue",
-        "reason",
-        "recall_handle",
-        "records",
-        "schedule",
-        "sent",
-        "sizes",
-        "state",
-        "status",
-        "store_host",
-        "task",
-    )
-
-    def __init__(
-        self,
-        message: Message | Sequence[Message],
-        queue: MessageQueue,
-        message_ids: str | tuple[str, ...],
-        records: bytes,
-        sizes: bytes,
-        count: int,
-        deadline: float,
-        pinned: bool,
-    ) -> None:
-        """Make a waiting slot.
-
-        Args:
-            message: What the caller gave; a sequence for a batch.
-            queue: Where to.
-            message_ids: UNIQ_KEY of the message, or of each message of the batch.
-            records: All records back to back.
-            sizes: Their sizes as u32 big-endian.
-            count: How many.
-            deadline: Monotonic seconds at which the caller gives up.
-            pinned: The queue was chosen by the caller; never moved to another one.
-        """
-        self.message = message
-        self.queue = queue
-        self.message_ids = message_ids
-        self.records = records
-        self.sizes = sizes
-        self.count = count
-        self.nbytes = len(records)
-        self.deadline = deadline
-        self.pinned = pinned
-        self.state = SlotState.WAITING
-        self.sent = False
-        self.base_offset = -1
-        self.phy_offset = -1
-        self.store_host = b""
-        self.error: ClientError | None = None
-        self.schedule: RetrySchedule | None = None
-        self.task: trio.lowlevel.Task | None = None
-        self.status = 0
-        self.offset_message_id: str | None = None
-        self.recall_handle = ""
-        self.place = 0
-        """In the line of its group, in the order of offers."""
-        self.reason = ""
-        """Why the newest attempt failed, while another one is to follow."""
+    message: Message | Sequence[Message]
+    queue: MessageQueue
+    message_ids: str | tuple[str, ...]
+    records: bytes
+    sizes: bytes
+    count: int
+    deadline: float
+    pinned: bool
+    state: SlotState = SlotState.WAITING
+    sent: bool = False
+    base_offset: int = -1
+    phy_offset: int = -1
+    store_host: bytes = b""
+    error: ClientError | None = None
+    schedule: RetrySchedule | None = None
+    task: trio.lowlevel.Task | None = None
+    status: int = 0
+    offset_message_id: str | None = None
+    recall_handle: str = ""
+    place: int = 0
+    reason: str = ""
 
     def schedule_under(self, policy: RetryPolicy) -> RetrySchedule:
         """Return the attempts of this send, from its first failure on."""

@@ -7,6 +7,7 @@ clients over their telemetry streams.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -32,14 +33,12 @@ QUESTIONS_MAX: Final = 1_024
 NO_CLIENT: Final = "no client of the group has a stream to this proxy"
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Question:
     """A command that waits for its answer."""
 
-    __slots__ = ("answer", "is_answered")
-
-    def __init__(self) -> None:
-        self.answer: pb.TelemetryCommand | None = None
-        self.is_answered = trio.Event()
+    answer: pb.TelemetryCommand | None = None
+    is_answered: trio.Event = field(default_factory=trio.Event)
 
 
 class Operators:

@@ -14,6 +14,7 @@ Spec: docs/internals/protocol/store.md, section 12.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -160,17 +161,15 @@ class AccountShares:
 log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class DiskSpace:
     """How full the disk is."""
 
-    __slots__ = ("_disk_ratio", "is_full", "ratio", "warning_ratio")
-
-    def __init__(self, disk_ratio: Callable[[], float], warning_ratio: float) -> None:
-        self._disk_ratio = disk_ratio
-        self.warning_ratio = warning_ratio
-        self.ratio = 0.0
-        self.is_full = False
-        """Whether sends are to be refused."""
+    _disk_ratio: Callable[[], float]
+    warning_ratio: float
+    ratio: float = 0.0
+    is_full: bool = False
+    """Whether sends are to be refused."""
 
     def measure(self) -> None:
         """Measure the disk; to be called once a second."""

@@ -135,7 +135,7 @@ def test_every_send_is_in_one_request_and_gets_its_own_offsets(
             for slot in run:
                 expected[id(slot)] = (lengths[queue.queue_id], log_position)
                 lengths[queue.queue_id] += 1
-                log_position += slot.nbytes
+                log_position += len(slot.records)
         for slot in batch.slots():
             if id(slot) in late:
                 slot.state = SlotState.ABANDONED
