@@ -20,10 +20,10 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import trio
 
@@ -92,12 +92,12 @@ class _ForkServer:
             )
         atexit.register(self._close)
 
-    def start(self, request: Mapping[str, Any], log: BinaryIO) -> Child:
+    def start(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> Child:
         text = json.dumps(request).encode()
         status, theirs = os.pipe()
         os.set_blocking(status, False)
         try:
-            socket.send_fds(self._link, [_NUMBER.pack(len(text))], [log.fileno(), theirs])
+            socket.send_fds(self._link, [_NUMBER.pack(len(text))], [theirs, *descriptors])
             self._link.sendall(text)
             answer = self._link.recv(_NUMBER.size, socket.MSG_WAITALL)
             if not answer:
@@ -134,16 +134,28 @@ async def start_child(
         "folder": os.getcwd(),
     }
 
-    def start() -> Child:
-        key = sys.executable, environment["PYTHONPATH"]
-        with _lock, log_path.open("ab") as log:
+    key = sys.executable, environment["PYTHONPATH"]
+
+    def start(descriptors: Sequence[int]) -> Child:
+        with _lock:
             try:
-                return _servers[key].start(request, log)
+                return _servers[key].start(request, descriptors)
             except (KeyError, ConnectionError):  # none yet, or it has died, and its children
                 _servers[key] = _ForkServer(*key)
-                return _servers[key].start(request, log)
+                return _servers[key].start(request, descriptors)
 
-    return await trio.to_thread.run_sync(start)
+    with log_path.open("ab") as log, _network_namespace() as namespace:
+        return await trio.to_thread.run_sync(start, [log.fileno(), *namespace])
+
+
+@contextmanager
+def _network_namespace() -> Iterator[list[int]]:
+    """Yield a descriptor of the one this thread is in: the server may be in another."""
+    if sys.platform != "linux":
+        yield []
+        return
+    with open("/proc/thread-self/ns/net", "rb") as namespace:
+        yield [namespace.fileno()]
 
 
 # ------------------------------------------------------------------------------- in the server
@@ -171,10 +183,10 @@ def _requests(link: socket.socket) -> Any:
 
     signal.signal(signal.SIGCHLD, reap)
     while True:
-        size, descriptors, _, _ = socket.recv_fds(link, _NUMBER.size, 2)
+        size, descriptors, _, _ = socket.recv_fds(link, _NUMBER.size, 3)
         if not size:
             return None
-        log, status = descriptors
+        status, log, *namespace = descriptors
         request = json.loads(link.recv(_NUMBER.unpack(size)[0], socket.MSG_WAITALL))
         # A child that ends at once is reaped after its status pipe is known.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
@@ -184,15 +196,26 @@ def _requests(link: socket.socket) -> Any:
             os.setsid()
             os.dup2(log, 1)
             os.dup2(log, 2)
-            for descriptor in (log, status, *statuses.values()):
+            for other in namespace:
+                _enter(other)
+            for descriptor in (*descriptors, *statuses.values()):
                 os.close(descriptor)
         else:
             statuses[pid] = status
-            os.close(log)
+            for descriptor in (log, *namespace):
+                os.close(descriptor)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         if pid == 0:
             return request
         link.sendall(_NUMBER.pack(pid))
+
+
+def _enter(namespace: int) -> None:
+    """Move into a network namespace, which only a privileged process may, unless it is in it."""
+    if os.fstat(namespace).st_ino != os.stat("/proc/self/ns/net").st_ino:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(namespace, 0):
+            raise OSError(ctypes.get_errno(), "the network namespace cannot be entered")
 
 
 def _main() -> None:

@@ -11,7 +11,6 @@ import os
 import struct
 import sys
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -117,8 +116,11 @@ def main(config_path: Path, clock_path: Path, versions_ahead: int) -> None:
         speak_newer(versions_ahead)
     config = load_config([ConfigFile.read(config_path)], environment=os.environ)
 
-    clock = SteeredClock(TrioClock(), clock_path)
-    trio.run(partial(serve_process, config, "info", "json", clock=clock))
+    async def serve() -> None:
+        clock = SteeredClock(TrioClock(), clock_path)
+        await serve_process(config, "info", "json", clock=clock)
+
+    trio.run(serve)
 
 
 if __name__ == "__main__":

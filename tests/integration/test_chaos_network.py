@@ -12,11 +12,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 
+from dledger.cli.local_cluster import lay_out
 from dledger.jepsen_like.chaos import namespaces
 from dledger.jepsen_like.chaos.namespaces import (
     FOLDER,
@@ -173,6 +176,24 @@ def test_two_runs_at_a_time_do_not_meet_and_both_are_removed() -> None:
         assert len(names) == 6
         assert not names & set(remove_left_overs())
     assert not own_names()
+
+
+def network_of(task: str) -> int:
+    return os.stat(f"/proc/{task}/ns/net").st_ino
+
+
+async def test_child_is_in_the_network_of_the_thread_that_starts_it(tmp_path: Path) -> None:
+    cluster = lay_out(tmp_path, brokers=1)
+    with run_network(("a",)) as network:
+        (host,) = network.hosts.values()
+        assert host.namespace is not None
+        for place in (nullcontext(), entered(host.namespace), nullcontext()):
+            with place:
+                await cluster.start("namesrv")
+                with trio.fail_after(60):
+                    while network_of(str(cluster.namesrv.pid)) != network_of("thread-self"):
+                        await trio.sleep(0.01)
+            await cluster.kill("namesrv")
 
 
 def test_what_a_dead_runner_left_is_removed_by_the_next() -> None:
