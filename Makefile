@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -q
 # and wait for them: more run at a time than there are processors.
 COMPUTE := tests/unit tests/property tests/simulation tools/bench/tests -n auto --dist worksteal
 FAST := tests/unit -n auto --dist worksteal
-PROCESSES := tests/integration tests/browser -n 4 --dist loadgroup
+PROCESSES := tests/integration tests/browser -n 6 --dist loadgroup
 STAGES := $(PYTHON) tests/gate/stages.py
 
 .PHONY: setup size lint types imports static unit integration check test chromium deploy-tools java docs shipped proto spark spark-all interop interop-clients interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
@@ -156,7 +156,7 @@ docs: $(DOCS)/.ready
 # What users get, used as they would: the wheel in empty environments, the files of settings, and
 # every command and piece of code of the documentation as it stands there.
 shipped: setup
-	$(PYTEST) -m "not hunt" tests/shipped --durations=10 -n 4 --dist loadgroup
+	$(PYTEST) -m "not hunt" tests/shipped --durations=10 -n 6 --dist loadgroup
 
 bench-spark: setup
 	$(BIN)/dledger history bench --ops $(BENCH_OPS)
