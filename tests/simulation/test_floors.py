@@ -54,7 +54,7 @@ def test_what_the_settings_allow_to_go_is_no_violation() -> None:
 def test_full_disks_among_other_faults_lose_nothing(seed: int) -> None:
     kinds = frozenset({Kind.DISK_FULL, Kind.KILL, Kind.POWER_CUT, Kind.ISOLATE})
     plan = draw_plan(
-        seed, 40, members=3, kinds=kinds, workload=LOAD, settings=Settings(), even=True
+        seed, 60, members=3, kinds=kinds, workload=LOAD, settings=Settings(), even=True
     )
     played = play(plan)
     assert played.is_valid, played.verdict.reason

@@ -93,6 +93,7 @@ class Kept:
         self.group = Group()
         self.log = Log(clock.wall_ms() - age_hours * HOUR_MS)
         self.used = used
+        self.saved_index = ENTRIES
         self.service = RetentionService(
             self.group,  # type: ignore[arg-type]  # what the service asks of it is there
             lambda: self.log,
@@ -103,7 +104,7 @@ class Kept:
             ),
             clock=clock,
             levels=0,
-            saved_index=lambda: ENTRIES,
+            saved_index=lambda: self.saved_index,
             disk_ratio=lambda: self.used,
         )
 
@@ -139,6 +140,15 @@ async def test_a_damaged_last_entry_lets_its_segment_go_with_the_next(clock: Man
     kept.log.damaged = {20}
     kept.service.expire_soon("")
     assert await kept.service.check() is None
+
+
+async def test_segments_wait_for_a_checkpoint_that_covers_them(clock: ManualClock) -> None:
+    kept = Kept(clock, age_hours=2)
+    for saved_index, segments in ((12, 2), (ENTRIES, 4)):
+        kept.saved_index = saved_index
+        kept.service.expire_soon("")
+        assert present(await kept.service.check()).position == segments * SEGMENT_BYTES
+        kept.remove_files()
 
 
 async def test_unexpired_segments_stay_on_request(clock: ManualClock) -> None:
