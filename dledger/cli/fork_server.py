@@ -41,6 +41,7 @@ PRELOADED: Final = (
 PR_SET_PDEATHSIG: Final = 1
 _NUMBER: Final = struct.Struct("!i")
 STOP_TIMEOUT_S: Final = 10.0
+"""The server ends when its socket closes; one that still imports needs a second or two more."""
 
 
 class Child:
@@ -126,6 +127,10 @@ async def start_child(
 
     It dies with this process. The first call per interpreter and ``PYTHONPATH`` starts the server
     that is the parent, and takes as long as its imports.
+
+    Raises:
+        ConnectionError: A new server ended before it answered; nothing of this call runs on.
+    Cancellation: Only before it begins; a child that exists is returned.
     """
     request = {
         "module": module,

@@ -92,7 +92,7 @@ def test_open_half_messages_outlast_retention() -> None:
     ],
 )
 def test_a_mode_meets_what_it_is_for_and_breaks_nothing(mode: str, counter: str) -> None:
-    played = play(_only(mode, 100_000 if mode == "access_control" else 300_000))
+    played = play(_only(mode, 300_000))
     assert played.is_valid, played.violations
     assert played.sometimes[counter] > 0
 
@@ -100,25 +100,25 @@ def test_a_mode_meets_what_it_is_for_and_breaks_nothing(mode: str, counter: str)
 def test_reads_at_a_deposed_leader_are_never_stale() -> None:
     steps = tuple(
         Step(10_000 + 30_000 * number, Kind.READ_BURST, "leader", 20_000, 20 + number)
-        for number in range(2)
+        for number in range(4)
     )
-    played = play(Plan(9, 80_000, steps, workload=PLAN.workload))
+    played = play(Plan(9, 140_000, steps, workload=PLAN.workload))
     assert played.is_valid, played.violations
-    assert played.sometimes["read_at_old_leader"] >= 1
+    assert played.sometimes["read_at_old_leader"] >= 3
 
 
 def test_orders_come_within_50_ms_of_a_change_of_role() -> None:
     steps = tuple(
         step
-        for at_ms in range(10_000, 60_000, 30_000)
+        for at_ms in range(10_000, 130_000, 30_000)
         for step in (
             Step(at_ms, Kind.ROLE_ORDER, "all", 25_000, at_ms // 1_000),
             Step(at_ms + 500, Kind.ISOLATE, "leader", 9_000, 1),
         )
     )
-    played = play(Plan(9, 80_000, steps, workload=PLAN.workload))
+    played = play(Plan(9, 150_000, steps, workload=PLAN.workload))
     assert played.is_valid, played.violations
-    assert played.sometimes["order_at_role_change"] >= 1
+    assert played.sometimes["order_at_role_change"] >= 3
 
 
 @pytest.mark.parametrize("mode", gate_part([name for name in STEP_MODES if name not in SCENES], 3))
@@ -159,10 +159,10 @@ def test_a_power_cut_of_all_loses_what_is_not_flushed(seed: int) -> None:
     """Sends every 30 ms: at each cut there is what was acknowledged and is not flushed."""
     steps = tuple(
         Step(6_000 + 10_000 * number, Kind.POWER_CUT_ALL, "all", 3_000, 2 * number)
-        for number in range(2)
+        for number in range(6)
     )
-    settings, workload = Settings(sync_flush=False), Workload(interval_ms=30, delayed_per_mille=0)
-    played = play(Plan(seed, 27_000, steps, workload=workload, settings=settings))
+    settings, workload = Settings(sync_flush=False), Workload(interval_ms=30)
+    played = play(Plan(seed, 70_000, steps, workload=workload, settings=settings))
     assert played.faults[Kind.POWER_CUT_ALL] >= 1
     assert not played.is_valid
     assert "leader_incomplete" in broken(played)
