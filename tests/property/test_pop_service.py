@@ -21,8 +21,7 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.pop_requests import PopMessageResponseHeader
 from dledger.remoting.protocol.receipt_handle import ReceiptHandle
-from dledger.state.image import snapshot
-from dledger.state.snapshot import load
+from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
 from dledger.testing.doubles import ManualClock
@@ -110,13 +109,7 @@ class PopService(RuleBasedStateMachine):
     def fail_over(self, with_snapshot: bool) -> None:
         if with_snapshot:
             state = self.group.state
-            state.become(
-                load(
-                    snapshot(state),
-                    builtin_topics=state.builtin_topics,
-                    builtin_groups=state.builtin_groups,
-                )
-            )
+            state.become(load(snapshot(state), state))
         self.group.term += 1
         self.group.leadership = Term(self.group.term)
         self.group.on_applied.clear()

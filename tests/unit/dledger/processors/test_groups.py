@@ -28,6 +28,8 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.state.table import Table
+from dledger.state.tables import CONSUMER_OFFSETS
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, LEADER, FakeConnection, FakeGroup
@@ -242,7 +244,7 @@ def test_topic_that_is_named_often_is_looked_at_once(
     assert looks == [("T", 0), ("T", 1), ("U", 0)]
 
 
-class Offsets(dict[tuple[str, str], dict[int, int]]):
+class Offsets(Table[tuple[str, str], dict[int, int]]):
     """Counts the passes over all of it."""
 
     passes = 0
@@ -255,7 +257,8 @@ class Offsets(dict[tuple[str, str], dict[int, int]]):
 async def test_figures_of_a_group_cost_no_look_at_others(filled: Broker) -> None:
     """Tools ask for those of each group, and a broker may have a million pairs."""
     state = filled.group.state
-    every = state.consumer_offsets = Offsets(state.consumer_offsets)
+    every = Offsets(CONSUMER_OFFSETS, state.consumer_offsets.items())
+    state.consumer_offsets = every
     assert len(stats(filled).offset_table) == 3
     answer = await filled.handle(
         request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import cbor2
 import pytest
 
 from dledger.commitlog.errors import InvariantBroken
-from dledger.state.image import snapshot
 from dledger.state.queue_lock import (
     LockGrant,
     LockKey,
@@ -17,18 +13,11 @@ from dledger.state.queue_lock import (
     QueueLocksChange,
     apply_queue_locks,
 )
-from dledger.state.snapshot import load
-from dledger.state.state_record import TopicsChange, decode_change, encode_change, state_batch
-from dledger.state.topics import QUEUE_LOCKS_QUEUE, builtin_groups, builtin_topics
-from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
+from dledger.state.state_record import TopicsChange, state_batch
+from tests.harness.fake_group import FakeGroup
 
 KEY: LockKey = ("g", "T", 1)
 OTHER: LockKey = ("g", "U", 0)
-
-BUILTIN: dict[str, Any] = {
-    "builtin_topics": builtin_topics(CLUSTER, BROKER),
-    "builtin_groups": builtin_groups(),
-}
 
 
 def test_the_token_of_a_grant_is_the_index_of_its_entry(group: FakeGroup) -> None:
@@ -38,23 +27,6 @@ def test_the_token_of_a_grant_is_the_index_of_its_entry(group: FakeGroup) -> Non
         group.settle()
     assert group.state.queue_locks == {KEY: QueueLock("b", 2), OTHER: QueueLock("b", 2)}
     assert group.state.queue_locks_index == 2
-
-
-def test_a_record_is_read_as_it_was_written() -> None:
-    change = QueueLocksChange((LockRelease(KEY, 7),), (LockGrant(OTHER, "c", 9),))
-    queue_id, body = encode_change(change)
-    assert (queue_id, decode_change(queue_id, body)) == (QUEUE_LOCKS_QUEUE, change)
-    assert cbor2.loads(body) == {
-        "v": 1,
-        "release": [["g", "T", 1, 7]],
-        "grant": [["g", "U", 0, "c", 9]],
-    }
-
-
-@pytest.mark.parametrize("body", [{"v": 1}, {"v": 1, "release": [[1]], "grant": []}])
-def test_a_record_that_cannot_be_read_stops_the_node(body: dict[str, Any]) -> None:
-    with pytest.raises(InvariantBroken, match="unreadable state record on queue 8"):
-        decode_change(QUEUE_LOCKS_QUEUE, cbor2.dumps(body))
 
 
 def test_one_entry_may_give_a_queue_from_one_to_another() -> None:
@@ -88,11 +60,3 @@ def test_the_grants_of_a_deleted_topic_go_with_it(group: FakeGroup) -> None:
     group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
     group.settle()
     assert list(group.state.queue_locks) == [OTHER]
-
-
-def test_a_snapshot_carries_grants(group: FakeGroup) -> None:
-    group.propose(state_batch(QueueLocksChange(grants=(LockGrant(KEY, "a"),))), lambda _: None)
-    group.settle()
-    data = snapshot(group.state)
-    assert load(data, **BUILTIN) == group.state
-    assert load(data, **BUILTIN).queue_locks == {KEY: QueueLock("a", 1)}
