@@ -23,7 +23,7 @@ from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
 from dledger.commitlog.seams import Disk, UtcOffset, utc
 from dledger.commitlog.store_paths import StorePaths
 from dledger.config import BrokerConfig
-from dledger.group import Group, VotersClock
+from dledger.group import Group
 from dledger.group_api import LeaderService
 from dledger.live_settings import (
     LiveSettings,
@@ -284,7 +284,7 @@ async def _run_parts(
     config: BrokerConfig, raft: RaftSettings, group: Group, world: World, store_host: bytes
 ) -> AsyncIterator[Broker]:
     settings = broker_settings(config, store_host, world.memory_bytes)
-    dates = VotersClock(world.clock, group.node.clocks)
+    dates = group.dates
     retention = RetentionService(
         group,
         lambda: group.store.log,

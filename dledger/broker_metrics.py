@@ -323,7 +323,7 @@ class BrokerMetrics:
             "damaged",
             "pending_bytes",
             "store_time_ahead_ms",
-            "clock_behind_voters_ms",
+            "clock_off_ms",
         ):
             if key in status:
                 yield _gauge(f"dledger_{key}", _ABOUT[key], int(status[key]))
@@ -375,8 +375,8 @@ _ABOUT: Final = {
     "commit_index": "Newest entry this member knows to be committed.",
     "doubtful": "1: acknowledgements of this member may be lost; it has no vote meanwhile.",
     "damaged": "1: entries are missing here until a leader has sent them again.",
+    "clock_off_ms": "This member's date minus the one that counts; 0 unless it has jumped lately.",
     "store_time_ahead_ms": "Store time of the newest entry minus this member's date.",
-    "clock_behind_voters_ms": "The middle date of the voters minus this leader's; 0 elsewhere.",
     "pending_bytes": "Proposed and not yet committed; sends are refused at raft.max_pending_bytes.",
 }
 

@@ -8,8 +8,7 @@ events of the Raft node.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -25,7 +24,6 @@ from dledger.group_api import OnBarrier, Proposed, fenced
 from dledger.loop_stall import LoopStall
 from dledger.maintenance import Maintenance, members_of
 from dledger.proposals import GroupSettings, Leadership, Proposals
-from dledger.raft.clocks import Clocks
 from dledger.raft.identity import Identity
 from dledger.raft.journal import load_term_vote
 from dledger.raft.links import Links
@@ -185,7 +183,7 @@ class Group(Proposals):
     @property
     def store_time_ms(self) -> int:
         """The store time that an entry gets which is sealed now."""
-        return max(self.node.clocks.store_time_ms(), self.store.log.last_store_time_ms)
+        return self.dates.store_time_ms()
 
     @property
     def store_time_ahead_ms(self) -> int:
@@ -210,6 +208,7 @@ class Group(Proposals):
             "end_position": self.store.log.end_position,
             "pending_bytes": self._pending_bytes,
             "store_time_ahead_ms": self.store_time_ahead_ms,
+            "clock_off_ms": self.dates.off_ms(),
             "scrub": self.scrub.status(),
             "key_index": self.store.keys.status(),
             **{key: value for part in self.status_parts for key, value in part().items()},
@@ -310,7 +309,6 @@ class Group(Proposals):
             self.leadership is None
             and node.is_leader
             and 0 < node.state.noop_index <= self.state.applied_index
-            and node.clocks.are_known
         ):
             # Everything that can ever commit from before is applied now: count from there.
             self._offsets.clear()
@@ -409,30 +407,3 @@ class Group(Proposals):
                         nursery.start_soon(fenced, name, run, self._clock, self.service_counts)
             if leadership is self.leadership and not leadership.scope.cancelled_caught:
                 await trio.lowlevel.checkpoint()
-
-
-@dataclass(frozen=True, slots=True)
-class VotersClock:
-    """This member's clock with the date that most voters share: see `Clocks.date_ms`.
-
-    Code that waits for a date, or compares one with a store time, uses this one.
-    """
-
-    clock: Clock
-    clocks: Clocks
-
-    def monotonic(self) -> float:
-        """Return seconds that never decrease."""
-        return self.clock.monotonic()
-
-    def wall_ms(self) -> int:
-        """Return the date in milliseconds, corrected when it is far from that of most voters."""
-        return self.clocks.date_ms()
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait for *seconds*."""
-        await self.clock.sleep(seconds)
-
-    def time_out(self, seconds: float) -> AbstractContextManager[trio.CancelScope]:
-        """Cancel the block after *seconds*."""
-        return self.clock.time_out(seconds)

@@ -38,6 +38,7 @@ from dledger.group_api import (
     Proposed,
     ServiceCounts,
 )
+from dledger.log_clock import LogClock
 from dledger.pending_commits import PendingCommits
 from dledger.raft.journal import Proposal
 from dledger.raft.member import RaftNode
@@ -157,6 +158,7 @@ class Proposals:
         settings: May be replaced while the group runs.
         leadership: Set while this replica leads and has applied an entry of its own term.
         service_counts: Also counts listeners that failed.
+        dates: The clock of all that waits for a date or compares store times.
     """
 
     node: RaftNode
@@ -166,6 +168,7 @@ class Proposals:
         self.settings = settings
         self.leadership: Leadership | None = None
         self.service_counts = ServiceCounts()
+        self.dates = LogClock(clock, lambda: store.log.last_store_time_ms)
         self._clock = clock
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
@@ -293,7 +296,7 @@ class Proposals:
         runs = (run for pending in taken for run in pending.batch.runs)
         offsets, kept = self._offsets.plan(runs)
         proposal = Proposal(
-            [pending.batch for pending in taken], offsets, self.node.clocks.store_time_ms()
+            [pending.batch for pending in taken], offsets, self.dates.store_time_ms()
         )
         try:
             index = self.node.append(proposal)

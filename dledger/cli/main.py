@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
@@ -142,7 +143,9 @@ ABOUT = (
 )
 
 DISTRIBUTION: Final = "dledger-mq"
-_OPTIONAL: Final = re.compile(r"""^([A-Za-z0-9._-]+).*;.*\bextra\s*==\s*['"]([^'"]+)['"]""")
+_OPTIONAL: Final = re.compile(
+    r"""^(?P<requirement>(?P<name>[\w.-]+)[^;]*?)\s*;.*\bextra\s*==\s*['"](?P<extra>[^'"]+)['"]"""
+)
 
 
 def build_app() -> App:
@@ -270,17 +273,20 @@ def _ended_by(error: BaseException) -> int:
     return exit_code_of(leaves[0])
 
 
-def extras_of(requirements: list[str]) -> dict[str, str]:
-    """Return top-level module → extra, of requirements as a wheel's metadata has them.
+def extras_of(requirements: list[str]) -> dict[str, list[str]]:
+    """Return top-level module → what its extra needs, of requirements in a wheel's metadata.
 
     The first extra wins: they stand there in the order of `pyproject.toml`, the smallest first.
     """
-    found: dict[str, str] = {}
+    needs: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     for line in requirements:
         if match := _OPTIONAL.match(line):
-            name = match[1].lower().replace("-", "_")
-            found.setdefault(_MODULES.get(name, name), match[2])
-    return found
+            name = match["name"].lower().replace("-", "_")
+            extra = needs.setdefault(match["extra"], [])
+            extra.append(match["requirement"])
+            modules.setdefault(_MODULES.get(name, name), extra)
+    return modules
 
 
 _MODULES: Final = {
@@ -301,14 +307,15 @@ def missing_extra(error: ImportError) -> CliError | None:
         cause = cause.__cause__
     module = (cause.name or "").partition(".")[0] if cause is not None else ""
     try:
-        extra = extras_of(requires(DISTRIBUTION) or []).get(module.lower())
+        needs = extras_of(requires(DISTRIBUTION) or []).get(module.lower())
     except PackageNotFoundError:
         return None
-    if extra is None:
+    if needs is None:
         return None
+    # The packages, not our own extra: that line works wherever this installation came from.
     return CliError(
         f"this command needs {module}, which is not installed",
-        next_step=f"pip install '{DISTRIBUTION}[{extra}]'",
+        next_step=f"pip install {' '.join(map(shlex.quote, needs))}",
         exit_code=ExitCode.USAGE,
     )
 

@@ -362,7 +362,7 @@ def raft_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "damaged_entries": (row.get("scrub") or {}).get("damaged_entries"),
             "scrub_progress": (row.get("scrub") or {}).get("progress"),
             "store_time_ahead_ms": row.get("store_time_ahead_ms"),
-            "clock_behind_voters_ms": row.get("clock_behind_voters_ms"),
+            "clock_off_ms": row.get("clock_off_ms"),
             "scrub": row.get("scrub"),
             "group_identity": row.get("group_identity"),
             "registration_refused": row.get("registration_refused"),

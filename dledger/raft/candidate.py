@@ -21,8 +21,6 @@ be missed.
 
 The library counts votes and decides which candidate leads. Votes wait for the disk
 (`dledger.raft.acks`).
-
-A member whose date is wrong does not lead, see `dledger.raft.clocks`.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ import structlog
 
 from dledger.commitlog.errors import DiskFullError, LogBusyError
 from dledger.raft.acks import PendingAcks
-from dledger.raft.clocks import Clocks
 from dledger.raft.library import Message
 from dledger.raft.peers import RaftState
 from dledger.raft.snapshot import Installation
@@ -45,13 +42,6 @@ log = structlog.get_logger(__name__)
 
 # As a share of the timeout: longer than a vote on a busy disk, too short to be noticed.
 GIVE_WAY = 0.2
-
-LEFT_TO_OTHERS = 3
-"""Elections without a leader that a member whose date was wrong leaves to others.
-
-Those whose dates are right have won by then if any can. It campaigns from the next one on: a group
-without a leader stores nothing, one whose date is wrong stamps by the median and transfers again.
-"""
 
 
 @dataclass(slots=True)
@@ -70,8 +60,6 @@ class ElectionTimer:
     candidate_at_s: float = -1e9
     """When this member last asked to be elected."""
     hurried: bool = False
-    elections: int = 0
-    """How many elections began here since the last frame of a leader."""
 
     def restart(self, now_s: float) -> None:
         """Wait one timeout, up to twice as long, from now on."""
@@ -82,7 +70,6 @@ class ElectionTimer:
         """Restart for an election that begins now; after `lost_leader` the next follows sooner."""
         self.restart(now_s)
         self.candidate_at_s = now_s
-        self.elections += 1
         if self.hurried:
             self.hurried = False
             self.deadline_s = now_s + self.timeout_s * (0.25 + 0.5 * self.rng.random())
@@ -94,7 +81,6 @@ class ElectionTimer:
     def heard_leader(self, now_s: float) -> None:
         """Restart: a frame of this term's leader arrived."""
         self.hurried = False
-        self.elections = 0
         self.leader_at_s = now_s
         self.deadline_s = now_s + self.timeout_s * self.patience
 
@@ -216,7 +202,6 @@ class Candidate:
     """The member as candidate and as voter."""
 
     state: RaftState
-    clocks: Clocks
     timer: ElectionTimer
     eligibility: VoteEligibility
     acks: PendingAcks
@@ -247,7 +232,7 @@ class Candidate:
         self._pre_ballot = Ballot(0)
         if self.eligibility.doubtful:
             self._log_waiting()
-        if not self._may_campaign() or self._leaves_to_others():
+        if not self._may_campaign():
             return False
         voters = state.roster.other_voters
         if not state.guards.one_vote_per_voter or not voters:
@@ -258,9 +243,6 @@ class Candidate:
         for name in voters:
             state.peers.send(name, Kind.PRE_VOTE, term, journal.last_index, journal.last_term)
         return False
-
-    def _leaves_to_others(self) -> bool:
-        return not self.clocks.may_campaign() and self.timer.elections <= LEFT_TO_OTHERS
 
     def on_timeout_now(self, peer: str, last_index: int) -> bool:
         """Campaign at once, without pre-votes: the leader transfers its leadership here.

@@ -111,9 +111,7 @@ class Follower:
             self._step_heartbeat(peer, term)
         self.eligibility.verified(term, verified, commit_index)
         self._request_unanswered(peer, term)
-        date_ms = state.clock.wall_ms()
-        doubtful = self.eligibility.doubtful
-        state.peers.send(peer, Kind.HEARTBEAT_REPLY, heartbeat, date_ms, doubtful)
+        state.peers.send(peer, Kind.HEARTBEAT_REPLY, heartbeat, self.eligibility.doubtful)
 
     def _request_unanswered(self, peer: str, term: int) -> None:
         if self._unanswered == (peer, term) and not self.installation.under_way:

@@ -13,10 +13,9 @@ from typing import Final
 
 import structlog
 
-from dledger.broker_errors import ChangePendingError, ChangeRefusedError, ReplicationError
+from dledger.broker_errors import ChangePendingError, ChangeRefusedError
 from dledger.commitlog.errors import DiskFullError, LogBusyError, RemoteProtocolError
 from dledger.raft.candidate import ElectionTimer, majority
-from dledger.raft.clocks import Clocks
 from dledger.raft.contacts import Contacts
 from dledger.raft.identity import Hello
 from dledger.raft.journal import ConfigProposal
@@ -29,10 +28,6 @@ from dledger.raft.transfer import Transfers
 from dledger.raft.wire import Kind
 
 log = structlog.get_logger(__name__)
-
-YIELDS_EVERY_S: Final = 10.0
-"""Pause between transfers of a leader whose clock is off: each stops sends for an election
-timeout."""
 
 ALIVE: Final[Message] = {
     "type": "next_node_idx",
@@ -228,7 +223,6 @@ class Leader:
 
     state: RaftState
     replicator: Replicator
-    clocks: Clocks
     timer: ElectionTimer
     contacts: Contacts
     changes: MemberChanges
@@ -237,8 +231,6 @@ class Leader:
     elections: int = field(default=0, init=False)
     heartbeats: int = field(default=0, init=False)
     _term: int = field(default=0, init=False)
-    _yields_at_s: float = field(default=0.0, init=False)
-    """When a leader whose clock is off tries again to transfer its leadership."""
 
     def update_role(self) -> None:
         """Begin or cease to lead, if the library has changed this member's role."""
@@ -255,7 +247,6 @@ class Leader:
         self.elections += 1
         # The library appended the no-op in the same call that made this member leader.
         state.noop_index = state.journal.last_index
-        self.clocks.begin_term()
         state.roster.leaving.clear()
         state.roster.note_leaving()
         self.replicator.start(state.roster.followers(), state.clock.monotonic())
@@ -299,19 +290,9 @@ class Leader:
         now = self.state.clock.monotonic()
         self._count_heartbeat()
         self.changes.advance(now)
-        self._yield_if_clock_is_off(now)
         for name in self.replicator.peers:
             self._send_heartbeat(name)
             self.replicator.stalled(name, now)
-
-    def _yield_if_clock_is_off(self, now: float) -> None:
-        if now < self._yields_at_s or not self.clocks.are_off():
-            return
-        self._yields_at_s = now + YIELDS_EVERY_S
-        try:
-            self.transfers.begin(self.clocks.nearest())
-        except ReplicationError as error:
-            log.warning("leads_on_with_a_wrong_clock", reason=str(error))
 
     def send_read_heartbeats(self) -> None:
         """Send a heartbeat to the other voters now; waiting reads are answered by its echoes."""
@@ -336,12 +317,9 @@ class Leader:
 
     # -- answers of followers --------------------------------------------------------------
 
-    def on_heartbeat_reply(
-        self, peer: str, heartbeat: int, date_ms: int, is_doubtful: bool
-    ) -> None:
-        """Count the echo of *heartbeat* by *peer*, whose clock shows *date_ms*."""
+    def on_heartbeat_reply(self, peer: str, heartbeat: int, is_doubtful: bool) -> None:
+        """Count the echo of *heartbeat* by *peer*."""
         self.contacts.set_doubtful(peer, bool(is_doubtful))
-        self.clocks.record(peer, date_ms)
         if self.state.core.is_leader and self.state.roster.is_voter(peer):
             self.state.core.step(peer, ALIVE)
             self.reads.heartbeat_echoed(peer, heartbeat)

@@ -27,7 +27,6 @@ from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import LocalProtocolError, RemoteProtocolError
 from dledger.raft.acks import Flusher, PendingAcks
 from dledger.raft.candidate import Candidate, ElectionTimer, VoteEligibility
-from dledger.raft.clocks import Clocks
 from dledger.raft.contacts import Contacts
 from dledger.raft.follower import Follower
 from dledger.raft.identity import Hello, Identity
@@ -156,19 +155,12 @@ class RaftNode:
         self.sender = Sender(state, replicator)
         self.transfers = Transfers(state, replicator)
         self.contacts = Contacts(state, replicator, timer, self.eligibility)
-        self.clocks = Clocks(
-            state.clock, state.roster, lambda: state.journal.log.last_store_time_ms
-        )
-        self.candidate = Candidate(
-            state, self.clocks, timer, self.eligibility, self.acks, self.installation
-        )
+        self.candidate = Candidate(state, timer, self.eligibility, self.acks, self.installation)
         self.follower = Follower(
             state, timer, self.eligibility, self.acks, self.installation, self.contacts
         )
         self.changes = MemberChanges(state, replicator, self.contacts, self.transfers)
-        self.leader = Leader(
-            state, replicator, self.clocks, timer, self.contacts, self.changes, self.transfers
-        )
+        self.leader = Leader(state, replicator, timer, self.contacts, self.changes, self.transfers)
 
     # -- what the owner reads --------------------------------------------------------------
 
@@ -214,7 +206,6 @@ class RaftNode:
             "first_index": self.journal.anchor_index + 1,
             "installs": self.installation.count,
             "elections": self.leader.elections,
-            "clock_behind_voters_ms": self.clocks.ahead_ms(),
             "peers": self.contacts.rows(),
         }
 
@@ -390,8 +381,7 @@ class RaftNode:
 
     def _role(self) -> tuple[object, ...]:
         core = self.core
-        are_known = self.clocks.are_known
-        return core.term, core.role, core.leader_id, core.known_commit_index, are_known
+        return core.term, core.role, core.leader_id, core.known_commit_index
 
     def _step(self, peer: str, frame: PeerFrame) -> bool:
         """Dispatch one frame by term and kind.

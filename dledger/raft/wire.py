@@ -124,7 +124,7 @@ FIELDS: Final[dict[Kind, tuple[Field, ...]]] = {
     Kind.APPEND: (_INDEX, _TERM, _INDEX),
     Kind.APPEND_REPLY: (_FLAG, _INDEX),
     Kind.HEARTBEAT: (_NUMBER, _INDEX),
-    Kind.HEARTBEAT_REPLY: (_NUMBER, _INDEX, _FLAG),
+    Kind.HEARTBEAT_REPLY: (_NUMBER, _FLAG),
     Kind.VOTE: (_INDEX, _TERM, _FLAG),
     Kind.VOTE_REPLY: (),
     Kind.PRE_VOTE: (_TERM, _INDEX, _TERM),

@@ -142,7 +142,7 @@ WHOLE_LAW: Final = frozenset({*SIDE_MODES, "small_limits", "slow_listeners"})
 """Modes that take what is acknowledged for stored: none of an ``ASYNC_MASTER``."""
 
 NO_JUMPS: Final = frozenset({"wrong_years", "small_limits"})
-"""Modes without dates that jump: most dates have to agree, or none of them can be judged, and a
+"""Modes without dates that jump: how far store time is ahead could not be judged, and a
 message with a time of its own is an hour late by the date of a broker that is an hour behind."""
 
 SHORT_LOGS: Final = frozenset({"short_logs", "half_messages", "small_limits", "late_snapshots"})

@@ -48,7 +48,7 @@ from dledger.jepsen_like.simulation.reference_replica import ReferenceReplica, d
 from dledger.jepsen_like.simulation.virtual_time import EPOCH_MS
 from dledger.jepsen_like.simulation.world_settings import WorldSettings
 from dledger.jepsen_like.workloads.final_read import HOUR_MS, Queue, kept_offsets, move_of, rows_of
-from dledger.raft.clocks import SKEW_MAX_MS
+from dledger.log_clock import JUMP_MAX_MS
 from dledger.services.retention import retention_ms
 from dledger.state.apply import Applied
 from dledger.state.state_record import FloorChange, QueueFloorsChange, TimersChange
@@ -380,7 +380,7 @@ class StoreTime:
 
     def allow(self, moved_ns: int) -> None:
         """Look from now on, where the dates of most brokers are off by *moved_ns* at most."""
-        self.ahead_max_ms = SKEW_MAX_MS + moved_ns / 1e6
+        self.ahead_max_ms = JUMP_MAX_MS + moved_ns / 1e6
 
     def applied(self, node: BrokerNode, group: Group, result: Applied) -> None:
         """Look at the store time of one entry."""

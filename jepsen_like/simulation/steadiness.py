@@ -167,7 +167,7 @@ class DueHeads:
             self._open = {}
             return
         self._check_questions(node.group.state)
-        self._check_given_up(node.group.state, node.process.clock.wall_ms())
+        self._check_given_up(node.group.state, node.group.dates.wall_ms())
         now_s, steady = world.elapsed_s, self._steadiness
         due = self._due_at(node, node.group.state)
         before, self._due_since_s = self._due_since_s, {}
@@ -221,8 +221,8 @@ class DueHeads:
                 return
 
     def _due_at(self, node: BrokerNode, state: StateTables) -> Iterator[tuple[Any, float]]:
-        assert node.process is not None
-        date_ms, units = node.process.clock.wall_ms(), self._reference.units
+        assert node.group is not None
+        date_ms, units = node.group.dates.wall_ms(), self._reference.units
         for topic, queue_id in state.queues:
             if topic == SCHEDULE_TOPIC:
                 offset = state.delay_progress.get(queue_id + 1, 0)

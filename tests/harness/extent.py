@@ -6,14 +6,14 @@ import os
 from typing import Final
 
 EXTENT: Final = int(os.environ.get("DLEDGER_TEST_EXTENT", "1"))
-"""1 is what `make test` takes; `make test-long` takes more of each kind."""
+"""1 is what `make test` takes; `make hunt` takes more of each kind."""
 
 FAST_PART: Final = 4
 
 
 def examples(count: int) -> int:
-    """Return how many examples a property draws: *count* in `make test-long`, else fewer.
+    """Return how many examples a property draws: *count* in a hunt, else fewer.
 
-    For fast properties whose examples take long: `make check` draws other ones in each run.
+    For fast properties whose examples take long.
     """
     return count if EXTENT > 1 else -(-count // FAST_PART)

@@ -1,4 +1,4 @@
-"""Cases of which `make check` takes a few: the others are marked slow, and run by `make test`."""
+"""Cases of which `make check` or `make test` takes a few; the others are marked slow, or a hunt."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ import pytest
 
 def fast_part(cases: Iterable[Any], count: int) -> list[Any]:
     """Return all *cases* for ``parametrize``; *count* of them, evenly spread, are fast."""
+    return _marked(cases, count, pytest.mark.slow)
+
+
+def tested_part(cases: Iterable[Any], count: int) -> list[Any]:
+    """Return all *cases* for ``parametrize``; all but *count* of them, evenly spread, are hunts."""
+    return _marked(cases, count, pytest.mark.hunt)
+
+
+def _marked(cases: Iterable[Any], count: int, mark: pytest.MarkDecorator) -> list[Any]:
     every = list(cases)
-    fast = {at * len(every) // count for at in range(count)}
+    chosen = {at * len(every) // count for at in range(count)}
     return [
-        case if at in fast else pytest.param(case, marks=pytest.mark.slow)
-        for at, case in enumerate(every)
+        case if at in chosen else pytest.param(case, marks=mark) for at, case in enumerate(every)
     ]

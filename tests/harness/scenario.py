@@ -81,7 +81,7 @@ def frame_words(frame: PeerFrame) -> str:
         case Kind.HEARTBEAT:
             words = f"{fields[0]} commit {fields[1]}"
         case Kind.HEARTBEAT_REPLY:
-            words = f"{fields[0]}" + (" not eligible" if fields[2] else "")
+            words = f"{fields[0]}" + (" not eligible" if fields[1] else "")
         case Kind.SNAPSHOT:
             words = f"of {fields[0]}" + (f" from byte {fields[1]}" if fields[1] else "")
         case Kind.SNAPSHOT_REPLY:

@@ -29,7 +29,7 @@ STATUS = {
     "installs": 0,
     "registration_refused": {"ns:9876": "it belongs to another group"},
     "store_time_ahead_ms": -20,
-    "clock_behind_voters_ms": 3,
+    "clock_off_ms": 3,
     "peers": {
         "n1": {"connected": True, "match_index": 10},
         "n2": {"connected": False, "match_index": None},

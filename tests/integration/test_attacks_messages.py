@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import trio
 
-from dledger.cli.local_cluster import local_cluster
+from dledger.cli.local_cluster import LocalCluster
 from dledger.cli.topic_command import create_topic
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
@@ -16,14 +14,8 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("three-brokers")]
 
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 64 << 20,
-    "store.mapped_file_size_consume_queue": 20_000,
-    "store.max_hash_slot_num": 10_000,
-    "store.max_index_num": 40_000,
-}
 HUNG_S = 120.0
 """It takes a few seconds; after this something waits without end."""
 
@@ -59,58 +51,58 @@ async def ask(address: str, *commands: RemotingCommand) -> list[RemotingCommand]
 
 def message(body: bytes, properties: str, times: int = 0) -> RemotingCommand:
     ext = {
-        "producerGroup": "p", "topic": "t", "defaultTopic": "TBW102", "queueId": "0",
+        "producerGroup": "p", "topic": "hostile", "defaultTopic": "TBW102", "queueId": "0",
         "defaultTopicQueueNums": "4", "sysFlag": "252", "bornTimestamp": "-1", "flag": "-1",
         "properties": properties, "reconsumeTimes": str(times),
     }  # fmt: skip
     return request(RequestCode.SEND_MESSAGE, ext, body)
 
 
-async def test_messages_that_mean_harm_end_nothing_and_are_delivered(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
-        leader = cluster.brokers[await cluster.wait_leader()]
-        pids = {node.name: node.pid for node in cluster.nodes}
-        await create_topic([cluster.namesrv_address], "t", queues=1)
-        sent: list[bytes] = []
-        commands: list[RemotingCommand] = []
-        for way in WAYS:
-            for hostile in HOSTILE:
-                for properties in (hostile + way, way + hostile):
-                    sent.append(b"%d" % len(sent))
-                    commands.append(message(sent[-1], properties, times=-len(sent)))
-        with trio.fail_after(HUNG_S):
-            answers = await ask(leader.address, *commands)
-            assert {answer.code for answer in answers} == {0}
-            (refused,) = await ask(leader.address, message(b"too long", TOO_LONG))
-            assert (refused.code, refused.ext["outcome"]) == (13, "not_stored")
-            found: list[bytes] = []
-            async with (
-                connect([cluster.namesrv_address]) as client,
-                PullConsumer(client, "c") as consumer,
-            ):
-                (queue,) = await consumer.fetch_message_queues("t")
-                offset = positions = 0
-                while len(found) < len(sent):
-                    result = await consumer.pull(queue, offset, timeout_s=1)
-                    offset = result.next_begin_offset
-                    for each in result.messages:
-                        found.append(bytes(each.body))
-                        back = {
-                            "offset": str(each.phy_offset), "group": "g",
-                            "delayLevel": str(1 if positions % 2 else -1),
-                        }  # fmt: skip
-                        positions += 1
-                        (answer,) = await ask(
-                            leader.address, request(RequestCode.CONSUMER_SEND_MSG_BACK, back)
-                        )
-                        assert answer.code == 0, answer.remark
-                retried = [
-                    bytes(each.body)
-                    async for _, result in consumer.drain(
-                        await consumer.fetch_message_queues("%DLQ%g")
+async def test_messages_that_mean_harm_end_nothing_and_are_delivered(
+    three_brokers: LocalCluster,
+) -> None:
+    cluster = three_brokers
+    leader = cluster.brokers[await cluster.wait_leader()]
+    pids = {node.name: node.pid for node in cluster.nodes}
+    await create_topic([cluster.namesrv_address], "hostile", queues=1)
+    sent: list[bytes] = []
+    commands: list[RemotingCommand] = []
+    for way in WAYS:
+        for hostile in HOSTILE:
+            for properties in (hostile + way, way + hostile):
+                sent.append(b"%d" % len(sent))
+                commands.append(message(sent[-1], properties, times=-len(sent)))
+    with trio.fail_after(HUNG_S):
+        answers = await ask(leader.address, *commands)
+        assert {answer.code for answer in answers} == {0}
+        (refused,) = await ask(leader.address, message(b"too long", TOO_LONG))
+        assert (refused.code, refused.ext["outcome"]) == (13, "not_stored")
+        found: list[bytes] = []
+        async with (
+            connect([cluster.namesrv_address]) as client,
+            PullConsumer(client, "c") as consumer,
+        ):
+            (queue,) = await consumer.fetch_message_queues("hostile")
+            offset = positions = 0
+            while len(found) < len(sent):
+                result = await consumer.pull(queue, offset, timeout_s=1)
+                offset = result.next_begin_offset
+                for each in result.messages:
+                    found.append(bytes(each.body))
+                    back = {
+                        "offset": str(each.phy_offset), "group": "g",
+                        "delayLevel": str(1 if positions % 2 else -1),
+                    }  # fmt: skip
+                    positions += 1
+                    (answer,) = await ask(
+                        leader.address, request(RequestCode.CONSUMER_SEND_MSG_BACK, back)
                     )
-                    for each in result.messages
-                ]
-        assert sorted(found, key=int) == sent
-        assert len(retried) == len(sent) // 2
-        assert {node.name: node.pid for node in cluster.nodes if node.running} == pids
+                    assert answer.code == 0, answer.remark
+            retried = [
+                bytes(each.body)
+                async for _, result in consumer.drain(await consumer.fetch_message_queues("%DLQ%g"))
+                for each in result.messages
+            ]
+    assert sorted(found, key=int) == sent
+    assert len(retried) == len(sent) // 2
+    assert {node.name: node.pid for node in cluster.nodes if node.running} == pids

@@ -25,10 +25,11 @@ from dledger.raft.wire import FRAME_BYTES_MAX, Kind
 from dledger.remoting.tcp import TcpNetwork
 from tests.harness import stranger as a_stranger
 from tests.harness.eventually import all_statuses
+from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
 from tests.harness.raft_cluster import batch
 from tests.harness.stranger import Stranger, frame
-from tests.integration.test_peer_port import SETTINGS, peer_address
+from tests.integration.test_peer_port import peer_address
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,7 @@ def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("attacks-peers")
-    cluster = lay_out(folder, settings={**SETTINGS, **request.param})
+    cluster = lay_out(folder, settings={**SMALL_FILES, **request.param})
 
     async def fill() -> None:
         async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:

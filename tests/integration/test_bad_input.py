@@ -40,6 +40,7 @@ from dledger.remoting.protocol.command import RemotingCommand, SerializeType, re
 from dledger.remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_command
 from dledger.remoting.protocol.headers import SendMessageHeader
 from tests.harness.eventually import WITHIN_S, logged, look_until
+from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bad-input")]
@@ -47,11 +48,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bad-input")]
 TOPIC = "bad-input"
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
 MAX_BODY_BYTES = 4 << 20
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 64 << 20,
-    "store.max_hash_slot_num": 10_000,
-    "store.max_index_num": 40_000,
-}
 
 
 class World:
@@ -96,7 +92,7 @@ def send_frame(body: bytes = b"never whole", opaque: int = 7) -> bytes:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with running(
-        lay_out(tmp_path_factory.mktemp("bad-input"), brokers=1, settings=SETTINGS)
+        lay_out(tmp_path_factory.mktemp("bad-input"), brokers=1, settings=SMALL_FILES)
     ) as cluster:
         trio.run(partial(create_topic, [cluster.namesrv_address], TOPIC, queues=1))
         yield World(cluster)

@@ -18,14 +18,10 @@ from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from tests.harness.eventually import logged, look_until
 from tests.harness.groups import running_groups
+from tests.harness.local_settings import SMALL_FILES
 
 pytestmark = pytest.mark.slow
 
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 16 << 20,
-    "store.max_hash_slot_num": 10_000,
-    "store.max_index_num": 40_000,
-}
 SENDS = 50
 
 
@@ -61,7 +57,7 @@ async def send_and_read(cluster: LocalCluster, first: int = 0) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 async def test_group_of_each_size_survives_a_minority(tmp_path: Path, size: int) -> None:
-    async with local_cluster(tmp_path, brokers=size, settings=SETTINGS) as cluster:
+    async with local_cluster(tmp_path, brokers=size, settings=SMALL_FILES) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=1)
         await send_and_read(cluster)
         for name in cluster.brokers:
@@ -101,7 +97,7 @@ async def test_weaker_modes_name_their_risk_and_survive_a_kill(
     tmp_path: Path, setting: str, value: str
 ) -> None:
     """A process that dies leaves its pages to the kernel: what was replicated is kept."""
-    async with local_cluster(tmp_path, settings={**SETTINGS, setting: value}) as cluster:
+    async with local_cluster(tmp_path, settings={**SMALL_FILES, setting: value}) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=1)
         await send_and_read(cluster)
         for name in cluster.brokers:
@@ -118,7 +114,7 @@ async def test_weaker_modes_name_their_risk_and_survive_a_kill(
 async def test_all_members_killed_at_once_lose_no_ack(
     tmp_path: Path,
 ) -> None:
-    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+    async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=1)
         await send_and_read(cluster)
         for name in cluster.brokers:

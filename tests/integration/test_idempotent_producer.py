@@ -28,16 +28,12 @@ from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from tests.harness.eventually import look_until
 from tests.harness.leader_kill import kill_leaders, read_all
+from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
 from tests.harness.shipped_files import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("idempotent")]
 
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 16 << 20,
-    "store.max_hash_slot_num": 100_000,
-    "store.max_index_num": 1_000_000,
-}
 KILLS = 6
 SENDERS = 24
 QUEUES = 4
@@ -107,7 +103,7 @@ async def send_delayed(producer: Producer, reported: SendRecord) -> None:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("idempotent")
-    with running(lay_out(folder, settings=SETTINGS)) as cluster:
+    with running(lay_out(folder, settings=SMALL_FILES)) as cluster:
         yield cluster
 
 

@@ -26,15 +26,11 @@ from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import MQError
 from tests.harness.eventually import look_until
 from tests.harness.leader_kill import kill_leaders, read_all
+from tests.harness.local_settings import SMALL_FILES
 from tests.harness.replica_folders import equal_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.hunt]
 
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 16 << 20,
-    "store.max_hash_slot_num": 100_000,
-    "store.max_index_num": 1_000_000,
-}
 KILLS, KILLS_BY_HINTS = int(os.environ.get("LEADER_KILLS", "10")), 5
 """`make leader-kills` sets more."""
 SENDERS = 48 if KILLS <= 20 else 64
@@ -133,7 +129,7 @@ class Kills:
 
     async def play(self) -> None:
         """Kill the leaders while all clients send, and read everything."""
-        async with local_cluster(self.folder, settings=SETTINGS) as cluster:
+        async with local_cluster(self.folder, settings=SMALL_FILES) as cluster:
             namesrvs = [cluster.namesrv_address]
             for topic in ("kills", "hinted", "delayed"):
                 await create_topic(namesrvs, topic, queues=4)

@@ -17,19 +17,14 @@ from dledger.cli.log_verify import open_segments, verify_store, walk
 from dledger.cli.topic_command import create_topic, queue_bounds
 from dledger.commitlog.entry import KIND_NO_OP
 from tests.harness.eventually import WITHIN_S, look_until
+from tests.harness.local_settings import SMALL_FILES
 from tests.harness.one_term import in_one_term
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = {
-    "store.mapped_file_size_commit_log": 16 << 20,
-    "store.max_hash_slot_num": 10_000,
-    "store.max_index_num": 40_000,
-}
-
 
 async def test_a_cluster_survives_its_leader_and_stops_clean(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+    async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         namesrvs = [cluster.namesrv_address]
         assert await create_topic(namesrvs, "t", queues=3) == ["broker-a"]
         first = await cluster.wait_leader()

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.hunt]
 MESSAGES = 2_000_000
 """Memory grows over the first half of them: caches get full."""
 MESSAGES_ALONE = 400_000 * EXTENT
-"""As many with the extent of `make test-long`."""
+"""As many with the extent of a hunt."""
 BATCH = 200
 SENDERS = 8
 SAMPLES = 20

@@ -25,16 +25,12 @@ from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import MQError
 from tests.harness.eventually import all_statuses, eventually
+from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
 from tests.harness.replica_folders import equal_bytes
 
 pytestmark = pytest.mark.slow
 
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 16 << 20,
-    "store.max_hash_slot_num": 100_000,
-    "store.max_index_num": 1_000_000,
-}
 SENDERS = 48
 CALM_SENDS = 2_000
 """Acknowledged before anything is done to the group."""
@@ -152,7 +148,7 @@ def newcomer(cluster: LocalCluster, like: str, name: str, folder: str) -> tuple[
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A cluster of which every test leaves all members running, and none changed."""
-    with running(lay_out(tmp_path_factory.mktemp("whole"), settings=SETTINGS)) as cluster:
+    with running(lay_out(tmp_path_factory.mktemp("whole"), settings=SMALL_FILES)) as cluster:
         yield cluster
 
 
@@ -179,7 +175,7 @@ async def test_leaders_restarted_one_after_the_other_fail_no_send(whole: LocalCl
 
 
 async def test_wiped_follower_comes_back_as_a_voter(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+    async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         async with loaded(cluster) as load:
             await load.reach(20_000)
             leader = await cluster.wait_leader()
@@ -204,7 +200,7 @@ async def test_wiped_follower_comes_back_as_a_voter(tmp_path: Path) -> None:
 async def test_members_change_by_command_under_load(
     tmp_path: Path,
 ) -> None:
-    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+    async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         namesrv = cluster.namesrv_address
         async with loaded(cluster) as load:
             await load.reach(20_000)

@@ -9,13 +9,12 @@ import random
 import struct
 import tomllib
 import zlib
-from collections.abc import Iterator
 
 import pytest
 import trio
 
 from dledger.cli.ask_cluster import NoAnswerError, ask
-from dledger.cli.local_cluster import LocalCluster, lay_out
+from dledger.cli.local_cluster import LocalCluster
 from dledger.client.connect import connect
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
@@ -30,15 +29,8 @@ from dledger.raft.wire import (
 )
 from dledger.remoting.protocol.codes import RequestCode
 from tests.harness.eventually import all_statuses, wait_logged
-from tests.harness.module_cluster import running
 
-pytestmark = pytest.mark.slow
-
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 16 << 20,
-    "store.max_hash_slot_num": 10_000,
-    "store.max_index_num": 40_000,
-}
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("three-brokers")]
 
 
 def hello(**changes: object) -> bytes:
@@ -70,12 +62,6 @@ STRANGERS: dict[str, bytes] = {
 }
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with running(lay_out(tmp_path_factory.mktemp("peer-port"), settings=SETTINGS)) as cluster:
-        yield cluster
-
-
 def peer_address(cluster: LocalCluster, name: str) -> tuple[str, int]:
     path = cluster.brokers[name].config_path
     assert path is not None
@@ -101,27 +87,27 @@ async def said_until_closed(cluster: LocalCluster, name: str, data: bytes) -> li
 
 @pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
 async def test_a_stranger_is_refused_and_the_group_goes_on(
-    cluster: LocalCluster, data: bytes
+    three_brokers: LocalCluster, data: bytes
 ) -> None:
-    before = await all_statuses(cluster)
-    for name in cluster.brokers:
-        assert await said_until_closed(cluster, name, data) == []
-    async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
-        await producer.send(Message("t", b"x"))
-    after = await all_statuses(cluster)
-    assert {x["term"] for x in after.values()} == {x["term"] for x in before.values()}
-    for node in cluster.brokers.values():
+    for name in three_brokers.brokers:
+        assert await said_until_closed(three_brokers, name, data) == []
+    async with (
+        connect([three_brokers.namesrv_address]) as client,
+        Producer(client, "p") as producer,
+    ):
+        await producer.send(Message("peer-port", b"x"))
+    for node in three_brokers.brokers.values():
         assert node.running, node.last_log_lines()
         await wait_logged(node, "peer_refused")
 
 
 async def test_ports_refuse_the_wrong_protocol(
-    cluster: LocalCluster,
+    three_brokers: LocalCluster,
 ) -> None:
-    host, port = peer_address(cluster, "n0")
+    host, port = peer_address(three_brokers, "n0")
     with pytest.raises(NoAnswerError):
         await ask(f"{host}:{port}", RequestCode.RAFT_STATUS)
-    client_host, _, client_port = cluster.brokers["n0"].address.rpartition(":")
+    client_host, _, client_port = three_brokers.brokers["n0"].address.rpartition(":")
     with trio.fail_after(60):
         async with await trio.open_tcp_stream(client_host, int(client_port)) as stream:
             await stream.send_all(hello())
@@ -129,4 +115,4 @@ async def test_ports_refuse_the_wrong_protocol(
                 assert await stream.receive_some(100) == b""
             except trio.BrokenResourceError:
                 pass  # hung up with bytes unread
-    assert len(await all_statuses(cluster)) == 3
+    assert len(await all_statuses(three_brokers)) == 3

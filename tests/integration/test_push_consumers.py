@@ -21,15 +21,11 @@ from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from tests.harness.eventually import WITHIN_S
+from tests.harness.local_settings import SMALL_FILES
 from tests.harness.shipped_files import ROOT
 
 pytestmark = pytest.mark.slow
 
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 16 << 20,
-    "store.max_hash_slot_num": 10_000,
-    "store.max_index_num": 40_000,
-}
 QUEUES = 8
 
 MEMBER = """\
@@ -37,6 +33,7 @@ import sys, threading
 from dledger.client.blocking import BlockingClient
 from dledger.client.consumer.offsets import FROM_FIRST
 from dledger.client.consumer.config import PushConfig
+from tests.harness.local_settings import SMALL_FILES
 
 def listener(messages, context):
     for message in messages:
@@ -82,7 +79,7 @@ async def test_push_group_consumes_all_while_members_are_killed(tmp_path: Path) 
         heard.append(body)
         return None
 
-    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+    async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         namesrv = cluster.namesrv_address
         await create_topic([namesrv], "push", queues=QUEUES)
         async with (

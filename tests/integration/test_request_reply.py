@@ -22,14 +22,10 @@ from dledger.client.core.message_ext import MessageExt
 from dledger.client.producer.producer import Producer
 from dledger.client.producer.request_reply import reply_message
 from tests.harness.eventually import all_statuses
+from tests.harness.local_settings import SMALL_FILES
 
 pytestmark = pytest.mark.slow
 
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 16 << 20,
-    "store.max_hash_slot_num": 100_000,
-    "store.max_index_num": 1_000_000,
-}
 TOPIC = "questions"
 REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
 TIMEOUT_S = 60.0
@@ -47,7 +43,7 @@ async def test_every_request_gets_its_reply_while_the_leader_is_killed(tmp_path:
     replies: dict[bytes, bytes] = {}
     killed = trio.Event()
 
-    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+    async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         namesrvs = [cluster.namesrv_address]
         await create_topic(namesrvs, TOPIC, queues=4)
         first_term = await newest_term(cluster)

@@ -14,17 +14,12 @@ from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
-
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 16 << 20,
-    "store.max_hash_slot_num": 10_000,
-    "store.max_index_num": 40_000,
-}
+from tests.harness.local_settings import SMALL_FILES
 
 
 @pytest.mark.slow
 async def test_a_client_finds_messages_by_time_over_killed_leaders(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+    async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=1)
         async with (
             connect([cluster.namesrv_address]) as client,

@@ -22,15 +22,11 @@ from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import MQError
 from tests.harness.eventually import WITHIN_S, wait_logged
+from tests.harness.local_settings import SMALL_FILES
 from tests.harness.stored_messages import bodies_at
 
 pytestmark = pytest.mark.slow
 
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 64 << 20,
-    "store.max_hash_slot_num": 100_000,
-    "store.max_index_num": 1_000_000,
-}
 SENDERS = 32
 ENOUGH = 500
 """Acknowledged sends before and after the signal, so that it comes under load."""
@@ -80,7 +76,7 @@ async def second_start(node: Node) -> dict[str, object]:
 async def test_sigterm_of_the_leader_fails_no_send(
     tmp_path: Path,
 ) -> None:
-    async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
+    async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=4)
         sends = Sends()
         leader = await cluster.wait_leader()
@@ -114,7 +110,7 @@ async def test_sigterm_of_the_leader_fails_no_send(
 
 async def test_sigterm_of_a_broker_alone_answers_every_send(tmp_path: Path) -> None:
     """No member takes over: a send is acknowledged or not stored. Unknown would be a loss."""
-    async with local_cluster(tmp_path, brokers=1, settings=SETTINGS) as cluster:
+    async with local_cluster(tmp_path, brokers=1, settings=SMALL_FILES) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=4)
         sends = Sends()
         # Long enough for a disk that is slow: an answer that comes too late is an unknown outcome.
@@ -138,7 +134,7 @@ async def test_sigterm_of_a_broker_alone_answers_every_send(tmp_path: Path) -> N
 
 
 async def test_kill_leaves_the_abort_file_for_the_next_start(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, brokers=1, settings=SETTINGS) as cluster:
+    async with local_cluster(tmp_path, brokers=1, settings=SMALL_FILES) as cluster:
         node = cluster.brokers["n0"]
         await cluster.kill("n0", signal.SIGKILL)
         assert abort_file(node).read_text().isdigit()
@@ -148,7 +144,7 @@ async def test_kill_leaves_the_abort_file_for_the_next_start(tmp_path: Path) -> 
 
 
 async def test_a_second_signal_does_not_wait_and_still_loses_nothing(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, brokers=1, settings=SETTINGS) as cluster:
+    async with local_cluster(tmp_path, brokers=1, settings=SMALL_FILES) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=4)
         sends = Sends()
         config = ProducerConfig(send_timeout_s=1.5)

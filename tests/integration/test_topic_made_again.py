@@ -7,21 +7,19 @@ three real brokers.
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import trio
 
-from dledger.cli.local_cluster import lay_out
+from dledger.cli.local_cluster import LocalCluster
 from dledger.commitlog.record import decode_record
-from tests.harness.module_cluster import running
 from tests.harness.raw_pull import Request, ask_together, pull_all
 
 CREATE, DELETE, SEND = 17, 215, 10
 SUCCESS, TOPIC_NOT_EXIST = 0, 17
 ROUNDS = 40
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("three-brokers")]
 
 
 def create(topic: str, queues: int) -> Request:
@@ -54,26 +52,26 @@ def drawn(rng: random.Random, topic: str) -> list[Request]:
     return requests
 
 
-def test_topic_made_again_keeps_what_is_acknowledged(tmp_path: Path) -> None:
+def test_topic_made_again_keeps_what_is_acknowledged(three_brokers: LocalCluster) -> None:
     rng = random.Random(7)
-    with running(lay_out(tmp_path / "cluster", brokers=3)) as cluster:
-        leader = cluster.brokers[trio.run(cluster.wait_leader)].address
-        kept = 0
-        for number in range(ROUNDS):
-            topic = f"T{number}"
-            requests = drawn(rng, topic)
-            acknowledged: list[bytes] = []
-            answers = ask_together(leader, requests)
-            for (code, _, body), (header, _) in zip(requests, answers, strict=True):
-                if code == DELETE:
-                    acknowledged.clear()
-                elif code == SEND and header["code"] == SUCCESS:
-                    acknowledged.append(body)
-                assert header["code"] == SUCCESS or (code, header["code"]) == (
-                    SEND, TOPIC_NOT_EXIST,
-                ), header  # fmt: skip
-            records = pull_all(leader, topic, 0) if acknowledged else ()
-            assert [bytes(decode_record(each).body) for each in records] == acknowledged
-            kept += len(acknowledged)
-        assert kept > 10
-        assert all(node.running for node in cluster.nodes)
+    cluster = three_brokers
+    leader = cluster.brokers[trio.run(cluster.wait_leader)].address
+    kept = 0
+    for number in range(ROUNDS):
+        topic = f"made-again-{number}"
+        requests = drawn(rng, topic)
+        acknowledged: list[bytes] = []
+        answers = ask_together(leader, requests)
+        for (code, _, body), (header, _) in zip(requests, answers, strict=True):
+            if code == DELETE:
+                acknowledged.clear()
+            elif code == SEND and header["code"] == SUCCESS:
+                acknowledged.append(body)
+            assert header["code"] == SUCCESS or (code, header["code"]) == (
+                SEND, TOPIC_NOT_EXIST,
+            ), header  # fmt: skip
+        records = pull_all(leader, topic, 0) if acknowledged else ()
+        assert [bytes(decode_record(each).body) for each in records] == acknowledged
+        kept += len(acknowledged)
+    assert kept > 10
+    assert all(node.running for node in cluster.nodes)

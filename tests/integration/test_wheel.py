@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -289,13 +290,19 @@ def test_wheel_alone_runs_both_daemons(bare: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_extra_is_one_sentence(
-    bare: Path, tmp_path: Path, command: tuple[str, ...], extra: str
+    wheel: Path, bare: Path, tmp_path: Path, command: tuple[str, ...], extra: str
 ) -> None:
     done = ended(bare / command[0], *command[1:], cwd=tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: this command needs ")
-    assert line.endswith(f"; pip install 'dledger-mq[{extra}]'")
+    named = re.findall(r"'?([\w-]+)[<>=]", line.split("; pip install ")[1])
+    # The line works wherever the wheel came from: it names the packages of the extra themselves.
+    assert sorted(named) == sorted(
+        need.split(";")[0].split(">")[0].split("<")[0].split("=")[0]
+        for need in requirements(wheel)
+        if f"extra == '{extra}'" in need
+    )
 
 
 def test_wheel_alone_suggests_commands(bare: Path, tmp_path: Path) -> None:
@@ -322,9 +329,10 @@ def test_wheel_with_chaos_makes_and_checks_a_run(with_chaos: Path, tmp_path: Pat
     assert json.loads(checked)["verdict"] == "valid"
     done = ended(with_chaos / "dledger", "check", made, "--engine", "spark", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == (
-        "error: this command needs pyspark, which is not installed; pip install 'dledger-mq[spark]'"
-    )
+    said, _, line = done.stderr.splitlines()[-1].partition("; ")
+    assert said == "error: this command needs pyspark, which is not installed"
+    assert line.startswith("pip install ")
+    assert "pyspark==" in line
 
 
 def test_with_spark_a_planted_history_is_checked(with_spark: Path, tmp_path: Path) -> None:

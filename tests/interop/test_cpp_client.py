@@ -114,6 +114,7 @@ async def test_every_kind_of_send_is_stored_as_it_was_meant(tmp_path: Path) -> N
     }
 
 
+@pytest.mark.hunt
 async def test_push_consumer_gets_refused_messages_again(
     tmp_path: Path,
 ) -> None:
@@ -179,6 +180,7 @@ async def test_push_consumer_gets_refused_messages_again(
         assert (committed[queue_id] or 0) > offset
 
 
+@pytest.mark.hunt
 async def test_an_orderly_consumer_gets_each_queue_in_order(tmp_path: Path) -> None:
     """It locks its queues at the broker first, and pulls none that it has not locked."""
     async with local_cluster(tmp_path / "cluster", settings=SMALL_FILES) as cluster:
@@ -203,6 +205,7 @@ async def test_an_orderly_consumer_gets_each_queue_in_order(tmp_path: Path) -> N
         assert [line["queue_offset"] for line in mine] == list(range(20))
 
 
+@pytest.mark.hunt
 async def test_clients_survive_a_killed_leader(tmp_path: Path) -> None:
     async with local_cluster(tmp_path / "cluster", settings=SMALL_FILES) as cluster:
         namesrv = cluster.namesrv_address

@@ -14,7 +14,7 @@ import pytest
 from tests.harness.foreign_client import GRPC_GO, foreign_client, needs_grpc_go
 from tests.harness.grpc_clients import cluster_with_tls, exchange_every_kind, lose_nothing
 
-pytestmark = [pytest.mark.slow, needs_grpc_go]
+pytestmark = [pytest.mark.slow, pytest.mark.hunt, needs_grpc_go]
 
 PARTS = ("receive",)
 

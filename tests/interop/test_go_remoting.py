@@ -22,7 +22,7 @@ from tests.harness.remoting_clients import (
     one_at_a_time,
 )
 
-pytestmark = [pytest.mark.slow, needs_remoting_go]
+pytestmark = [pytest.mark.slow, pytest.mark.hunt, needs_remoting_go]
 
 
 def client(folder: Path, *arguments: str) -> Any:

@@ -41,7 +41,7 @@ from tests.harness.grpc_clients import (
 )
 from tests.harness.stored_messages import messages_at
 
-pytestmark = [pytest.mark.slow, needs_grpc_java]
+pytestmark = [pytest.mark.slow, pytest.mark.hunt, needs_grpc_java]
 
 PARTS = ("receive", "push")
 ACCOUNTS = """

@@ -22,7 +22,7 @@ MESSAGES = 2_000
 BATCH = 500
 LOOK_S = 0.2
 
-pytestmark = [pytest.mark.slow, needs_java]
+pytestmark = [pytest.mark.slow, pytest.mark.hunt, needs_java]
 
 
 async def compiled(folder: Path) -> list[str]:

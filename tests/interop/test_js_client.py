@@ -105,6 +105,7 @@ async def test_messages_arrive_as_sent_and_refused_ones_come_again(tmp_path: Pat
         assert (committed[queue_id] or 0) > offset
 
 
+@pytest.mark.hunt
 async def test_clients_survive_a_killed_leader(tmp_path: Path) -> None:
     async with local_cluster(tmp_path / "cluster", settings=SMALL_FILES) as cluster:
         namesrv = cluster.namesrv_address

@@ -44,7 +44,7 @@ from tests.harness.mqadmin_commands import (
 )
 from tests.harness.stored_messages import committed_behind, stored_in
 
-pytestmark = [pytest.mark.slow, needs_java]
+pytestmark = [pytest.mark.slow, pytest.mark.hunt, needs_java]
 
 SETTINGS = {**SMALL_FILES, "broker.trace_topic_enable": True}
 LIMIT_MS = 30_000

@@ -29,6 +29,7 @@ async def test_every_kind_of_message_arrives_as_sent(tmp_path: Path) -> None:
         await exchange_every_kind(tmp_path, client, endpoints, PARTS)
 
 
+@pytest.mark.hunt
 async def test_nothing_is_lost_when_leader_and_proxy_die(tmp_path: Path) -> None:
     """Several addresses make no target that the client's gRPC takes: there is one alone."""
     async with cluster_with_proxies(tmp_path) as cluster:

@@ -49,6 +49,7 @@ async def test_every_kind_of_message_arrives_as_sent(tmp_path: Path) -> None:
         await exchange_every_kind(tmp_path, client, endpoints, PARTS)
 
 
+@pytest.mark.hunt
 async def test_nothing_is_lost_when_leader_and_proxy_die(tmp_path: Path) -> None:
     async with cluster_with_proxies(tmp_path, 2) as cluster:
         endpoints = ";".join(node.address for node in cluster.proxies.values())
@@ -71,6 +72,7 @@ async def test_example_of_the_guide_prints_its_order(tmp_path: Path) -> None:
     assert done.stdout.decode().splitlines()[-1] == "an order from Python"
 
 
+@pytest.mark.hunt
 async def test_slow_listener_keeps_its_message(tmp_path: Path) -> None:
     """Its time is 60 s, and it is renewed while the client is there."""
     async with cluster_with_proxies(tmp_path, queues=1) as cluster:
@@ -91,6 +93,7 @@ async def test_slow_listener_keeps_its_message(tmp_path: Path) -> None:
         assert [line["attempt"] for line in (*one.messages, *two.messages)] == [1]
 
 
+@pytest.mark.hunt
 async def test_message_groups_are_consumed_in_order(tmp_path: Path) -> None:
     async with cluster_with_proxies(tmp_path) as cluster:
         await exchange_in_order(tmp_path, client, cluster)

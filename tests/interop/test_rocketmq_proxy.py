@@ -30,7 +30,7 @@ from tests.harness.remoting_clients import QUICK_CHECKS, TOPIC
 from tests.harness.remoting_clients import exchange_every_kind as exchange_by_remoting
 from tests.harness.rocketmq_proxy import RocketMqProxy, rocketmq_proxy
 
-pytestmark = [pytest.mark.slow, needs_java]
+pytestmark = [pytest.mark.slow, pytest.mark.hunt, needs_java]
 
 PARTS = ("receive", "push")
 PAYMENTS = "Payments"

@@ -14,7 +14,7 @@ import pytest
 from tests.harness.foreign_client import GRPC_RUST, foreign_client, needs_grpc_rust
 from tests.harness.grpc_clients import cluster_with_proxies, exchange_every_kind, lose_nothing
 
-pytestmark = [pytest.mark.slow, needs_grpc_rust]
+pytestmark = [pytest.mark.slow, pytest.mark.hunt, needs_grpc_rust]
 
 PARTS = ("receive",)
 

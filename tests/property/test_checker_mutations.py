@@ -17,6 +17,7 @@ from dledger.jepsen_like.checkers.verdict import Verdict, Violation
 from dledger.jepsen_like.history.operation import History
 from tests.harness.clean_histories import clean_history, interrupted
 from tests.harness.extent import EXTENT
+from tests.harness.fast_part import tested_part
 from tests.harness.history_world import KEEPS, LATE_MAX_NS
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_facts import FACTS, RIGHT
@@ -141,7 +142,7 @@ def test_clean_histories_are_judged_without_alarm() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(CLEAN_BLOCKS))
+@pytest.mark.parametrize("block", tested_part(range(CLEAN_BLOCKS), 1))
 def test_many_clean_histories_raise_no_alarm(block: int) -> None:
     size = ALL_CLEAN // CLEAN_BLOCKS
     expect_no_alarm(range(block * size, (block + 1) * size))
@@ -221,6 +222,7 @@ def test_what_a_correct_broker_may_show_raises_no_alarm(change: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.parametrize("kind", PLANTERS, ids=": ".join)
 def test_planted_anomalies_are_caught_wherever_they_are(kind: Kind) -> None:
     expect_caught(kind, PER_KIND_SLOW)

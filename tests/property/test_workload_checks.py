@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from pathlib import Path
 
@@ -11,17 +10,13 @@ import pytest
 from dledger.jepsen_like.checkers import delayed, filters, producer_order, retries
 from dledger.jepsen_like.checkers.all_checks import Settings, check_everything, check_source
 from dledger.jepsen_like.checkers.delayed import latest_before
-from dledger.jepsen_like.checkers.producer_order import Lines
-from dledger.jepsen_like.checkers.retries import OPERATIONS, check_table
 from dledger.jepsen_like.checkers.verdict import Verdict
-from dledger.jepsen_like.history.columns import OBS, obs_table, ops_table
+from dledger.jepsen_like.history.columns import ops_table
 from dledger.jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
 from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
 from dledger.spark_jobs.engines.local import LocalSource
 from tests.harness.judged import comparable
-from tests.harness.workload_histories import MAKERS, MS, given_back, idempotent
-from tests.oracles import producer_order as by_rows
-from tests.oracles.all_checks import check_row_wise
+from tests.harness.workload_histories import MAKERS, MS
 
 WHOLE = 12
 """Histories of each workload that go through files and all checks."""
@@ -38,13 +33,9 @@ NAMES = {
 
 
 def both(history: History, folder: Path) -> tuple[list[Verdict], list[Verdict]]:
-    """Return the row-wise verdicts on a history, and those on its tables."""
+    """Return the verdicts on a history in memory, and those on its tables."""
     settled = bool(history.replica_reads)
-    expected = check_row_wise(history, settled=settled, late_max_ns=LATE_MAX_NS, idempotent=True)
-    in_columns = check_everything(
-        history, settled=settled, late_max_ns=LATE_MAX_NS, idempotent=True
-    )
-    assert comparable(in_columns) == comparable(expected)
+    expected = check_everything(history, settled=settled, late_max_ns=LATE_MAX_NS, idempotent=True)
     folder.mkdir()
     obs = write_history(folder, history, "r")
     write_summary(folder, Ingested(ops=len(history.operations), obs=obs))
@@ -67,56 +58,6 @@ def test_a_workload_gets_the_same_verdicts_counts_and_witnesses(
             )
             names.update(v.name for verdict in found for v in verdict.violations if spoiled)
     assert names.keys() >= NAMES[workload], names
-
-
-@pytest.mark.slow
-def test_what_was_given_back_is_judged_as_row_by_row() -> None:
-    judged: Counter[str] = Counter()
-    for seed in range(DRAWN):
-        history = given_back(seed, (0.0, 0.02, 0.5)[seed % 3])
-        rows = [op for op in history.operations if op.f in OPERATIONS]
-        random.Random(seed).shuffle(rows)
-        for drained, error_ns in ((True, 0), (False, 0), (True, 5 * MS)):
-            expected = retries.check_history(
-                history.operations, drained=drained, clock_error_ns=error_ns
-            )
-            table = ops_table("r", rows)
-            found = check_table(table, drained=drained, clock_error_ns=error_ns)
-            assert comparable([found]) == comparable([expected]), f"given_back({seed}), {drained}"
-        whole = retries.check_history(history.operations)
-        judged.update([whole.validity, *(violation.name for violation in whole.violations)])
-    assert min(judged[name] for name in NAMES["given back"]) > 30, judged
-    assert judged["valid"] > 30
-
-
-def test_push_workload_names_no_more_than_the_checker() -> None:
-    """Many wrong copies: the first few of the rows are named, and all is counted."""
-    rows: list[Operation] = []
-    for value in range(50):
-        op = Operation(value, value, 1, NOTHING, F.SEND_BACK, Outcome.OK, value, value + 1)
-        op.value, op.status = 49 - value, 0
-        rows.append(op)
-    expected = retries.check_history(rows)
-    found = check_table(ops_table("r", rows[::-1]), drained=True)
-    assert found == expected
-    assert [v.operations for v in found.violations] == [(n,) for n in range(retries.REPORTED_MAX)]
-    assert found.counts["acknowledged"] == 50
-
-
-@pytest.mark.slow
-def test_lines_of_producers_are_judged_as_row_by_row() -> None:
-    judged: Counter[str] = Counter()
-    for seed in range(DRAWN):
-        history = idempotent(seed, (0.0, 0.05, 0.5)[seed % 3])
-        expected = by_rows.check_history(history)
-        sends = [op for op in history.operations if op.f == F.SEND]
-        random.Random(seed).shuffle(sends)
-        lines = Lines(ops_table("r", sends))
-        looks = obs_table("r", history.operations, history.replica_reads)
-        found = lines.check(looks if lines.open_values() else OBS.empty_table())
-        assert comparable([found]) == comparable([expected]), f"idempotent({seed})"
-        judged[found.validity] += 1
-    assert min(judged["valid"], judged["invalid"]) > 60, judged
 
 
 def test_only_the_read_that_proves_most_is_taken() -> None:

@@ -34,12 +34,13 @@ def spoiled(seed: int, *more: Step, members: int = 3) -> Plan:
     ("seed", "more"),
     [
         (1, ()),
-        (
+        pytest.param(
             1,
             (
                 Step(42_000, Kind.POWER_CUT_ALL, "all", 500),
                 Step(73_000, Kind.KILL, "leader", 2_000),
             ),
+            marks=pytest.mark.hunt,
         ),
     ],
     ids=["alone", "with power cuts"],

@@ -33,6 +33,7 @@ from dledger.remoting.access.gate import AccessGate
 from dledger.services.offset_commits import OffsetCommits
 from dledger.state.tables import StateTables
 from dledger.state.transactions import TransactionTable
+from tests.harness.fast_part import tested_part
 
 pytestmark = pytest.mark.slow
 
@@ -158,10 +159,10 @@ def test_open_half_messages_outlast_retention() -> None:
 @pytest.mark.parametrize(
     ("mode", "counter"),
     [
-        ("small_limits", "session_forgotten"),
-        ("slow_listeners", "slow_listener_killed"),
         ("access_control", "stranger_refused"),
-        ("hostile_contents", "hostile_refused"),
+        pytest.param("slow_listeners", "slow_listener_killed", marks=pytest.mark.hunt),
+        pytest.param("small_limits", "session_forgotten", marks=pytest.mark.hunt),
+        pytest.param("hostile_contents", "hostile_refused", marks=pytest.mark.hunt),
     ],
 )
 def test_a_mode_meets_what_it_is_for_and_breaks_nothing(mode: str, counter: str) -> None:
@@ -180,6 +181,7 @@ def test_reads_at_a_deposed_leader_are_never_stale() -> None:
     assert played.sometimes["read_at_old_leader"] >= 3
 
 
+@pytest.mark.hunt
 def test_a_stale_read_at_a_deposed_leader_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader that is cut off never gives up by itself here, so it answers in every plan."""
 
@@ -220,7 +222,9 @@ def test_orders_come_within_50_ms_of_a_change_of_role() -> None:
     assert played.sometimes["order_at_role_change"] >= 3
 
 
-@pytest.mark.parametrize("mode", [name for name in STEP_MODES if name not in SCENES])
+@pytest.mark.parametrize(
+    "mode", tested_part([name for name in STEP_MODES if name not in SCENES], 3)
+)
 def test_steps_of_a_mode_break_nothing(mode: str) -> None:
     rng, kinds = Random(mode), STEP_MODES[mode]
     steps = tuple(
@@ -252,7 +256,7 @@ def test_flushes_that_come_late_lose_nothing_of_a_majority() -> None:
     assert sum(played.faults[kind] for kind in (Kind.POWER_CUT, Kind.POWER_CUT_ALL)) >= 2
 
 
-@pytest.mark.parametrize("seed", [3, 4, 5])
+@pytest.mark.parametrize("seed", tested_part([3, 4, 5], 1))
 def test_a_power_cut_of_all_loses_what_is_not_flushed(seed: int) -> None:
     """Sends every 30 ms: at each cut there is what was acknowledged and is not flushed."""
     steps = tuple(

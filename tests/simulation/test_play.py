@@ -139,6 +139,7 @@ def test_what_is_no_plan_is_a_usage_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.parametrize("seed", range(1, 1 + 2 * EXTENT))
 def test_drawn_plans_break_nothing(seed: int) -> None:
     result = play(draw_plan(seed, 300))

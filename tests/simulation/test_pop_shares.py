@@ -76,6 +76,7 @@ async def send_all(node: ClientNode) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.hunt
 def test_thousand_receivers_share_and_lose_nothing() -> None:
     shares = Shares()
     names = [f"r{number}" for number in range(RECEIVERS)]

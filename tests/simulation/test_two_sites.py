@@ -453,11 +453,11 @@ def healed_after_s(seen: Seen, sites: Sites) -> float:
 
 
 SITES: Final = [
-    pytest.param(Sites(right, breaks, short), marks=() if short else pytest.mark.slow)
+    pytest.param(Sites(right, breaks, short), marks=() if short else pytest.mark.hunt)
     for right in ("leader", "follower", "none")
     for breaks, short in ((False, False), (True, False), (True, True))
 ]
-SEEDS: Final = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 2 + EXTENT))]
+SEEDS: Final = [1, *(pytest.param(seed, marks=pytest.mark.hunt) for seed in range(2, 2 + EXTENT))]
 
 
 @pytest.mark.parametrize("sites", SITES, ids=str)

@@ -120,6 +120,7 @@ async def kill_leader(cluster: Any) -> None:
     await cluster.wait_caught_up(leader, 60)
 
 
+@pytest.mark.hunt
 def test_table_has_each_message_once_after_kills(spark: SparkSession, tmp_path: Path) -> None:
     spark_jobs.register(spark)
     with threaded_cluster(tmp_path / "cluster", SETTINGS) as cluster:

@@ -37,10 +37,7 @@ CLUSTER = "local-cluster[2,1,1024]"
 
 
 def random_queues(folder: Path, count: int) -> Path:
-    """Write a history of many small random queues, some with a first offset that goes back.
-
-    Each acknowledgement names an offset: windows do not place those that name none.
-    """
+    """Write a history of many small random queues, some with a first offset that goes back."""
     operations: list[Operation] = []
     for seed in range(count):
         rng = random.Random(seed)
@@ -60,10 +57,7 @@ def digest(spark: SparkSession, folder: Path, edition: str, partitions: int = 0)
 
     from dledger.spark_jobs.engines.frames import FrameTables
     from dledger.spark_jobs.engines.spark import SparkSource, open_tables
-    from tests.oracles.windows import WindowsSource
 
-    if edition == "windows":
-        return digest_of(check_source(WindowsSource(spark, str(folder))))
     tables = open_tables(spark, str(folder))
     if partitions:
         tables = FrameTables(spark, str(folder))
@@ -75,12 +69,9 @@ def digest(spark: SparkSession, folder: Path, edition: str, partitions: int = 0)
     return digest_of(check_source(source))
 
 
-def test_random_queues_have_one_digest_by_tasks_and_by_windows(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_random_queues_have_one_digest(spark: SparkSession, tmp_path: Path) -> None:
     folder = random_queues(tmp_path / "parquet", 150)
     expected = local_digest(folder)
-    assert digest(spark, folder, "windows") == expected
     assert digest(spark, folder, "one task per queue") == expected
 
 
@@ -97,7 +88,7 @@ def test_one_digest_for_each_way_the_work_is_dealt(
         shuffled(folder, tmp_path / "groups", 4, files=1, group_rows=50),
     ]
     assert [local_digest(layout) for layout in layouts] == [expected] * 3
-    editions = ("one task per queue", "windows") + (("chunks",) if shape is HOT else ())
+    editions = ("one task per queue", "chunks") if shape is HOT else ("one task per queue",)
     for number, (edition, adaptive) in enumerate(product(editions, ("true", "false"))):
         spark.conf.set("spark.sql.adaptive.enabled", adaptive)
         where = (shape, layouts[number % 3].name, edition, f"adaptive {adaptive}")

@@ -1,15 +1,11 @@
-"""Every engine and split of the rows gives one digest; windows find what the kernel does."""
+"""Every engine and split of the rows gives one digest."""
 
 from __future__ import annotations
 
-import io
 import os
 import random
-import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dledger.jepsen_like.checkers import queue_log
-from dledger.jepsen_like.checkers.all_checks import Settings, check_source
+from dledger.jepsen_like.checkers.all_checks import Settings, check_everything, check_source
 from dledger.jepsen_like.checkers.verdict import Verdict, digest_of
-from dledger.jepsen_like.history.columns import OBS, OPS, obs_table, ops_table
-from dledger.jepsen_like.history.operation import Operation
+from dledger.jepsen_like.history.columns import OBS, OPS
 from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
 from dledger.spark_jobs.engines.local import LocalSource
 from dledger.spark_jobs.generate.history import Shape, generate
@@ -30,19 +25,13 @@ from dledger.spark_jobs.run import Outcome
 from tests.harness.clean_histories import clean_history
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Scene
-from tests.harness.queue_histories import random_history
-from tests.harness.queue_tables import check_tables
 from tests.harness.shipped_files import ROOT
 from tests.harness.workload_histories import MAKERS, MS
-from tests.oracles.all_checks import check_row_wise
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.slow
-
-WINDOWED = 120
-"""Random queues judged by the windows, all in one go."""
 
 
 def local_digest(parquet: Path) -> str:
@@ -67,16 +56,10 @@ def many_kinds(folder: Path) -> Path:
             continue
         obs = write_history(folder, history, "r")
         write_summary(folder, Ingested(ops=len(history.operations), obs=obs))
-        expected = {v.name for verdict in check_row_wise(history) for v in verdict.violations}
+        expected = {v.name for verdict in check_everything(history) for v in verdict.violations}
         assert {queue_log.STALE_READ, "two holders at once"} <= expected
         return folder
     pytest.fail("no history takes both")
-
-
-def windows_digest(spark: SparkSession, parquet: Path) -> str:
-    from tests.oracles.windows import WindowsSource
-
-    return digest_of(check_source(WindowsSource(spark, str(parquet))))
 
 
 def test_all_engines_say_the_same_of_every_kind_of_operation(
@@ -84,7 +67,6 @@ def test_all_engines_say_the_same_of_every_kind_of_operation(
 ) -> None:
     folder = many_kinds(tmp_path / "parquet")
     assert spark_digest(spark, folder) == local_digest(folder)
-    assert windows_digest(spark, folder) == local_digest(folder)
 
 
 def test_engines_agree_on_retries_recalls_and_order(spark: SparkSession, tmp_path: Path) -> None:
@@ -99,7 +81,7 @@ def test_engines_agree_on_retries_recalls_and_order(spark: SparkSession, tmp_pat
         assert any(verdict.violations for verdict in local), workload
         again = check_source(SparkSource(spark, str(folder)), settings)
         assert digest_of(again) == digest_of(local), workload
-        expected = check_row_wise(history, idempotent=True, late_max_ns=3 * MS)
+        expected = check_everything(history, idempotent=True, late_max_ns=3 * MS)
         assert witnesses(again) == witnesses(expected), workload
 
 
@@ -179,75 +161,6 @@ def test_one_hot_queue_in_chunks_has_the_digest_of_one_task(
         width = -(-50_000 // chunks)
         source = SparkSource(spark, str(folder), chunk_offsets=width)
         assert digest_of(check_source(source)) == digest_of(whole), chunks
-
-
-def random_queues(count: int) -> list[list[Operation]]:
-    """Return histories of one queue each, given different queues and ids.
-
-    Each acknowledgement names an offset: windows do not place those that name none.
-    """
-    every: list[list[Operation]] = []
-    for seed in range(count):
-        operations = random_history(random.Random(seed), 12, all_offsets=True)
-        for op in operations:
-            op.queue = seed
-            op.op_id += seed * 1_000
-        every.append(operations)
-    return every
-
-
-def frames(spark: SparkSession, rows: Sequence[Operation]) -> tuple[DataFrame, DataFrame]:
-    ops, obs = ops_table("r", rows), obs_table("r", rows, ())
-    return spark.createDataFrame(plain(ops)), spark.createDataFrame(plain(obs))
-
-
-def plain(table: pa.Table) -> pa.Table:
-    """Spark takes no dictionaries."""
-    kinds = [
-        pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type)
-        for f in table.schema
-    ]
-    return table.cast(pa.schema(kinds))
-
-
-def test_windows_and_kernel_contradict_each_other_nowhere(spark: SparkSession) -> None:
-    from tests.oracles.windows import Contradictions, contradictions
-
-    queues = random_queues(WINDOWED)
-    found = contradictions(*frames(spark, [op for rows in queues for op in rows]))
-    wrong = 0
-    for number, rows in enumerate(queues):
-        said, violations = check_tables(ops_table("r", rows), obs_table("r", rows, ()))
-        theirs = found.get(("t", number), Contradictions())
-        where = f"random_history(random.Random({number}), 12): {violations} and {theirs}"
-        assert said.is_valid == (theirs == Contradictions()), where
-        covered = {off for pair in said.pairs for off in range(pair.low, pair.high + 1)}
-        assert bool(theirs.values) or theirs.is_too_long == (said.length > said.attempts), where
-        if not (said.values or said.offs or said.reads_wrong):
-            assert covered == set(theirs.offs), where
-        if said.length <= said.attempts:
-            # Of a queue that is too long, offsets beyond its sends are looked at again as well.
-            assert bool(said.values or said.offs) == bool(theirs.values), where
-        assert set(said.reads_wrong) == set(theirs.reads), where
-        wrong += not said.is_valid
-    assert WINDOWED // 5 < wrong < WINDOWED * 4 // 5
-
-
-def test_no_frame_of_the_windows_is_without_an_end(spark: SparkSession) -> None:
-    """Such a frame is computed again for each row: minutes for a million of them."""
-    from tests.oracles.windows import bad_offsets
-
-    frame = bad_offsets(*frames(spark, random_queues(1)[0]))
-    text = plan_of(frame.explain)
-    assert text.count("specifiedwindowframe(RowFrame, unboundedpreceding$(), currentrow$())") >= 2
-    assert "unboundedfollowing" not in re.sub(r"\s", "", text).lower()
-
-
-def plan_of(explain: Callable[..., None]) -> str:
-    said = io.StringIO()
-    with redirect_stdout(said):
-        explain(extended=True)
-    return said.getvalue()
 
 
 def test_spark_submit_prints_the_outcome_and_ends_as_it_is(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def daemon(log: Path, ready: str, *arguments: str) -> Iterator[str]:
         process.wait(60)
 
 
+@pytest.mark.hunt
 def test_a_standalone_master_judges_a_good_and_a_broken_history(tmp_path: Path) -> None:
     need_java()
     folders = [tmp_path / "good", tmp_path / "broken"]

@@ -174,7 +174,7 @@ def test_raft_metrics_carry_the_members_name(watched: Watched) -> None:
         "dledger_event_loop_stalls_total": 0,
         "dledger_registrations_refused": 1,
         "dledger_store_time_ahead_ms": -20,
-        "dledger_clock_behind_voters_ms": 3,
+        "dledger_clock_off_ms": 3,
         "dledger_held_pulls": 0,
         "dledger_transactions_given_up_total": 0,
         "dledger_expired_messages_total": 0,

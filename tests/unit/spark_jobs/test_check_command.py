@@ -13,7 +13,7 @@ import pytest
 from dledger.cli.main import main
 from dledger.commitlog.errors import MQError
 from dledger.jepsen_like.checkers import delayed, push_group, queue_log, transactions
-from dledger.jepsen_like.checkers.all_checks import Settings, check_source
+from dledger.jepsen_like.checkers.all_checks import Settings, check_everything, check_source
 from dledger.jepsen_like.checkers.push_group import (
     Consumed,
     PushRecord,
@@ -41,7 +41,6 @@ from dledger.spark_jobs.generate.history import Shape, generate
 from dledger.spark_jobs.run import judge_run, settings_of
 from tests.harness.clean_histories import clean_history
 from tests.harness.workload_histories import recalled
-from tests.oracles.all_checks import check_row_wise
 
 
 def check(capsys: pytest.CaptureFixture[str], run: Path) -> tuple[int, dict[str, Any]]:
@@ -199,7 +198,7 @@ def test_check_applies_the_guarantees_of_the_plan(tmp_path: Path) -> None:
     (folder / "runner.cbor").write_bytes(encode_history(history))
     expected = [
         (v.name, v.operations)
-        for verdict in check_row_wise(history, settled=False, **promised(PLAN))
+        for verdict in check_everything(history, settled=False, **promised(PLAN))
         for v in verdict.violations
     ]
     assert expected == [(transactions.CHECKED_OFTEN, (0, CHECKS_MAX + 1))]

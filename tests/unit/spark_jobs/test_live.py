@@ -10,6 +10,7 @@ import pytest
 
 from dledger.cli.main import main
 from dledger.jepsen_like.checkers import queue_log
+from dledger.jepsen_like.checkers.all_checks import check_everything
 from dledger.jepsen_like.checkers.queue_watch import VALUES_KEPT, QueueWatch
 from dledger.jepsen_like.checkers.verdict import Violation
 from dledger.jepsen_like.history.operation import (
@@ -26,7 +27,6 @@ from dledger.spark_jobs.live import GIVEN_UP_NS, LiveCheck, Progress, Tail, foll
 from tests.harness.fast_part import fast_part
 from tests.harness.generated import generated
 from tests.harness.played_runs import PlayedRun, as_called, writes
-from tests.oracles.all_checks import check_row_wise
 
 CLIENTS = 20
 WRITES = 60
@@ -60,7 +60,7 @@ def test_anomaly_reported_in_the_batch_that_completes_it(plant: str, tmp_path: P
     assert 0 < batch < WRITES - 1
     # Two bytes of a write may come with the next one.
     assert batch - complete[0] in (0, 1)
-    offline = check_row_wise(History(RunHeader("r"), history.operations))
+    offline = check_everything(History(RunHeader("r"), history.operations))
     assert {v.name for verdict in offline for v in verdict.violations} == {made.plant}
 
 
@@ -106,7 +106,7 @@ def test_reads_contradict_themselves_as_in_the_whole_check(
     name = queue_log.SELF_CONTRADICTION
     found = QueueWatch().take([*sends, pull], 0)
     assert [(v.name, v.operations) for v in found] == [(name, (9,))] * is_wrong
-    (verdict, *_) = check_row_wise(History(RunHeader("r"), [*sends, pull]))
+    (verdict, *_) = check_everything(History(RunHeader("r"), [*sends, pull]))
     assert verdict.checker == queue_log.NAME
     assert [(v.name, v.operations) for v in verdict.violations] == [(name, (9,))] * is_wrong
 

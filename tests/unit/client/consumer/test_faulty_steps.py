@@ -30,6 +30,7 @@ from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.outcome import answer as outcome_answer
 from dledger.remoting.protocol.own_fields import COMMITS_FIELD, COMMITTED_FIELD, NO_OFFSET
+from tests.harness.fast_part import tested_part
 from tests.unit.client.consumer.faulty_group import GROUP, FaultyGroup, Ledger, play, play_many
 from tests.unit.client.fake_cluster import Broker, Group, World
 
@@ -316,7 +317,7 @@ async def test_steps_at_faulty_brokers_end_as_reported(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 1100, 25))
+@pytest.mark.parametrize("first", tested_part(range(1000, 1100, 25), 1))
 async def test_many_steps_at_faulty_brokers_end_as_reported(first: int) -> None:
     every = await play_many(Play, first, TOPICS)
     assert every >= {"busy", "late", "lost after", "lost before", "overtaken", "removed", "unknown"}

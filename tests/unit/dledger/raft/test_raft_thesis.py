@@ -484,7 +484,7 @@ def test_a_deposed_leader_answers_no_read() -> None:
     cluster.run()
 
     cluster.cut = set()
-    beat = frame(Kind.HEARTBEAT_REPLY, 1, 2, 0, False)  # an echo of its leadership that comes late
+    beat = frame(Kind.HEARTBEAT_REPLY, 1, 2, False)  # an echo of its leadership that comes late
     for name in ("n1", "n2"):
         old.receive(name, beat)
     answer_reads(old)

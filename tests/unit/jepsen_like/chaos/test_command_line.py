@@ -71,7 +71,7 @@ def test_proxies_need_their_extra(
     monkeypatch.delitem(sys.modules, "dledger.jepsen_like.chaos.grpc_calls", raising=False)
     monkeypatch.setitem(sys.modules, "grpc", None)
     line = refused(capsys, "run", "--workload", "grpc", "--faults", "proxy_kill")
-    assert "needs grpc, which is not installed; pip install 'dledger-mq[proxy]'" in line
+    assert "needs grpc, which is not installed; pip install 'grpcio-health-checking>=" in line
     assert not (tmp_path / "runs").exists()
 
 

@@ -1,8 +1,7 @@
-"""Answers while nothing is wrong: what is demanded when, held to the oracle over random rows."""
+"""Answers while nothing is wrong: what is demanded, and when."""
 
 from __future__ import annotations
 
-import random
 from itertools import count
 
 import pytest
@@ -31,7 +30,6 @@ from dledger.jepsen_like.history.operation import (
     RunHeader,
 )
 from dledger.jepsen_like.plans.plan import Kind
-from tests.oracles import availability as oracle
 
 S = 1_000_000_000
 KILL_BOUND_S = recovers_within_ns("kill") // S
@@ -44,9 +42,7 @@ def history_of(rows: list[Operation], *events: Event) -> History:
 def judged(history: History) -> Verdict | None:
     record = record_of(history.events)
     rows = ops_table("r", history.operations)
-    found = None if record is None else availability.check_table(rows, record)
-    assert found == oracle.check_history(history)
-    return found
+    return None if record is None else availability.check_table(rows, record)
 
 
 def names(history: History) -> list[tuple[str, tuple[int, ...]]]:
@@ -155,29 +151,3 @@ def test_all_troubles_end_an_election_after_members_serve() -> None:
     record = record_of([fault(0, 9), Event(9 * S, 9 * S, HEALED), served(11)])
     assert record is not None
     assert record.troubles == ((0, 11 * S + ELECTION_NS),)
-
-
-@pytest.mark.parametrize("block", range(10))
-def test_random_histories_are_judged_as_by_the_oracle(block: int) -> None:
-    for seed in range(60 * block, 60 * (block + 1)):
-        try:
-            judged(random_history(seed))
-        except AssertionError as error:
-            error.add_note(f"random_history({seed})")
-            raise
-
-
-def random_history(seed: int) -> History:
-    rng = random.Random(f"availability {seed}")
-    rows = Rows()
-    length_s = rng.choice((30, 200, 800))
-    for at_s in sorted(rng.randrange(length_s) for _ in range(rng.randrange(120))):
-        outcome = rng.choices(list(Outcome), (rng.choice((3, 60)), 1, rng.choice((1, 9))))[0]
-        err = "" if outcome is Outcome.OK else rng.choice((DAMAGED_ERROR, "", "BrokerBusyError"))
-        rows.add(at_s, outcome, rng.choice((F.SEND, F.HALF, F.PULL)), err)
-    events = [served(rng.randrange(length_s))]
-    for _ in range(rng.randrange(4)):
-        begin_s = rng.randrange(length_s)
-        kind = rng.choice(("kill", "reset", "wipe", HEALED, ROLE))
-        events.append(fault(begin_s, begin_s + rng.choice((0, 3, 40)), kind))
-    return history_of(rows.rows, *events)

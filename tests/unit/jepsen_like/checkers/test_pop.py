@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dledger.jepsen_like.checkers.all_checks import check_everything
 from dledger.jepsen_like.checkers.pop import (
@@ -40,8 +38,6 @@ from dledger.jepsen_like.history.operation import (
     Outcome,
     RunHeader,
 )
-from tests.harness.extent import examples
-from tests.oracles.pop import anomalies
 
 SPAN = 100
 """Invisible time, ms."""
@@ -266,47 +262,3 @@ def test_ack_of_unknown_outcome_may_be_an_end() -> None:
 
 def test_history_without_deliveries_is_unknown() -> None:
     assert check_history([received(0, 0, 1, outcome=Outcome.INFO)]).validity == "unknown"
-
-
-MOMENTS = st.integers(0, 400)
-GROUPS = st.sampled_from(["g", "g" + IN_ORDER_SUFFIX])
-ROWS = st.lists(
-    st.builds(
-        lambda f, call, took, off, group, attempt, receipt, more, outcome: (
-            f, call, call + took, off, group, attempt, receipt, more, outcome
-        ),
-        st.sampled_from([F.RECEIVE, F.RECEIVE, F.ACK, F.CHANGE_TIME]),
-        MOMENTS,
-        st.integers(1, 60),
-        st.integers(0, 2),
-        GROUPS,
-        st.integers(1, 3),
-        st.integers(1, 6),
-        st.integers(1, 300),
-        st.sampled_from([Outcome.OK, Outcome.OK, Outcome.OK, Outcome.INFO, Outcome.FAIL]),
-    ),
-    max_size=14,
-)  # fmt: skip
-
-
-@settings(max_examples=examples(400), deadline=None)
-@given(ROWS, st.integers(0, 20))
-def test_columns_decide_as_rows_against_rows(rows: list[Any], error_ms: int) -> None:
-    operations = []
-    seen: set[tuple[str, int, int]] = set()
-    for op_id, (f, call, ret, off, group, attempt, receipt, more, outcome) in enumerate(rows):
-        if f == F.RECEIVE and outcome == Outcome.OK:
-            if (group, off, receipt) in seen:
-                continue  # a receipt is that of one delivery
-            seen.add((group, off, receipt))
-        fields = {"group": group, "txn": receipt, "outcome": outcome, "status": more}
-        if f == F.RECEIVE:
-            fields |= {"cnt": attempt, "value": attempt % 2}
-        elif f == F.CHANGE_TIME:
-            fields |= {"min_off": 100 + op_id}
-        operations.append(row(op_id, f, call, ret, off, **fields))
-    found = {
-        (violation.name, violation.subject)
-        for violation in check_history(operations, clock_error_ns=error_ms * MS_NS).violations
-    }
-    assert found == anomalies(operations, clock_error_ns=error_ms * MS_NS)

@@ -8,17 +8,14 @@ import msgspec
 import pytest
 
 from dledger.jepsen_like.checkers import delayed, retention, transactions
-from dledger.jepsen_like.checkers.retention import Hole, Keeps, Missing, mistake_in, without_hole
+from dledger.jepsen_like.checkers.retention import Keeps, mistake_in
 from dledger.jepsen_like.checkers.verdict import Verdict
-from dledger.jepsen_like.history.columns import obs_table, ops_table
 from dledger.jepsen_like.history.operation import (
     NEVER,
-    NOTHING,
     Decision,
     F,
     FloorMove,
     History,
-    Level,
     Operation,
     Outcome,
     ReplicaRead,
@@ -26,7 +23,6 @@ from dledger.jepsen_like.history.operation import (
 )
 from tests.harness.extent import examples
 from tests.harness.judged import judged
-from tests.oracles.holes import holes_of, most_placed
 
 HOUR_MS = 3_600_000
 HOUR_NS = HOUR_MS * 1_000_000
@@ -160,59 +156,6 @@ QUEUE = ("t", 0)
 
 def row(number: int, f: F, call_ns: int, ret_ns: int) -> Operation:
     return Operation(number, number, number, -1, f, Outcome.OK, call_ns, ret_ns, *QUEUE)
-
-
-def random_history(rng: random.Random) -> History:
-    """Rows of a queue in any order, right or wrong: both editions must read the same in them."""
-    found = History(RunHeader("r"))
-    for number in range(rng.randrange(12)):
-        call_ns = rng.randrange(50)
-        f = rng.choice((F.SEND, F.PULL, F.PULL, F.MAX_OFFSET))
-        op = row(number, f, call_ns, call_ns + rng.randrange(20))
-        op.outcome = rng.choice((Outcome.OK, Outcome.OK, Outcome.OK, Outcome.FAIL))
-        op.off = rng.randrange(8)
-        if f == F.SEND:
-            op.value, op.due_ns = number, rng.choice((NOTHING, NOTHING, 7))
-        elif f == F.PULL:
-            op.values = tuple(range(100, 100 + rng.randrange(3)))
-            op.cnt = len(op.values)
-            op.max_off = rng.choice((NOTHING, rng.randrange(9)))
-        else:
-            op.max_off = rng.randrange(9)
-        op.level = rng.choice((Level.LINEARIZABLE, Level.LINEARIZABLE, Level.LOCAL))
-        found.operations.append(op)
-    for node in "ab":
-        found.replica_reads.append(ReplicaRead(99, node, *QUEUE, rng.randrange(8), ()))
-    return found
-
-
-def test_holes_of_columns_are_those_of_rows() -> None:
-    rng, holes_found = random.Random(1), 0
-    for _ in range(400):
-        history = random_history(rng)
-        expected = holes_of(history, QUEUE)
-        ops = ops_table("r", history.operations)
-        obs = obs_table("r", history.operations, ())
-        found = retention.holes_of(ops, obs, retention.begin_of(history.replica_reads, QUEUE))
-        assert found == expected
-        holes_found += len(found)
-    assert holes_found > 200
-
-
-def test_as_many_messages_find_a_hole_as_a_search_places() -> None:
-    rng, lost_found = random.Random(2), 0
-    for _ in range(3_000):
-        size = rng.randrange(6)
-        after, before = (sorted(rng.randrange(12) for _ in range(size)) for _ in range(2))
-        found = [Hole(*pair) for pair in zip(after, before, strict=True)]
-        begins = [rng.randrange(12) for _ in range(rng.randrange(6))]
-        missing = [Missing(n, b, b + rng.randrange(6)) for n, b in enumerate(begins)]
-        lost = without_hole(missing, found)
-        assert len(missing) - len(lost) == most_placed(missing, found)
-        kept = [one for one in missing if one.value not in lost]
-        assert most_placed(kept, found) == len(kept)
-        lost_found += len(lost)
-    assert lost_found > 1_000
 
 
 def cut_history(*, holes_left: int, due_ns: int = 20) -> History:

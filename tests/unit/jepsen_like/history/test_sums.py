@@ -52,6 +52,7 @@ def test_a_sum_is_of_rows_in_any_order_and_split(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_sum_is_another_if_any_one_value_changes(name: str) -> None:
     table = made(name)
