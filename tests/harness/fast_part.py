@@ -13,7 +13,7 @@ def fast_part(cases: Iterable[Any], count: int) -> list[Any]:
     return _marked(cases, count, pytest.mark.slow)
 
 
-def tested_part(cases: Iterable[Any], count: int) -> list[Any]:
+def gate_part(cases: Iterable[Any], count: int) -> list[Any]:
     """Return all *cases* for ``parametrize``; all but *count* of them, evenly spread, are hunts."""
     return _marked(cases, count, pytest.mark.hunt)
 

@@ -11,7 +11,7 @@ import pytest
 
 from dledger.cli.local_cluster import local_cluster
 from dledger.cli.topic_command import create_topic
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.foreign_client import JAVA_VERSIONS, needs_java
 from tests.harness.grpc_clients import lose_nothing
 from tests.harness.java_remoting import java_client
@@ -27,7 +27,7 @@ from tests.harness.remoting_clients import (
 pytestmark = [pytest.mark.slow, needs_java]
 
 
-@pytest.fixture(scope="module", params=tested_part(reversed(JAVA_VERSIONS), 1))
+@pytest.fixture(scope="module", params=gate_part(reversed(JAVA_VERSIONS), 1))
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Parts:
     """Return what starts the client in one of its parts."""
     return java_client(request.param, tmp_path_factory.mktemp(f"classes-{request.param}"))

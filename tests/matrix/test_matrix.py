@@ -20,7 +20,7 @@ import pytest
 import structlog
 import trio
 
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.matrix import consuming, operating, sending, timed
 from tests.matrix.ground import Ground, ground
 from tests.matrix.row import ROWS
@@ -83,7 +83,7 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("fault", tested_part(FAULTS, 1))
+@pytest.mark.parametrize("fault", gate_part(FAULTS, 1))
 async def test_every_service_survives(fault: str, tmp_path: Path) -> None:
     seed = int(os.environ.get("DLEDGER_MATRIX_SEED", "1"))
     print(f"DLEDGER_MATRIX_SEED={seed} make matrix")

@@ -17,7 +17,7 @@ from dledger.jepsen_like.checkers.verdict import Verdict, Violation
 from dledger.jepsen_like.history.operation import History
 from tests.harness.clean_histories import clean_history, interrupted
 from tests.harness.extent import EXTENT
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.history_world import KEEPS, LATE_MAX_NS
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_facts import FACTS, RIGHT
@@ -142,7 +142,7 @@ def test_clean_histories_are_judged_without_alarm() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", tested_part(range(CLEAN_BLOCKS), 1))
+@pytest.mark.parametrize("block", gate_part(range(CLEAN_BLOCKS), 1))
 def test_many_clean_histories_raise_no_alarm(block: int) -> None:
     size = ALL_CLEAN // CLEAN_BLOCKS
     expect_no_alarm(range(block * size, (block + 1) * size))

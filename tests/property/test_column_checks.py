@@ -12,7 +12,7 @@ from dledger.jepsen_like.history.operation import History
 from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
 from dledger.spark_jobs.engines.local import LocalSource
 from tests.harness.clean_histories import clean_history, interrupted
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.history_world import KEEPS, LATE_MAX_NS
 from tests.harness.judged import comparable
 from tests.harness.planted_anomalies import PLANTERS
@@ -33,7 +33,7 @@ def by_columns(history: History, folder: Path) -> list[Verdict]:
     return check_source(LocalSource(folder), Settings(late_max_ns=LATE_MAX_NS, keeps=KEEPS))
 
 
-@pytest.mark.parametrize("seed", tested_part(range(CLEAN), 4))
+@pytest.mark.parametrize("seed", gate_part(range(CLEAN), 4))
 def test_clean_histories_get_the_same_verdicts_and_counts(seed: int, tmp_path: Path) -> None:
     history = clean_history(seed)
     found = by_columns(history, tmp_path / "whole")
@@ -48,7 +48,7 @@ def test_clean_histories_get_the_same_verdicts_and_counts(seed: int, tmp_path: P
 PLANTED = {": ".join(kind): (kind, planter) for kind, planter in PLANTERS.items()} | FACTS
 
 
-@pytest.mark.parametrize("what", tested_part(PLANTED, 12))
+@pytest.mark.parametrize("what", gate_part(PLANTED, 12))
 def test_planted_anomalies_get_the_same_violations(what: str, tmp_path: Path) -> None:
     kind, planter = PLANTED[what]
     planted = 0

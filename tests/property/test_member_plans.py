@@ -18,7 +18,7 @@ from dledger.commitlog.errors import MQError
 from dledger.raft.membership import Member, Standing
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.extent import EXTENT
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.only_new_garbage import only_new_garbage
 from tests.property.test_raft_plans import KINDS, SEEDS, Watched
 
@@ -222,7 +222,7 @@ def test_member_changes_keep_what_was_committed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", tested_part(range(8), 2))
+@pytest.mark.parametrize("block", gate_part(range(8), 2))
 def test_long_random_plans_with_changes(block: int) -> None:
     """Plans too long for drawing one by one; a failure names its seed."""
     wipes = changes = promotions = 0

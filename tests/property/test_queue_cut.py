@@ -31,7 +31,7 @@ from dledger.spark_jobs.generate.history import planter_named
 from dledger.spark_jobs.generate.queue_stream import Block, QueueStream
 from tests.harness.clean_histories import clean_history
 from tests.harness.cut_queues import judged_in_chunks
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.history_world import TOPIC as CLEAN_TOPIC
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Scene
@@ -81,7 +81,7 @@ def copied(ops: Columns, obs: Columns) -> tuple[list[Columns], list[Columns]]:
     return [{n: c.copy() for n, c in ops.items()}], [{n: c.copy() for n, c in obs.items()}]
 
 
-@pytest.mark.parametrize("block", tested_part(range(4), 1))
+@pytest.mark.parametrize("block", gate_part(range(4), 1))
 def test_random_queues_in_chunks_get_the_report_of_one_piece(block: int) -> None:
     valid = {True: 0, False: 0}
     for seed in range(block * RANDOM, (block + 1) * RANDOM):
@@ -102,7 +102,7 @@ def test_random_queues_in_chunks_get_the_report_of_one_piece(block: int) -> None
     assert min(valid.values()) > RANDOM // 8, valid
 
 
-@pytest.mark.parametrize("kind", tested_part(KINDS, 5), ids=": ".join)
+@pytest.mark.parametrize("kind", gate_part(KINDS, 5), ids=": ".join)
 def test_planted_anomalies_in_chunks_get_the_report_of_one_piece(kind: tuple[str, str]) -> None:
     planted = 0
     for seed in range(90):
@@ -164,7 +164,7 @@ def hot_tables(block: Block) -> tuple[Columns, Columns]:
     return {name: column[order][of_queue] for name, column in ops.items()}, obs
 
 
-@pytest.mark.parametrize("plant", tested_part(HOT_PLANTS, 3))
+@pytest.mark.parametrize("plant", gate_part(HOT_PLANTS, 3))
 def test_a_hot_queue_in_many_chunks_gets_the_report_of_one_piece(plant: str) -> None:
     block = hot_block()
     witnesses: tuple[int, ...] = ()

@@ -22,7 +22,7 @@ from dledger.jepsen_like.checkers.verdict import Violation
 from dledger.jepsen_like.history.columns import hash_range, obs_table, ops_table
 from dledger.jepsen_like.history.operation import NEVER, F, Operation, Outcome
 from tests.harness.clean_histories import clean_history
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.history_world import TOPIC as CLEAN_TOPIC
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Scene
@@ -82,7 +82,7 @@ def comparable(violations: list[Violation]) -> list[tuple[str, str, int]]:
     return sorted((v.name, v.detail, v.at_ns) for v in violations)
 
 
-@pytest.mark.parametrize("block", tested_part(range(4), 1))
+@pytest.mark.parametrize("block", gate_part(range(4), 1))
 def test_kernel_agrees_with_rows_on_random_histories(block: int) -> None:
     agreed = {True: 0, False: 0}
     for seed in range(block * RANDOM, (block + 1) * RANDOM):
@@ -104,7 +104,7 @@ def queue_kinds() -> list[str]:
     return [name for checker, name in PLANTERS if checker == queue_log.NAME]
 
 
-@pytest.mark.parametrize("name", tested_part(queue_kinds(), 4))
+@pytest.mark.parametrize("name", gate_part(queue_kinds(), 4))
 def test_kernel_names_planted_anomalies_as_rows_do(name: str) -> None:
     planted = 0
     for seed in range(60):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dledger.commitlog.errors import DiskFullError
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.extent import EXTENT
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.only_new_garbage import only_new_garbage
 from tests.harness.raft_cluster import Cluster, Letter
 
@@ -205,7 +205,7 @@ def test_plans_are_worth_playing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", tested_part(range(8), 2))
+@pytest.mark.parametrize("block", gate_part(range(8), 2))
 def test_long_random_plans(block: int) -> None:
     """Plans too long for drawing one by one; a failure names its seed."""
     with only_new_garbage():

@@ -12,7 +12,7 @@ import pytest
 
 from dledger.jepsen_like.history.columns import obs_table, ops_table
 from tests.harness.extent import EXTENT
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.joined_histories import wrong_ones
 from tests.harness.queue_histories import is_linearizable, random_history
 from tests.harness.queue_tables import check_tables
@@ -53,7 +53,7 @@ def test_joined_histories_get_the_verdict_each_gets_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", tested_part(range(BLOCKS), 4))
+@pytest.mark.parametrize("block", gate_part(range(BLOCKS), 4))
 def test_many_histories_agree_with_exhaustive_search(block: int) -> None:
     rng = random.Random(1_000 + block)
     for _ in range(HISTORIES // BLOCKS // JOINED):

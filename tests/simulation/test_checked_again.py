@@ -15,7 +15,7 @@ from dledger.jepsen_like.simulation.play import Played, play
 from dledger.jepsen_like.worker import Order, plan_of
 from dledger.jepsen_like.workloads.presets import PRESETS
 from dledger.spark_jobs.run import judge_run
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.judged import comparable
 
 SEED = 3
@@ -42,7 +42,7 @@ def run_of(folder: Path, played: Played) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", tested_part(PRESETS, 4))
+@pytest.mark.parametrize("preset", gate_part(PRESETS, 4))
 def test_a_played_workload_is_judged_again_as_by_the_runner(preset: str, tmp_path: Path) -> None:
     plan = plan_of(SEED, Order(duration_s=90.0, preset=preset))
     played = play(plan)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.harness.extent import EXTENT
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.simulation.first_scenario import play
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def test_a_run_leaves_nothing_behind_that_changes_the_next() -> None:
     assert play(2)["digest"] == play(2)["digest"]
 
 
-@pytest.mark.parametrize("block", tested_part(range(4), 1))
+@pytest.mark.parametrize("block", gate_part(range(4), 1))
 def test_many_seeds_are_repeatable_and_lose_nothing(block: int) -> None:
     first_seed = 100 + block * EXTENT
     seeds = range(first_seed, first_seed + EXTENT)

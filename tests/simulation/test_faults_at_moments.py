@@ -110,6 +110,7 @@ def test_what_needs_real_processes_is_left_out_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2 * EXTENT))
+@pytest.mark.hunt
 def test_drawn_plans_with_everything_at_once_are_valid(seed: int) -> None:
     kinds = CHOSEN | {Kind.KILL, Kind.ISOLATE, Kind.POWER_CUT, Kind.CLIENT_KILL}
     ran = play(draw_plan(seed, 300.0, kinds=kinds, even=True, fault_interval_s=8.0))

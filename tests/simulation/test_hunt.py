@@ -25,6 +25,7 @@ def mutants(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.hunt
 def test_hunt_finds_a_planted_bug() -> None:
     done = mutants("hunt", "--only", "75", "--budget", "120", "--output", "json")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,7 +13,7 @@ from dledger.jepsen_like.simulation.liveness import go_on_without
 from dledger.jepsen_like.simulation.play import play
 from dledger.jepsen_like.simulation.world import World
 from dledger.jepsen_like.worker import Order, plan_of
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def test_without_a_majority_of_sure_members_nothing_is_demanded() -> None:
     assert not can_do_without([], [], ["n0", "n1", "n2"])
 
 
-@pytest.mark.parametrize("arg", tested_part(range(8), 2))
+@pytest.mark.parametrize("arg", gate_part(range(8), 2))
 @pytest.mark.parametrize("members", [3, 4])
 def test_the_others_elect_and_change_without_a_minority(arg: int, members: int) -> None:
     steps = (Step(12_000, Kind.CHANGE_WITHOUT_MINORITY, "all", AWAY, arg),)

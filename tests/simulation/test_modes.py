@@ -33,7 +33,7 @@ from dledger.remoting.access.gate import AccessGate
 from dledger.services.offset_commits import OffsetCommits
 from dledger.state.tables import StateTables
 from dledger.state.transactions import TransactionTable
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 
 pytestmark = pytest.mark.slow
 
@@ -222,9 +222,7 @@ def test_orders_come_within_50_ms_of_a_change_of_role() -> None:
     assert played.sometimes["order_at_role_change"] >= 3
 
 
-@pytest.mark.parametrize(
-    "mode", tested_part([name for name in STEP_MODES if name not in SCENES], 3)
-)
+@pytest.mark.parametrize("mode", gate_part([name for name in STEP_MODES if name not in SCENES], 3))
 def test_steps_of_a_mode_break_nothing(mode: str) -> None:
     rng, kinds = Random(mode), STEP_MODES[mode]
     steps = tuple(
@@ -256,7 +254,7 @@ def test_flushes_that_come_late_lose_nothing_of_a_majority() -> None:
     assert sum(played.faults[kind] for kind in (Kind.POWER_CUT, Kind.POWER_CUT_ALL)) >= 2
 
 
-@pytest.mark.parametrize("seed", tested_part([3, 4, 5], 1))
+@pytest.mark.parametrize("seed", gate_part([3, 4, 5], 1))
 def test_a_power_cut_of_all_loses_what_is_not_flushed(seed: int) -> None:
     """Sends every 30 ms: at each cut there is what was acknowledged and is not flushed."""
     steps = tuple(

@@ -15,7 +15,7 @@ from dledger.jepsen_like.plans.plan import decode_plan
 from dledger.jepsen_like.plans.promised import promised
 from dledger.spark_jobs.run import judge_run
 from tests.harness import planted_history
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.mutants.trees import environment_of, planted_tree
 from tests.spark.test_against_the_runner import named
 
@@ -44,7 +44,7 @@ def witnesses(verdicts: list[Verdict]) -> list[tuple[str, str, tuple[int, ...]]]
     )
 
 
-@pytest.mark.parametrize("number", tested_part(FIRST_SEEDS, 2))
+@pytest.mark.parametrize("number", gate_part(FIRST_SEEDS, 2))
 def test_a_planted_bug_is_judged_as_by_the_runner(number: int, tmp_path: Path) -> None:
     file = tmp_path / "history" / "runner.cbor"
     file.parent.mkdir()

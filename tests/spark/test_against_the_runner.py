@@ -20,7 +20,7 @@ from dledger.jepsen_like.plans.promised import promised
 from dledger.spark_jobs.engines.local import LocalSource
 from dledger.spark_jobs.run import judge_run
 from tests.harness.clean_histories import clean_history
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.history_world import SEGMENT
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Planted, Scene
@@ -85,7 +85,7 @@ def test_there_are_at_least_200_planted_anomalies() -> None:
     assert PER_KIND * len(KINDS) >= 200
 
 
-@pytest.mark.parametrize("kind", tested_part(KINDS, 8), ids=": ".join)
+@pytest.mark.parametrize("kind", gate_part(KINDS, 8), ids=": ".join)
 def test_planted_anomalies_are_judged_as_by_the_runner(
     kind: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from dledger.jepsen_like.checkers.verdict import digest_of
 from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
 from dledger.spark_jobs.engines.local import LocalSource
 from tests.harness.clean_histories import clean_history
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.history_world import KEEPS, LATE_MAX_NS
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_facts import FACTS
@@ -43,7 +43,7 @@ def planted_into(what: str, folder: Path) -> Planted:
     pytest.fail(f"{what} could be planted nowhere")
 
 
-@pytest.mark.parametrize("what", tested_part(sorted(PLANTED), 10))
+@pytest.mark.parametrize("what", gate_part(sorted(PLANTED), 10))
 def test_what_is_planted_is_found_with_spark(
     spark: SparkSession, what: str, tmp_path: Path
 ) -> None:

@@ -27,65 +27,6 @@ def group_of_three() -> RouteInfoManager:
     return table
 
 
-@pytest.mark.parametrize("identity", ["", OTHER])
-@pytest.mark.parametrize("broker_id", [0, 7])
-def test_a_stranger_with_the_highest_state_version_gets_no_place(
-    identity: str, broker_id: int
-) -> None:
-    table = group_of_three()
-    thief = registration(
-        THIEF,
-        broker_id,
-        identity=identity,
-        data_version=version(state=2**62),
-        timeout_ms=10**12,
-        connection=9,
-    )
-    with pytest.raises(RegistrationRefusedError, match=f"belongs to the group {OURS}"):
-        table.register_broker(thief, 1)
-    assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
-
-
-def test_second_group_of_a_name_is_refused() -> None:
-    table = group_of_three()
-    second = registration(THIEF, 0, identity=OTHER, data_version=version(state=99), connection=9)
-    with pytest.raises(RegistrationRefusedError, match="two groups cannot have one name"):
-        table.register_broker(second, 100_000)
-    table.scan(120_001)
-    table.register_broker(second, 120_002)
-    assert addrs_of(table, "T1") == {0: THIEF}
-    assert table.identity_of("broker-a") == OTHER
-
-
-def test_stranger_gives_way_to_an_identity() -> None:
-    table = RouteInfoManager()
-    table.register_broker(registration(THIEF, 0, data_version=version(state=2**62)), 0)
-    table.register_broker(registration(A, 0, identity=OURS, data_version=version(state=5)), 1)
-    assert addrs_of(table, "T1") == {0: A}
-    with pytest.raises(RegistrationRefusedError, match="names no group"):
-        table.register_broker(registration(THIEF, 0, data_version=version(state=2**62)), 2)
-    assert addrs_of(table, "T1") == {0: A}
-
-
-def test_brokers_of_rocketmq_follow_its_rules() -> None:
-    table = RouteInfoManager()
-    table.register_broker(registration(A, 0), 0)
-    table.register_broker(registration(B, 1), 0)
-    assert table.identity_of("broker-a") == ""
-    table.register_broker(registration(C, 0, data_version=version(state=1)), 1)
-    assert addrs_of(table, "T1") == {0: C, 1: B}
-    assert table.unregister_broker(CLUSTER, "broker-a", C)
-
-
-@pytest.mark.parametrize("identity", ["", OTHER])
-def test_other_group_removes_no_member(identity: str) -> None:
-    table = group_of_three()
-    for addr in (A, B, C):
-        with pytest.raises(RegistrationRefusedError, match="which alone may unregister it"):
-            table.unregister_broker(CLUSTER, "broker-a", addr, identity=identity, connection=9)
-    assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
-
-
 def test_other_group_enters_no_topic() -> None:
     table = group_of_three()
     nothing = QueueData(broker_name="broker-a", read_queue_nums=0, write_queue_nums=0)
@@ -173,19 +114,3 @@ def test_copied_identity_without_proof_is_refused(proof: str, addr: str) -> None
     with pytest.raises(RegistrationRefusedError, match="alone may unregister it"):
         table.unregister_broker(CLUSTER, "broker-a", A, identity=OURS, connection=9)
     assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
-
-
-def test_copied_identity_gives_way_to_a_proof() -> None:
-    table = RouteInfoManager()
-    table.register_broker(copycat(), 0)
-    leader = registration(A, 0, identity=OURS, proof=PROOF, data_version=version(state=5))
-    assert not table.register_broker(leader, 1).superseded
-    assert addrs_of(table, "T1") == {0: A}
-    assert table.unregister_broker(CLUSTER, "broker-a", A, connection=1)
-
-
-def test_a_fail_over_within_a_group_with_a_secret_moves_id_0() -> None:
-    table = proved_group()
-    elected = registration(B, 0, identity=OURS, proof=PROOF, data_version=version(state=6))
-    assert not table.register_broker(elected, 1).superseded
-    assert addrs_of(table, "T1") == {0: B, 3: C}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
@@ -11,7 +10,6 @@ from dledger.namesrv import route_table
 from dledger.namesrv.config import NamesrvTable
 from dledger.namesrv.errors import RegistrationRefusedError
 from dledger.namesrv.registration import (
-    HOLDER_SILENCE_MS,
     MAX_BROKERS_PER_CONNECTION,
     BrokerKey,
 )
@@ -53,14 +51,6 @@ def test_a_registered_leader_is_in_the_route_of_its_topics() -> None:
     assert table.route("T3") is None
 
 
-def test_rule_2_an_address_under_a_new_id_loses_the_old_one() -> None:
-    table = RouteInfoManager()
-    table.register_broker(registration(A, 0), 0)
-    table.register_broker(registration(B, 1), 0)
-    table.register_broker(registration(A, 2, data_version=version(state=2)), 1)
-    assert addrs_of(table, "T1") == {2: A, 1: B}
-
-
 def test_fail_over_moves_id_0() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(A, 0, filters=("f:1",), data_version=version(state=5)), 0)
@@ -72,121 +62,6 @@ def test_fail_over_moves_id_0() -> None:
     assert table.filter_server_table == {}
     table.register_broker(registration(A, 1, data_version=version(state=6)), 2)
     assert addrs_of(table, "T1") == {0: B, 1: A, 3: C}
-
-
-def test_rule_3_a_deposed_leader_cannot_take_id_0_back() -> None:
-    table = RouteInfoManager()
-    table.register_broker(registration(A, 0, data_version=version(state=6)), 0)
-    table.register_broker(registration(B, 1, data_version=version(state=6)), 0)
-    before = addrs_of(table, "T1")
-    stale = registration(B, 0, data_version=version(state=5), table=topics("T9", "T8"))
-    result = table.register_broker(stale, 1)
-    assert result.superseded
-    assert (result.master_addr, result.ha_server_addr) == ("", "")
-    assert addrs_of(table, "T1") == before == {0: A, 1: B}
-    assert table.route("T9") is None
-    assert table.broker_live_table[BrokerKey(CLUSTER, B)].last_update_ms == 0
-
-
-def test_rule_3_a_higher_state_version_takes_the_id() -> None:
-    table = RouteInfoManager()
-    table.register_broker(registration(A, 0, data_version=version(state=6)), 0)
-    table.register_broker(registration(B, 0, data_version=version(state=7)), 1)
-    assert addrs_of(table, "T1") == {0: B}
-
-
-def test_rule_3_equal_claims_do_not_alternate() -> None:
-    table = RouteInfoManager()
-    for now_ms in range(0, 300_000, 30_000):
-        first = table.register_broker(registration(A, 0), now_ms)
-        second = table.register_broker(registration(B, 0), now_ms + 15_000)
-        assert not first.superseded
-        assert second.superseded
-        assert addrs_of(table, "T1") == {0: A}
-
-
-def test_rule_3_silent_holder_gives_the_id_away() -> None:
-    table = RouteInfoManager()
-    table.register_broker(registration(A, 0), 0)
-    assert not table.register_broker(registration(B, 0), HOLDER_SILENCE_MS + 1).superseded
-    assert addrs_of(table, "T1") == {0: B}
-
-
-def test_rule_4_topic_of_an_unknown_id_is_refused() -> None:
-    table = RouteInfoManager()
-    with pytest.raises(RegistrationRefusedError, match=r"^register broker failed$"):
-        table.register_broker(registration(table=topics("T1")), 0)
-    assert is_empty(table)
-    table.register_broker(registration(A, 1), 0)
-    with pytest.raises(RegistrationRefusedError):
-        table.register_broker(registration(A, 0, table=topics("T1")), 0)
-    assert table.broker_addr_table["broker-a"].broker_addrs == {1: A}
-
-
-def test_rule_4_a_known_id_may_add_a_single_topic() -> None:
-    table = RouteInfoManager(NamesrvTable(delete_topic_with_broker_registration=True))
-    table.register_broker(registration(), 0)
-    table.register_broker(registration(table=topics("T3"), data_version=version(2)), 1)
-    assert table.all_topics() == ["T1", "T2", "T3"]
-
-
-def test_rule_5_a_follower_does_not_change_topics() -> None:
-    table = RouteInfoManager()
-    table.register_broker(registration(A, 0), 0)
-    table.register_broker(
-        registration(B, 1, table=topics("T1", "T9", queues=16), data_version=version(9)), 0
-    )
-    assert table.all_topics() == ["T1", "T2"]
-    assert table.topic_queue_table["T1"]["broker-a"].read_queue_nums == 4
-
-
-def test_rule_5_topics_change_only_with_the_data_version() -> None:
-    table = RouteInfoManager()
-    table.register_broker(registration(), 0)
-    table.register_broker(registration(table=topics("T1", "T3", queues=8)), 1)
-    assert table.all_topics() == ["T1", "T2"]
-    table.register_broker(
-        registration(table=topics("T1", "T3", queues=8), data_version=version(2)), 2
-    )
-    assert table.all_topics() == ["T1", "T2", "T3"]
-    assert table.topic_queue_table["T1"]["broker-a"].write_queue_nums == 8
-
-
-def test_rule_5_new_leader_brings_its_topics() -> None:
-    table = RouteInfoManager()
-    table.register_broker(registration(A, 0), 0)
-    table.register_broker(registration(B, 1, table=topics("T1", "T2", "T3")), 0)
-    assert table.all_topics() == ["T1", "T2"]
-    elected = version(state=1)
-    table.register_broker(
-        registration(B, 0, table=topics("T1", "T2", "T3"), data_version=elected), 1
-    )
-    assert table.all_topics() == ["T1", "T2", "T3"]
-
-
-@pytest.mark.parametrize("is_supported", [False, True])
-def test_differences_of_one_that_may_act_as_leader(is_supported: bool) -> None:
-    """Its topics were passed over while another led: what changed in them is not all of them."""
-    table = RouteInfoManager(NamesrvTable(support_acting_master=is_supported))
-    table.register_broker(registration(A, 0, acting=True, table=topics("T1", "T2")), 0)
-    table.register_broker(registration(B, 1, acting=True, table=topics("T1", "T2", "T3")), 0)
-    table.unregister_broker(CLUSTER, "broker-a", A)
-    newer = registration(
-        B, 1, acting=True, table=topics("T4", "T5"), data_version=version(counter=9)
-    )
-    result = table.register_broker(replace(newer, since=version()), 1)
-    assert result.needs_all == is_supported
-    assert table.route("T4") is None
-
-
-def test_a_new_leader_registers_all_topics_first() -> None:
-    """What it registered as a follower did not count: differences from there are not all."""
-    table = RouteInfoManager()
-    table.register_broker(registration(A, 0), 0)
-    table.register_broker(registration(B, 1, table=topics("T1", "T2", "T3")), 0)
-    elected = registration(B, 0, table=topics("T4", "T5"), data_version=version(2, state=1))
-    assert table.register_broker(replace(elected, since=version()), 1).needs_all
-    assert table.all_topics() == ["T1", "T2"]
 
 
 def test_acting_masters_switched_over_change_the_route() -> None:
@@ -223,43 +98,6 @@ def test_rule_6_follower_gets_the_leaders_addresses() -> None:
     table.register_broker(registration(A, 0), 0)
     result = table.register_broker(registration(B, 1), 0)
     assert (result.master_addr, result.ha_server_addr) == (A, "10.0.0.1:10912")
-
-
-def test_a_broker_name_of_another_cluster_is_refused() -> None:
-    table = RouteInfoManager()
-    table.register_broker(registration(A, 0), 0)
-    with pytest.raises(RegistrationRefusedError, match="belongs to cluster DefaultCluster"):
-        table.register_broker(registration(B, 0, cluster="other"), 0)
-    assert addrs_of(table, "T1") == {0: A}
-    assert set(table.cluster_addr_table) == {CLUSTER}
-
-
-def test_address_moves_to_its_new_broker_name() -> None:
-    table = RouteInfoManager()
-    table.register_broker(registration(A, 0, "old", filters=("f:1",)), 0)
-    table.register_broker(registration(A, 0, "new", table=topics("T3", "T4")), 1)
-    assert table.all_topics() == ["T3", "T4"]
-    assert set(table.broker_addr_table) == {"new"}
-    assert table.cluster_addr_table == {CLUSTER: {"new"}}
-    assert table.filter_server_table == {}
-
-
-def test_the_same_private_address_in_two_clusters_is_two_brokers() -> None:
-    table = RouteInfoManager()
-    table.register_broker(registration(A, 0, "a", cluster="c1"), 0)
-    table.register_broker(registration(A, 0, "b", cluster="c2"), 0)
-    assert len(table.broker_live_table) == 2
-    assert table.unregister_broker("c1", "a", A)
-    assert set(table.broker_addr_table) == {"b"}
-
-
-def test_registration_deletes_topics_when_asked() -> None:
-    table = RouteInfoManager(NamesrvTable(delete_topic_with_broker_registration=True))
-    table.register_broker(registration(A, 0), 0)
-    table.register_broker(registration(B, 0, "broker-b"), 0)
-    table.register_broker(registration(table=topics("T2", "T3"), data_version=version(2)), 1)
-    assert table.all_topics() == ["T1", "T2", "T3"]
-    assert set(table.topic_queue_table["T1"]) == {"broker-b"}
 
 
 @pytest.mark.parametrize("empty", ["name", "addr", "cluster"])

@@ -22,7 +22,7 @@ from dledger.spark_jobs.generate.history import (
     generate,
     planter_named,
 )
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.generated import generated
 from tests.harness.shipped_files import ROOT
 
@@ -71,7 +71,7 @@ def test_generated_client_ends_after_an_unknown_outcome(shape: Shape, tmp_path: 
     assert len(values) == len(set(values))
 
 
-@pytest.mark.parametrize("kind", tested_part(PLANTERS, 4))
+@pytest.mark.parametrize("kind", gate_part(PLANTERS, 4))
 @pytest.mark.parametrize("seed", [1])
 def test_generated_anomaly_found_by_name_with_witnesses(
     kind: str, seed: int, tmp_path: Path

@@ -39,7 +39,7 @@ from dledger.spark_jobs.engines.shares import (
 )
 from dledger.spark_jobs.generate.history import Shape
 from tests.harness.clean_histories import clean_history
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.generated import generated
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Scene
@@ -161,7 +161,7 @@ class SplitSource(MemorySource):
         return Split(self.history, self.width, 5, replicas).reports(appends)
 
 
-@pytest.mark.parametrize("kind", tested_part(PLANTERS, 8), ids=": ".join)
+@pytest.mark.parametrize("kind", gate_part(PLANTERS, 8), ids=": ".join)
 def test_every_planted_anomaly_has_one_digest_from_shares(kind: tuple[str, str]) -> None:
     planted = 0
     for seed in range(60):
@@ -182,7 +182,7 @@ def test_every_planted_anomaly_has_one_digest_from_shares(kind: tuple[str, str])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", tested_part([1, 2, 5, 1_000], 1))
+@pytest.mark.parametrize("width", gate_part([1, 2, 5, 1_000], 1))
 def test_random_histories_are_judged_as_in_one_place(width: int) -> None:
     for first in range(0, 200, 10):
         rows: list[Operation] = []

@@ -14,12 +14,9 @@ from typing import Final, Protocol
 
 import trio
 
-from dledger.commitlog.record import decode_record
 from dledger.remoting.processor import Handled
-from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.codes import ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
-from dledger.remoting.protocol.own_fields import TOKEN_FIELD, TOKENS_FIELD, encode_tokens
 from tests.unit.client.fake_cluster import Broker, Group, World, open_world
 
 GROUP: Final = "c"
@@ -38,14 +35,6 @@ class Ledger:
     running: set[tuple[str, str, int]] = field(default_factory=set)
     broken: list[str] = field(default_factory=list)
     met: set[str] = field(default_factory=set)
-
-    def copied(self, group: Group, body: bytes, before: int) -> None:
-        """A copy of *body* is stored at *before*: what held it earlier is dealt with."""
-        for (topic, queue_id), records in group.queues.items():
-            for offset, stored in enumerate(records):
-                record = decode_record(stored)
-                if record.phy_offset < before and bytes(record.body) == body:
-                    self.done.add((group.name, topic, queue_id, offset))
 
     def committed(self, group: Group, topic: str, queue_id: int, offset: int) -> None:
         """The group commits *offset*: all below is to be dealt with."""
@@ -66,15 +55,10 @@ class FaultyGroup:
         self._is_busy = False
         # Kinds of requests → until when they are not answered.
         self._deaf: dict[str, float] = {}
-        self._tokens: dict[bodies.MessageQueue, int] = {}
-        self._last_token = 0
         for broker in group.brokers:
             broker.pull_hook = partial(self._take, "pull", broker, self._pull)
-            broker.lock_hook = partial(self._take, "lock", broker, self._lock)
             broker.answer_commit = partial(self._take, "commit", broker, self._commit)
             broker.answer_query = partial(self._take, "query", broker, self._query)
-            broker.answer_send_back = partial(self._take, "send", broker, self._send_back)
-            broker.intercept = partial(self._take, "send", broker, self._send)
 
     async def run(self, until_s: float) -> None:
         """Change the group at random until then, and heal it."""
@@ -84,7 +68,7 @@ class FaultyGroup:
             await trio.sleep(rng.uniform(0.1, 5.0))
             self._is_busy = rng.random() < 0.3
             if rng.random() < 0.1:
-                kind = rng.choice(["pull", "lock", "commit", "query", "send"])
+                kind = rng.choice(["pull", "commit", "query"])
                 longest_s = rng.choice([1.0, 10.0, 60.0])
                 self._deaf[kind] = trio.current_time() + rng.uniform(0.0, longest_s)
             happens = rng.random()
@@ -146,32 +130,9 @@ class FaultyGroup:
         return found
 
     def _pull(self, broker: Broker, asked: RemotingCommand) -> Handled:
-        if not self._may(asked):
-            return response_to(asked, ResponseCode.STALE_LOCK_TOKEN, "stale")
         return broker._pull(asked)
 
-    def _may(self, asked: RemotingCommand) -> bool:
-        queue = bodies.MessageQueue(asked.ext["topic"], self.group.name, int(asked.ext["queueId"]))
-        token = asked.ext.get(TOKEN_FIELD)
-        is_locked = (GROUP, queue) in self.group.locks
-        return token is None or (is_locked and int(token) == self._tokens[queue])
-
-    def _lock(self, broker: Broker, asked: RemotingCommand) -> Handled:
-        body = bodies.LockBatchRequestBody.decode(asked.body)
-        before = {queue: self.group.locks.get((GROUP, queue)) for queue in body.mq_set}
-        answer = broker._lock(asked)
-        granted = bodies.LockBatchResponseBody.decode(answer.body).lock_ok_mq_set
-        for queue in granted:
-            was = before[queue]
-            if was is None or was[0] != body.client_id:
-                self._last_token += 1
-                self._tokens[queue] = self._last_token
-        answer.ext[TOKENS_FIELD] = encode_tokens(self._tokens[queue] for queue in granted)
-        return answer
-
     def _commit(self, broker: Broker, asked: RemotingCommand) -> Handled:
-        if not self._may(asked):
-            return response_to(asked, ResponseCode.STALE_LOCK_TOKEN, "stale")
         topic, queue_id = asked.ext["topic"], int(asked.ext["queueId"])
         offset = int(asked.ext["commitOffset"])
         self.ledger.committed(self.group, topic, queue_id, offset)
@@ -183,26 +144,6 @@ class FaultyGroup:
         answer = broker._committed(asked)
         broker.answer_query = hook
         return answer
-
-    def _send_back(self, broker: Broker, asked: RemotingCommand) -> Handled:
-        before = self.group.end_position
-        hook, broker.answer_send_back = broker.answer_send_back, None
-        answer = broker._send_back(asked)
-        broker.answer_send_back = hook
-        self._copied(before)
-        return answer
-
-    def _send(self, broker: Broker, asked: RemotingCommand) -> Handled:
-        before = self.group.end_position
-        hook, broker.intercept = broker.intercept, None
-        answer = broker._send(asked)
-        broker.intercept = hook
-        self._copied(before)
-        return answer
-
-    def _copied(self, before: int) -> None:
-        body = bytes(decode_record(self.group.by_position[before]).body)
-        self.ledger.copied(self.group, body, before)
 
 
 SEEDS: Final = 25

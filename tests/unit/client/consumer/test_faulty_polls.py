@@ -31,7 +31,7 @@ from dledger.remoting.processor import Handled
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.outcome import answer as outcome_answer
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.unit.client.consumer.faulty_group import GROUP, FaultyGroup, Ledger, play, play_many
 from tests.unit.client.fake_cluster import Broker, Group, World
 
@@ -471,7 +471,7 @@ async def test_polls_of_faulty_brokers_skip_nothing(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", tested_part(range(1000, 1100, 25), 1))
+@pytest.mark.parametrize("first", gate_part(range(1000, 1100, 25), 1))
 async def test_many_polls_of_faulty_brokers_skip_nothing(first: int) -> None:
     every = await play_many(Play, first, TOPICS)
     assert every >= {"busy", "late", "lost after", "lost before", "lost its end", "removed"}

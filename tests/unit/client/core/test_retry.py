@@ -17,7 +17,6 @@ from dledger.client.core.retry import (
     failure_from_answer,
     failure_from_error,
     failure_of_answer,
-    failure_of_code,
     retry_after_s,
     time_left_s,
 )
@@ -48,11 +47,6 @@ def test_retry_of_unknown_outcomes_stays_in_the_group() -> None:
     schedule = RetrySchedule(RetryPolicy(max_retries=2), deadline=100.0)
     steps = [schedule.next(FailureKind.UNKNOWN, 0.0, other_broker=True) for _ in range(3)]
     assert [s and s.where for s in steps] == [Where.SAME_GROUP, Where.SAME_GROUP, None]
-
-
-def test_unknown_outcomes_surface_at_once_when_asked_to() -> None:
-    schedule = RetrySchedule(RetryPolicy(retry_unknown=False), deadline=100.0)
-    assert schedule.next(FailureKind.UNKNOWN, 0.0) is None
 
 
 def test_retry_leaves_an_unreachable_broker_where_allowed() -> None:
@@ -117,12 +111,6 @@ def test_retry_step_follows_from_the_answer(
     assert failure_of_answer(RemotingCommand(code, ext=ext)) == expected
 
 
-def test_codes_of_single_runs() -> None:
-    assert failure_of_code(2) is FailureKind.BUSY
-    assert failure_of_code(204) is FailureKind.REFUSED_HERE
-    assert failure_of_code(13) is FailureKind.FINAL
-
-
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.floats(0, 1e6))
 def test_no_attempt_gets_less_than_no_time(
     deadline_s: float, now_s: float, longest_s: float
@@ -131,12 +119,6 @@ def test_no_attempt_gets_less_than_no_time(
     assert 0 <= left_s <= longest_s
     if deadline_s > now_s and longest_s > 0:
         assert 0 < left_s <= deadline_s - now_s
-
-
-def test_time_that_is_over_is_no_time() -> None:
-    assert time_left_s(1.0, 1.5) == 0.0
-    assert time_left_s(2.0, 1.5) == 0.5
-    assert time_left_s(9.0, 1.5, 3.0) == 3.0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import trio.testing
 from dledger.client.core.errors import (
     BrokerBusyError,
     BrokerRefusedError,
-    BrokerUnreachableError,
     ClientClosedError,
     MessageIllegalError,
     UnknownOutcomeError,
@@ -178,33 +177,6 @@ async def test_a_refused_send_gives_its_sequence_back() -> None:
         assert stamps(world) == [(101, 0, 0), (101, 1, 1)]
 
 
-async def test_a_refused_run_fails_alone_and_the_others_are_stored() -> None:
-    async with numbering() as (world, producer):
-        world.groups["g"].refused_queues["T", 1] = 16
-        await producer.send_to(QUEUE, Message("T", b"before"))
-        good = producer.send_nowait(Message("T", b"a"), queue=QUEUE)
-        bad = producer.send_nowait(Message("T", b"b"), queue=MessageQueue("T", "g", 1))
-        assert (await good.result()).queue_offset == 1
-        with pytest.raises(BrokerRefusedError):
-            await bad.result()
-        await producer.send_to(QUEUE, Message("T", b"c"))
-        assert stamps(world)[-1] == (101, 2, 2)
-
-
-async def test_engine_keeps_order_while_one_send_is_repeated() -> None:
-    async with numbering() as (world, producer):
-        group = world.groups["g"]
-        await producer.send_to(QUEUE, Message("T", b"0"))
-        group.brokers[0].intercept = answers(*[UNKNOWN] * 4)
-        sends = []
-        for number in range(1, 6):
-            sends.append(producer.send_nowait(Message("T", b"%d" % number), queue=QUEUE))
-            await trio.testing.wait_all_tasks_blocked()
-        offsets = [(await send.result()).queue_offset for send in sends]
-        assert offsets == [1, 2, 3, 4, 5]
-        assert group.bodies() == [b"%d" % number for number in range(6)]
-
-
 @pytest.mark.parametrize("before", [[], [BUSY], [BUSY] * 3], ids=["at once", "busy", "all busy"])
 async def test_engine_keeps_order_when_a_session_is_lost(
     before: list[tuple[int, dict[str, str]]],
@@ -263,39 +235,6 @@ async def test_engine_keeps_order_while_it_connects(
         ]
         assert [(await send.result()).queue_offset for send in sends] == [0, 1, 2, 3, 4, 5]
         assert [body[:1] for body in group.bodies()] == [b"%d" % number for number in range(6)]
-
-
-async def test_send_not_stored_at_its_deadline_never_leaves_later() -> None:
-    async with numbering() as (world, producer):
-        group = world.groups["g"]
-        await producer.send_to(QUEUE, Message("T", b"before"))
-        group.brokers[0].intercept = answers(*[BUSY] * 8)
-        short = producer.send_nowait(Message("T", b"short"), queue=QUEUE, timeout_s=0.1)
-        long = producer.send_nowait(Message("T", b"long"), queue=QUEUE)
-        with pytest.raises(BrokerUnreachableError, match="not stored"):
-            await short.result()
-        await long.result()
-        assert group.bodies() == [b"before", b"long"]
-
-
-async def test_send_that_ends_while_a_session_opens_never_leaves() -> None:
-    async with numbering() as (world, producer):
-        group = world.groups["g"]
-        await producer.publish_queues("T")
-        usual = group.brokers[0]._open_producer
-
-        async def slow(asked: RemotingCommand) -> RemotingCommand:
-            await trio.sleep(0.5)
-            return usual(asked)
-
-        group.brokers[0].processors._processors.pop(RequestCode.OPEN_PRODUCER)
-        group.brokers[0].on(RequestCode.OPEN_PRODUCER, slow)
-        short = producer.send_nowait(Message("T", b"short"), queue=QUEUE, timeout_s=0.4)
-        long = producer.send_nowait(Message("T", b"long"), queue=QUEUE)
-        with pytest.raises(BrokerUnreachableError, match="not stored"):
-            await short.result()
-        await long.result()
-        assert group.bodies() == [b"long"]
 
 
 async def test_send_cancelled_between_attempts_never_leaves() -> None:
@@ -377,96 +316,6 @@ async def test_a_busy_broker_is_not_asked_again_before_it_wants_to_be() -> None:
         assert trio.current_time() - began == pytest.approx(0.7)
 
 
-class Fickle:
-    """A broker that is busy at times, and at times forgets the sessions that it knows.
-
-    Args:
-        world: It leads the group there.
-    """
-
-    def __init__(self, world: World, rng: random.Random) -> None:
-        self._broker = world.groups["g"].brokers[0]
-        self._rng = rng
-        self._is_busy = False
-        self._stored: dict[int, set[int]] = {}
-        self._forgotten: set[int] = set()
-        self.lost = self.refused = 0
-        self._broker.intercept = self._take
-
-    async def run(self) -> None:
-        while True:
-            await trio.sleep(self._rng.uniform(0.05, 0.4))
-            self._is_busy = self._rng.random() < 0.4
-            if self._rng.random() < 0.4:
-                self._forgotten |= self._stored.keys()
-
-    def _take(self, asked: RemotingCommand) -> Handled:
-        _, epoch, sequence, first_open = asked.ext["producer"]
-        stored = self._stored.setdefault(epoch, set())
-        if epoch in self._forgotten:
-            self.lost += 1
-            answer = answers(FORGOTTEN)(asked)
-        elif self._is_busy or not stored.issuperset(range(first_open, sequence)):
-            self.refused += 1
-            answer = answers(BUSY)(asked)
-        else:
-            stored.add(sequence)
-            answer = self._broker.store_records(asked)
-        delay_s = self._rng.uniform(0.01, 0.3)
-
-        async def wait() -> RemotingCommand:
-            await trio.sleep(delay_s)
-            assert isinstance(answer, RemotingCommand)
-            return answer
-
-        return wait()
-
-
-@pytest.mark.parametrize("seed", range(40))
-async def test_engine_keeps_order_before_a_fickle_broker(seed: int) -> None:
-    rng = random.Random(seed)
-    async with numbering() as (world, producer), trio.open_nursery() as nursery:
-        await producer.publish_queues("T")
-        broker = Fickle(world, rng)
-        nursery.start_soon(broker.run)
-        much = rng.randbytes(PIPELINE_BYTES)
-        sends = []
-        for number in range(60):
-            body = b"%03d" % number + (much if rng.random() < 0.5 else b"")
-            sends.append(producer.send_nowait(Message("T", body), queue=QUEUE, timeout_s=300))
-            if rng.random() < 0.5:
-                await trio.sleep(rng.uniform(0, 0.1))
-        for send in sends:
-            await send.result()
-        nursery.cancel_scope.cancel()
-    assert [int(body[:3]) for body in world.groups["g"].bodies()] == list(range(60)), seed
-    assert broker.lost or broker.refused
-
-
-async def test_engine_repeats_what_it_sent_when_a_send_ended_before() -> None:
-    async with numbering() as (world, producer):
-        group = world.groups["g"]
-        await producer.publish_queues("T")
-        usual = group.brokers[0].open_hook
-
-        async def slow(asked: RemotingCommand) -> RemotingCommand:
-            await trio.sleep(0.5)
-            answer = usual(asked)
-            assert isinstance(answer, RemotingCommand)
-            return answer
-
-        group.brokers[0].open_hook = slow
-        group.brokers[0].intercept = answers(UNKNOWN)
-        short = producer.send_nowait(Message("T", b"short"), queue=QUEUE, timeout_s=0.4)
-        long = producer.send_nowait(Message("T", b"long"), queue=QUEUE)
-        with pytest.raises(BrokerUnreachableError, match="not stored"):
-            await short.result()
-        await long.result()
-        assert group.bodies() == [b"long"]
-        first, second = [seen.command for seen in world.seen if seen.code == 51101]
-        assert bytes(first.body) == bytes(second.body)
-
-
 async def test_sends_do_not_wait_for_a_session_one_after_the_other() -> None:
     async with numbering() as (world, producer):
         group = world.groups["g"]
@@ -483,46 +332,6 @@ async def test_sends_do_not_wait_for_a_session_one_after_the_other() -> None:
         for send in delayed:
             await send.result()
         assert trio.current_time() - began < 4  # an attempt of 3 s, and a search
-
-
-async def test_engine_keeps_order_where_other_sends_of_a_request_move() -> None:
-    async with open_world(idempotent=True) as world:
-        await world.add_group("h", 1, 11911, idempotent=True)
-        async with world.client() as client, Producer(client, "p") as producer:
-            await producer.publish_queues("T")
-            group = world.groups["g"]
-            # Two in each request: the next sends wait for company.
-            for _ in range(2):
-                pair = [producer.send_nowait(Message("T", b"a"), queue=QUEUE) for _ in range(2)]
-                for send in pair:
-                    await send.result()
-            stored: set[int] = set(range(stamps(world)[-1][1] + 1))
-            refusals = answers(BUSY)
-
-            async def take(asked: RemotingCommand) -> RemotingCommand:
-                _, _, sequence, first_open = asked.ext["producer"]
-                has_gap = not stored.issuperset(range(first_open, sequence))
-                refusal = answers(BUSY)(asked) if has_gap else refusals(asked)
-                if isinstance(refusal, RemotingCommand):
-                    return refusal
-                stored.add(sequence)
-                return group.brokers[0].store_records(asked)
-
-            group.brokers[0].intercept = take
-            much = random.Random(1).randbytes(PIPELINE_BYTES)
-            free = [producer.send_nowait(Message("T", b"free")) for _ in range(8)]
-            sends = [
-                producer.send_nowait(
-                    Message("T", b"%d" % number + (much if number else b"")), queue=QUEUE
-                )
-                for number in range(4)
-            ]
-            for send in sends:
-                await send.result()
-            moved = [(await send.result()).message_queue.broker_name for send in free]
-            assert moved == ["h"] * 8
-        numbered = [body[:1] for body in group.bodies() if body[:1].isdigit()]
-        assert numbered == [b"0", b"1", b"2", b"3"]
 
 
 async def test_refused_run_does_not_wait_for_the_pause_of_another() -> None:

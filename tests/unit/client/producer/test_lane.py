@@ -12,7 +12,6 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from dledger.client.core.errors import ClientError
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.lane import (
@@ -265,13 +264,6 @@ def test_answer_that_does_not_fit_settles_no_send(ext: dict[str, object]) -> Non
     with pytest.raises(RemoteProtocolError):
         settle_batch(batch, ext)
     assert not slot.settled
-
-
-def test_a_new_slot_waits_without_an_error() -> None:
-    slot = _slot()
-    error: ClientError | None = slot.error
-    assert error is None
-    assert slot.state is SlotState.WAITING
 
 
 # ---------------------------------------------------------------------------------- leaving

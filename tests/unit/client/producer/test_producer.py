@@ -128,14 +128,6 @@ async def test_a_refused_queue_fails_only_its_own_sends() -> None:
     }
 
 
-async def test_refusal_names_the_queue_of_every_refused_run(
-    world: World, producer: Producer
-) -> None:
-    world.groups["g"].refused_queues["T", 1] = 13
-    with pytest.raises(MessageIllegalError, match="refused"):
-        await producer.send_to(MessageQueue("T", "g", 1), Message("T", b"x"))
-
-
 async def test_a_real_rocketmq_gets_json_and_310() -> None:
     async with (
         open_world(members=1, rocketmq=True) as world,
@@ -322,20 +314,3 @@ async def test_an_illegal_batch_is_refused_before_sending(
     with pytest.raises(MessageIllegalError, match=why):
         await producer.send_batch(messages)
     assert world.count(RequestCode.SEND_RECORDS) == 0
-
-
-async def test_leader_change_with_another_seed_keeps_order_per_queue(
-    world: World, producer: Producer
-) -> None:
-    """Asynchronous sends to one queue keep their order over a redirect."""
-    group = world.groups["g"]
-    queue = (await producer.publish_queues("T"))[0]
-    futures = []
-    for i in range(30):
-        futures.append(await producer.send_async(Message("T", b"%02d" % i), queue=queue))
-        if i % 10 == 5:
-            group.elect((i // 10 + 1) % 3, register=False)
-        await trio.lowlevel.checkpoint()
-    for future in futures:
-        await future.result()
-    assert group.bodies() == [b"%02d" % i for i in range(30)]

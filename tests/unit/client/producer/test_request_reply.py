@@ -33,7 +33,6 @@ from dledger.commitlog.properties import encode_properties
 from dledger.commitlog.record import encode_record
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
-from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 from dledger.remoting.protocol.headers import SendMessageHeader
 from dledger.remoting.protocol.outcome import Condition, answer
 from tests.unit.client.fake_cluster import World, open_world
@@ -284,29 +283,6 @@ async def test_an_unreadable_reply_is_refused() -> None:
         assert (said.code, said.remark) == (1, "process reply message fail")
         header = SendMessageHeader("p", "T", "TBW102", 4, 0, 0, 1, 0, "CORRELATION_ID\x01no\x02")
         assert (await push(connection, header, b"x")).code == 0
-
-
-async def test_reply_confirms_a_push_of_rocketmq_to_the_byte(world: World) -> None:
-    client = world.client()
-    header = (
-        b'{"code":326,"extFields":{"producerGroup":"re","topic":"c_REPLY_TOPIC",'
-        b'"defaultTopic":"TBW102","defaultTopicQueueNums":"4","queueId":"-1","sysFlag":"0",'
-        b'"bornTimestamp":"1","flag":"0","properties":"CORRELATION_ID\\u0001c-1",'
-        b'"reconsumeTimes":"0","unitMode":"false","bornHost":"10.0.0.7:4711",'
-        b'"storeHost":"10.0.0.1:10911","storeTimestamp":"18"},"flag":0,"language":"JAVA",'
-        b'"opaque":3,"serializeTypeCurrentRPC":"JSON","version":407}'
-    )
-    size, head = (4 + len(header) + 4).to_bytes(4), len(header).to_bytes(4)
-    (command,) = FrameDecoder().feed(size + head + header + b"that")
-    processor = client.server_requests.get(326)
-    assert processor is not None
-    said = processor.handler(None, command)  # type: ignore[arg-type]  # not read
-    assert isinstance(said, RemotingCommand)
-    text = (
-        b'{"code":0,"extFields":{},"flag":1,"language":"PYTHON","opaque":3,'
-        b'"serializeTypeCurrentRPC":"JSON","version":407}'
-    )
-    assert encode_command(said)[8:] == text
 
 
 def refusing(condition: Condition) -> Any:

@@ -17,8 +17,6 @@ from dledger.client.core.message import Message
 from dledger.client.core.retry import Failure, FailureKind
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.state import (
-    NEXT,
-    NEXT_IF_FORGOTTEN,
     Next,
     SendSlot,
     Standing,
@@ -27,11 +25,6 @@ from dledger.client.producer.state import (
 )
 
 FORGOTTEN = Failure(FailureKind.UNKNOWN, 1, is_forgotten=True)
-
-
-def test_next_has_a_row_for_every_standing_and_failure() -> None:
-    assert set(NEXT) == set(NEXT_IF_FORGOTTEN) == set(Standing)
-    assert all(set(row) == set(FailureKind) for row in NEXT.values())
 
 
 @pytest.mark.parametrize("kind", FailureKind)
@@ -50,21 +43,6 @@ def test_next_repeats_what_may_be_stored(kind: FailureKind, is_alone: bool) -> N
 def test_next_of_a_forgotten_request(is_alone: bool) -> None:
     assert next_of(Standing.NUMBERED, FORGOTTEN, is_alone=is_alone) is Next.RENEW
     assert next_of(Standing.UNCERTAIN, FORGOTTEN, is_alone=is_alone) is Next.END
-
-
-@pytest.mark.parametrize("kind", FailureKind)
-def test_next_holds_no_line_for_a_send_that_is_alone(kind: FailureKind) -> None:
-    follows = next_of(Standing.NUMBERED, Failure(kind), is_alone=True)
-    assert follows is (Next.REPEAT if kind is FailureKind.UNKNOWN else Next.RELEASE)
-
-
-def test_next_keeps_the_order_of_what_is_in_line() -> None:
-    held = {kind for kind, follows in NEXT[Standing.NUMBERED].items() if follows is Next.HOLD}
-    assert held == {
-        FailureKind.REDIRECTED,
-        FailureKind.NOT_LEADER,
-        FailureKind.REQUESTER_AWAY,
-    }
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import trio
@@ -504,8 +504,3 @@ async def test_a_cancelled_local_part_leaves_the_transaction_open() -> None:
         await trio.sleep(1)
         assert len(stage.checks.asked) == 1
     assert stage.transactions.decisions == {0: 12}
-
-
-def test_states_have_their_numbers() -> None:
-    expected: dict[Any, int] = {UNKNOWN: 0, COMMIT: 8, ROLLBACK: 12}
-    assert {state: state.value for state in LocalTransactionState} == expected

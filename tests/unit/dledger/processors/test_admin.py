@@ -15,48 +15,6 @@ from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 
-KEYS = [
-    "brokerActive",
-    "brokerVersion",
-    "brokerVersionDesc",
-    "bootTimestamp",
-    "runtime",
-    "putTps",
-    "getFoundTps",
-    "getMissTps",
-    "getTotalTps",
-    "getTransferedTps",
-    "getTransferredTps",
-    "putMessageTimesTotal",
-    "earliestMessageTimeStamp",
-    "msgPutTotalYesterdayMorning",
-    "msgPutTotalTodayMorning",
-    "msgPutTotalTodayNow",
-    "msgGetTotalYesterdayMorning",
-    "msgGetTotalTodayMorning",
-    "msgGetTotalTodayNow",
-    "commitLogDiskRatio",
-    "consumeQueueDiskRatio",
-    "commitLogMinOffset",
-    "commitLogMaxOffset",
-    "remainHowManyDataToFlush",
-    "dispatchBehindBytes",
-    "sendThreadPoolQueueSize",
-    "sendThreadPoolQueueCapacity",
-    "sendThreadPoolQueueHeadWaitTimeMills",
-    "pullThreadPoolQueueSize",
-    "pullThreadPoolQueueCapacity",
-    "pullThreadPoolQueueHeadWaitTimeMills",
-    "litePullThreadPoolQueueSize",
-    "queryThreadPoolQueueSize",
-    "queryThreadPoolQueueCapacity",
-    "scheduleMessageOffset_1",
-    "scheduleMessageOffset_18",
-    "raftTerm",
-    "raftAppliedIndex",
-]
-
-
 EXPORTER = {
     "long": (
         *("msgPutTotalTodayNow", "msgGetTotalTodayNow", "msgPutTotalTodayMorning"),
@@ -108,21 +66,6 @@ def test_rocketmq_s_exporter_can_parse_all_it_reads(broker: Broker) -> None:
 )
 def test_sizes_are_written_as_rocketmq_does(size_bytes: float, text: str) -> None:
     assert _size(size_bytes) == text
-
-
-def test_runtime_info_has_the_keys_of_the_tools(broker: Broker) -> None:
-    broker.make_topic("T")
-    before = broker.processors.throughput.put
-    broker.group.put("T", 0, b"a", b"b")
-    table = KVTable.decode(broker.call(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
-    assert set(KEYS) - table.keys() == set()
-    for rate in ("putTps", "getTransferedTps", "getTransferredTps", "getTotalTps"):
-        assert len([float(part) for part in table[rate].split(" ")]) == 3
-    float(table["commitLogDiskRatio"])
-    assert int(table["earliestMessageTimeStamp"]) == broker.clock.wall_ms()
-    assert int(table["msgPutTotalTodayNow"]) == before + 2
-    assert table["commitLogMaxOffset"] == str(broker.group.log.end_position)
-    assert table["commitLogMinOffset"] == "0"
 
 
 def view(broker: Broker, name: str, key: str) -> RemotingCommand:

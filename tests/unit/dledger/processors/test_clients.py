@@ -224,12 +224,6 @@ def test_expressions_are_checked(broker: Broker, data: SubscriptionData | None, 
     assert broker.call(RequestCode.CHECK_CLIENT_CONFIG, {}, body).code == code
 
 
-def test_a_group_whose_name_cannot_be_is_refused(broker: Broker) -> None:
-    response = beat(broker, FakeConnection(), group="a/b")
-    assert response.code == 1
-    assert broker.processors.clients.consumer_group("a/b") is None
-
-
 def test_the_cpp_clients_heartbeat_is_understood(broker: Broker) -> None:
     body = (
         b'{"clientID":"c","consumerDataSet":[{"consumeFromWhere":0,"consumeType":1,'
@@ -397,26 +391,6 @@ async def test_changes_of_a_large_group_are_notified_together(tmp_path: Path) ->
         assert reported(members[-1]) == ["g", "g"]
         nursery.cancel_scope.cancel()
     group.close()
-
-
-def test_old_groups_settle_for_a_heartbeat_period() -> None:
-    settling = SettlingGroups()
-    settling.begin(100.0, ["old"])
-    assert settling.until_s == 100.0 + SETTLE_S
-    assert settling.holds("old", 100.0 + SETTLE_S - 0.001)
-    assert not settling.holds("old", 100.0 + SETTLE_S)
-    assert not settling.holds("new", 100.0)
-
-
-def test_held_client_is_notified_once() -> None:
-    settling = SettlingGroups()
-    settling.begin(0.0, ["a", "b", "c"])
-    for group in ("b", "a", "b"):
-        assert settling.holds(group, 1.0)
-    assert settling.pop_settled(SETTLE_S - 0.001) == []
-    assert settling.pop_settled(SETTLE_S) == ["b", "a"]
-    assert settling.pop_settled(SETTLE_S) == []
-    assert settling.until_s is None
 
 
 def test_nothing_settles_without_groups_or_leadership() -> None:

@@ -11,7 +11,6 @@ from trio.testing import MockClock
 
 from dledger.commitlog.properties import encode_properties
 from dledger.filters import property_filter
-from dledger.processors.get_message import PropertyFilters
 from dledger.remoting.processor import DEFERRED
 from dledger.remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from dledger.remoting.protocol.codes import RequestCode
@@ -87,16 +86,6 @@ def test_nothing_matches_so_the_consumer_goes_on_behind_it(filled: Broker) -> No
     assert (response.code, response.remark) == (20, "NO_MATCHED_MESSAGE")
     assert response.ext["nextBeginOffset"] == "10"
     assert not response.body
-
-
-@pytest.mark.parametrize(
-    ("offset", "code", "next_offset"), [(10, 19, 10), (11, 21, 10), (-1, 21, 0)]
-)
-def test_offsets_outside_the_queue_are_answered(
-    filled: Broker, offset: int, code: int, next_offset: int
-) -> None:
-    response = pull(filled, queueOffset=offset)
-    assert (response.code, response.ext["nextBeginOffset"]) == (code, str(next_offset))
 
 
 def test_a_scan_is_bounded_and_goes_on_with_the_next_pull(
@@ -184,16 +173,6 @@ def test_retries_are_not_judged_where_that_is_switched_off(
     broker.make_topic("T", 4)
     with_retries(broker)
     assert found(pull(broker, "*", sysFlag=0, **ASKED)) == [b"m3", b"m5", b"m1", b"m2"]
-
-
-def test_retries_of_groups_that_only_use_tags_touch_no_log(filled: Broker) -> None:
-    heartbeat(filled, SubscriptionData("T", "A"), SubscriptionData(RETRY))
-    put(filled, 3, topic=RETRY, RETRY_TOPIC="T")
-    filters = PropertyFilters(filled.settings)
-    group = filled.processors.clients.consumer_group("g")
-    assert group is not None
-    assert filters.of_retries(group, RETRY) is None
-    assert found(pull(filled, "*", sysFlag=0, **ASKED)) == [b"m3"]
 
 
 # ------------------------------------------------------------------------------ waiting

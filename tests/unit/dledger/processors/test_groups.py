@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dledger.processors.groups import ConsumeStatsProcessor
 from dledger.remoting.processor import DEFERRED
 from dledger.remoting.protocol.bodies import (
     ConsumerData,
@@ -17,7 +16,6 @@ from dledger.remoting.protocol.bodies import (
     GroupRetryPolicy,
     HeartbeatData,
     MessageQueue,
-    OffsetWrapper,
     QueryConsumeTimeSpanBody,
     SubscriptionData,
     SubscriptionGroupConfig,
@@ -221,27 +219,6 @@ def test_topics_are_chosen(filled: Broker) -> None:
     assert stats(filled, topic="nowhere").offset_table == {}
     assert stats(filled, group="nobody").offset_table == {}
     assert set(stats(filled, group="nobody", topic="T").offset_table) == {Q0, Q1}
-
-
-def test_topic_that_is_named_often_is_looked_at_once(
-    filled: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[tuple[str, int]] = []
-    progress = ConsumeStatsProcessor._progress
-
-    def counted(
-        self: ConsumeStatsProcessor, topic: str, group_name: str, queue_id: int
-    ) -> OffsetWrapper:
-        looks.append((topic, queue_id))
-        return progress(self, topic, group_name, queue_id)
-
-    monkeypatch.setattr(ConsumeStatsProcessor, "_progress", counted)
-    assert set(stats(filled, topic="T", topicList="T;U;T;" * 100).offset_table) == {
-        Q0,
-        Q1,
-        MessageQueue("U", BROKER, 0),
-    }
-    assert looks == [("T", 0), ("T", 1), ("U", 0)]
 
 
 class Offsets(Table[tuple[str, str], dict[int, int]]):

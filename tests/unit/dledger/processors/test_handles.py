@@ -9,31 +9,24 @@ import pytest
 from dledger.broker_errors import NotLeaderError
 from dledger.commitlog.errors import ConfigError
 from dledger.processors.handles import (
-    MAX_OPEN,
     SUB,
     Limit,
-    Places,
     declared,
     handlers_of,
     handles,
-    local_codes,
     message_at,
     needs,
-    register,
-    rules_of,
 )
 from dledger.processors.wiring import PROCESSORS
 from dledger.remoting.access.accounts import ADMIN, SIGNED
 from dledger.remoting.connection import Connection
 from dledger.remoting.processor import Handled, Limiter
-from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from tests.harness.fake_group import FakeConnection, FakeGroup
 
 CODE = RequestCode
 LIMITERS = {limit: Limiter(limit.value, 1) for limit in Limit}
-PLACES = Places({7: "T"}.get, "Default_REPLY_TOPIC")
 
 
 class Example:
@@ -65,28 +58,6 @@ class Twin:
     @handles(CODE.SEND_MESSAGE, limit=Limit.SEND, rule=SIGNED)
     def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
         return response_to(command)
-
-
-def test_handles_leaves_the_method_as_it_is(group: FakeGroup) -> None:
-    """A request costs no further call."""
-    example = Example()
-    handler, limiter = handlers_of([example], LIMITERS, group)[CODE.SEND_MESSAGE]
-    assert handler == example.send
-    assert limiter is LIMITERS[Limit.SEND]
-
-
-def test_handlers_of_finds_each_declared_code(group: FakeGroup) -> None:
-    handlers = handlers_of([Example()], LIMITERS, group)
-    assert set(handlers) == {
-        CODE.SEND_MESSAGE,
-        CODE.SEND_MESSAGE_V2,
-        CODE.PULL_MESSAGE,
-        CODE.VIEW_MESSAGE_BY_ID,
-        CODE.DELETE_TOPIC_IN_BROKER,
-    }
-    table = ProcessorTable()
-    register(table, handlers)
-    assert table.codes() == frozenset(handlers)
 
 
 def test_handlers_of_refuses_a_code_with_two_handlers(group: FakeGroup) -> None:
@@ -131,20 +102,6 @@ def test_sends_of_a_broker_are_these() -> None:
     }
 
 
-def test_rules_of_makes_rules_for_the_broker() -> None:
-    rules = rules_of([Example], PLACES)
-    assert rules[CODE.SEND_MESSAGE] is SIGNED
-    assert rules[CODE.DELETE_TOPIC_IN_BROKER] is ADMIN
-    rights = rules[CODE.VIEW_MESSAGE_BY_ID].rights
-    assert rights is not None
-    (right,) = rights(request(CODE.VIEW_MESSAGE_BY_ID, {"offset": "7"}))
-    assert right.name == "T"
-
-
-def test_local_codes_are_the_declared_ones() -> None:
-    assert local_codes([Example]) == {CODE.DELETE_TOPIC_IN_BROKER}
-
-
 def test_reads_of_a_broker_are_these() -> None:
     """The whole list, so that none leaves it unnoticed."""
     reads = {code for _, found in declared(PROCESSORS) if found.reads for code in found.codes}
@@ -169,11 +126,3 @@ def test_reads_of_a_broker_are_these() -> None:
         "POP_MESSAGE",
         "NOTIFICATION",
     }
-
-
-def test_each_limit_but_that_of_pulls_has_a_bound() -> None:
-    assert set(MAX_OPEN) == set(Limit) - {Limit.PULL}
-
-
-def test_processors_declare_handlers_each() -> None:
-    assert [processor for processor in PROCESSORS if not rules_of([processor], PLACES)] == []

@@ -28,8 +28,6 @@ from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, ProducerStamp
 from dledger.state.producer_sessions import (
     SESSION_IDLE_MAX_MS,
-    ProducerSession,
-    ProducerSessions,
     StoredSend,
 )
 from dledger.state.state_record import (
@@ -136,30 +134,6 @@ def test_an_answer_before_the_apply_is_given_again(sender: Sender) -> None:
     assert sender.reported["second"] == sender.reported["first"]
     sender.group.apply()
     assert isinstance(sender.sends.judge(sender.stamp(0)), StoredSend)
-
-
-def test_a_judgement_costs_no_look_at_other_producers(
-    sender: Sender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sender.group.answers_early = True
-    for sequence in range(20):
-        sender.propose(sender.stamp(sequence, 0))
-    sender.group.append()
-    looks: list[bytes] = []
-    found = ProducerSessions.get
-
-    def get(self: ProducerSessions, producer_id: bytes) -> ProducerSession | None:
-        looks.append(producer_id)
-        return found(self, producer_id)
-
-    monkeypatch.setattr(ProducerSessions, "get", get)
-    assert sender.sends.judge(sender.stamp(20, 0)) is None
-    looks.clear()
-    assert sender.sends.judge(sender.stamp(20, 0)) is None
-    assert looks == [ID]
-    sender.group.apply()
-    assert isinstance(sender.sends.judge(sender.stamp(19, 0)), StoredSend)
-    assert len(sender.sends) == 0
 
 
 def test_sends_of_an_epoch_that_is_over_are_forgotten(sender: Sender) -> None:
@@ -309,15 +283,6 @@ def test_a_repeated_batch_is_stored_once_and_answered_alike(broker: Broker, epoc
     again = send(broker, [ID, epoch, 0, 0], runs, records)
     assert (again.code, again.ext) == (0, first.ext)
     assert (max_offset(broker, 1), max_offset(broker)) == (3, 1)
-
-
-def test_after_a_change_of_leader_it_is_answered_alike(broker: Broker, epoch: int) -> None:
-    first = send(broker, [ID, epoch, 0, 0], [["T", 0, 1]], [rec()])
-    broker.group.step_down()
-    broker.group.lead()
-    again = Broker(broker.group, broker.clock)  # knows of nothing in flight
-    assert send(again, [ID, epoch, 0, 0], [["T", 0, 1]], [rec()]).ext == first.ext
-    assert max_offset(broker) == 1
 
 
 def test_while_the_first_is_on_its_way_the_second_waits_for_it(broker: Broker, epoch: int) -> None:
@@ -482,20 +447,6 @@ def test_a_repeated_rocketmq_batch_is_stored_once(broker: Broker, epoch: int) ->
     assert max_offset(broker) == 2
 
 
-def test_a_single_repetition_on_the_way_waits_for_the_first(broker: Broker, epoch: int) -> None:
-    ext = {"a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "5", "h": "0"}
-    ext |= {"i": "UNIQ_KEY\x01K\x02", "producerId": ID.hex(), "producerEpoch": str(epoch)}
-    ext |= {"producerSequence": "0", "producerFirstOpen": "0"}
-    one, other = FakeConnection(), FakeConnection()
-    for connection in (one, other):
-        command = request(RequestCode.SEND_MESSAGE_V2, dict(ext), b"x")
-        assert broker.handle(command, connection) is DEFERRED
-    assert broker.group.waiting == 1
-    broker.group.settle()
-    assert one.reply_.ext == other.reply_.ext
-    assert max_offset(broker) == 1
-
-
 def test_half_message_under_way_answers_both_sends(broker: Broker, epoch: int) -> None:
     ext = {"a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "5", "h": "0"}
     ext |= {"i": "UNIQ_KEY\x01K\x02TRAN_MSG\x01true\x02", "producerId": ID.hex()}
@@ -526,15 +477,6 @@ def test_sends_without_a_stamp_leave_no_trace(broker: Broker, group: FakeGroup) 
     send(broker, None, [["T", 0, 1]], [rec()])
     assert group.state.max_offset("RMQ_SYS_DLEDGER_STATE", 10) == before == 0
     assert len(group.state.producers) == 0
-
-
-def test_repeated_half_message_is_stored_once(broker: Broker, epoch: int) -> None:
-    properties = "UNIQ_KEY\x01K\x02TRAN_MSG\x01true\x02PGROUP\x01p\x02"
-    first = single(broker, epoch, 0, properties=properties)
-    again = single(broker, epoch, 0, properties=properties)
-    assert (first.code, first.ext["transactionId"]) == (0, "K")
-    assert (again.code, again.ext) == (0, first.ext)
-    assert broker.group.state.max_offset("RMQ_SYS_TRANS_HALF_TOPIC", 0) == 1
 
 
 NEW_ID = "30" * 16

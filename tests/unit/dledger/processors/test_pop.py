@@ -24,14 +24,12 @@ from dledger.state.pop import MAX_OUT_PER_QUEUE, RequestMode
 from dledger.state.topics import POP_QUEUE, STATE_TOPIC, TopicConfig
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
-from tests.harness.fake_group import BROKER, FakeGroup, Term
+from tests.harness.fake_group import BROKER, FakeGroup
 from tests.harness.pops import (
     INVISIBLE_MS,
     ack,
     answer_of,
     bodies,
-    change,
-    changed,
     fields,
     handles,
     hold,
@@ -52,13 +50,6 @@ def test_pop_hands_out_what_pull_would_read(popping: Broker) -> None:
     assert response.ext["popTime"] == str(popping.group.log.last_store_time_ms)
     assert response.ext["restNum"] == "0"
     assert set(popping.group.state.pops["g", "T", 0].out) == {0, 1, 2}
-
-
-def test_no_other_consumer_sees_a_message_that_is_out(popping: Broker) -> None:
-    assert bodies(pop(popping, maxMsgNums=2)) == [(b"a", 0), (b"b", 0)]
-    assert bodies(pop(popping, maxMsgNums=2)) == [(b"c", 0)]
-    assert pop(popping).code == ResponseCode.PULL_NOT_FOUND
-    assert bodies(pop(popping, consumerGroup="h")) == [(b"a", 0), (b"b", 0), (b"c", 0)]
 
 
 def test_old_handle_beside_a_receive_doubles_nothing(
@@ -107,66 +98,6 @@ def test_requests_of_one_moment_share_an_entry(popping: Broker) -> None:
     assert [answer and answer.code for answer in answers] == [0, 0, 0]
     assert [bodies(answer) for answer in answers[:2] if answer] == [[(b"b", 0)], [(b"c", 0)]]
     assert popping.group.state.max_offset(STATE_TOPIC, POP_QUEUE) == before + 2
-
-
-def test_expired_message_comes_again_with_its_attempts(popping: Broker) -> None:
-    pop(popping, maxMsgNums=2)
-    pass_ms(popping, INVISIBLE_MS - 1)
-    assert bodies(pop(popping)) == [(b"c", 0)]
-    pass_ms(popping, 1)
-    assert bodies(pop(popping)) == [(b"a", 1), (b"b", 1)]
-    pass_ms(popping, INVISIBLE_MS)
-    assert bodies(pop(popping, maxMsgNums=2)) == [(b"a", 2), (b"c", 1)]
-
-
-def test_acknowledged_message_never_comes_again(popping: Broker) -> None:
-    first, second, third = handles(pop(popping))
-    assert ack(popping, second).code == 0
-    assert popping.group.state.consumer_offset("g", "T", 0) == 0
-    pass_ms(popping, INVISIBLE_MS)
-    assert bodies(pop(popping)) == [(b"a", 1), (b"c", 1)]
-    assert ack(popping, first).code == ResponseCode.NO_MESSAGE
-    assert ack(popping, second).code == ResponseCode.NO_MESSAGE
-    assert ack(popping, third).code == ResponseCode.NO_MESSAGE
-
-
-def test_offset_follows_the_lowest_that_is_out(popping: Broker) -> None:
-    first, second, third = handles(pop(popping))
-    for handle, offset in ((second, 0), (first, 2), (third, 3)):
-        assert ack(popping, handle).code == 0
-        assert popping.group.state.consumer_offset("g", "T", 0) == offset
-    assert popping.group.state.pops == {}
-
-
-def test_late_acknowledgement_counts_until_next_grant(popping: Broker) -> None:
-    handle = handles(pop(popping, maxMsgNums=1))[0]
-    pass_ms(popping, 2 * INVISIBLE_MS)
-    assert ack(popping, handle).code == 0
-    assert bodies(pop(popping)) == [(b"b", 0), (b"c", 0)]
-
-
-def test_changed_time_gives_a_new_handle(popping: Broker) -> None:
-    old = handles(pop(popping, maxMsgNums=1))[0]
-    new = changed(old, change(popping, old, 60_000))
-    assert new.revive_queue_id != old.revive_queue_id
-    assert ack(popping, old).code == ResponseCode.NO_MESSAGE
-    assert change(popping, old, 5).code == ResponseCode.NO_MESSAGE
-    pass_ms(popping, 59_999)
-    assert bodies(pop(popping)) == [(b"b", 0), (b"c", 0)]
-    assert ack(popping, new).code == 0
-
-
-def test_handles_stand_across_a_fail_over(popping: Broker, clock: ManualClock) -> None:
-    old, kept, _ = handles(pop(popping))
-    new = changed(old, change(popping, old, 60_000))
-    popping.group.leadership = None
-    popping.processors.role_changed()
-    assert ack(popping, kept).code == ResponseCode.SERVICE_NOT_AVAILABLE
-    popping.group.leadership = Term(2)
-    other = Broker(popping.group, clock)
-    assert ack(other, old).code == ResponseCode.NO_MESSAGE
-    assert ack(other, kept).code == 0
-    assert ack(other, new).code == 0
 
 
 def test_stale_is_answered_behind_the_barrier_alone(popping: Broker) -> None:
@@ -268,31 +199,6 @@ def test_notice_calls_for_a_spent_message(broker: Broker) -> None:
     assert answer.ext["hasMsg"] == "false"
 
 
-@pytest.mark.parametrize("times", [0, 1, 3])
-@pytest.mark.parametrize("order", ["false", "true"])
-def test_message_is_out_retries_and_once_more(broker: Broker, times: int, order: str) -> None:
-    broker.make_topic("T", queues=1)
-    broker.group.put("T", 0, b"a")
-    retries(broker.group, times)
-    for attempt in range(times + 1):
-        given = pop(broker, order=order)
-        assert bodies(given) == [(b"a", attempt)]
-        assert broker.group.state.max_offset("%DLQ%g", 0) == 0
-        if attempt % 2:  # handed back, not waited for: the same attempt goes on
-            assert change(broker, handles(given)[0], 1).code == 0
-            pass_ms(broker, 1)
-        else:
-            pass_ms(broker, INVISIBLE_MS)
-    assert pop(broker, order=order).code == ResponseCode.PULL_NOT_FOUND
-    broker.group.settle()
-    assert broker.group.state.max_offset("%DLQ%g", 0) == 1
-    assert broker.group.state.pops == {}
-    assert broker.group.state.consumer_offset("g", "T", 0) == 1
-    units = broker.group.queues.queue("%DLQ%g", 0).read(0, 1)
-    record = next(iter_records(bytes(broker.group.log.read(*place_of(units)))))
-    assert (bytes(record.body), record.reconsume_times) == (b"a", times + 1)
-
-
 def test_due_message_does_not_wait_for_spent_ones(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,37 +225,6 @@ def test_due_message_does_not_wait_for_spent_ones(
         assert broker.group.state.max_offset("%DLQ%g", 0) == count
         pass_ms(broker, int(SET_ASIDE_S * 1000))
     assert set(broker.group.state.pops["g", "T", 0].out) == {300}
-
-
-def test_fifo_waits_for_the_message_before(popping: Broker) -> None:
-    first = pop(popping, maxMsgNums=1, order="true", queueId=0)
-    assert bodies(first) == [(b"a", 0)]
-    assert pop(popping, maxMsgNums=1, order="true").code == ResponseCode.PULL_NOT_FOUND
-    assert ack(popping, handles(first)[0]).code == 0
-    second = pop(popping, maxMsgNums=1, order="true")
-    assert bodies(second) == [(b"b", 0)]
-    pass_ms(popping, INVISIBLE_MS)
-    assert bodies(pop(popping, order="true")) == [(b"b", 1), (b"c", 0)]
-    assert ack(popping, handles(second)[0]).code == ResponseCode.NO_MESSAGE
-
-
-def test_fifo_hands_out_again_before_what_is_new(popping: Broker) -> None:
-    pop(popping, maxMsgNums=2, order="true")
-    pass_ms(popping, INVISIBLE_MS)
-    assert bodies(pop(popping, maxMsgNums=1, order="true")) == [(b"a", 1)]
-    assert pop(popping, order="true").code == ResponseCode.PULL_NOT_FOUND
-
-
-def test_fifo_goes_on_where_the_message_before_has_died(broker: Broker) -> None:
-    broker.make_topic("T", queues=1)
-    retries(broker.group, 0)
-    broker.group.put("T", 0, b"a", b"b")
-    assert bodies(pop(broker, order="true", maxMsgNums=1)) == [(b"a", 0)]
-    pass_ms(broker, INVISIBLE_MS)
-    assert bodies(pop(broker, order="true")) == [(b"b", 0)], (
-        "with the entry that gives up the first"
-    )
-    assert broker.group.state.max_offset("%DLQ%g", 0) == 1
 
 
 def test_filter_passes_over_other_tags(broker: Broker) -> None:

@@ -14,7 +14,6 @@ from dledger.commitlog.properties import encode_properties
 from dledger.commitlog.queue_unit import index_key_hash
 from dledger.commitlog.record import decode_record, encode_record, iter_records
 from dledger.processors import queries
-from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -406,12 +405,3 @@ def test_runtime_info_has_what_mqadmin_reads(broker: Broker) -> None:
 def test_an_empty_broker_has_no_earliest_message(broker: Broker) -> None:
     response = broker.call(RequestCode.GET_BROKER_RUNTIME_INFO)
     assert KVTable.decode(response.body).table["earliestMessageTimeStamp"] == "-1"
-
-
-def test_every_code_has_one_handler(broker: Broker) -> None:
-    table = ProcessorTable()
-    broker.processors.register(table)
-    needed = {10, 310, 320, 51101, 11, 361, 51103, 14, 15, 29, 30, 31, 32, 33, 34, 35, 36, 38, 46}
-    needed |= {17, 37, 215, 21, 351, 202, 28, 51100, 51102, 51110}
-    needed |= {41, 42, 200, 201, 207, 225, 352, 203, 204, 300, 343, 345, 307, 309, 223}
-    assert needed <= table.codes()

@@ -99,17 +99,6 @@ def test_a_message_is_stored_as_sent_and_answered_with_its_place(broker: Broker)
     assert send(broker).ext["queueOffset"] == "1"
 
 
-def test_long_and_short_header_names_store_the_same(broker: Broker) -> None:
-    broker.make_topic()
-    broker.call(RequestCode.SEND_MESSAGE, ext(LONG), b"hello")
-    send(broker)
-    one, two = stored(broker.group, "T", 1, 0), stored(broker.group, "T", 1, 1)
-    two.queue_offset, two.phy_offset = one.queue_offset, one.phy_offset
-    assert bytes(one.body) == bytes(two.body)
-    assert one.properties == two.properties
-    assert one.flag == two.flag
-
-
 def test_properties_without_the_last_separator_are_kept_whole(broker: Broker) -> None:
     broker.make_topic()
     send(broker, properties="UNIQ_KEY\x01K\x02KEYS\x01a b\x02WAIT\x01false")

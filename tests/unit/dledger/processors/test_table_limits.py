@@ -117,12 +117,6 @@ def test_one_group_more_is_refused(broker: Broker) -> None:
     assert put("g1").code == 0
 
 
-def test_a_group_that_cannot_be_made_still_pulls(broker: Broker) -> None:
-    for name in ("g0", "g1", "g2"):
-        broker.make_group(name)
-    assert set(broker.group.state.subscription_groups) == {"g0", "g1"}
-
-
 def test_retries_of_a_known_group_have_their_topic_in_any_case(broker: Broker) -> None:
     for number in range(3):
         create(broker, f"T{number}")

@@ -218,14 +218,6 @@ async def test_producers_of_transactions_are_asked_back(
     assert min(asked_of.count("plain-1"), asked_of.count("plain-2")) > 0
 
 
-async def test_producers_are_asked_back_in_turn(world: World, service: MessagingService) -> None:
-    asked_of = open_producers(service, "a", "b", "c")
-    half = MessageExt(memoryview(RECORD), 0, "g")
-    for _ in range(6):
-        service._ask_back(Question(half, 0x1F, 0x2A, "g", cast(Any, None)))
-    assert asked_of == ["c", "b", "a"] * 2
-
-
 def sent(kind: pb.MessageType) -> pb.SendMessageRequest:
     system = pb.SystemProperties(message_id="01AB", message_type=kind)
     if kind == pb.FIFO:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import trio
 import trio.testing
@@ -278,20 +276,3 @@ def test_long_name_of_a_client_is_none() -> None:
     for chars, known in ((CLIENT_ID_CHARS_MAX, True), (CLIENT_ID_CHARS_MAX + 1, False)):
         caller = Caller.of({"x-mq-client-id": "c" * chars}, "", None)
         assert bool(caller.name) is known
-
-
-def test_settings_of_a_client_are_not_kept() -> None:
-    """They may have megabytes; what counts of them is a few names."""
-    table = ClientTable()
-    settings = pb.Settings(
-        subscription=pb.Subscription(
-            group=pb.Resource(name="clerks"),
-            subscriptions=[
-                pb.SubscriptionEntry(expression=pb.FilterExpression(expression="x" * 65_536))
-            ],
-        )
-    )
-    held = sys.getrefcount(settings)
-    table.take_settings("c", settings, 0.0)
-    assert sys.getrefcount(settings) == held
-    assert table.groups == {"clerks": 1}

@@ -28,18 +28,6 @@ from tests.unit.dledger.proxy.grpc_doubles import Carrier, Context, OneReceive
 ASKED = pb.ReceiveMessageRequest(group=pb.Resource(name="clerks"))
 
 
-class LargeReceive(OneReceive):
-    """A service whose receives get three messages of 1 KiB."""
-
-    async def receive_message(
-        self, request: Any, caller: Caller, received: Received | None = None
-    ) -> Received:
-        received = await super().receive_message(request, caller, received)
-        for answer in received.answers:
-            answer.message.body = b"x" * 1024
-        return received
-
-
 @pytest.mark.parametrize(
     ("held_bytes", "host", "code"),
     [
@@ -179,28 +167,6 @@ def test_answer_without_space_comes_again(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(handlers._receive(ASKED, context))
     assert [each.status.code for each in context.written] == [pb.TOO_MANY_REQUESTS]
     assert [function.__name__ for function, _ in guest.started] == ["abandon"]
-    assert handlers._unread.used_bytes == 0
-
-
-def test_ended_receive_holds_no_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    guest, context = Carrier(), Context(ends_at=1)
-    handlers = _Handlers(
-        cast(MessagingService, LargeReceive()), cast(Guest, guest), CallMetrics(ManualClock())
-    )
-    held: list[int] = []
-
-    def done() -> bool:
-        held.append(handlers._unread.used_bytes)
-        return False
-
-    monkeypatch.setattr(context, "done", done)
-
-    async def call() -> None:
-        with pytest.raises(asyncio.CancelledError):
-            await handlers._receive(ASKED, context)
-
-    asyncio.run(call())
-    assert min(held) > 3 * 1024
     assert handlers._unread.used_bytes == 0
 
 

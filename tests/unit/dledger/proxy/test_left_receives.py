@@ -115,17 +115,6 @@ async def test_receives_that_were_left_are_bounded(world: World, handlers: _Hand
     assert handlers._requests.used_bytes == 0
 
 
-async def test_refused_receive_holds_nothing(world: World, handlers: _Handlers) -> None:
-    PopGroup(world.groups["g"])
-    handler = handlers.table()["ReceiveMessage"].unary_stream
-    for asked in (pb.ReceiveMessageRequest(), ASKED):
-        call = TrioCall(time_left_s=3.0)
-        await call.make(handler, asked)
-        assert call.is_whole
-    await trio.sleep(HOLD_S)
-    assert handlers._requests.used_bytes == 0
-
-
 async def test_message_that_was_renewed_is_given_back(
     world: World, service: MessagingService, handlers: _Handlers
 ) -> None:

@@ -118,11 +118,6 @@ def test_delivery_time_is_kept_in_milliseconds() -> None:
     assert got.system_properties.message_type == pb.DELAY
 
 
-def test_gzip_body_is_decompressed() -> None:
-    sent = message(gzip.compress(b"x" * 1000), body_encoding=pb.GZIP)
-    assert sent_message(sent).body == b"x" * 1000
-
-
 def test_members_of_a_gzip_body_are_one_body() -> None:
     """A program that appends to a compressed file makes such a body; none of it may be lost."""
     first, empty, second = map(gzip.compress, (b"first ", b"", b"second"))

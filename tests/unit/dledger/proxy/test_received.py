@@ -6,11 +6,8 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-import trio
-import trio.testing
 
 from dledger.aio.guest import Guest
-from dledger.client.core.errors import RequestTimedOutError
 from dledger.commitlog.properties import encode_properties
 from dledger.commitlog.record import encode_record
 from dledger.proxy import messaging_pb2 as pb
@@ -22,8 +19,6 @@ from dledger.proxy.service import MessagingService
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.pop_requests import (
-    ChangeInvisibleTimeHeader,
-    ChangeInvisibleTimeResponseHeader,
     PopMessageResponseHeader,
     encode_offsets,
 )
@@ -138,60 +133,3 @@ def test_refused_stream_states_why(client_id: str, code: int) -> None:
     handlers = _Handlers(cast(MessagingService, FullService()), cast(Guest, Carrier()), calls)
     asyncio.run(handlers._telemetry(None, context))
     assert [each.status.code for each in context.written] == [code]
-
-
-def given_back(world: World) -> list[int]:
-    """Let brokers change invisible times; return what becomes the offsets of these messages."""
-    given: list[int] = []
-
-    def change(asked: RemotingCommand) -> RemotingCommand:
-        header = ChangeInvisibleTimeHeader.decode(asked.ext)
-        given.append(header.offset)
-        fields = ChangeInvisibleTimeResponseHeader(2_000, header.invisible_time, 1_007)
-        return response_to(asked, 0, None, dict(fields.encode()))
-
-    for broker in world.groups["g"].brokers:
-        broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
-    return given
-
-
-async def test_abandoned_messages_are_given_back_once(
-    world: World, service: MessagingService
-) -> None:
-    given = given_back(world)
-    hand_out(world, record(0), record(1))
-    received = await service.receive_message(ASKED, Caller("c", time_left_s=8.0))
-    assert len(service._renewals.table) == 2
-    await service.abandon(received)
-    await service.abandon(received)
-    assert given == [0, 1]
-    assert len(service._renewals.table) == 0
-
-
-async def test_receive_that_ends_later_gives_back_by_itself(
-    world: World, service: MessagingService
-) -> None:
-    given = given_back(world)
-    hand_out(world, record(0))
-    received = Received("clerks")
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await service.receive_message(ASKED, Caller("c"), received)
-    await service.abandon(received)
-    await received.is_over.wait()
-    await trio.testing.wait_all_tasks_blocked()
-    assert given == [0]
-
-
-async def test_receive_whose_time_is_over_gives_back_by_itself(
-    world: World, service: MessagingService
-) -> None:
-    given = given_back(world)
-    hand_out(world, record(0))
-    received = Received("clerks")
-    with pytest.raises(RequestTimedOutError):
-        await service.receive_message(ASKED, Caller("c", time_left_s=0.0), received)
-    assert not received.is_over.is_set()
-    await received.is_over.wait()
-    await trio.testing.wait_all_tasks_blocked()
-    assert given == [0]

@@ -10,11 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.raft.candidate import (
-    Ballot,
     Candidate,
     ElectionTimer,
-    is_up_to_date,
-    majority,
 )
 
 
@@ -105,21 +102,3 @@ def test_only_the_election_of_a_transfer_passes_by_a_leader() -> None:
         message = {"type": "request_vote", "term": term, "last_log_index": 9, "last_log_term": 4}
         candidate.on_library_message("n2", message)
     assert sent == [(5, True), (6, False), (7, False)]
-
-
-def test_a_voter_counts_once_and_in_its_own_term_only() -> None:
-    ballot = Ballot(5)
-    assert ballot.grant(5, "b")
-    assert not ballot.grant(5, "b")
-    assert not ballot.grant(4, "c")
-    assert ballot.votes == {"b"}
-
-
-def test_the_newer_last_term_wins_before_the_longer_log() -> None:
-    assert is_up_to_date(3, 1, 2, 100)
-    assert not is_up_to_date(2, 99, 2, 100)
-    assert is_up_to_date(2, 100, 2, 100)
-
-
-def test_majorities() -> None:
-    assert [majority(voters) for voters in (1, 2, 3, 4, 5)] == [1, 2, 2, 3, 3]

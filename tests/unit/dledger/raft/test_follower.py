@@ -25,22 +25,6 @@ def heartbeat_alone(cluster: Cluster, leader: str, follower: str) -> RaftNode:
     return cluster.node(follower)
 
 
-def test_commit_reaches_followers_by_heartbeat(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    leader = cluster.elect("n0")
-    cluster.heartbeat("n0")
-    index = cluster.append("n0", b"x")
-    cluster.run()
-    assert leader.commit_index == index
-    assert [cluster.node(name).commit_index for name in ("n1", "n2")] == [index - 1, index - 1]
-    leader.leader.send_heartbeats()
-    leader.settle()
-    cluster.collect("n0")
-    assert [letter.frame.kind for letter in cluster.post] == [Kind.HEARTBEAT, Kind.HEARTBEAT]
-    cluster.run()
-    assert [cluster.node(name).commit_index for name in ("n1", "n2")] == [index, index]
-
-
 def test_heartbeat_commits_only_verified_entries(tmp_path: Path) -> None:
     """An old leader's own tail stands where the new leader has committed something else."""
     cluster = Cluster(tmp_path)

@@ -419,24 +419,6 @@ def test_a_removed_name_is_not_taken_back_by_itself(tmp_path: Path) -> None:
 # -- transfer ------------------------------------------------------------------------------
 
 
-def test_transfer_works_while_the_leader_is_connected(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    leader = cluster.elect("n0")
-    cluster.heartbeat("n0")
-    cluster.append("n0", b"x")
-    transfer = leader.transfers.begin("n2")
-    leader.settle()
-    cluster.run()
-    assert cluster.node("n2").is_leader
-    assert (transfer.phase, leader.is_leader, leader.transfers.is_under_way) == (
-        "done",
-        False,
-        False,
-    )
-    assert cluster.node("n2").term == 2
-    assert leader.transfers.leader_client_address() == "n2:10911"
-
-
 def test_the_one_that_has_most_is_chosen(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")

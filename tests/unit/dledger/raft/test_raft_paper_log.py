@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 
 from dledger.raft.wire import Kind
@@ -178,28 +176,3 @@ def test_a_leader_never_cuts_or_changes_its_own_log() -> None:
 
     assert cluster.chains()["n0"][:3] == before
     assert (leader.journal.truncations, cluster.node("n1").journal.truncations) == (0, 1)
-
-
-def test_logs_that_agree_at_one_place_agree_up_to_it() -> None:
-    """Figure 3, Log Matching: same index and term means identical in all preceding entries."""
-    cluster = group(5)
-    for leader in ("n0", "n1", "n2", "n0", "n3"):
-        cluster.elect(leader)
-        cluster.append(leader, leader.encode())
-        cluster.run()
-        # One more that only this leader has, until the next one cuts it.
-        isolate(cluster, leader)
-        cluster.append(leader, b"alone")
-        cluster.members[leader].flush()
-        cluster.collect(leader)
-        cluster.cut = set()
-
-    logs = [cluster.members[name].log for name in cluster.names]
-    compared = 0
-    for one, other in combinations(logs, 2):
-        for index in range(1, min(one.last_index, other.last_index) + 1):
-            if one.term_at(index) == other.term_at(index):
-                assert one.chain_at(index) == other.chain_at(index)
-                compared += 1
-
-    assert compared > 50

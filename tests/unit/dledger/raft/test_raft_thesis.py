@@ -15,8 +15,6 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
-from dledger.commitlog.entry import parse_header
 from dledger.raft.identity import Hello
 from dledger.raft.member import RaftNode
 from dledger.raft.peers import ContradictionError, NotAMemberError
@@ -25,8 +23,6 @@ from tests.harness.raft_cluster import Cluster
 from tests.harness.scenario_cluster import ScenarioCluster
 from tests.unit.dledger.raft.paper_group import (
     add,
-    campaign,
-    fill,
     frame,
     group,
     isolate,
@@ -69,56 +65,6 @@ def test_removed_member_is_not_counted() -> None:
     assert uncommitted == index - 1
     assert listed(leader).voter_names == ("n0", "n1", "n2")
     assert leader.commit_index == leader.journal.members.index == index + 1
-
-
-def test_a_change_waits_for_the_one_before_it() -> None:
-    """Thesis §4.1: no change begins before the previous one is committed."""
-    cluster = group(5)
-    leader = cluster.elect("n0")
-    remove(cluster, "n0", "n4")
-
-    with pytest.raises(ChangePendingError, match="not committed yet"):
-        remove(cluster, "n0", "n3")
-    cluster.run()
-    remove(cluster, "n0", "n3")
-
-    assert listed(leader).voter_names == ("n0", "n1", "n2")
-
-
-def test_only_one_voter_comes_or_goes_in_one_change() -> None:
-    """Thesis §4.1: one at a time, so that any majority before and after overlap."""
-    cluster = group(5)
-    leader = cluster.elect("n0")
-    voters = [listed(leader).voter(name) for name in ("n3", "n4")]
-    after = listed(leader)
-    for voter in voters:
-        assert voter is not None
-        after = after.without(voter)
-
-    with pytest.raises(ChangeRefusedError, match="more than one member"):
-        leader.changes.change(after)
-
-    assert listed(leader).voter_names == ("n0", "n1", "n2", "n3", "n4")
-    assert leader.journal.last_index == leader.journal.members.index
-
-
-def test_cut_entry_restores_the_list_before() -> None:
-    """Thesis §4.1: a server must be prepared to fall back to the previous configuration."""
-    cluster = group()
-    cluster.elect("n0")
-    cluster.heartbeat("n0")
-    before = listed(cluster.node("n0"))
-    isolate(cluster, "n0")
-    remove(cluster, "n0", "n2")
-    cluster.members["n0"].flush()
-    assert listed(cluster.node("n0")) != before
-
-    cluster.elect("n1")
-    cluster.cut = set()
-    cluster.pass_time("n1", 1.0)
-
-    assert listed(cluster.node("n0")) == before
-    assert cluster.node("n0").roster.other_voters == ("n1", "n2")
 
 
 def vouched(cluster: Cluster, by: str, name: str) -> Hello:
@@ -208,46 +154,6 @@ def test_a_member_votes_for_a_candidate_that_is_not_on_its_list() -> None:
     assert receivers(posted(cluster, "n1", Kind.VOTE_REPLY)) == ["n2"]
 
 
-def test_a_new_member_catches_up_before_it_is_counted() -> None:
-    """Thesis §4.2.1: a new server joins as a non-voting one and is promoted when caught up."""
-    cluster = group()
-    leader = cluster.elect("n0")
-    for number in range(10):
-        cluster.append("n0", str(number).encode())
-    cluster.join("n3")
-    add(cluster, "n0", "n3")
-    cluster.run()
-    isolate(cluster, "n1", "n2")
-
-    index = cluster.append("n0", b"x")
-    cluster.run()
-    counted_as_learner = leader.commit_index == index
-    cluster.cut = set()
-    cluster.pass_time("n0", 2.0)
-
-    assert not counted_as_learner
-    assert listed(leader).voter_names == ("n0", "n1", "n2", "n3")
-    assert cluster.chains()["n3"] == cluster.chains()["n0"]
-
-
-def test_a_leader_that_is_to_go_hands_its_leadership_over_first() -> None:
-    """Thesis §4.2.2: a leader to be removed transfers its leadership, and the next removes it."""
-    cluster = group()
-    leader = cluster.elect("n0")
-    with pytest.raises(ChangeRefusedError, match="transfer its leadership first"):
-        remove(cluster, "n0", "n0")
-
-    leader.transfers.begin("n1")
-    leader.settle()
-    cluster.run()
-    remove(cluster, "n1", "n0")
-    cluster.run()
-
-    assert listed(cluster.node("n1")).voter_names == ("n1", "n2")
-    assert not cluster.node("n0").roster.is_self_voter
-    assert not leader.is_leader
-
-
 @pytest.mark.parametrize("knows", [True, False], ids=["knows", "does not know"])
 def test_a_removed_member_does_not_disturb_the_others(knows: bool) -> None:
     """Thesis §4.2.3: servers that were removed stand for election and must not depose anybody."""
@@ -312,22 +218,6 @@ def install_all(cluster: ScenarioCluster) -> None:
         cluster.run()
         for name in list(cluster.installs):
             cluster.install(name)
-
-
-def test_follower_behind_the_floor_gets_a_snapshot() -> None:
-    """§7: when the next entry to send was discarded, the leader sends its snapshot instead."""
-    cluster = ScenarioCluster()
-    leader = behind(cluster)
-    anchor = leader.journal.anchor_index
-
-    install_all(cluster)
-
-    follower = cluster.members["n2"]
-    assert follower.node.installation.count == 1
-    assert follower.log.first_index == anchor + 1
-    assert follower.log.last_chain == leader.journal.log.last_chain
-    assert follower.node.commit_index == leader.commit_index
-    assert listed(follower.node) == listed(leader)
 
 
 def test_a_snapshot_carries_the_last_index_and_term_it_replaces() -> None:
@@ -404,93 +294,3 @@ def test_pieces_of_a_snapshot_count_only_in_their_order() -> None:
 
 
 # -- §8 client interaction, thesis ch. 6 ---------------------------------------------------
-
-
-def test_a_leader_begins_its_term_with_an_entry_of_its_own() -> None:
-    """§8: it commits a blank no-op, and so learns what is committed, without a client's help."""
-    cluster = group()
-    for name in cluster.names:
-        fill(cluster, name, [1, 1, 1])
-
-    leader = campaign(cluster, "n0")
-    while not leader.is_leader:
-        assert cluster.step()
-    known_at_first = leader.commit_index
-    cluster.run()
-
-    first = parse_header(leader.journal.log.frame(4))
-    assert (first.index, first.term, first.record_count) == (leader.state.noop_index, 2, 0)
-    assert known_at_first == 0
-    assert leader.commit_index >= leader.state.noop_index
-
-
-def test_follower_names_the_leader() -> None:
-    """§8: a client that asks another member learns the most recent leader."""
-    cluster = group()
-    before = cluster.node("n2").transfers.leader_client_address()
-    cluster.elect("n1")
-
-    reported = [cluster.node(name).transfers.leader_client_address() for name in ("n0", "n2")]
-
-    assert before is None
-    assert reported == ["n1:10911", "n1:10911"]
-
-
-def asked(node: RaftNode, deadline_s: float) -> list[NotLeaderError | None]:
-    """Ask for a read on *node*; the returned list gets the answer."""
-    answers: list[NotLeaderError | None] = []
-    node.leader.reads.add(node.commit_index, deadline_s, answers.append)
-    if node.leader.reads.needs_heartbeat:
-        node.leader.send_read_heartbeats()
-    return answers
-
-
-def answer_reads(node: RaftNode) -> None:
-    """Answer the reads of *node* that may be answered now."""
-    for on_done in node.leader.reads.pop_ready(
-        node.leader.confirmed_heartbeat(), node.commit_index
-    ):
-        on_done(None)
-
-
-@pytest.mark.parametrize(
-    ("size", "echoes", "answered"), [(3, 1, True), (5, 1, False), (5, 2, True)]
-)
-def test_read_needs_a_majority_of_later_echoes(size: int, echoes: int, answered: bool) -> None:
-    """§8, thesis §6.4: before a read is answered, heartbeats are exchanged with a majority."""
-    cluster = group(size)
-    leader = cluster.elect("n0")
-    isolate(cluster, *cluster.names[1 + echoes :])
-
-    answers = asked(leader, cluster.clock.now_s + 1.0)
-    answer_reads(leader)
-    at_once = list(answers)
-    cluster.run()
-    answer_reads(leader)
-
-    assert at_once == []
-    assert answers == [None] * answered
-
-
-def test_a_deposed_leader_answers_no_read() -> None:
-    """§8, thesis §6.4: a leader must check that it was not deposed, or its answer may be stale."""
-    cluster = group()
-    old = cluster.elect("n0")
-    isolate(cluster, "n0")
-    answers = asked(old, cluster.clock.now_s + 60.0)
-    cluster.run()
-    new = cluster.elect("n1")
-    cluster.append("n1", b"newer")
-    cluster.run()
-
-    cluster.cut = set()
-    beat = frame(Kind.HEARTBEAT_REPLY, 1, 2, False)  # an echo of its leadership that comes late
-    for name in ("n1", "n2"):
-        old.receive(name, beat)
-    answer_reads(old)
-    cluster.heartbeat("n1")
-    answer_reads(old)
-
-    assert answers == []
-    assert new.is_leader
-    assert not old.is_leader

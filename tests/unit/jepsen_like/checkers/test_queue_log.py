@@ -23,7 +23,7 @@ from dledger.jepsen_like.history.operation import (
     Outcome,
     RunHeader,
 )
-from tests.harness.fast_part import tested_part
+from tests.harness.fast_part import gate_part
 from tests.harness.judged import judged
 from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
 from tests.harness.queue_tables import check_tables
@@ -61,7 +61,7 @@ def compare(seed: int, count: int, size_max: int) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", tested_part(range(16), 3))
+@pytest.mark.parametrize("seed", gate_part(range(16), 3))
 def test_agrees_with_exhaustive_search_on_small_histories(seed: int) -> None:
     good, bad = compare(seed, FAST_BLOCK, 7)
     assert good > FAST_BLOCK // 6
