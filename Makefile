@@ -20,7 +20,7 @@ COMPUTE := tests/unit tests/property tests/simulation tools/bench/tests -n auto 
 PROCESSES := tests/integration tests/browser -n 4 --dist loadgroup
 STAGES := $(PYTHON) tests/gate/stages.py
 
-.PHONY: setup size lint types imports static unit integration check test chromium deploy-tools java docs proto spark interop interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
+.PHONY: setup size lint types imports static unit integration check test chromium deploy-tools java docs proto spark spark-all interop interop-clients interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
 
 setup: $(STAMP)
 
@@ -79,6 +79,9 @@ java:
 # Two sessions: one of them plans or waits while the other computes.
 spark: setup java
 	$(PYTEST) -m "not hunt" tests/spark --durations=10 -n 2 --dist worksteal
+
+spark-all: setup java
+	$(PYTEST) tests/spark --durations=10 -n 2 --dist worksteal
 
 # Clients that were not written here, unchanged, from the registries this machine is set to. The
 # C++ client is there for x86-64 only; the others need node, Go, Java 17 with Maven, and Rust 1.85.
@@ -169,7 +172,7 @@ chaos: setup
 # What finds more the longer it runs, within HUNT_MINUTES: by hand, on a machine with nothing else
 # to do. The summary names what ran and what did not.
 hunt: setup chromium java
-	@$(STAGES) --minutes $(HUNT_MINUTES) hunt-tests mutants soak determinism chaos-all matrix-all interop-all clean-histories small-histories peer-fuzz leader-kills chaos-mutants
+	@$(STAGES) --minutes $(HUNT_MINUTES) hunt-tests mutants soak determinism chaos-all matrix-all interop-all spark-all clean-histories small-histories peer-fuzz leader-kills chaos-mutants
 
 # The tests that draw seeds, plans and histories draw five times as many.
 hunt-tests: setup

@@ -30,6 +30,7 @@ NEEDS_MINUTES = {
     "hunt-tests": 10.0,
     "mutants": 6.0,
     "interop-all": 20.0,
+    "spark-all": 12.0,
     "matrix-all": 5.0,
     "chaos-mutants": 15.0,
     "leader-kills": 5.0,

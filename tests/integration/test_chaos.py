@@ -107,6 +107,7 @@ def test_chaos_run_is_valid_and_its_folder_is_complete(tmp_path: Path) -> None:
 
 
 @needs_disks
+@pytest.mark.hunt
 def test_power_cuts_of_all_brokers_lose_nothing(tmp_path: Path) -> None:
     code, said = chaos(
         tmp_path / "runs", "run", "--faults", "power_cut_all", "--time", "20", "--interval", "3",
@@ -118,6 +119,7 @@ def test_power_cuts_of_all_brokers_lose_nothing(tmp_path: Path) -> None:
 
 
 @needs_disks
+@pytest.mark.hunt
 def test_losses_of_an_asynchronous_flush_are_found(tmp_path: Path) -> None:
     code, said = chaos(
         tmp_path / "runs", "run", "--faults", "power_cut_all", "--time", "20", "--interval", "3",
@@ -129,6 +131,7 @@ def test_losses_of_an_asynchronous_flush_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.planted
+@pytest.mark.hunt
 def test_chaos_finds_and_minimizes_a_planted_bug(
     tmp_path: Path,
 ) -> None:

@@ -149,6 +149,7 @@ async def test_power_cuts_lose_nothing_a_sync_flush_acknowledged(
 
 @pytest.mark.slow
 @needs_loop
+@pytest.mark.hunt
 async def test_power_cuts_lose_what_an_async_flush_acknowledged(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -258,6 +259,7 @@ def test_damage_changes_exactly_the_named_bytes(paths: StorePaths) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.hunt
 def test_chaos_sees_a_flipped_bit_a_torn_tail_and_a_wipe(paths: StorePaths) -> None:
     root = Path(paths.root)
     (segment,) = [path for path in files_at(paths, Place.SEGMENT) if written_in(path)]

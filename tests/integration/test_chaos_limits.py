@@ -39,6 +39,7 @@ def test_broker_without_descriptors_never_spins(tmp_path: Path) -> None:
     assert sent_during(history, found[0]) > 50
 
 
+@pytest.mark.hunt
 def test_leader_serves_beside_ten_thousand_idle_connections(tmp_path: Path) -> None:
     _, history = play_plan(tmp_path, Step(2_000, Kind.CONNECTIONS, "leader", 5_000), seconds=24)
     (event,) = events(history, Kind.CONNECTIONS)
@@ -53,6 +54,7 @@ def test_leader_serves_beside_ten_thousand_idle_connections(tmp_path: Path) -> N
     assert sent_during(history, event) > 100
 
 
+@pytest.mark.hunt
 def test_a_torn_tail_is_cut_and_refilled(tmp_path: Path) -> None:
     late_mark = Settings(
         heartbeat_ms=100,
@@ -78,6 +80,7 @@ def test_a_torn_tail_is_cut_and_refilled(tmp_path: Path) -> None:
         assert re.search(r'"bytes": [1-9]\d*.*"event": "torn_tail_cut"', log), log[-2_000:]
 
 
+@pytest.mark.hunt
 def test_doubled_and_killed_clients_keep_a_run_valid(tmp_path: Path) -> None:
     _, history = play_plan(
         tmp_path,

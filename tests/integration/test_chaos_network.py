@@ -197,6 +197,7 @@ def test_what_a_dead_runner_left_is_removed_by_the_next() -> None:
         assert not theirs & names_there()
 
 
+@pytest.mark.hunt
 def test_run_with_kernel_cuts_is_valid(tmp_path: Path) -> None:
     before = names_there()
     cuts = Plan(

@@ -26,6 +26,7 @@ WORKLOAD = Workload(
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.hunt
 def test_killed_proxies_lose_and_double_nothing(tmp_path: Path) -> None:
     said, history = play_plan(
         tmp_path,

@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dledger.commitlog import consume_queue, consume_queue_store, queue_files
+from dledger.commitlog import consume_queue, consume_queue_store
 from dledger.commitlog.consume_queue_store import ConsumeQueueStore
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import (
-    FlushFailedError,
     ForeignStoreError,
     InvariantBroken,
     OffsetOutOfRangeError,
 )
-from dledger.commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
+from dledger.commitlog.queue_unit import UNIT_BYTES, UNIT_DTYPE, Units
 from dledger.commitlog.seams import DiskFile
 from dledger.testing.crash_disk import CrashDisk, no_fault
 
@@ -65,19 +64,6 @@ def test_units_have_the_golden_bytes_in_rocketmqs_file(root: Path) -> None:
     store.close()
 
 
-@pytest.mark.usefixtures("unshared")
-def test_units_are_read_as_put_across_files(root: Path) -> None:
-    store = open_store(root)
-    queue = store.queue("T1", 0)
-    queue.put(0, units(0, 7))
-    queue.put(7, units(7, 25))
-    assert names(root / "T1" / "0") == [f"{20 * begin:020d}" for begin in (0, 10, 20, 30)]
-    assert queue.read(0, 32).tolist() == units(0, 32).tolist()
-    assert queue.read(8, 15).tolist() == units(8, 15).tolist()
-    assert queue.read(32, 0).tolist() == []
-    store.close()
-
-
 def test_what_is_read_cannot_be_written_to(root: Path) -> None:
     store = open_store(root)
     queue = store.queue("T1", 0)
@@ -106,18 +92,6 @@ def test_queue_that_starts_inside_a_file_is_padded(root: Path) -> None:
     assert path.read_bytes()[:60] == bytes.fromhex("00" * 8 + "7fffffff" + "00" * 8) * 3
     assert queue.read(13, 2).tolist() == units(13, 2).tolist()
     store.close()
-
-
-def test_units_survive_a_restart(root: Path) -> None:
-    store = open_store(root)
-    store.queue("%RETRY%g", 1).put(0, units(0, 12))
-    store.flush()
-    store.close()
-    again = open_store(root)
-    (queue,) = again.queues()
-    assert (queue.topic, queue.queue_id) == ("%RETRY%g", 1)
-    assert queue.read(0, 12).tolist() == units(0, 12).tolist()
-    again.close()
 
 
 @pytest.mark.parametrize(("first", "count"), [(-1, 1), (20, 1), (5, 20), (0, -1)])
@@ -254,53 +228,6 @@ def test_units_are_shared_while_as_many_files_are_open_as_may_be(root: Path, flu
     assert not any(name.startswith("T2") for name in files(root))
 
 
-@pytest.mark.parametrize("together", [0, 100])
-def test_many_queues_moved_into_files_survive_a_power_cut(
-    together: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue_files, "FLUSH_TOGETHER", together)
-    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 60 * UNIT_BYTES)
-    disk = CrashDisk()
-    store = ConsumeQueueStore(disk, "/queues", 10, max_open_files=1)
-    for queue_id in range(15):
-        store.queue("T1", queue_id).put(7, units(queue_id, 4))
-    store.flush()
-    store.queue("T1", 5).put(11, units(3, 1))
-    store.flush()
-    assert store.shared_bytes == UNIT_BYTES, "the rest is in files"
-    left = ConsumeQueueStore(disk.power_cut(lambda: False), "/queues", 10)
-    for queue_id in range(15):
-        assert left.queue("T1", queue_id).read(7, 4).tolist() == units(queue_id, 4).tolist()
-        assert left.queue("T1", queue_id).read(6, 1)["size"].tolist() == [FILLER_SIZE]
-    assert left.queue("T1", 5).read(11, 1).tolist() == units(3, 1).tolist()
-
-
-def test_a_flush_that_ends_early_loses_no_moved_unit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    disk = CrashDisk()
-    store = ConsumeQueueStore(disk, "/queues", 10, max_open_files=1)
-    store.queue("T0", 0).put(0, units(0, 1))
-    store.flush()
-    queue = store.queue("T1", 0)
-    queue.put(0, units(0, 2))
-    store.flush()
-    assert store.shared_bytes == 2 * UNIT_BYTES
-    monkeypatch.setattr(consume_queue, "SHARED_BYTES_MAX", 0)
-    queue.put(2, units(2, 1))
-    assert store.shared_bytes == 0, "the put has moved all units into a file"
-
-    def power_goes(kind: str, path: str) -> None:
-        if kind == "flush" and path.startswith("/queues/"):
-            raise FlushFailedError(path)
-
-    disk.fault = power_goes
-    with pytest.raises(FlushFailedError):
-        store.flush()
-    left = ConsumeQueueStore(disk.power_cut(lambda: False), "/queues", 10)
-    assert left.queue("T1", 0).read(0, 2).tolist() == units(0, 2).tolist()
-
-
 def test_a_put_makes_no_file_and_the_flush_does(root: Path) -> None:
     disk = RecordingDisk()
     store = ConsumeQueueStore(disk, str(root), 10, max_open_files=9)
@@ -337,19 +264,6 @@ def test_of_many_queues_only_as_many_get_files_as_may_be_open(root: Path) -> Non
     assert files(root) == [f"T{number}/0/{0:020d}" for number in range(2)]
     assert store.shared_bytes == 7 * UNIT_BYTES
     store.close()
-
-
-def test_a_flush_that_failed_leaves_its_units_to_the_next_one(root: Path) -> None:
-    store = ConsumeQueueStore(OsDisk(), str(root), 10, max_open_files=1)
-    store.queue("T1", 0).put(0, units(0, 1))
-    late = store.queue("T2", 0)
-    late.put(0, units(0, 2))
-    store.begin_flush()
-    late.put(2, units(2, 2))
-    store.begin_flush().run()
-    store.close()
-    again = ConsumeQueueStore(OsDisk(), str(root), 10).queue("T2", 0)
-    assert again.read(0, 4).tolist() == units(0, 4).tolist()
 
 
 def test_shared_units_are_bounded_and_written_over_at_will(

@@ -52,21 +52,6 @@ def test_reading_what_the_log_does_not_hold_is_out_of_range() -> None:
         log.read(-1, 1)
 
 
-def test_every_entry_is_read_back_as_it_was_appended() -> None:
-    log = open_log(CrashDisk())
-    frames = fill(log, 40, 30)
-    for index, frame in enumerate(frames, 1):
-        header = parse_header(frame)
-        assert log.frame(index) == frame
-        assert log.position_at(index) == header.position
-        assert log.term_at(index) == 1
-        assert log.chain_at(index) == header.chain
-        assert log.size_at(index) == len(frame)
-        mark = log.mark_at(index)
-        assert (mark.position, mark.end_position) == (header.position, header.end_position)
-    assert log.last_store_time_ms == parse_header(frames[-1]).store_time_ms
-
-
 def test_old_entries_are_read_from_the_index_files() -> None:
     disk = CrashDisk()
     log = EntryLog.open(disk, ROOT, segment_bytes=1 << 20, index_units_per_file=512)

@@ -10,7 +10,6 @@ from dledger.commitlog.disk import OsDisk, OsFile
 from dledger.commitlog.errors import (
     CorruptStoreError,
     DiskFullError,
-    FlushFailedError,
     ForeignStoreError,
 )
 from dledger.commitlog.key_index import (
@@ -109,18 +108,6 @@ def test_header_slots_and_entries_have_the_golden_bytes(root: Path) -> None:
     assert raw == header + slots + entries
 
 
-def test_a_query_returns_newest_first_and_only_its_key(root: Path) -> None:
-    index = open_index(root, slots=1)
-    put(index, ("a", 100, TIME_MS), ("b", 100, TIME_MS), ("a", 200, TIME_MS + 1000))
-    put(index, ("a", 300, TIME_MS + 2000))
-    assert index.query("T1", "a", 32, *ALWAYS) == [300, 200, 100]
-    assert index.query("T1", "b", 32, *ALWAYS) == [100]
-    assert index.query("T1", "c", 32, *ALWAYS) == []
-    assert index.query("T2", "a", 32, *ALWAYS) == []
-    assert index.query("T1", "a", 2, *ALWAYS) == [300, 200]
-    index.close()
-
-
 def test_a_query_keeps_to_its_time_window(root: Path) -> None:
     index = open_index(root)
     put(index, *[("a", 100 * i, TIME_MS + 1000 * i) for i in range(1, 6)])
@@ -136,17 +123,6 @@ def test_a_query_never_returns_more_than_64(root: Path) -> None:
     index = open_index(root, max_entries=200)
     put(index, *[("a", i, TIME_MS) for i in range(1, 101)])
     assert index.query("T1", "a", 1000, *ALWAYS) == list(range(100, 36, -1))
-    index.close()
-
-
-def test_queries_go_through_several_files(root: Path) -> None:
-    index = open_index(root, max_entries=4)
-    put(index, *[("a", i, TIME_MS) for i in range(1, 9)])
-    assert names(root) == [file_name(TIME_MS + i) for i in range(3)]
-    assert index.query("T1", "a", 32, *ALWAYS) == list(range(8, 0, -1))
-    for _ in range(2):
-        index.flush()
-        assert index.query("T1", "a", 32, *ALWAYS) == list(range(8, 0, -1))
     index.close()
 
 
@@ -176,47 +152,6 @@ def test_nothing_put_makes_no_file(root: Path) -> None:
     index.flush()
     assert index.end_phy_offset == -1
     assert not root.exists()
-
-
-def test_entries_survive_a_restart_and_chains_go_on(root: Path) -> None:
-    index = open_index(root, max_entries=6)
-    put(index, *[("a", i, TIME_MS) for i in range(1, 9)])
-    index.flush()
-    index.close()
-    again = open_index(root, max_entries=6)
-    assert again.query("T1", "a", 32, *ALWAYS) == list(range(8, 0, -1))
-    put(again, ("a", 9, TIME_MS))
-    assert again.query("T1", "a", 32, *ALWAYS) == list(range(9, 0, -1))
-    assert (again.end_phy_offset, again.last_timestamp_ms) == (9, TIME_MS)
-    again.close()
-
-
-def test_what_was_not_flushed_is_put_again_after_a_crash(root: Path) -> None:
-    index = open_index(root)
-    put(index, ("a", 1, TIME_MS))
-    index.flush()
-    put(index, ("a", 2, TIME_MS), ("a", 3, TIME_MS))
-    again = open_index(root)
-    assert again.query("T1", "a", 32, *ALWAYS) == [1]
-    put(again, ("a", 2, TIME_MS), ("a", 3, TIME_MS), ("a", 4, TIME_MS))
-    assert again.query("T1", "a", 32, *ALWAYS) == [4, 3, 2, 1]
-    again.close()
-    index.close()
-
-
-def test_slots_that_ran_ahead_of_the_header_hide_nothing(root: Path) -> None:
-    index = open_index(root, slots=1)
-    put_hashes(index, [3])
-    index.flush()
-    before = (root / file_name(TIME_MS)).read_bytes()[:40]
-    put_hashes(index, [3], 200)
-    index.flush()
-    index.close()
-    path = root / file_name(TIME_MS)
-    path.write_bytes(before + path.read_bytes()[40:])
-    again = open_index(root, slots=1)
-    assert list(again._files[-1].walk(3, *ALWAYS)) == [100]
-    again.close()
 
 
 def test_a_file_in_which_nothing_was_flushed_is_removed(root: Path) -> None:
@@ -263,29 +198,6 @@ def test_files_before_the_kept_log_are_removed(root: Path) -> None:
     assert len(names(root)) == 2
     assert index.query("T1", "a", 32, *ALWAYS) == [8, 7, 6, 5, 4]
     index.close()
-
-
-def test_a_flush_that_failed_is_made_up_for_by_the_next(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = open_index(root)
-    put(index, ("a", 1, TIME_MS))
-    before = (root / file_name(TIME_MS)).read_bytes()
-
-    def fail(_fd: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as broken:
-        broken.setattr("dledger.commitlog.disk._data_sync", fail)
-        with pytest.raises(FlushFailedError):
-            index.flush()
-    (root / file_name(TIME_MS)).write_bytes(before)
-    index.flush()
-    index.close()
-    raw = (root / file_name(TIME_MS)).read_bytes()
-    assert struct.unpack_from(">i", raw, 36) == (2,)
-    slot = index_key_hash("T1", "a") % 7
-    assert struct.unpack_from(">i", raw, 40 + 4 * slot) == (1,)
 
 
 @pytest.mark.parametrize("count", [1, 2 * PLAIN_ENTRIES])
@@ -374,22 +286,3 @@ def test_a_record_with_more_keys_than_a_file_takes_several() -> None:
     put(index, ("a", 50, TIME_MS), *((f"k{n}", 100, TIME_MS) for n in range(8)))
     assert [index.query("T1", f"k{n}", 9, *ALWAYS) for n in range(8)] == [[100]] * 8
     assert index.query("T1", "a", 9, *ALWAYS) == [50]
-
-
-def test_keys_put_again_into_a_new_file_are_there_once() -> None:
-    disk = CrashDisk()
-    index = KeyIndex(disk, "/index", 7, 5)
-    keys = [("k", 100 + n, TIME_MS) for n in range(6)]
-    put(index, *keys[:2])
-
-    def full(kind: str, path: str) -> None:
-        if kind == "write" and path.endswith("928"):
-            raise DiskFullError(path)
-
-    disk.fault = full
-    with pytest.raises(DiskFullError):
-        put(index, *keys[2:])
-    assert (index.end_phy_offset, index.last_timestamp_ms) == (103, TIME_MS)
-    disk.fault = no_fault
-    put(index, *keys[2:])
-    assert index.query("T1", "k", 64, *ALWAYS) == [105, 104, 103, 102, 101, 100]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -373,24 +372,6 @@ def test_config_sample_of_slaves_is_two_groups_of_three() -> None:
 def test_config_page_lists_every_setting() -> None:
     page = PAGE.read_text()
     assert page == with_settings(page), "run: .venv/bin/python -m tests.harness.settings_page"
-
-
-@pytest.mark.parametrize("path", sorted(SETTINGS))
-def test_config_setting_is_used(path: str) -> None:
-    name = path.partition(".")[2]
-    files = (
-        *("broker.py", "live_settings.py", "registration.py"),
-        *("services/retention.py", "services/transaction_check.py"),
-        *(f"processors/{path.name}" for path in (ROOT / "dledger" / "processors").glob("*.py")),
-    )
-    wired = "".join((ROOT / "dledger" / file).read_text() for file in files)
-    derived = (ROOT / "dledger" / "config.py").read_text()
-    limits = (ROOT / "dledger" / "services" / "limits.py").read_text()
-    assert (
-        re.search(rf"\.{name}\b", wired + derived)
-        or f'"{path}"' in derived
-        or f'"{name}"' in limits
-    )
 
 
 def test_config_serves_no_metrics_by_default() -> None:

@@ -17,7 +17,6 @@ from dledger.commitlog.derive import SCHEDULE_TOPIC, derive_together
 from dledger.commitlog.errors import CorruptEntryError, DiskFullError
 from dledger.commitlog.queue_unit import UNIT_BYTES
 from dledger.derived_files import give_up_differing, points_to
-from dledger.floor_pass import FloorPass
 from dledger.group import Group
 from dledger.state.apply import read_plain
 from dledger.state.tables import StateTables
@@ -176,73 +175,6 @@ def repaired(store: ReplicaStore) -> int:
     raise AssertionError("no end")
 
 
-def test_each_queue_file_that_is_lost_is_made_again(
-    store: ReplicaStore, disk: CrashDisk, log: Writer
-) -> None:
-    wanted, files = units(store), queue_files(disk)
-    assert len(files) > 3
-    for path in files:
-        disk.files[path].unreadable.append((0, 512))
-        with pytest.raises(OSError, match="nput/output"):
-            units(store)
-        assert note(store, disk)
-        assert store.put_missing_units(STEP_BYTES)
-        with pytest.raises(OSError, match="put again"):
-            units(store)
-        repaired(store)
-        assert not disk.files[path].unreadable
-        assert units(store) == wanted, path
-    checkpoint(store)
-    assert not note(store, disk)
-    again = ReplicaStore(disk.power_cut(lambda: False), SETTINGS, StateTables)
-    assert again.replayed == 0
-    assert units(again) == wanted
-
-
-def test_all_queue_files_are_made_again_together(store: ReplicaStore, disk: CrashDisk) -> None:
-    wanted = units(store)
-    lose(store, disk, queue_files(disk))
-    repaired(store)
-    assert units(store) == wanted
-
-
-def test_what_is_applied_during_a_repair_is_kept(
-    store: ReplicaStore, disk: CrashDisk, log: Writer
-) -> None:
-    key = max(store.tables.queues)
-    path = [path for path in queue_files(disk) if f"/{key[0]}/{key[1]}/" in path][-1]
-    disk.files[path].unreadable.append((0, 512))
-    with pytest.raises(OSError, match="nput/output"):
-        units(store)
-    first = log.offsets[key]
-    log.messages(*key, 3)
-    append(store, log)
-    assert store.put_missing_units(1)
-    for _ in range(3):
-        log.messages(*key, 10)
-    append(store, log)
-    repaired(store)
-    whole = ReplicaStore(CrashDisk(), SETTINGS, StateTables)
-    append(whole, log)
-    assert units(store) == units(whole)
-    assert store.tables.queues[key].max_offset == first + 33
-
-
-def test_a_power_cut_during_a_repair_has_all_derived_again(
-    store: ReplicaStore, disk: CrashDisk, log: Writer
-) -> None:
-    wanted = units(store)
-    disk.files[queue_files(disk)[0]].unreadable.append((0, 512))
-    with pytest.raises(OSError, match="nput/output"):
-        units(store)
-    store.put_missing_units(1)
-    checkpoint(store)
-    assert note(store, disk), "a checkpoint in the middle ends nothing"
-    again = ReplicaStore(disk.power_cut(lambda: False), SETTINGS, StateTables)
-    assert again.replayed == len(log.frames)
-    assert units(again) == wanted
-
-
 def test_a_file_that_cannot_be_written_is_made_again(
     store: ReplicaStore, disk: CrashDisk, log: Writer
 ) -> None:
@@ -290,23 +222,6 @@ def test_a_repair_waits_for_damaged_entries_and_space(store: ReplicaStore, disk:
     store.log.repair.mark_whole(20)
     repaired(store)
     assert units(store) == wanted
-
-
-def test_the_floor_moves_over_a_file_that_is_lost(
-    store: ReplicaStore, disk: CrashDisk, log: Writer
-) -> None:
-    for path in queue_files(disk):
-        disk.files[path].unreadable.append((0, 512))
-    floor = store.log.position_at(40)
-    kept = {}
-    whole = ReplicaStore(CrashDisk(), SETTINGS, StateTables)
-    append(whole, log)
-    index = store.tables.applied_index
-    passing = FloorPass(store.log, store.derived, store.delays, index, floor)
-    for key, bounds in whole.tables.queues.items():
-        kept[key] = whole.derived.first_kept(*key, bounds, floor)
-        assert passing.first_kept(*key, store.tables.queues[key]) == kept[key]
-    assert any(kept.values())
 
 
 async def test_a_running_replica_makes_its_queue_again(autojump_clock: MockClock) -> None:

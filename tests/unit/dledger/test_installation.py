@@ -1,4 +1,4 @@
-"""The installation of a leader's snapshot on a disk that stops at any of its steps."""
+"""The installation of a leader's snapshot: what is taken in, what is refused."""
 
 from __future__ import annotations
 
@@ -135,49 +135,6 @@ def cuts(disk: CrashDisk) -> list[CrashDisk]:
     toggle = iter(range(1 << 30))
     survivors = (lambda: True, lambda: False, lambda: next(toggle) % 2 == 0)
     return [disk.power_cut(survives) for survives in survivors]
-
-
-def check_and_refill(left: CrashDisk, leader: Leader, what: object) -> None:
-    """Open what a crash has left; it believes only what is committed, and ends as the leader."""
-    again = opened(left)
-    commit = again.restored_commit_index
-    assert commit <= again.log.last_index
-    for index in range(again.log.first_index - 1, commit + 1):
-        assert again.log.chain_at(index) == leader.chains[index], (what, index)
-    assert not again.damaged
-    leader.refill(again)
-    assert not again.refilling
-    tables = again.tables
-    assert (tables.applied_index, tables.applied_chain) == (END, leader.chains[END])
-    write_checkpoint(again, END)
-    again.close(clean=False)
-    last = opened(left.power_cut(lambda: False))
-    assert (last.refilling, last.damaged) == (False, False)
-    assert (last.tables.applied_index, last.log.last_index) == (END, END)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("log_of", [BEHIND, CONFLICT_BELOW_THE_FLOOR])
-def test_installation_cut_at_any_step_opens_safely(
-    log_of: tuple[int, int],
-) -> None:
-    leader = Leader.make()
-    before = follower(leader, *log_of)
-    step, ended = 0, False
-    while not ended:
-        disk = before.copy()
-        store = opened(disk)
-        disk.steps.clear()
-        disk.fault = stopping_at(step, disk)
-        try:
-            ended = install_at_once(store, leader.snapshot, COMMITTED)
-            assert ended
-        except PowerCut:
-            pass
-        for left in cuts(disk):
-            check_and_refill(left, leader, step)
-        step += 1
-    assert step > 10
 
 
 @pytest.mark.parametrize("log_of", [REACHES_THE_FLOOR, CONFLICT_ABOVE_THE_FLOOR])

@@ -89,14 +89,6 @@ def test_frame_may_arrive_byte_by_byte(frame: bytes, command: RemotingCommand) -
     assert decoder.pending_bytes == 0
 
 
-def test_three_frames_may_be_cut_anywhere() -> None:
-    frames = JSON_FRAME + BINARY_FRAME + CBOR_FRAME
-    for cut in range(len(frames) + 1):
-        decoder = FrameDecoder()
-        commands = decoder.feed(frames[:cut]) + decoder.feed(frames[cut:])
-        assert commands == [JSON_COMMAND, BINARY_COMMAND, CBOR_COMMAND]
-
-
 def test_input_may_be_any_buffer_and_may_be_reused() -> None:
     chunk = bytearray(JSON_FRAME)
     [command] = FrameDecoder().feed(memoryview(chunk))

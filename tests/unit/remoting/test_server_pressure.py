@@ -119,26 +119,6 @@ async def test_server_bounds_half_frames_and_serves_others(
     assert held_bytes(server) == server.budget.frames.used_bytes == 0
 
 
-async def test_server_takes_parallel_large_frames_in_little_memory(
-    nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
-) -> None:
-    server = await serving(nursery, memory_network, unfinished=8 * FRAME)
-    body = bytes(FRAME - KIB)
-    sizes: list[int] = []
-
-    async def send() -> None:
-        client = RemotingClient(nursery, memory_network)
-        await client.invoke("b:1", request(ECHO))
-        answer = await client.invoke("b:1", request(ECHO, {}, body), 60)
-        sizes.append(len(bytes(answer.body)))
-
-    async with trio.open_nursery() as senders:
-        for _ in range(20):
-            senders.start_soon(send)
-    assert sizes == [len(body)] * 20
-    assert server.budget.frames.given_way == 0
-
-
 async def test_idle_connections_do_not_lock_a_new_client_out(
     nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -153,23 +133,6 @@ async def test_idle_connections_do_not_lock_a_new_client_out(
     newcomer = RemotingClient(nursery, memory_network)
     assert (await newcomer.invoke("b:1", request(ECHO))).code == 0
     assert (await client.invoke("b:1", request(ECHO))).code == 0
-
-
-async def test_server_ends_idle_connections_not_busy_ones(
-    nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
-) -> None:
-    await serving(nursery, memory_network, max_connections=20)
-    beating, holding = await raw(memory_network), await raw(memory_network)
-    await asked(beating, BEAT)
-    await holding.send_all(encode_command(request(HOLD)))
-    for _ in range(18):
-        await asked(await raw(memory_network), ECHO)
-    await trio.sleep(30)
-    for _ in range(18):
-        stream = await raw(memory_network)
-        assert (await asked(stream, ECHO)).code == 0
-    assert (await asked(beating, ECHO)).code == 0
-    assert (await asked(holding, ECHO)).code == 0
 
 
 async def test_a_request_that_access_control_refuses_proves_nothing(

@@ -7,7 +7,6 @@ import trio
 
 from dledger.client.consumer.lite_pull_consumer import LitePullConsumer
 from dledger.client.consumer.offsets import FROM_FIRST
-from dledger.client.consumer.owned_queues import OwnedQueues
 from dledger.client.consumer.push_consumer import PushConsumer
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.route import MessageQueue
@@ -217,17 +216,6 @@ async def test_seek_leaves_what_was_polled_of_other_queues(
         assert committed(world.groups["g"])[0] == 1
 
 
-async def test_newer_seek_counts_where_an_older_one_waits(
-    client: ClientInstance, producer: Producer
-) -> None:
-    await send(producer, 5, queues=1)
-    async with LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer:
-        consumer.seek(QUEUE, 1)
-        await consumer.assign([QUEUE])
-        consumer.seek(QUEUE, 3)
-        assert await poll(consumer, 2) == [b"3", b"4"]
-
-
 async def test_late_rebalance_leaves_what_is_assigned(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
@@ -243,29 +231,3 @@ async def test_late_rebalance_leaves_what_is_assigned(
         await trio.sleep(5)
         assert consumer.queues == {QUEUE}
         assert await poll(consumer, 1) == [b"1"]
-
-
-async def test_queues_let_go_at_once_cost_one_look(
-    world: World, client: ClientInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of thousands a look for each takes minutes."""
-    topics = [f"T{number}" for number in range(30)]
-    world.groups["g"].topics |= dict.fromkeys(topics, 4)
-    queues = [MessageQueue(topic, "g", number) for topic in topics for number in range(4)]
-    applied: list[str] = []
-    apply = OwnedQueues.apply
-
-    async def count(self: OwnedQueues, topic: str, own: frozenset[MessageQueue]) -> None:
-        applied.append(topic)
-        await apply(self, topic, own)
-
-    monkeypatch.setattr(OwnedQueues, "apply", count)
-    async with LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer:
-        await consumer.assign(queues)
-        await trio.sleep(5)
-        applied.clear()
-        await consumer.assign(queues[:60])
-        await consumer.assign(queues)
-        await trio.sleep(5)
-        assert consumer.queues == set(queues)
-        assert len(applied) <= 4 * len(topics)

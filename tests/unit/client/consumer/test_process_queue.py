@@ -23,34 +23,6 @@ def filled(offsets: list[int], next_offset: int, begin: int = 0) -> ProcessQueue
     return queue
 
 
-def test_the_smallest_unacknowledged_offset_may_be_committed() -> None:
-    queue = filled([3, 4, 5, 7], 8, begin=3)
-    taken = queue.take(3)
-    assert queue.commit_offset == 3
-    queue.acknowledge([taken[2]])
-    assert queue.commit_offset == 3
-    queue.acknowledge([taken[0]])
-    assert queue.commit_offset == 4
-    queue.acknowledge([taken[1]])
-    assert queue.commit_offset == 7
-    queue.acknowledge(queue.take(9))
-    assert (queue.commit_offset, len(queue), queue.cached_bytes) == (8, 0, 0)
-
-
-def test_what_was_not_wanted_is_committed_too() -> None:
-    queue = filled([], 100)
-    assert queue.commit_offset == 100
-
-
-def test_messages_put_back_come_first_and_are_not_in_hand() -> None:
-    queue = filled([0, 1, 2, 3], 4)
-    taken = queue.take(2)
-    assert (queue.in_hand, queue.waiting) == (2, 2)
-    queue.put_back(taken)
-    assert (queue.in_hand, queue.waiting) == (0, 4)
-    assert [item.queue_offset for item in queue.take(9)] == [0, 1, 2, 3]
-
-
 def test_acknowledging_twice_counts_once() -> None:
     queue = filled([0, 1], 2)
     (first,) = queue.take(1)

@@ -19,11 +19,10 @@ from dledger.state.apply import apply_entry
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
-    SubscriptionGroupsChange,
     TopicsChange,
     state_batch,
 )
-from dledger.state.topics import STATE_TOPIC, TOPICS_QUEUE, SubscriptionGroupConfig, TopicConfig
+from dledger.state.topics import STATE_TOPIC, TOPICS_QUEUE, TopicConfig
 from tests.harness.fake_group import STORE_HOST, FakeGroup, batch_of, empty_tables
 
 
@@ -146,29 +145,6 @@ def test_a_deleted_topic_leaves_nothing_and_begins_at_zero_again(group: FakeGrou
     assert state.max_offset("T", 0) == 1
     position = int(group.queues.queue("T", 0).read(0, 1)["phy_offset"][0])
     assert b"new" in bytes(group.log.record_at(position))
-
-
-def test_groups_and_offsets_are_kept(group: FakeGroup) -> None:
-    config = SubscriptionGroupConfig("g", retry_max_times=3)
-    group.propose(
-        state_batch(
-            SubscriptionGroupsChange(put=(config,)),
-            ConsumerOffsetsChange((("g", "T", 0, 5), ("g", "T", 1, 6))),
-        ),
-        lambda _: None,
-    )
-    group.settle()
-    assert group.state.subscription_group("g") == config
-    assert group.state.consumer_offsets == {("g", "T"): {0: 5, 1: 6}}
-    group.propose(
-        state_batch(
-            SubscriptionGroupsChange(delete=("g",)), ConsumerOffsetsChange((("g", "T", 0, 2),))
-        ),
-        lambda _: None,
-    )
-    group.settle()
-    assert group.state.subscription_group("g") is None
-    assert group.state.consumer_offset("g", "T", 0) == 2
 
 
 def test_built_in_topics_can_be_overlaid(group: FakeGroup) -> None:

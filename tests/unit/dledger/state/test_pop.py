@@ -61,14 +61,6 @@ def test_a_grant_has_its_entry_as_token_and_its_time() -> None:
     assert rows == {KEY: PopRow(0, 3, {0: Out(1, 7, 1000, 1100), 2: Out(1, 7, 1000, 1100)})}
 
 
-def test_floor_is_the_lowest_message_that_is_out() -> None:
-    rows = table((grant(0, 1, 2), 7, 0))
-    assert apply_pop(rows, acked((1, 7)), 8, 0, lambda _: None) == {KEY: 0}
-    assert apply_pop(rows, acked((0, 7)), 9, 0, lambda _: None) == {KEY: 2}
-    assert apply_pop(rows, acked((2, 7)), 10, 0, lambda _: None) == {KEY: 3}
-    assert rows == {}, "nothing is out: the committed offset stands for it"
-
-
 def test_old_token_changes_nothing() -> None:
     rows = table((grant(0), 7, 0), (grant(since=1, again=((0, 7),)), 9, 100))
     before = rows[KEY].copied().to_state()
@@ -92,20 +84,6 @@ def test_floor_rises_over_a_long_gap_in_few_steps() -> None:
     row.put((1 << 60) - 1, Out(1, 1, 0, 1))
     row.raise_floor()
     assert row.floor == (1 << 60) - 1
-
-
-def test_nothing_is_handed_out_again_before_its_time() -> None:
-    rows = table((grant(0), 7, 1000), (grant(since=1, again=((0, 7),)), 8, 1099))
-    assert rows[KEY].out[0] == Out(1, 7, 1000, 1100)
-    table((grant(since=1, again=((0, 7),)), 9, 1100), rows=rows)
-    assert rows[KEY].out[0] == Out(2, 9, 1100, 1200)
-
-
-def test_changed_time_counts_from_its_entry() -> None:
-    rows = table((grant(0), 7, 1000), (PopChange(changed=(PopMark(KEY, 0, 7, 5000),)), 8, 1050))
-    assert rows[KEY].out[0] == Out(1, 8, 1050, 6050)
-    assert (rows[KEY].next_expiry_ms(), list(rows[KEY].expired(1100))) == (6050, [])
-    assert list(rows[KEY].expired(6050)) == [0]
 
 
 def test_a_grant_from_another_place_has_no_effect() -> None:

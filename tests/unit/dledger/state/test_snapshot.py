@@ -44,7 +44,7 @@ from dledger.state.topics import (
     TopicConfig,
 )
 from dledger.state.transactions import TransactionDecision
-from tests.harness.fake_group import FakeGroup, empty_tables
+from tests.harness.fake_group import FakeGroup
 
 
 def whole(group: FakeGroup) -> bytes:
@@ -67,12 +67,6 @@ def filled(group: FakeGroup) -> FakeGroup:
     )
     group.put("T", 1, b"x", b"y")
     return group
-
-
-def test_loading_gives_the_same_tables(filled: FakeGroup) -> None:
-    data = snapshot(filled.state)
-    assert load(data, empty_tables()) == filled.state
-    assert snapshot(load(data, empty_tables())) == data
 
 
 def test_any_damaged_byte_is_noticed(filled: FakeGroup) -> None:
