@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.entry import Run
-from dledger.state.image import snapshot
+from dledger.state.snapshot import snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     ProducerOpenedChange,

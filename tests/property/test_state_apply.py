@@ -14,25 +14,22 @@ from dledger.commitlog.record import encode_record
 from dledger.proposals import PendingQueueOffsets
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import apply_entry
-from dledger.state.image import snapshot
-from dledger.state.snapshot import load
+from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
-    StateChange,
     SubscriptionGroupsChange,
     TopicsChange,
     state_batch,
 )
+from dledger.state.table import StateChange
 from dledger.state.tables import StateTables
 from dledger.state.topics import (
     SubscriptionGroupConfig,
     TopicConfig,
-    builtin_groups,
-    builtin_topics,
 )
 from tests.harness.extent import examples
-from tests.harness.fake_group import BROKER, CLUSTER, STORE_HOST, batch_of
+from tests.harness.fake_group import STORE_HOST, batch_of, empty_tables
 
 TOPICS = st.sampled_from(["T", "U", "SCHEDULE_TOPIC_XXXX", "%RETRY%g"])
 GROUPS = st.sampled_from(["g", "h"])
@@ -174,11 +171,7 @@ def batch_for(model: Model, item: Any) -> RecordBatch:
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.lists(step, min_size=1, max_size=4), min_size=1, max_size=6))
 def test_apply_equals_the_model(entries: list[list[Any]]) -> None:
-    builtin: Any = {
-        "builtin_topics": builtin_topics(CLUSTER, BROKER),
-        "builtin_groups": builtin_groups(),
-    }
-    tables = StateTables(**builtin)
+    tables = empty_tables()
     offsets = PendingQueueOffsets(tables)
     model = Model()
     position, chain = 0, 0
@@ -215,6 +208,6 @@ def test_apply_equals_the_model(entries: list[list[Any]]) -> None:
         position, chain = header.end_position, header.chain
         assert sum(len(item.units) for item in applied.units) == header.record_count
         model.check(tables)
-    restored = load(snapshot(tables), **builtin)
+    restored = load(snapshot(tables), tables)
     assert restored == tables
     assert snapshot(restored) == snapshot(tables)

@@ -26,6 +26,8 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.state.table import Table
+from dledger.state.tables import CONSUMER_OFFSETS
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, LEADER, FakeConnection, FakeGroup
@@ -209,7 +211,7 @@ def test_topics_are_chosen(filled: Broker) -> None:
     assert set(stats(filled, group="nobody", topic="T").offset_table) == {Q0, Q1}
 
 
-class Offsets(dict[tuple[str, str], dict[int, int]]):
+class Offsets(Table[tuple[str, str], dict[int, int]]):
     """Counts the passes over all of it."""
 
     passes = 0
@@ -222,7 +224,8 @@ class Offsets(dict[tuple[str, str], dict[int, int]]):
 async def test_figures_of_a_group_cost_no_look_at_others(filled: Broker) -> None:
     """Tools ask for those of each group, and a broker may have a million pairs."""
     state = filled.group.state
-    every = state.consumer_offsets = Offsets(state.consumer_offsets)
+    every = Offsets(CONSUMER_OFFSETS, state.consumer_offsets.items())
+    state.consumer_offsets = every
     assert len(stats(filled).offset_table) == 3
     answer = await filled.handle(
         request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
