@@ -57,7 +57,7 @@ class AccountConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 ACCOUNTS: Final = Form[str, AccountConfig]("accounts", str, AccountConfig)
 
 
-class AccessChange(StateChange):
+class AccessChange(StateChange, frozen=True):
     """Accounts put as a whole, accounts deleted, and the global white addresses.
 
     Attributes:

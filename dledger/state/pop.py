@@ -100,7 +100,7 @@ class RequestMode(NamedTuple):
     """`popShareQueueNum`: how many consumers share the queues of one; 0: all do."""
 
 
-class PopChange(StateChange):
+class PopChange(StateChange, frozen=True):
     """What one entry changes, in this order.
 
     ``dead`` is acknowledged like ``acked``; copies for the dead letter topic stand in the same

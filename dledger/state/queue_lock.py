@@ -51,7 +51,7 @@ class LockRelease(NamedTuple):
     token: int
 
 
-class QueueLocksChange(StateChange):
+class QueueLocksChange(StateChange, frozen=True):
     """Queues given back and queues granted. What is given back comes first."""
 
     releases: tuple[LockRelease, ...] = ()

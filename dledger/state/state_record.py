@@ -91,7 +91,7 @@ ConsumerOffset = tuple[str, str, int, int]
 """Consumer group, topic, queue id, offset."""
 
 
-class TopicsChange(StateChange):
+class TopicsChange(StateChange, frozen=True):
     """Topics created or changed, and topics deleted.
 
     ``asked_by`` is the requester of a change that gives up messages; empty for others.
@@ -102,7 +102,7 @@ class TopicsChange(StateChange):
     asked_by: str = ""
 
 
-class SubscriptionGroupsChange(StateChange):
+class SubscriptionGroupsChange(StateChange, frozen=True):
     """Subscription groups created or changed, and groups deleted.
 
     The request modes of a deleted group go with it; ``forget`` names groups whose consumer offsets
@@ -114,13 +114,13 @@ class SubscriptionGroupsChange(StateChange):
     forget: tuple[str, ...] = ()
 
 
-class ConsumerOffsetsChange(StateChange):
+class ConsumerOffsetsChange(StateChange, frozen=True):
     """Offsets committed."""
 
     offsets: tuple[ConsumerOffset, ...]
 
 
-class DelayProgressChange(StateChange):
+class DelayProgressChange(StateChange, frozen=True):
     """A delay level delivered up to an offset of its schedule queue.
 
     ``from_offset`` is where the proposer stood: apply stops the node when it stands elsewhere.
@@ -131,20 +131,20 @@ class DelayProgressChange(StateChange):
     to_offset: int
 
 
-class FloorChange(StateChange):
+class FloorChange(StateChange, frozen=True):
     """What stands before *floor* is given up on every replica: retention."""
 
     floor: Anchor
     reason: FloorReason
 
 
-class ProducerOpenedChange(StateChange):
+class ProducerOpenedChange(StateChange, frozen=True):
     """A producer begins an epoch: the index of the entry this stands in."""
 
     producer_id: bytes
 
 
-class ProducerSendChange(StateChange):
+class ProducerSendChange(StateChange, frozen=True):
     """The records that follow in the same proposal are a producer's send *sequence*.
 
     Attributes:
@@ -159,7 +159,7 @@ class ProducerSendChange(StateChange):
     refused: tuple[int, ...] = ()
 
 
-class TransactionsChange(StateChange):
+class TransactionsChange(StateChange, frozen=True):
     """Half messages decided, and half messages whose producers are asked.
 
     Both name them by their offset in the half topic. Apply stops the node when one is not open,
@@ -171,7 +171,7 @@ class TransactionsChange(StateChange):
     """Half offset, and how often it is asked for with this time."""
 
 
-class TimersChange(StateChange):
+class TimersChange(StateChange, frozen=True):
     """Messages of the timer queue that wait no longer, by queue offset.
 
     ``done`` were delivered, or stored again further on; ``recalled`` never will be delivered.
@@ -181,7 +181,7 @@ class TimersChange(StateChange):
     recalled: tuple[int, ...] = ()
 
 
-class QueueFloorsChange(StateChange):
+class QueueFloorsChange(StateChange, frozen=True):
     """Queues that begin later from now on: retention of a topic."""
 
     floors: tuple[tuple[str, int, int], ...]
