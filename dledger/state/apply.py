@@ -299,10 +299,12 @@ def _apply_change(
                 tables.pops.drop_of(0, name)
                 tables.drop_offsets([(name, topic) for topic in tables.topics_of.get(name, ())])
         case ConsumerOffsetsChange(offsets):
-            for group_name, topic, queue_id, offset in offsets:
-                tables.set_offset(group_name, topic, queue_id, offset)
-                # What was out of that queue is consumed from the new offset on.
-                tables.pops.pop((group_name, topic, queue_id))
+            for group_name, topics in offsets.items():
+                for topic, queues in topics.items():
+                    tables.set_offsets(group_name, topic, queues)
+                    # What was out of these queues is consumed from the new offsets on.
+                    for queue_id in queues if tables.pops else ():
+                        tables.pops.pop((group_name, topic, queue_id))
         case DelayProgressChange(level, from_offset, to_offset):
             current = tables.delay_progress.get(level, 0)
             if current != from_offset or to_offset < from_offset:
@@ -368,7 +370,8 @@ def _apply_pop(tables: StateTables, change: PopChange, header: EntryHeader) -> N
     for key, floor in floors.items():
         tables.pops.mark(key)
         if tables.consumer_offset(*key) != floor:
-            tables.set_offset(*key, floor)
+            group, topic, queue_id = key
+            tables.set_offsets(group, topic, {queue_id: floor})
     for mode in change.modes:
         tables.request_modes[mode.topic, mode.group] = mode
     tables.pop_index = header.index

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import cbor2
 import msgspec
@@ -115,9 +115,20 @@ class SubscriptionGroupsChange(StateChange, frozen=True):
 
 
 class ConsumerOffsetsChange(StateChange, frozen=True):
-    """Offsets committed."""
+    """Offsets committed: consumer group → topic → queue id → offset.
 
-    offsets: tuple[ConsumerOffset, ...]
+    A record has each name once: it may have thousands of offsets of a group.
+    """
+
+    offsets: dict[str, dict[str, dict[int, int]]]
+
+    @classmethod
+    def of(cls, offsets: Iterable[ConsumerOffset]) -> Self:
+        """Return the change to *offsets*."""
+        tree: dict[str, dict[str, dict[int, int]]] = {}
+        for group, topic, queue, offset in offsets:
+            tree.setdefault(group, {}).setdefault(topic, {})[queue] = offset
+        return cls(tree)
 
 
 class DelayProgressChange(StateChange, frozen=True):
@@ -227,27 +238,7 @@ _QUEUES: Final = {change: queue_id for queue_id, change in CHANGES.items()}
 
 def encode_change(change: StateChange) -> tuple[int, bytes]:
     """Return the state queue of *change* and its CBOR body."""
-    values = plain(change)
-    if isinstance(change, ConsumerOffsetsChange):
-        values = [_tree(change.offsets)]
-    return _QUEUES[type(change)], cbor2.dumps((STATE_RECORD_VERSION, *values))
-
-
-def _tree(offsets: Iterable[ConsumerOffset]) -> dict[str, dict[str, dict[int, int]]]:
-    """Return offsets with each name once: a record may have thousands of a group."""
-    tree: dict[str, dict[str, dict[int, int]]] = {}
-    for group, topic, queue, offset in offsets:
-        tree.setdefault(group, {}).setdefault(topic, {})[queue] = offset
-    return tree
-
-
-def _leaves(tree: Mapping[str, Mapping[str, Mapping[int, int]]]) -> list[ConsumerOffset]:
-    return [
-        (group, topic, queue, offset)
-        for group, topics in tree.items()
-        for topic, queues in topics.items()
-        for queue, offset in queues.items()
-    ]
+    return _QUEUES[type(change)], cbor2.dumps((STATE_RECORD_VERSION, *plain(change)))
 
 
 def decode_change(queue_id: int, body: Buffer) -> StateChange:
@@ -262,9 +253,6 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
     try:
         version, *values = cbor2.loads(bytes(body))
         if version == STATE_RECORD_VERSION:
-            if kind is ConsumerOffsetsChange:
-                (tree,) = values
-                values = [_leaves(tree)]
             return msgspec.convert(values, kind)
     except (cbor2.CBORDecodeError, TypeError, ValueError, AttributeError) as exc:
         raise InvariantBroken(f"unreadable state record on queue {queue_id}: {exc}") from exc

@@ -267,14 +267,13 @@ class StateTables(Counters):
             del self.queues[topic, queue_id]
             self.first_positions.pop((topic, queue_id))
 
-    def set_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Enter a committed offset; for apply."""
+    def set_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Enter committed offsets by queue id; for apply."""
         pair = (group, topic)
-        offsets = self.consumer_offsets.get(pair)
-        if offsets is None:
-            offsets = self.consumer_offsets[pair] = {}
+        if pair not in self.consumer_offsets:
+            self.consumer_offsets[pair] = {}
             self._note_pair(group, topic)
-        offsets[queue_id] = offset
+        self.consumer_offsets[pair].update(offsets)
         self.consumer_offsets.mark(pair)
 
     def drop_offsets(self, pairs: Iterable[OffsetKey]) -> None:

@@ -205,7 +205,7 @@ def read_anchor(data: bytes) -> None:
 
 CHANGES = [
     encode_change(TopicsChange(put=(TopicConfig("T", 4, 4, 6),), delete=("U",))),
-    encode_change(ConsumerOffsetsChange((("g", "T", 0, 5), ("g", "T", 1, 6)))),
+    encode_change(ConsumerOffsetsChange.of((("g", "T", 0, 5), ("g", "T", 1, 6)))),
     encode_change(DelayProgressChange(3, 0, 4)),
 ]
 

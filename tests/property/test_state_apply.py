@@ -58,7 +58,7 @@ groups_change = st.builds(
 )
 offsets_change = st.lists(
     st.tuples(GROUPS, TOPICS, QUEUES, st.integers(0, 1 << 40)), min_size=1, max_size=5
-).map(lambda items: ConsumerOffsetsChange(tuple(items)))
+).map(lambda items: ConsumerOffsetsChange.of(tuple(items)))
 account = st.builds(
     AccountConfig,
     st.sampled_from(["account-a", "account-b", "account-c"]),
@@ -115,8 +115,10 @@ class Model:
             for name in change.delete:
                 self.groups.pop(name, None)
         elif isinstance(change, ConsumerOffsetsChange):
-            for group_name, topic, queue_id, offset in change.offsets:
-                self.offsets[group_name, topic, queue_id] = offset
+            for group_name, topics in change.offsets.items():
+                for topic, queues in topics.items():
+                    for queue_id, offset in queues.items():
+                        self.offsets[group_name, topic, queue_id] = offset
         elif isinstance(change, DelayProgressChange):
             self.progress[change.level] = change.to_offset
         elif isinstance(change, AccessChange):

@@ -109,7 +109,7 @@ def test_group_that_may_not_be_made_is_code_26(group: FakeGroup, clock: ManualCl
 def test_a_group_goes_with_its_offsets_if_asked(broker: Broker, field: str) -> None:
     broker.make_topic("T")
     put(broker)
-    offsets = ConsumerOffsetsChange((("g", "T", 0, 5), ("h", "T", 0, 6)))
+    offsets = ConsumerOffsetsChange.of((("g", "T", 0, 5), ("h", "T", 0, 6)))
     broker.group.propose(state_batch(offsets), lambda _: None)
     broker.group.settle()
     broker.processors.offsets.commit("g", "T", 1, 8)
@@ -126,7 +126,7 @@ def test_a_group_goes_with_its_offsets_if_asked(broker: Broker, field: str) -> N
 def test_a_group_goes_and_its_offsets_stay_if_not(broker: Broker) -> None:
     broker.make_topic("T")
     put(broker)
-    offsets = ConsumerOffsetsChange((("g", "T", 0, 5),))
+    offsets = ConsumerOffsetsChange.of((("g", "T", 0, 5),))
     broker.group.propose(state_batch(offsets), lambda _: None)
     broker.group.settle()
     assert broker.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"}).code == 0
@@ -177,7 +177,7 @@ def filled(broker: Broker) -> Broker:
         broker.group.put("T", 0, b"x")
         broker.clock.now_s += 10
     offsets = (("g", "T", 0, 2), ("g", "U", 0, 0), ("h", "T", 0, 4), ("h", "T", 1, 0))
-    broker.group.propose(state_batch(ConsumerOffsetsChange(offsets)), lambda _: None)
+    broker.group.propose(state_batch(ConsumerOffsetsChange.of(offsets)), lambda _: None)
     broker.group.settle()
     return broker
 

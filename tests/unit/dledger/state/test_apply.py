@@ -128,7 +128,7 @@ def test_a_deleted_topic_leaves_nothing_and_begins_at_zero_again(group: FakeGrou
     group.propose(
         state_batch(
             TopicsChange(put=(TopicConfig("T", 1, 1),)),
-            ConsumerOffsetsChange((("g", "T", 0, 2), ("g", "U", 0, 7))),
+            ConsumerOffsetsChange.of((("g", "T", 0, 2), ("g", "U", 0, 7))),
         ),
         lambda _: None,
     )

@@ -131,7 +131,7 @@ def test_pop_record_is_applied(group: FakeGroup) -> None:
 def test_set_offset_ends_the_grants_of_a_queue(group: FakeGroup) -> None:
     apply(group, TopicsChange(put=(TopicConfig("T", 1, 1),)))
     apply(group, grant(0, 1))
-    apply(group, ConsumerOffsetsChange((("g", "T", 0, 5),)))
+    apply(group, ConsumerOffsetsChange.of((("g", "T", 0, 5),)))
     assert (group.state.pops, group.state.consumer_offset(*KEY)) == ({}, 5)
     assert KEY in group.state.pops.changed
 

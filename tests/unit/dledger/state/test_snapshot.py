@@ -37,7 +37,7 @@ def filled(group: FakeGroup) -> FakeGroup:
         state_batch(
             TopicsChange(put=(TopicConfig("T", 2, 2, attributes={"a": "b"}),)),
             SubscriptionGroupsChange(put=(SubscriptionGroupConfig("g"),)),
-            ConsumerOffsetsChange((("g", "T", 1, 9),)),
+            ConsumerOffsetsChange.of((("g", "T", 1, 9),)),
             DelayProgressChange(4, 0, 2),
         ),
         lambda _: None,
@@ -78,7 +78,7 @@ def create(group: FakeGroup, count: int) -> None:
     names = [f"made-{number:05d}" for number in range(count)]
     change(group, TopicsChange(put=tuple(TopicConfig(name, 4, 4) for name in names)))
     offsets = tuple(("g", name, queue_id, 7) for name in names for queue_id in range(4))
-    change(group, ConsumerOffsetsChange(offsets))
+    change(group, ConsumerOffsetsChange.of(offsets))
     for name in names[:50]:
         group.put(name, 0, b"x")
     group.settle()
@@ -138,7 +138,7 @@ def test_what_a_cut_copies_does_not_grow_with_the_tables(group: FakeGroup) -> No
         create(group, count)
         cut_everything(group.state)
         change(group, TopicsChange(put=(TopicConfig("new", 2, 2),)))
-        change(group, ConsumerOffsetsChange((("g", "made-00003", 1, 8),)))
+        change(group, ConsumerOffsetsChange.of((("g", "made-00003", 1, 8),)))
         group.put("made-00001", 1, b"y")
         group.settle()
         cut = take_cut(group.state)

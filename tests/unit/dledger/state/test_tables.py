@@ -136,8 +136,8 @@ CHANGED: dict[str, tuple[StateChange, ...]] = {
         SubscriptionGroupsChange(delete=("g",), forget=("g",)),
     ),
     "consumer_offsets": (
-        ConsumerOffsetsChange((("g", "T", 0, 5), ("g", "T", 1, BIG), ("h", "T", 0, 1))),
-        ConsumerOffsetsChange((("g", "T", 0, 2),)),
+        ConsumerOffsetsChange.of((("g", "T", 0, 5), ("g", "T", 1, BIG), ("h", "T", 0, 1))),
+        ConsumerOffsetsChange.of((("g", "T", 0, 2),)),
     ),
     "delay_progress": (DelayProgressChange(3, 0, 9), DelayProgressChange(3, 9, 10)),
     "timers": (TimersChange((0, 3), (2,)), TimersChange((1,))),
@@ -247,6 +247,6 @@ def test_what_cannot_be_read_stops_the_node(queue_id: int, body: bytes) -> None:
 
 
 def test_offsets_are_written_with_each_name_once() -> None:
-    _, body = encode_change(ConsumerOffsetsChange((("g", "T", 0, 5), ("g", "T", 1, 300))))
+    _, body = encode_change(ConsumerOffsetsChange.of((("g", "T", 0, 5), ("g", "T", 1, 300))))
     # [1, {"g": {"T": {0: 5, 1: 300}}}]
     assert body.hex() == "8201a16167a16154a20005" + "0119012c"
