@@ -12,10 +12,7 @@ import structlog
 import trio
 
 from dledger.broker_metrics import BrokerMetrics, LeaderChanges, Readiness
-from dledger.broker_settings import BrokerSettings
-from dledger.config import BrokerConfig
 from dledger.group import Group
-from dledger.live_settings import server_limits
 from dledger.processors.handles import codes_of
 from dledger.processors.pull import PullProcessor
 from dledger.processors.wiring import BrokerProcessors
@@ -27,6 +24,8 @@ from dledger.remoting.seams import Clock, Network, ServerTls
 from dledger.remoting.server import RemotingServer
 from dledger.services.retention import RetentionService
 from dledger.services.throughput import Traffic
+from dledger.settings.config import BrokerConfig
+from dledger.settings.parts import BrokerSettings, server_limits
 
 log = structlog.get_logger(__name__)
 

@@ -18,7 +18,7 @@ from dledger.remoting.access.account_file import AccountStore
 from dledger.remoting.access.accounts import ADMIN, SIGNED, Rule
 from dledger.remoting.access.audit import audited
 from dledger.remoting.access.gate import AccessGate, LocalAdmin, guarded_table
-from dledger.remoting.certificates import Certificates, TlsFiles
+from dledger.remoting.certificates import Certificates
 from dledger.remoting.connection_limits import ConnectionLimits
 from dledger.remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
 from dledger.remoting.metrics import (
@@ -34,7 +34,7 @@ from dledger.remoting.metrics import (
 from dledger.remoting.processor import Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import NAMESRV_RESERVED, RequestCode
-from dledger.remoting.seams import Clock, Executor, Network, Rng, ServerTls
+from dledger.remoting.seams import Clock, Executor, Network, Rng
 from dledger.remoting.server import RemotingServer, ServerLimits
 
 MAX_OPEN_REQUESTS: Final = 1024
@@ -43,9 +43,6 @@ the limit is for those that will not."""
 
 DEFAULT_MEMORY_BYTES: Final = 1 << 30
 """For a caller that does not know how much memory there is: a quarter of it is 256 MiB."""
-
-RESERVED_SHARE: Final = 4
-"""At most one part in this number of the connections is reserved: clients are most of them."""
 
 NAMESRV_RULES: Final[dict[int, Rule]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: SIGNED,
@@ -104,7 +101,6 @@ async def serve_namesrv(
     rng: Rng,
     network: Network,
     disk: Disk,
-    tls: ServerTls | None = None,
     executor: Executor | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     name_server: NameServer | None = None,
@@ -118,7 +114,8 @@ async def serve_namesrv(
         executor: Reads the files of accounts and certificates again; without one they count as they
             were at the start.
     Raises:
-        ConfigError: The key-value file is damaged, or the account file is; nothing was started.
+        ConfigError: The key-value file is damaged, or the account file or a certificate cannot be
+            used; nothing was started.
         OSError: The address cannot be bound; nothing was started.
     Cancellation: Every connection is closed at once. Nothing is lost: key-values are on disk when
         they are acknowledged, and brokers register with a NameServer again when it is back.
@@ -138,16 +135,15 @@ async def serve_namesrv(
         )
     latency = RpcLatency() if config.server.metrics_listen_port else None
     certificates = Certificates(disk)
-    certificates.watch(
-        tls.context if tls is not None else None,
-        TlsFiles(
-            config.server.tls_cert_file, config.server.tls_key_file, config.server.tls_ca_file
-        ),
-    )
+    tls = certificates.of_server(config.server.tls_mode, config.server)
     server = RemotingServer(
         network,
         processors,
-        limits=_server_limits(config.server),
+        limits=ServerLimits.of(
+            config.server,
+            NAMESRV_RESERVED,
+            ConnectionLimits(idle_timeout_s=config.server.idle_timeout_s),
+        ),
         tls=tls,
         budget=MemoryBudget(
             BudgetLimits(
@@ -253,17 +249,6 @@ class NamesrvMetrics:
             ),
             [({}, routes.refused.total)],
         )
-
-
-def _server_limits(settings: ServerTable) -> ServerLimits:
-    return ServerLimits(
-        max_connections=settings.max_connections,
-        reserved_connections=min(
-            settings.reserved_connections, settings.max_connections // RESERVED_SHARE
-        ),
-        reserved_codes=NAMESRV_RESERVED,
-        connection=ConnectionLimits(idle_timeout_s=float(settings.idle_timeout_s)),
-    )
 
 
 async def _scan_forever(

@@ -21,7 +21,7 @@ from dledger.output import (
     print_table,
     show,
 )
-from dledger.settings_text import OWN_KEYS
+from dledger.settings.text import OWN_KEYS
 
 if TYPE_CHECKING:
     from dledger.client.admin.admin import Admin

@@ -20,13 +20,12 @@ from typing import Final
 import structlog
 
 from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.entry import parse_header
 from dledger.commitlog.errors import ConfigError, OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup
-from dledger.live_settings import LiveSettings
 from dledger.processors.answers import RefusedError, asked_by, is_confirmed
 from dledger.processors.handles import Limit, handles
+from dledger.processors.live_settings import LiveSettings
 from dledger.remoting.access.accounts import ADMIN, SIGNED
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import BadRequestError
@@ -48,6 +47,7 @@ from dledger.remoting.protocol.signature import ACCESS_KEY
 from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import queue_of_level
 from dledger.services.throughput import BrokerStats, Span, Throughput
+from dledger.settings.parts import BrokerSettings
 from dledger.state.topics import SCHEDULE_TOPIC
 
 CHANGE_BYTES_MAX: Final = 64 * 1024
@@ -328,7 +328,7 @@ class RuntimeInfoProcessor:
             "raftTerm": str(group.term),
             "raftAppliedIndex": str(state.applied_index),
         }
-        for level in range(1, len(self._settings.delay_levels_ms) + 1):
+        for level in range(1, len(self._settings.store.delay_levels_ms) + 1):
             delivered = state.delay_progress.get(level, 0)
             end = state.max_offset(SCHEDULE_TOPIC, queue_of_level(level))
             table[f"scheduleMessageOffset_{level}"] = f"{delivered},{end}"

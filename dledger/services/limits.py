@@ -23,7 +23,7 @@ import structlog
 from dledger.broker_errors import TableFullError
 from dledger.commitlog.errors import DiskFullError
 from dledger.group_api import BrokerGroup
-from dledger.settings_tables import BrokerTable
+from dledger.settings.tables import BrokerTable, StoreTable
 
 # ---------------------------------------------------------------------------------- tables
 
@@ -166,10 +166,15 @@ class DiskSpace:
     """How full the disk is."""
 
     _disk_ratio: Callable[[], float]
-    warning_ratio: float
+    _settings: StoreTable
     ratio: float = 0.0
     is_full: bool = False
     """Whether sends are to be refused."""
+
+    @property
+    def warning_ratio(self) -> float:
+        """Used part of the disk from which sends are refused."""
+        return self._settings.disk_space_warning_level_ratio / 100
 
     def measure(self) -> None:
         """Measure the disk; to be called once a second."""

@@ -19,6 +19,7 @@ from dledger.commitlog.errors import DiskFullError, MQError
 from dledger.group_api import BrokerGroup, OffsetCommit, OnDone, Proposed
 from dledger.remoting.seams import Clock
 from dledger.services.limits import AccountShares, Made, TableLimits
+from dledger.settings.tables import BrokerTable
 from dledger.state.state_record import ConsumerOffset, ConsumerOffsetsChange, state_batch
 
 OffsetSlot = tuple[str, str, int]
@@ -56,7 +57,7 @@ class OffsetCommits:
         group: BrokerGroup,
         clock: Clock,
         *,
-        interval_s: float = 1.0,
+        settings: BrokerTable | None = None,
         limits: TableLimits | None = None,
         shares: AccountShares | None = None,
     ) -> None:
@@ -64,7 +65,7 @@ class OffsetCommits:
         self._limits = limits if limits is not None else TableLimits()
         self._shares = shares if shares is not None else AccountShares(group, self._limits)
         self._clock = clock
-        self.interval_s = interval_s
+        self._settings = settings or BrokerTable()
         self.check_slot: Callable[[OffsetSlot], None] = lambda _slot: None
         """Raises what refuses an offset of that queue for now."""
         self._dirty: dict[OffsetSlot, int] = {}
@@ -213,7 +214,7 @@ class OffsetCommits:
         Cancellation: What was not proposed is dropped.
         """
         while True:
-            await self._clock.sleep(self.interval_s)
+            await self._clock.sleep(self._settings.flush_consumer_offset_interval_ms / 1000)
             while len(self._dirty) > OFFSETS_PER_TURN and await self._flush_some():
                 pass
             self.flush()

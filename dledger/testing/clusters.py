@@ -33,13 +33,13 @@ from dledger.client.admin.admin import Admin
 from dledger.client.connect import connect
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.commitlog.disk import OsDisk
-from dledger.config import BrokerConfig, load_config
-from dledger.namesrv.config import load_config as load_namesrv_config
+from dledger.namesrv.config import NamesrvConfig
 from dledger.namesrv.server import serve_namesrv
 from dledger.remoting.log import brokers_log_here
 from dledger.remoting.machine import AdaptiveExecutor, SystemRng
 from dledger.remoting.seams import Rng
 from dledger.remoting.tcp import TcpNetwork
+from dledger.settings.config import BrokerConfig, load_config
 from dledger.testing.doubles import PartedNetwork, Partition, VirtualClock
 
 # ---------------------------------------------------------------------------------- in this process
@@ -276,7 +276,7 @@ async def _running(
 ) -> AsyncIterator[EmbeddedCluster]:
     clock, partition = VirtualClock.from_today(), Partition()
     async with trio.open_nursery() as nursery:
-        namesrv = load_namesrv_config(
+        namesrv = NamesrvConfig.load(
             options={
                 "server.listen_port": 0,
                 "namesrv.kv_config_path": str(base / "kvConfig.json"),

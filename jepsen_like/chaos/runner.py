@@ -22,7 +22,6 @@ import trio
 from dledger.broker import open_replica
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import MQError
-from dledger.config import load_config
 from dledger.jepsen_like.chaos import loop_disk, namespaces
 from dledger.jepsen_like.chaos.cluster import (
     CLIENTS,
@@ -52,6 +51,7 @@ from dledger.jepsen_like.workloads.push_groups import PushGroup
 from dledger.jepsen_like.workloads.through import Through
 from dledger.jepsen_like.workloads.transactions import PATIENCE_S
 from dledger.remoting.settings import ConfigFile
+from dledger.settings.config import load_config
 
 READERS: Final = "readers"
 LAST_READER: Final = "last-reader"

@@ -13,7 +13,6 @@ import trio
 from dledger.broker import Broker, serve_broker
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.commitlog.entry_log import EntryLog
-from dledger.config import BrokerConfig
 from dledger.group import Group
 from dledger.jepsen_like.simulation.machine import MachineWorld, Node, Process
 from dledger.jepsen_like.simulation.platter import KEY_INDEX, QUEUES
@@ -24,6 +23,7 @@ from dledger.namesrv.name_server import NameServer, RouteCache
 from dledger.namesrv.route_table import RouteInfoManager
 from dledger.namesrv.server import serve_namesrv
 from dledger.remoting.protocol.signature import Credentials
+from dledger.settings.config import BrokerConfig
 
 
 class NodeWorld(MachineWorld, Protocol):

@@ -9,7 +9,7 @@ import trio
 
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import ConfigError
-from dledger.namesrv.config import NamesrvConfig, load_config
+from dledger.namesrv.config import NamesrvConfig
 from dledger.namesrv.name_server import NameServer
 from dledger.namesrv.processor import NameServerProcessor
 from dledger.namesrv.server import NAMESRV_RULES
@@ -96,4 +96,4 @@ async def test_accounts_are_read_again(accounts: Path, autojump_clock: object) -
 
 def test_access_control_needs_accounts() -> None:
     with pytest.raises(ConfigError, match="acl_enable = true: needs server\\.acl_file"):
-        load_config([ConfigFile("namesrv.conf", "aclEnable=true\n")])
+        NamesrvConfig.load([ConfigFile("namesrv.conf", "aclEnable=true\n")])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from msgspec import structs
 
 from dledger.commitlog.errors import ConfigError
-from dledger.namesrv.config import IGNORED_KEYS, SCHEMA, NamesrvConfig, load_config
+from dledger.namesrv.config import IGNORED_KEYS, SCHEMA, NamesrvConfig
 from dledger.remoting.settings import ConfigFile, settings_text
 
 ROCKETMQ_FILE = """
@@ -23,11 +24,11 @@ serverWorkerThreads=8
 
 
 def config_of(name: str, text: str) -> NamesrvConfig:
-    return load_config([ConfigFile(name, text)])
+    return NamesrvConfig.load([ConfigFile(name, text)])
 
 
 def test_config_defaults_are_those_of_rocketmq() -> None:
-    config = load_config(home="/home/mq")
+    config = NamesrvConfig.load(home="/home/mq")
     server, namesrv = config.server, config.namesrv
     assert (server.listen_host, server.listen_port) == ("127.0.0.1", 9876)
     assert (namesrv.broker_expiry_ms, namesrv.scan_interval_ms) == (120_000, 10_000)
@@ -64,15 +65,13 @@ def test_config_reads_a_toml_file() -> None:
         '[server]\nlisten_port = 0\n[namesrv]\nbroker_expiry_ms = 3000\nkv_config_path="/k"\n',
     )
     default = NamesrvConfig()
-    assert config.server == structs.replace(default.server, listen_port=0)
-    assert config.namesrv == structs.replace(
-        default.namesrv, broker_expiry_ms=3000, kv_config_path="/k"
-    )
+    assert config.server == replace(default.server, listen_port=0)
+    assert config.namesrv == replace(default.namesrv, broker_expiry_ms=3000, kv_config_path="/k")
 
 
 def test_config_prefers_options_to_files() -> None:
     text = '[server]\nlisten_port = 1000\nlisten_host = "0.0.0.0"\n'
-    config = load_config([ConfigFile("ns.toml", text)], options={"server.listen_port": 2000})
+    config = NamesrvConfig.load([ConfigFile("ns.toml", text)], options={"server.listen_port": 2000})
     assert (config.server.listen_port, config.server.listen_host) == (2000, "0.0.0.0")
     assert config.sources["server.listen_port"] == "command line"
     assert config.sources["server.listen_host"] == "ns.toml"
@@ -146,7 +145,7 @@ def test_config_warns_of_a_key_that_changes_nothing(key: str) -> None:
     config = config_of("n.conf", f"{key}=17\nlistenPort=9877\n")
     (warning,) = config.warnings
     assert warning.startswith(f"n.conf: {key} is accepted and changes nothing: ")
-    assert config.server == load_config(options={"server.listen_port": 9877}).server
+    assert config.server == NamesrvConfig.load(options={"server.listen_port": 9877}).server
 
 
 def test_config_key_is_known_or_ignored() -> None:
@@ -155,7 +154,7 @@ def test_config_key_is_known_or_ignored() -> None:
 
 def test_config_lists_settings_that_are_not_defaults() -> None:
     text = "listenPort=9877\norderMessageEnable=false\n"
-    config = load_config([ConfigFile("n.conf", text)], home="/home/mq")
+    config = NamesrvConfig.load([ConfigFile("n.conf", text)], home="/home/mq")
     found = {path: (value, source) for path, value, source in config.changed_settings()}
     assert found.pop("server.listen_port") == ("9877", "n.conf")
     assert set(found) == {"namesrv.kv_config_path"}, "the home folder stands in it"
@@ -164,7 +163,7 @@ def test_config_lists_settings_that_are_not_defaults() -> None:
 def test_config_names_a_bad_option() -> None:
     why = r"^command line: server\.listen_port = 70000: expected a whole number <= 65535$"
     with pytest.raises(ConfigError, match=why):
-        load_config(options={"server.listen_port": 70_000})
+        NamesrvConfig.load(options={"server.listen_port": 70_000})
 
 
 def test_config_refuses_tls_without_a_certificate() -> None:
@@ -174,7 +173,7 @@ def test_config_refuses_tls_without_a_certificate() -> None:
 
 
 def test_config_prints_every_setting_with_its_source() -> None:
-    config = load_config(options={"server.listen_port": 1})
+    config = NamesrvConfig.load(options={"server.listen_port": 1})
     lines = settings_text(config.settings()).splitlines()
     by_path = {line.split()[0]: line.split()[2:] for line in lines}
     assert list(by_path) == list(SCHEMA.settings)

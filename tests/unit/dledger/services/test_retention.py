@@ -15,17 +15,16 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import structlog.testing
-from msgspec import structs
 
 from dledger.commitlog.errors import CorruptEntryError
 from dledger.commitlog.mark import Anchor
 from dledger.commitlog.record import checked_body
 from dledger.commitlog.seams import utc
-from dledger.config import load_config
 from dledger.group_api import Proposed
 from dledger.remoting.machine import local_offset_ms
 from dledger.services.retention import HOUR_MS, RetentionService, is_in_hours
-from dledger.settings_tables import StoreTable
+from dledger.settings.config import load_config
+from dledger.settings.tables import StoreTable
 from dledger.state.state_record import (
     AGE,
     FORCED,
@@ -109,7 +108,7 @@ class Kept:
         )
 
     def settle(self, **changes: Any) -> None:
-        self.service.settings = structs.replace(self.service.settings, **changes)
+        self.service.settings = replace(self.service.settings, **changes)
 
     def remove_files(self) -> None:
         """As a checkpoint does with what stands before the floor."""
