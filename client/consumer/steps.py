@@ -167,20 +167,21 @@ class StepSender:
     async def _queue_for(
         self, message: Message, queue: MessageQueue | None, beside: MessageQueue
     ) -> MessageQueue:
+        name = beside.broker_name
         if queue is None:
-            routes = self.instance.routes.table
-            route = routes.get(message.topic) or await self.instance.route(message.topic)
-            queues = [
-                each for each in route.publish_queues if each.broker_name == beside.broker_name
-            ]
-            if not queues:
-                raise NoRouteError(f"{message.topic} has no queues in {beside.broker_name}")
+            for fresh in (False, True):
+                route = await self.instance.route(message.topic, fresh=fresh)
+                # A group that elects a leader has its queues: the step waits for the leader.
+                queues = [each for each in route.writable_queues if each.broker_name == name]
+                if queues:
+                    break
+            else:
+                raise NoRouteError(f"{message.topic} has no queues in {name}")
             self._turn += 1
             queue = queues[self._turn % len(queues)]
-        if queue.broker_name != beside.broker_name or queue.topic != message.topic:
+        if queue.broker_name != name or queue.topic != message.topic:
             raise MessageIllegalError(
-                f"a message of {message.topic} for {queue} is no part of a step in"
-                f" {beside.broker_name}"
+                f"a message of {message.topic} for {queue} is no part of a step in {name}"
             )
         return queue
 

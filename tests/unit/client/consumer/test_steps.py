@@ -109,6 +109,21 @@ async def test_step_travels_from_the_offset_that_was_read(
     assert (second.ext["runs"], second.ext["commits"]) == ([], [["T", 0, 3, 5]])
 
 
+async def test_step_waits_for_a_leader_that_its_route_did_not_have(
+    world: World, client: ClientInstance
+) -> None:
+    steps = Steps(world)
+    group = world.groups["g"]
+    async with PullConsumer(client, "c") as consumer:
+        await consumer.committed_offset(QUEUE)
+        group.leader = None
+        group.register()
+        await client.route("T", fresh=True)
+        group.elect(1)
+        await take(consumer, 1, Message("T", b"x"))
+    assert steps.seen[-1].ext["commits"] == [["T", 0, -1, 1]]
+
+
 async def test_overtaken_step_names_the_offset_and_must_read_again(
     world: World, client: ClientInstance
 ) -> None:
