@@ -6,7 +6,6 @@ clean stop: leave the NameServers, take nothing new, answer what is in flight, c
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,9 +24,8 @@ from dledger.commitlog.store_paths import StorePaths
 from dledger.group import Group
 from dledger.group_api import LeaderService
 from dledger.processors.access import AccessProcessor
-from dledger.processors.admin import BrokerConfigProcessor
+from dledger.processors.admin import BrokerConfigProcessor, LiveSettings
 from dledger.processors.handles import topic_of_message_at
-from dledger.processors.live_settings import LiveSettings
 from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
 from dledger.processors.transactions import CheckBack
 from dledger.processors.wiring import (
@@ -42,13 +40,11 @@ from dledger.raft.identity import Identity, check_owner
 from dledger.raft.settings import RaftSettings
 from dledger.registration import RegisteredBroker, Registration
 from dledger.remoting.access.account_file import AccountStore
-from dledger.remoting.access.accounts import AccountSource
-from dledger.remoting.access.gate import AccessGate, LocalAdmin, guarded_table
+from dledger.remoting.access.gate import processor_table
 from dledger.remoting.certificates import Certificates
 from dledger.remoting.client import RemotingClient
 from dledger.remoting.machine import GarbageCollection
-from dledger.remoting.metrics import Guard, RpcLatency, ServerMetrics, load_library
-from dledger.remoting.processor_table import ProcessorTable
+from dledger.remoting.metrics import RpcLatency, ServerMetrics, load_library
 from dledger.remoting.seams import Clock, Executor, Network, Rng
 from dledger.remoting.server import RemotingServer
 from dledger.services.retention import RetentionService
@@ -72,26 +68,6 @@ from dledger.store import ReplicaStore
 log = structlog.get_logger(__name__)
 
 
-def processor_table(
-    group: Group,
-    accounts: AccountSource | None,
-    cluster: str,
-    *,
-    clock: Clock,
-    rng: Rng,
-    open_admin: bool,
-) -> tuple[ProcessorTable, Guard | None]:
-    """Return an empty table that is guarded as the settings ask for, and its guard."""
-    if accounts is not None:
-        rules = broker_rules(topic_of_message_at(group), cluster)
-        gate = AccessGate(accounts, rules, clock, rng)
-        return guarded_table(gate), gate
-    if open_admin:
-        return ProcessorTable(None), None
-    local = LocalAdmin(LOCAL_ADMIN)
-    return ProcessorTable(local.guard), local
-
-
 DEFAULT_MEMORY_BYTES: Final = 2_684_354_560
 """2.5 GiB, for a caller that does not know how much there is: 40 % of it is 1 GiB."""
 
@@ -106,7 +82,14 @@ LINGER_S: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The seams a broker runs on."""
+    """The seams a broker runs on.
+
+    Attributes:
+        memory_bytes: That the process may use; recent messages are taken to be in a part of it, and
+            connections may hold another part.
+        queue_files_max: Consume queue files that may be open.
+        timer_load_units: Units of the timer queue that are read in one go.
+    """
 
     clock: Clock
     rng: Rng
@@ -135,30 +118,18 @@ class Broker:
 
 async def serve_broker(
     config: BrokerConfig,
+    world: World,
     *,
-    clock: Clock,
-    rng: Rng,
-    network: Network,
-    disk: Disk,
-    executor: Executor,
     stop: trio.Event,
-    pid: int = 0,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
     measure_loop: bool = False,
-    utc_offset: UtcOffset = utc,
-    queue_files_max: int = MAX_OPEN_FILES,
     sessions_max: int = SESSIONS_MAX,
-    timer_load_units: int = LOAD_UNITS,
     garbage: GarbageCollection | None = None,
     task_status: trio.TaskStatus[Broker] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a broker until *stop* is set, then end it cleanly; *config* stays as it is.
 
     Args:
-        memory_bytes: That the process may use; recent messages are taken to be in a part of it, and
-            connections may hold another part.
         sessions_max: Sessions of idempotent producers; equal on all members of the group.
-        timer_load_units: Units of the timer queue that are read in one go.
         measure_loop: The event loop is a real one: the length of its turns is shown.
         garbage: Collects this process's; it asks how much memory the tables explain.
     Raises:
@@ -168,37 +139,25 @@ async def serve_broker(
         FlushFailedError, InvariantBroken: It had to stop; the folder is as after a crash.
     Cancellation: Ends at once, as a crash does.
     """
-    world = World(
-        clock,
-        rng,
-        network,
-        disk,
-        executor,
-        pid,
-        memory_bytes,
-        utc_offset,
-        queue_files_max,
-        timer_load_units,
-    )
     config = config.copied()  # of this run: settings may change while it lasts
     store_host = packed_address(config)
     if config.metrics_address is not None:
         load_library()
     # Before the store is opened: opening replays and marks the folder as in use.
     check_owner(
-        disk,
+        world.disk,
         StorePaths(config.store.path_root_dir).identity,
         cluster=config.broker.cluster_name,
         group=config.raft.group,
         name=config.raft.self_id,
     )
     store = ReplicaStore(
-        disk,
+        world.disk,
         config.store,
         partial(empty_tables, config, sessions_max),
-        pid=pid,
-        queue_files_max=queue_files_max,
-        utc_offset=utc_offset,
+        pid=world.pid,
+        queue_files_max=world.queue_files_max,
+        utc_offset=world.utc_offset,
     )
     if garbage is not None:
         garbage.rows = lambda: store.tables.row_count
@@ -219,7 +178,7 @@ async def serve_broker(
             )
             task_status.started(broker)
             await stop.wait()
-            await _leave(broker, config, clock)
+            await _leave(broker, config, world.clock)
         await group.close()
         closed = True
     finally:
@@ -348,11 +307,11 @@ async def _run_parts(
     if config.server.acl_enable:
         accounts = AccountStore(world.disk, config.server.acl_file)
     table, guard = processor_table(
-        group,
         None if accounts is None else BrokerAccounts(accounts, lambda: group.state),
-        config.broker.cluster_name,
-        clock=world.clock,
-        rng=world.rng,
+        broker_rules(topic_of_message_at(group), config.broker.cluster_name),
+        LOCAL_ADMIN,
+        world.clock,
+        world.rng,
         open_admin=config.server.open_admin,
     )
     group.on_role_change.append(processors.role_changed)
@@ -374,19 +333,20 @@ async def _run_parts(
         on_answer=on_answer,
     )
     async with trio.open_nursery() as nursery:
-        remoting = RemotingClient(
+        client = partial(
+            RemotingClient,
             nursery,
             world.network,
             connect_timeout_s=config.client.connect_timeout_ms / 1000,
             tls=names_tls,
-            credentials=own_credentials(config, world.disk),
         )
+        remoting = client(credentials=own_credentials(config, world.disk))
         registration = _make_registration(config, group, remoting, world, nursery)
         access = AccessProcessor(
             group,
             settings,
             is_in_file=lambda name: accounts is not None and accounts.get(name) is not None,
-            invoke=_leader_link(config, world, names_tls, nursery).invoke,
+            invoke=client().invoke,  # it signs none: clients have signed them
         )
         processors.topics.when_known = registration.when_known
         live = LiveSettings(config, group, retention, world.clock)
@@ -418,18 +378,6 @@ async def _run_parts(
         nursery.start_soon(registration.run)
         yield Broker(live, group, server, fast_server, registration, address, metrics_address)
         nursery.cancel_scope.cancel()
-
-
-def _leader_link(
-    config: BrokerConfig, world: World, tls: ssl.SSLContext | None, nursery: trio.Nursery
-) -> RemotingClient:
-    """Return what passes requests of clients on; it signs none, for they are signed."""
-    return RemotingClient(
-        nursery,
-        world.network,
-        connect_timeout_s=config.client.connect_timeout_ms / 1000,
-        tls=tls,
-    )
 
 
 def _make_registration(
@@ -490,11 +438,3 @@ def _make_group(
         executor=world.executor,
         sync_replication=config.sync_replication,
     )
-
-
-def open_replica(config: BrokerConfig, disk: Disk, *, pid: int = 0) -> ReplicaStore:
-    """Open the files of a broker as it would itself; for tools, while no broker runs on them.
-
-    Raises: As `ReplicaStore`.
-    """
-    return ReplicaStore(disk, config.store, lambda: empty_tables(config), pid=pid)

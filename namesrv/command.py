@@ -15,7 +15,7 @@ import trio
 from cyclopts import App, Parameter
 
 from dledger.namesrv.config import NamesrvConfig
-from dledger.remoting.daemon import (
+from dledger.output import (
     LogFormOption,
     LogLevelOption,
     PrintSettings,
@@ -25,7 +25,7 @@ from dledger.remoting.daemon import (
 from dledger.remoting.log import LogForm
 from dledger.remoting.machine import raise_open_files, share_descriptors
 from dledger.remoting.service_manager import ServiceManager
-from dledger.remoting.settings import ConfigFile, settings_text
+from dledger.settings.schema import ConfigFile, settings_text
 
 app = App(name="namesrv", help="Run one NameServer.", backend="trio")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
-from dledger.remoting.settings import Config, setting
+from dledger.settings.schema import Config, setting
 
 TlsModeName = Literal["disabled", "permissive", "enforcing"]
 

@@ -17,13 +17,12 @@ from dledger.namesrv.route_table import RouteInfoManager
 from dledger.remoting.access.account_file import AccountStore
 from dledger.remoting.access.accounts import ADMIN, SIGNED, Rule
 from dledger.remoting.access.audit import audited
-from dledger.remoting.access.gate import AccessGate, LocalAdmin, guarded_table
+from dledger.remoting.access.gate import processor_table
 from dledger.remoting.certificates import Certificates
 from dledger.remoting.connection_limits import ConnectionLimits
 from dledger.remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
 from dledger.remoting.metrics import (
     Family,
-    Guard,
     MetricsServer,
     RpcLatency,
     Sample,
@@ -32,7 +31,6 @@ from dledger.remoting.metrics import (
     load_library,
 )
 from dledger.remoting.processor import Limiter
-from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import NAMESRV_RESERVED, RequestCode
 from dledger.remoting.seams import Clock, Executor, Network, Rng
 from dledger.remoting.server import RemotingServer, ServerLimits
@@ -126,7 +124,9 @@ async def serve_namesrv(
         name_server = NameServer(config, disk)
     processor = NameServerProcessor(name_server, clock)
     accounts = AccountStore(disk, config.server.acl_file) if config.server.acl_enable else None
-    processors, guard = _processor_table(accounts, clock, rng, open_admin=config.server.open_admin)
+    processors, guard = processor_table(
+        accounts, NAMESRV_RULES, LOCAL_ADMIN, clock, rng, open_admin=config.server.open_admin
+    )
     limiter = Limiter("namesrv", MAX_OPEN_REQUESTS)
     for code, handler in processor.handlers().items():
         is_act = code in ADMINISTRATIVE
@@ -177,39 +177,14 @@ async def serve_namesrv(
         raise OSError(not_bound.strerror or str(not_bound)) from not_bound
 
 
-def _processor_table(
-    accounts: AccountStore | None, clock: Clock, rng: Rng, *, open_admin: bool
-) -> tuple[ProcessorTable, Guard | None]:
-    if accounts is not None:
-        gate = AccessGate(accounts, NAMESRV_RULES, clock, rng)
-        return guarded_table(gate), gate
-    if open_admin:
-        return ProcessorTable(None), None
-    local = LocalAdmin(LOCAL_ADMIN)
-    return ProcessorTable(local.guard), local
-
-
 async def _serve_metrics(
     settings: ServerTable, metrics: NamesrvMetrics, network: Network, nursery: trio.Nursery
 ) -> None:
     """Serve the page for Prometheus, if it is wanted and its port is free."""
-    host, port = settings.metrics_listen_host, settings.metrics_listen_port
-    if not port:
-        return
-    try:
-        bound: tuple[str, int] = await nursery.start(
-            MetricsServer(network, metrics.pieces).serve, host, port
-        )
-    except OSError as error:
-        # Monitoring can miss the page; clients must not miss the NameServer.
-        _log.warning(
-            "metrics_port_left_out",
-            address=f"{host}:{port}",
-            error=str(error),
-            next_step="set server.metrics_listen_port to a free port, or to 0",
-        )
-        return
-    _log.info("metrics_served", address=f"{bound[0]}:{bound[1]}")
+    if settings.metrics_listen_port:
+        server = MetricsServer(network, metrics.pieces)
+        where = (settings.metrics_listen_host, settings.metrics_listen_port)
+        await server.serve_if_free(nursery, *where, "server.metrics_listen_port")
 
 
 class NamesrvMetrics:

@@ -20,14 +20,12 @@ from dledger.commitlog.errors import ConfigError
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
-    Namesrv,
-    Output,
-    answer,
-)
-from dledger.remoting.daemon import (
     LogFormOption,
     LogLevelOption,
+    Namesrv,
+    Output,
     PrintSettings,
+    answer,
     begin_log,
     log_settings,
 )
@@ -35,8 +33,8 @@ from dledger.remoting.log import LogForm
 from dledger.remoting.machine import DescriptorShares, raise_open_files, share_descriptors
 from dledger.remoting.seams import Clock, Network
 from dledger.remoting.service_manager import ServiceManager
-from dledger.remoting.settings import ConfigFile, settings_text
 from dledger.settings.config import BrokerConfig, load_config
+from dledger.settings.schema import ConfigFile, settings_text
 
 app = App(name="broker", help="Run one broker, a member of its group.", backend="trio")
 
@@ -110,7 +108,7 @@ async def serve_process(
     clock: Clock | None = None,
 ) -> None:
     """Be a broker process until SIGTERM or Ctrl-C."""
-    from dledger.broker import serve_broker
+    from dledger.broker import World, serve_broker
     from dledger.commitlog.disk import OsDisk
     from dledger.remoting.machine import (
         AdaptiveExecutor,
@@ -136,17 +134,19 @@ async def serve_process(
             nursery.start_soon(manager.keep_watchdog, TrioClock())
             await serve_broker(
                 config,
-                clock=clock or TrioClock(),
-                rng=SystemRng(),
-                network=TcpNetwork(),
-                disk=OsDisk(shares.file_descriptors),
-                executor=AdaptiveExecutor(),
+                World(
+                    clock or TrioClock(),
+                    SystemRng(),
+                    TcpNetwork(),
+                    OsDisk(shares.file_descriptors),
+                    AdaptiveExecutor(),
+                    pid=os.getpid(),
+                    memory_bytes=memory_bytes(),
+                    utc_offset=local_offset_ms,
+                    queue_files_max=shares.queue_files,
+                ),
                 stop=stop,
-                pid=os.getpid(),
-                memory_bytes=memory_bytes(),
                 measure_loop=True,
-                utc_offset=local_offset_ms,
-                queue_files_max=shares.queue_files,
                 garbage=garbage,
                 task_status=manager,
             )

@@ -166,7 +166,7 @@ async def _targets(
 
 
 def _address(broker: str) -> str:
-    from dledger.remoting.settings import parse_addresses
+    from dledger.settings.schema import parse_addresses
 
     try:
         (address,) = parse_addresses(broker)

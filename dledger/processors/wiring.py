@@ -64,7 +64,7 @@ from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.seams import Clock, Executor, Rng
 from dledger.services.delayed_message import TimerClaims
 from dledger.services.half_message import TransactionDecisions
-from dledger.services.limits import DiskSpace, TableLimits
+from dledger.services.limits import DiskSpace
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_grants import PopGrants
@@ -168,16 +168,9 @@ class BrokerProcessors:
         self._settings = settings
         self._seams = seams
         self.clock = clock = seams.clock
-        limits = TableLimits(tables)
-        self.topics = topics = TopicView(group, tables, limits)
-        self.clients: ClientTable[Connection] = ClientTable(limits)
-        self.offsets = OffsetCommits(
-            group,
-            clock,
-            settings=tables,
-            limits=limits,
-            shares=topics.shares,
-        )
+        self.topics = topics = TopicView(group, tables)
+        self.clients: ClientTable[Connection] = ClientTable(tables)
+        self.offsets = OffsetCommits(group, clock, settings=tables, shares=topics.shares)
         self.locks = QueueLocks(group, topics, clock, lease_s=tables.lock_lease_ms / 1000)
         self.throughput = Throughput(clock, group.state)
         self._filters = PropertyFilters(settings)

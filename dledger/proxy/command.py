@@ -16,11 +16,11 @@ from cyclopts import App, Parameter
 from dledger.client.connect import connect
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import ConfigError
+from dledger.output import LogFormOption, LogLevelOption, PrintSettings, begin_log
 from dledger.proxy.config import ProxyConfig, address_of
 from dledger.proxy.server import serving
 from dledger.remoting.access.account_file import AccountStore
-from dledger.remoting.daemon import LogFormOption, LogLevelOption, PrintSettings, begin_log
-from dledger.remoting.settings import ConfigFile, settings_text
+from dledger.settings.schema import ConfigFile, settings_text
 
 app = App(name="proxy", help="Run one proxy for clients of RocketMQ's gRPC protocol.")
 

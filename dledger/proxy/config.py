@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dledger.commitlog.errors import ConfigError
-from dledger.remoting.settings import Config, setting
+from dledger.settings.schema import Config, setting
 
 PORT_MAX: Final = 65_535
 

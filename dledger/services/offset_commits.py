@@ -18,7 +18,7 @@ from dledger.commitlog.entry import RecordBatch
 from dledger.commitlog.errors import DiskFullError, MQError
 from dledger.group_api import BrokerGroup, OffsetCommit, OnDone, Proposed
 from dledger.remoting.seams import Clock
-from dledger.services.limits import AccountShares, Made, TableLimits
+from dledger.services.limits import AccountShares, Made, check_limit
 from dledger.settings.tables import BrokerTable
 from dledger.state.state_record import ConsumerOffset, ConsumerOffsetsChange, state_batch
 
@@ -58,14 +58,12 @@ class OffsetCommits:
         clock: Clock,
         *,
         settings: BrokerTable | None = None,
-        limits: TableLimits | None = None,
         shares: AccountShares | None = None,
     ) -> None:
         self._group = group
-        self._limits = limits if limits is not None else TableLimits()
-        self._shares = shares if shares is not None else AccountShares(group, self._limits)
-        self._clock = clock
         self._settings = settings or BrokerTable()
+        self._shares = shares if shares is not None else AccountShares(group, self._settings)
+        self._clock = clock
         self.check_slot: Callable[[OffsetSlot], None] = lambda _slot: None
         """Raises what refuses an offset of that queue for now."""
         self._dirty: dict[OffsetSlot, int] = {}
@@ -110,7 +108,8 @@ class OffsetCommits:
         state = self._group.state
         if (group, topic) not in state.consumer_offsets:
             of_group = len(state.topics_of.get(group, ()))
-            self._limits.check_group_topics(len(state.consumer_offsets), of_group)
+            check_limit(self._settings, "max_group_topics", len(state.consumer_offsets))
+            check_limit(self._settings, "max_topics_per_group", of_group)
             self._shares.make(Made.GROUP_TOPIC, account, group, topic)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:

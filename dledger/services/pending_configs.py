@@ -19,7 +19,7 @@ import structlog
 from dledger.broker_errors import ReplicationError
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
-from dledger.services.limits import AccountShares, Made, TableLimits
+from dledger.services.limits import AccountShares, Made, check_limit
 from dledger.settings.tables import BrokerTable
 from dledger.state.accounts import AccountConfig
 from dledger.state.state_record import (
@@ -137,16 +137,10 @@ class PendingConfigs(Generic[ConfigT]):
 class TopicView:
     """Which topics there are and which may be made, for the processors of one broker."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        settings: BrokerTable,
-        limits: TableLimits | None = None,
-    ) -> None:
+    def __init__(self, group: BrokerGroup, settings: BrokerTable) -> None:
         self._group = group
         self._settings = settings
-        self.limits = limits if limits is not None else TableLimits(settings)
-        self.shares = AccountShares(group, self.limits)
+        self.shares = AccountShares(group, settings)
         self.pending: PendingConfigs[TopicConfig] = PendingConfigs(group, self._applied_topic)
         self.pending_groups: PendingConfigs[SubscriptionGroupConfig] = PendingConfigs(
             group, self._applied_group
@@ -176,12 +170,13 @@ class TopicView:
 
         Raises TableFullError: there are as many as may be; nothing was stored.
         """
-        self.limits.check_topics(len(self._group.state.topics) + len(self.pending), more)
+        present = len(self._group.state.topics) + len(self.pending)
+        check_limit(self._settings, "max_topics", present, more)
 
     def check_room_for_groups(self, more: int = 1) -> None:
         """Let *more* consumer groups be made; as `check_room`."""
-        there = len(self._group.state.subscription_groups) + len(self.pending_groups)
-        self.limits.check_groups(there, more)
+        present = len(self._group.state.subscription_groups) + len(self.pending_groups)
+        check_limit(self._settings, "max_groups", present, more)
 
     def is_deleting(self, topic: str) -> bool:
         """Tell whether the removal of *topic* is in flight: nothing may be appended to it then.

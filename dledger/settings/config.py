@@ -16,7 +16,7 @@ from dledger.commitlog.errors import ConfigError
 from dledger.raft.wire import is_host, is_name
 from dledger.remoting.access.gate import is_loopback
 from dledger.remoting.properties import comment_hint
-from dledger.remoting.settings import Config, ConfigFile, Place, Schema, SettingsReader, refuse
+from dledger.settings.schema import Config, ConfigFile, Place, Schema, SettingsReader, refuse
 from dledger.settings.tables import (
     DEFAULT_METRICS_PORT,
     DEFAULT_PEER_PORT,

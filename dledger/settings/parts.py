@@ -110,15 +110,13 @@ def empty_tables(config: BrokerConfig, sessions_max: int = SESSIONS_MAX) -> Stat
 # ---------------------------------------------------------------------------------- the ports
 
 
-LOCALHOST: Final = {"localhost": "127.0.0.1"}
-
-
 def packed_address(config: BrokerConfig) -> bytes:
     """Return the advertised address as it stands in message ids.
 
     Raises ConfigError: `broker.broker_ip1` is no IPv4 address.
     """
-    host = LOCALHOST.get(config.broker.broker_ip1, config.broker.broker_ip1)
+    name = config.broker.broker_ip1
+    host = "127.0.0.1" if name == "localhost" else name
     try:
         ipaddress.IPv4Address(host)
     except ValueError:

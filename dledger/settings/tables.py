@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dledger.remoting.settings import parse_addresses, setting
+from dledger.settings.schema import parse_addresses, setting
 from dledger.settings.text import (
     Peer,
     delay_text,

@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from dledger.remoting.settings import split_list
+from dledger.settings.schema import split_list
 
 OWN_KEYS: Final = frozenset(
     {
@@ -287,9 +287,6 @@ REFUSED: Final[Mapping[str, RefusedKey]] = {
         "connections are made directly; take the line out", NOTHING | {"{}"}
     ),
 }
-
-REFUSED_KEYS: Final[Mapping[str, str]] = {key: entry.reason for key, entry in REFUSED.items()}
-"""RocketMQ key to what to do instead."""
 
 IN_SYNC_KEYS: Final = frozenset({"inSyncReplicas", "minInSyncReplicas"})
 """How many replicas have a message when it is acknowledged. More than a majority is refused."""

@@ -26,7 +26,7 @@ from typing import Final
 import trio
 import trio.testing
 
-from dledger.broker import Broker, serve_broker
+from dledger.broker import Broker, World, serve_broker
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.ports import free_ports
 from dledger.client.admin.admin import Admin
@@ -213,11 +213,13 @@ class EmbeddedCluster:
     async def _serve(self, member: _Member, task_status: trio.TaskStatus[Broker]) -> None:
         await serve_broker(
             member.config,
-            clock=self._clock,
-            rng=member.rng,
-            network=PartedNetwork(member.name, self._partition, TcpNetwork()),
-            disk=OsDisk(),
-            executor=AdaptiveExecutor(),
+            World(
+                self._clock,
+                member.rng,
+                PartedNetwork(member.name, self._partition, TcpNetwork()),
+                OsDisk(),
+                AdaptiveExecutor(),
+            ),
             stop=member.stop,
             task_status=task_status,
         )

@@ -11,6 +11,7 @@ from typing import Protocol
 import trio
 
 from dledger.broker import Broker, serve_broker
+from dledger.broker import World as BrokerWorld
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.commitlog.entry_log import EntryLog
 from dledger.group import Group
@@ -173,15 +174,17 @@ class BrokerNode(Node):
     ) -> None:
         await serve_broker(
             self.config,
-            clock=process.clock,
-            rng=process.rng,
-            network=process.network,
-            disk=process.mount,
-            executor=process.executor,
+            BrokerWorld(
+                process.clock,
+                process.rng,
+                process.network,
+                process.mount,
+                process.executor,
+                pid=self.number * 1000 + process.number,
+                timer_load_units=self.world.settings.timer_load_units,
+            ),
             stop=stop,
-            pid=self.number * 1000 + process.number,
             sessions_max=self.world.settings.sessions_max,
-            timer_load_units=self.world.settings.timer_load_units,
             task_status=task_status,
         )
 

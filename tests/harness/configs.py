@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final, get_args
 
-from dledger.remoting.settings import ConfigFile, Setting
 from dledger.settings.config import BrokerConfig, load_config
+from dledger.settings.schema import ConfigFile, Setting
 
 THREE_PEERS: Final = "n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913"
 

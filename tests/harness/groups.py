@@ -70,7 +70,7 @@ class Groups:
         self.names = [f"n{number}" for number in range(size)]
         self.replicas: dict[str, Replica] = {}
         self.skews_ms: dict[str, int] = {}
-        self.settings = RaftTable()
+        self.settings = RaftTable(propose_timeout_ms=3_000)
         self.sync_replication = True
         self.secrets: dict[str, GroupSecret] = {}
 

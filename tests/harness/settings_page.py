@@ -8,7 +8,7 @@ from typing import Final
 
 from dledger.namesrv.config import SCHEMA as NAMESRV_SCHEMA
 from dledger.settings.config import SCHEMA
-from dledger.settings.text import IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REASONS, REFUSED_KEYS
+from dledger.settings.text import IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REASONS, REFUSED
 from tests.harness.shipped_files import ROOT
 
 BEGIN: Final = "<!-- settings -->\n"
@@ -34,7 +34,7 @@ def settings_markdown() -> str:
         listed = ", ".join(f"`{key}`" for key in names.split())
         parts.append(f"{reason[0].upper()}{reason[1:]}: {listed}.\n\n")
     parts.append("### Refused, unless they ask for nothing\n\n")
-    parts += [f"* `{key}`: {reason}.\n" for key, reason in REFUSED_KEYS.items()]
+    parts += [f"* `{key}`: {refused.reason}.\n" for key, refused in REFUSED.items()]
     slaves = ", ".join(f"`{key}`" for key in MASTER_AND_SLAVE_KEYS)
     parts.append(
         f"* {slaves}, and `brokerRole = SLAVE`: a broker that copies another one needs"

@@ -12,8 +12,8 @@ from dledger.cli.main import main
 from dledger.client.core.client_instance import ClientInstance
 from dledger.namesrv.config import NamesrvConfig
 from dledger.remoting.access.account_file import parse_accounts
-from dledger.remoting.settings import ConfigFile
 from dledger.settings.config import load_config
+from dledger.settings.schema import ConfigFile
 from tests.harness.shipped_files import ROOT
 
 PAGE = (ROOT / "docs" / "operate" / "access.md").read_text()

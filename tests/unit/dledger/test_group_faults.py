@@ -17,7 +17,7 @@ from dledger.commitlog.errors import DiskFullError, FlushFailedError, LocalProto
 from dledger.commitlog.mark import SlotFile
 from dledger.group_api import Proposed
 from dledger.raft.journal import Frame
-from dledger.settings.tables import RaftTable, StoreTable
+from dledger.settings.tables import StoreTable
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
@@ -424,7 +424,7 @@ async def test_unacknowledged_appends_are_bounded(
     """Followers without space keep the leader in office, but nothing is committed."""
     async with trio.open_nursery() as nursery:
         groups = Groups(tmp_path, nursery)
-        groups.settings = RaftTable(max_pending_bytes=20_000)
+        groups.settings.max_pending_bytes = 20_000
         for name in groups.names:
             await groups.start(name)
         leader = (await groups.leader()).group

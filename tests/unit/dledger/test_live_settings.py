@@ -11,8 +11,13 @@ import pytest
 import structlog.testing
 
 from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
-from dledger.processors.admin import CHANGE_BYTES_MAX, BrokerConfigProcessor
-from dledger.processors.live_settings import READ_BY_TOOLS, LiveSettings, path_of
+from dledger.processors.admin import (
+    CHANGE_BYTES_MAX,
+    READ_BY_TOOLS,
+    BrokerConfigProcessor,
+    LiveSettings,
+    path_of,
+)
 from dledger.processors.wiring import BrokerProcessors
 from dledger.remoting.errors import BadRequestError
 from dledger.remoting.properties import read_properties
@@ -21,7 +26,6 @@ from dledger.remoting.protocol.outcome import answer_error
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from dledger.services.retention import RetentionService
 from dledger.settings.config import SETTINGS, BrokerConfig, load_config
-from dledger.settings.text import IGNORED_KEYS, REFUSED_KEYS
 from dledger.state.tables import QueueBounds
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
@@ -304,13 +308,6 @@ def test_live_settings_text_has_every_setting(live: LiveSettings) -> None:
     assert reported["deleteWhen"] == "04"
     assert reported["raft.election_timeout_ms"] == "800"
     assert {path_of(key) for key in reported} == set(SETTINGS)
-
-
-def test_live_settings_key_has_one_meaning() -> None:
-    built = {key for setting in SETTINGS.values() for key in setting.keys}
-    assert not built & IGNORED_KEYS.keys()
-    assert not built & REFUSED_KEYS.keys()
-    assert not IGNORED_KEYS.keys() & REFUSED_KEYS.keys()
 
 
 # ------------------------------------------------------------------------------ requests

@@ -17,7 +17,7 @@ from dledger.remoting.access.account_file import RELOAD_INTERVAL_S
 from dledger.remoting.access.accounts import ADMIN, SIGNED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.signature import Credentials
-from dledger.remoting.settings import ConfigFile
+from dledger.settings.schema import ConfigFile
 from dledger.testing.doubles import InlineExecutor, ManualClock
 from tests.unit.namesrv.world import ask, config_in, register, running_namesrv
 

@@ -20,8 +20,8 @@ from dledger.remoting.connection import Connection
 from dledger.remoting.machine import SystemRng, TrioClock
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import RequestCode
-from dledger.remoting.settings import ConfigFile
 from dledger.remoting.tcp import TcpNetwork
+from dledger.settings.schema import ConfigFile
 from tests.harness.metrics_page import MetricsPage
 from tests.unit.namesrv.world import ask, config_in, register, register_body, route, running_namesrv
 

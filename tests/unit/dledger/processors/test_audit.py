@@ -19,10 +19,9 @@ from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import MQError
 from dledger.namesrv.server import ADMINISTRATIVE
 from dledger.processors.access import AccessProcessor
-from dledger.processors.admin import BrokerConfigProcessor
+from dledger.processors.admin import BrokerConfigProcessor, LiveSettings
 from dledger.processors.answers import refusal
 from dledger.processors.handles import Limit, administrative_codes, codes_of, handlers_of
-from dledger.processors.live_settings import LiveSettings
 from dledger.processors.operator_offsets import RESETS_NOTED_MAX, is_of_operator, note_refused_reset
 from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
 from dledger.processors.wiring import PROCESSORS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dledger.commitlog.errors import ConfigError
-from dledger.remoting.settings import (
+from dledger.settings.schema import (
     Config,
     ConfigFile,
     Place,
@@ -93,7 +93,7 @@ def test_schema_lists_settings_keys_and_limits() -> None:
     with pytest.raises(ValueError, match="expected a whole number >= 1"):
         port.parse("0")
     assert port.parse("8 KiB") == 8192
-    assert SCHEMA.show("flag.on", True) == "true"
+    assert SCHEMA.settings["flag.on"].show(True) == "true"
 
 
 def test_reader_takes_toml_before_properties() -> None:

@@ -145,10 +145,6 @@ class Schema:
         }
         self.keys = {key: found.path for found in self.settings.values() for key in found.keys}
 
-    def show(self, path: str, value: Any) -> str:
-        """Return a value of the setting *path* as text."""
-        return self.settings[path].show(value)
-
 
 def _settings(table: str, kind: type[Any]) -> Iterator[Setting]:
     hints = get_type_hints(kind)
@@ -491,7 +487,7 @@ class Config:
 
     def shown(self, path: str) -> str:
         """Return the value of ``table.name`` as text."""
-        return self.schema().show(path, self.get(path))
+        return self.schema().settings[path].show(self.get(path))
 
     def settings(self) -> list[tuple[str, str, str]]:
         """Return ``(path, value, source)`` of every setting."""
