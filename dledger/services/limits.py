@@ -60,7 +60,7 @@ LIMITS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def check_limit(settings: BrokerTable, name: str, present: int, more: int = 1) -> None:
-    """Let *more* be made where *present* are so many.
+    """Let *more* be made beside those that are *present*.
 
     Raises TableFullError: the limit is met; nothing was stored.
     """

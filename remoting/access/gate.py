@@ -282,7 +282,7 @@ def processor_table(
     """Return an empty table that is guarded as the settings of a daemon ask for, and its guard.
 
     Args:
-        accounts: Of those who sign; None: there is no access control.
+        accounts: Of all that sign; None: there is no access control.
         local_codes: Without it these come from the daemon's own machine, unless *open_admin*.
     """
     if accounts is not None:
