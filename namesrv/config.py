@@ -22,30 +22,27 @@ class ServerTable:
 
     listen_host: str = setting("127.0.0.1", "Address to listen on.", "bindAddress", min_length=1)
     listen_port: int = setting(
-        9876, "Port to listen on; 0 takes a free one.", "listenPort", ge=0, le=65535
+        9876, "Port to listen on; 0 takes a free one.", "listenPort", within=(0, 65535)
     )
     idle_timeout_s: int = setting(
         120,
         "A connection silent for this long is closed.",
         "serverChannelMaxIdleTimeSeconds",
-        ge=1,
-        le=86_400,
+        within=(1, 86_400),
     )
     max_connections: int = setting(
         10_000,
         "Open connections; for one more the idlest gives way, and where none is idle it is"
         " closed itself; at most half of the hard limit of open files.",
         "maxConnections",
-        ge=1,
-        le=1_000_000,
+        within=(1, 1_000_000),
     )
     reserved_connections: int = setting(
         64,
         "Of these, places that only brokers and administration may take when the others"
         " are in use; at most a quarter of them.",
         "reservedConnections",
-        ge=0,
-        le=1_000_000,
+        within=(0, 1_000_000),
     )
     memory_budget_bytes: int = setting(
         0,
@@ -53,16 +50,14 @@ class ServerTable:
         " refused as busy, and the one with most unread is closed; 0: a quarter of the memory"
         " the process may use.",
         "memoryBudgetBytes",
-        ge=0,
-        le=1 << 50,
+        within=(0, 1 << 50),
     )
     max_unfinished_bytes: int = setting(
         22 << 20,
         "Frames of all connections of which a part has come; beyond it a large frame is read on"
         " later, and one that stalls is closed; at least 21.4 MiB, so that a frame of 16 MiB fits.",
         "maxUnfinishedBytes",
-        ge=1 << 20,
-        le=1 << 40,
+        within=(1 << 20, 1 << 40),
     )
     tls_mode: TlsModeName = setting("disabled", "TLS on the listener.", "tls.server.mode")
     tls_cert_file: str = setting("", "PEM certificate chain.", "tls.server.certPath")
@@ -87,8 +82,7 @@ class ServerTable:
         "Port that answers GET /metrics for Prometheus; 0: none; one that is taken is left"
         " out with a warning.",
         "metricsListenPort",
-        ge=0,
-        le=65535,
+        within=(0, 65535),
     )
     metrics_listen_host: str = setting(
         "127.0.0.1",
@@ -144,28 +138,25 @@ class NamesrvTable:
         "needWaitForService",
     )
     wait_seconds_for_service: int = setting(
-        45, "How long that is, seconds.", "waitSecondsForService", ge=0, le=3600
+        45, "How long that is, seconds.", "waitSecondsForService", within=(0, 3600)
     )
     broker_expiry_ms: int = setting(
         120_000,
         "A broker silent for this long is removed, unless it named its own time.",
         "brokerChannelExpiredTime",
-        ge=100,
-        le=_DAY_MS,
+        within=(100, _DAY_MS),
     )
     first_scan_delay_ms: int = setting(
         5_000,
         "Time from the start to the first scan for silent brokers.",
         "firstScanDelayMs",
-        ge=10,
-        le=_DAY_MS,
+        within=(10, _DAY_MS),
     )
     scan_interval_ms: int = setting(
         10_000,
         "Time between two scans for silent brokers.",
         "scanNotActiveBrokerInterval",
-        ge=10,
-        le=_DAY_MS,
+        within=(10, _DAY_MS),
     )
 
 

@@ -51,8 +51,7 @@ class MetricsTable:
         "Port that answers GET /metrics, /healthz and /readyz; 0: none. One that is taken is"
         " left out with a warning.",
         "metricsPromExporterPort",
-        ge=0,
-        le=PORT_MAX,
+        within=(0, PORT_MAX),
     )
     listen_host: str = setting(
         "127.0.0.1", "Address to bind for it; there is no access control there.", min_length=1

@@ -53,6 +53,7 @@ def setting(
     live: str = "",
     parse: Callable[[object], object] | None = None,
     show: Callable[[Any], str] | None = None,
+    within: tuple[int, int] | None = None,
     **limits: Any,
 ) -> T:
     """Return the field of a table that is a setting.
@@ -62,8 +63,11 @@ def setting(
         live: From when a change counts that is made while the daemon runs; empty: it needs a start.
         parse: Makes a value from text or from what TOML gives; raises ValueError.
         show: Makes text from a value that *parse* reads back.
+        within: Least and largest value.
         limits: Of msgspec's `Meta`: ``ge``, ``le``, ``min_length`` and so on.
     """
+    if within is not None:
+        limits["ge"], limits["le"] = within
     declared = {"about": about, "keys": keys, "live": live, "parse_raw": parse, "show_value": show}
     found: T = field(default=default, metadata={**declared, "limits": Meta(**limits)})
     return found

@@ -68,8 +68,7 @@ class BrokerTable:
         0,
         "Port that clients get, where it is not the one that is bound (behind a proxy, in"
         " a container); 0: `server.listen_port`.",
-        ge=0,
-        le=65_535,
+        within=(0, 65_535),
     )
     namesrv_addr: tuple[str, ...] = setting(
         (f"127.0.0.1:{DEFAULT_NAMESRV_PORT}",),
@@ -81,8 +80,7 @@ class BrokerTable:
         6,
         "Permission bits: 4 read, 2 write.",
         "brokerPermission",
-        ge=0,
-        le=15,
+        within=(0, 15),
         live="sends and pulls are refused without their bit",
     )
     auto_create_topic_enable: bool = setting(
@@ -98,7 +96,7 @@ class BrokerTable:
         live="unknown groups are refused, or made again",
     )
     default_topic_queue_nums: int = setting(
-        8, "Queues of an auto-created topic, at most.", "defaultTopicQueueNums", ge=1, le=1024
+        8, "Queues of an auto-created topic, at most.", "defaultTopicQueueNums", within=(1, 1024)
     )
     trace_topic_enable: bool = setting(
         False, "Have a topic for message trace, of one queue, from the start.", "traceTopicEnable"
@@ -135,8 +133,7 @@ class BrokerTable:
         1_000,
         "How long a pull is held without long polling.",
         "shortPollingTimeMills",
-        ge=0,
-        le=60_000,
+        within=(0, 60_000),
         live="the next pull",
     )
     flush_consumer_offset_interval_ms: int = setting(
@@ -184,8 +181,7 @@ class BrokerTable:
         60_000,
         "How long a queue stays locked for a client that does not renew it; RocketMQ's clients"
         " count on more than 30 s.",
-        ge=1_000,
-        le=3_600_000,
+        within=(1_000, 3_600_000),
     )
     max_topics: int = setting(
         50_000,
@@ -238,15 +234,14 @@ class ServerTable:
         "bindAddress",
     )
     listen_port: int = setting(
-        DEFAULT_LISTEN_PORT, "Port for clients and NameServers.", "listenPort", ge=0, le=65_535
+        DEFAULT_LISTEN_PORT, "Port for clients and NameServers.", "listenPort", within=(0, 65_535)
     )
     fast_listen_port: int = setting(
         -1,
         "Port for old clients' VIP channel, which answers all requests but pulls; -1:"
         " `listen_port` - 2, 0: none. One that is taken is left out with a warning.",
         "fastListenPort",
-        ge=-1,
-        le=65_535,
+        within=(-1, 65_535),
     )
     max_connections: int = setting(
         4_096,
@@ -334,8 +329,7 @@ class ClientTable:
         30_000,
         "Heartbeat to every NameServer.",
         "registerNameServerPeriod",
-        ge=1_000,
-        le=60_000,
+        within=(1_000, 60_000),
         live="after the pause that runs now",
     )
     register_timeout_ms: int = setting(
@@ -390,8 +384,7 @@ class StoreTable:
         "Bytes of one log segment.",
         "mappedFileSizeCommitLog",
         "mapedFileSizeCommitLog",
-        ge=64 * KIB,
-        le=2 * GIB,
+        within=(64 * KIB, 2 * GIB),
     )
     mapped_file_size_consume_queue: int = setting(
         6_000_000,
@@ -423,8 +416,7 @@ class StoreTable:
         3 * 24 * 3600,
         "Seconds that a message's time may be away. Retention keeps what waits.",
         "timerMaxDelaySec",
-        ge=1,
-        le=366 * 24 * 3600,
+        within=(1, 366 * 24 * 3600),
     )
     timer_roll_window_slot: int = setting(
         2 * 24 * 3600,
@@ -476,8 +468,7 @@ class StoreTable:
         "Part of the machine's memory, in percent, that recent messages are taken to be in;"
         " a reader further back is sent to a follower.",
         "accessMessageInMemoryMaxRatio",
-        ge=0,
-        le=100,
+        within=(0, 100),
     )
     keep_bytes: int = setting(
         0,
@@ -511,8 +502,7 @@ class StoreTable:
         75,
         "Percent of the disk from which expired segments go at any hour.",
         "diskMaxUsedSpaceRatio",
-        ge=10,
-        le=95,
+        within=(10, 95),
         parse=percent,
         live="the next look for old segments",
     )
@@ -521,8 +511,7 @@ class StoreTable:
         "Percent of the disk from which the oldest segment goes although it has not expired,"
         " where `clean_file_forcibly_enable` allows it; `0.85` is 85.",
         "diskSpaceCleanForciblyRatio",
-        ge=30,
-        le=95,
+        within=(30, 95),
         parse=percent,
         live="the next look for old segments",
     )
@@ -539,8 +528,7 @@ class StoreTable:
         "Percent of the disk from which sends are refused, until there is space again; `0.90`"
         " is 90.",
         "diskSpaceWarningLevelRatio",
-        ge=35,
-        le=99,
+        within=(35, 99),
         parse=percent,
         live="the next send",
     )
@@ -589,8 +577,7 @@ class RaftTable:
         0,
         "Port to bind for the other members, where it is not the one they get (behind a"
         " proxy, in a container); 0: the one in `peers`.",
-        ge=0,
-        le=65_535,
+        within=(0, 65_535),
     )
     secret_file: str = setting(
         "",
@@ -655,8 +642,7 @@ class MetricsTable:
         0,
         "Port that answers `GET /metrics`; 0: none. One that is taken is left out with a warning.",
         "metricsPromExporterPort",
-        ge=0,
-        le=65_535,
+        within=(0, 65_535),
     )
     listen_host: str = setting(
         "127.0.0.1",
