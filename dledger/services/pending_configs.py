@@ -22,11 +22,11 @@ from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.services.limits import AccountShares, Made, TableLimits
 from dledger.state.accounts import AccountConfig
 from dledger.state.state_record import (
-    StateChange,
     SubscriptionGroupsChange,
     TopicsChange,
     state_batch,
 )
+from dledger.state.table import StateChange
 from dledger.state.topics import (
     DLQ_PREFIX,
     PERM_INHERIT,

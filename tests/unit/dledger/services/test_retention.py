@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -16,6 +15,7 @@ from zoneinfo import ZoneInfo
 import pytest
 import structlog.testing
 from msgspec import structs
+from msgspec.structs import replace
 
 from dledger.commitlog.errors import CorruptEntryError
 from dledger.commitlog.mark import Anchor
