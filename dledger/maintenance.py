@@ -20,7 +20,7 @@ from dledger.remoting.seams import Clock, Executor
 from dledger.replica_records import CHECKPOINT, goes_on_after
 from dledger.scrub import ScrubService
 from dledger.settings.tables import RaftTable
-from dledger.state.image import snapshot
+from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup

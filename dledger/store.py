@@ -52,7 +52,7 @@ from dledger.state.apply import (
     raise_min_offsets,
     read_together,
 )
-from dledger.state.snapshot import load_checked
+from dledger.state.snapshot import load
 from dledger.state.state_record import QueueFloorsChange
 from dledger.state.tables import StateTables
 
@@ -318,7 +318,7 @@ class ReplicaStore:
 
         Raises CorruptStoreError, ForeignStoreError: it is none that this version knows.
         """
-        return load_checked(data, self.tables)
+        return load(data, self.tables)
 
     def needs(self, loaded: StateTables, commit_index: int) -> bool:
         """Tell whether a snapshot has to be installed: the log does not go as far as its floor.

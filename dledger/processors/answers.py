@@ -21,7 +21,8 @@ from dledger.remoting.processor import DEFERRED, Handled
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import Condition, answer, answer_error
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD
-from dledger.state.state_record import StateChange, state_batch
+from dledger.state.state_record import state_batch
+from dledger.state.table import StateChange
 from dledger.state.topics import (
     ACCESS_QUEUE,
     MAX_GROUP_CHARS,

@@ -171,7 +171,7 @@ class SubscriptionGroupsProcessor:
         forget = bool(header.clean_offset or header.remove_offset)
         state = self._group.state
         is_there = name in state.subscription_groups or any(
-            name in modes for modes in state.request_modes.values()
+            group == name for _, group in state.request_modes
         )
         if not is_there and not forget and not len(self._topics.pending_groups):
             return nothing_to_change(self._group, connection, command)

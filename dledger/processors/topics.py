@@ -6,11 +6,12 @@ Spec: docs/internals/protocol/remoting.md, section 10.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 from msgspec import structs
+from msgspec.structs import replace
 
 from dledger.broker_errors import ConfirmationNeededError
 from dledger.filters.expiry import EXPIRES_ATTRIBUTE, expires

@@ -289,7 +289,7 @@ class OffsetCommits:
                 on_done(proposed)
 
         self._group.propose(
-            state_batch(ConsumerOffsetsChange(offsets)),
+            state_batch(ConsumerOffsetsChange.of(offsets)),
             done,
             commits=[OffsetCommit(*offset) for offset in offsets],
         )

@@ -23,11 +23,11 @@ from dledger.services.limits import AccountShares, Made, check_limit
 from dledger.settings.tables import BrokerTable
 from dledger.state.accounts import AccountConfig
 from dledger.state.state_record import (
-    StateChange,
     SubscriptionGroupsChange,
     TopicsChange,
     state_batch,
 )
+from dledger.state.table import StateChange
 from dledger.state.topics import (
     DLQ_PREFIX,
     PERM_INHERIT,

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+import msgspec
 import structlog
 
 from dledger.commitlog.entry import RecordBatch
@@ -300,7 +301,7 @@ class RetentionService:
             position=floor.position,
             bytes=size,
             newest_ms=floor.prev_store_time_ms,
-            **asdict(reason),
+            **msgspec.structs.asdict(reason),
         )
         return floor
 

@@ -23,7 +23,7 @@ from dledger.commitlog.log_reader import FlushTicket
 from dledger.commitlog.queue_unit import UNIT_BYTES, Units
 from dledger.commitlog.segment import LogFormat
 from dledger.commitlog.store_paths import StorePaths
-from dledger.state.image import snapshot
+from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import SECTOR_BYTES, CrashDisk, no_fault

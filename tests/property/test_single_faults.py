@@ -33,7 +33,7 @@ from dledger.commitlog.mark import SLOT_HEADER_BYTES, SLOT_STRIDE_BYTES
 from dledger.commitlog.store_paths import StorePaths
 from dledger.raft.identity import Identity
 from dledger.raft.journal import TermVote, load_term_vote
-from dledger.state.image import snapshot
+from dledger.state.snapshot import snapshot
 from dledger.state.state_record import FloorChange, state_batch
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore

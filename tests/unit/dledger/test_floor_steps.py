@@ -121,10 +121,9 @@ async def test_floor_steps_move_few_queues_each_and_may_end_anywhere(
 
 @given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 12))
 def test_first_position_of_counts_queues_from_the_oldest(positions: list[int], count: int) -> None:
-    tables = StateTables(
-        queues={
-            ("T", number): QueueBounds(0, 1, position) for number, position in enumerate(positions)
-        }
-    )
+    tables = StateTables()
+    for number, position in enumerate(positions):
+        tables.queues["T", number] = QueueBounds(0, 1)
+        tables.set_first("T", number, position)
     wanted = sorted(positions)[count] if len(positions) > count else None
     assert tables.first_position_of(count) == wanted

@@ -63,7 +63,7 @@ async def test_commit_that_a_step_expects_counts_what_waits_before_it(tmp_path: 
             def on_done(proposed: Proposed) -> None:
                 results[name] = proposed
 
-            change = ConsumerOffsetsChange((("g", "T", 0, offset),))
+            change = ConsumerOffsetsChange.of((("g", "T", 0, offset),))
             commit = OffsetCommit("g", "T", 0, offset, expected)
             leader.propose(state_batch(change), on_done, commits=[commit])
 

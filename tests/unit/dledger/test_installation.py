@@ -14,8 +14,7 @@ from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import CorruptStoreError
 from dledger.replica_records import goes_on_after
 from dledger.settings.tables import StoreTable
-from dledger.state.image import snapshot
-from dledger.state.snapshot import _HEADER, SNAPSHOT_FORMAT, SNAPSHOT_MAGIC
+from dledger.state.snapshot import _HEADER, SNAPSHOT_FORMAT, SNAPSHOT_MAGIC, snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk

@@ -8,7 +8,7 @@ import pytest
 
 from dledger.commitlog.errors import DiskFullError
 from dledger.commitlog.queue_unit import UNIT_BYTES
-from dledger.state.image import snapshot
+from dledger.state.snapshot import snapshot
 from dledger.state.state_record import FloorChange, state_batch
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore

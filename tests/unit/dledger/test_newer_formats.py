@@ -19,8 +19,7 @@ from dledger.raft.membership import Members
 from dledger.raft.wire import PROTOCOL_VERSION
 from dledger.replica_records import InstallationRecord, Phase, encode_damage
 from dledger.settings.tables import StoreTable
-from dledger.state.image import snapshot
-from dledger.state.snapshot import SNAPSHOT_FORMAT
+from dledger.state.snapshot import SNAPSHOT_FORMAT, snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk

@@ -142,7 +142,7 @@ def test_an_act_has_one_line_when_it_is_done(
 
 def test_a_reset_has_a_line_with_consumers_and_without(broker: Broker, lines: Lines) -> None:
     broker.make_topic("T", 1)
-    offsets = ConsumerOffsetsChange((("g", "T", 0, 0),))
+    offsets = ConsumerOffsetsChange.of((("g", "T", 0, 0),))
     broker.group.propose(state_batch(offsets), lambda _: None)
     broker.group.settle()
     reset = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}

@@ -5,16 +5,17 @@ Hours of the local day, over the changes to summer time and back.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 import structlog.testing
+from msgspec.structs import replace
 
 from dledger.commitlog.errors import CorruptEntryError
 from dledger.commitlog.mark import Anchor
@@ -108,7 +109,7 @@ class Kept:
         )
 
     def settle(self, **changes: Any) -> None:
-        self.service.settings = replace(self.service.settings, **changes)
+        self.service.settings = dataclasses.replace(self.service.settings, **changes)
 
     def remove_files(self) -> None:
         """As a checkpoint does with what stands before the floor."""
