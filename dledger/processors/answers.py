@@ -6,6 +6,7 @@ Of a request they read alike: names, the account and host, confirmation, born ho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 import trio
 from typing_extensions import Buffer
@@ -33,6 +34,9 @@ from dledger.state.topics import (
 )
 
 # --------------------------------------------------------------------------------- what is answered
+
+TRACED: Final[Mapping[str, str]] = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+"""Fields by which RocketMQ's clients know where they sent to, and that traces are taken there."""
 
 
 class RefusedError(MQError):

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError, check_group_name, refusal, require_leader
@@ -42,6 +41,7 @@ from dledger.remoting.protocol.pop_requests import (
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_grants import PopGrants
 from dledger.services.pop_lines import PopAsk
+from dledger.settings.parts import BrokerSettings
 from dledger.state.pop import MAX_REQUEST_MODES, POP_MODE, PULL_MODE, RequestMode
 from dledger.state.topics import RETRY_PREFIX
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import trio
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.errors import OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
@@ -50,6 +49,7 @@ from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
 from dledger.remoting.seams import Clock
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
+from dledger.settings.parts import BrokerSettings
 from dledger.state.state_record import SubscriptionGroupsChange
 from dledger.state.topics import (
     RETRY_PREFIX,

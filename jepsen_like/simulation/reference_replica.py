@@ -30,7 +30,6 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from dledger.broker_settings import delays_of_levels
 from dledger.commitlog.derive import derive_plain
 from dledger.commitlog.entry import EntryHeader, parse_header, verify_frame
 from dledger.commitlog.errors import CorruptEntryError, MQError
@@ -46,6 +45,7 @@ from dledger.commitlog.record import SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION_MAS
 from dledger.group import Group
 from dledger.jepsen_like.simulation.node import BrokerNode, CheckedWorld
 from dledger.processors.store_times import search_offset
+from dledger.settings.text import delays_of_levels
 from dledger.state.apply import apply_entry, raise_min_offsets
 from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.table import Table

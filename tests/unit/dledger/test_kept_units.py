@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from tests.harness.expired import EXPIRED
 from tests.harness.replica_folders import SEGMENT_BYTES, Writer, settings
 from tests.unit.dledger.test_shared_queues import checkpoint, units
 
-SETTINGS = replace(settings(Path("/n0")), queue_files_max=200)
+SETTINGS = settings(Path("/n0"))
 
 
 class Replica:

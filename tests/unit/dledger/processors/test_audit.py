@@ -17,10 +17,9 @@ import trio.testing
 from dledger.broker_errors import ChangeRefusedError
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import MQError
-from dledger.live_settings import LiveSettings
 from dledger.namesrv.server import ADMINISTRATIVE
 from dledger.processors.access import AccessProcessor
-from dledger.processors.admin import BrokerConfigProcessor
+from dledger.processors.admin import BrokerConfigProcessor, LiveSettings
 from dledger.processors.answers import refusal
 from dledger.processors.handles import Limit, administrative_codes, codes_of, handlers_of
 from dledger.processors.operator_offsets import RESETS_NOTED_MAX, is_of_operator, note_refused_reset

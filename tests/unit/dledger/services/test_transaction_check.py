@@ -20,7 +20,7 @@ from dledger.remoting.protocol.headers import CheckTransactionStateHeader
 from dledger.services.half_message import HalfMessage
 from dledger.services.stored_record import StoredRecords
 from dledger.services.transaction_check import TransactionCheckService
-from dledger.settings_tables import BrokerTable, StoreTable
+from dledger.settings.tables import BrokerTable, StoreTable
 from dledger.state.topics import STATE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANSACTIONS_QUEUE
 from dledger.state.transactions import TransactionDecision
 from tests.harness.broker import Broker
