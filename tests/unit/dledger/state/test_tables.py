@@ -101,6 +101,7 @@ REASON = FloorReason(
     asked_by="root",
 )
 BIG = 1 << 62
+TIMED = b"TIMER_OUT_MS\x019000\x02"
 
 ROWS: dict[Form[Any, Any], dict[Any, Any]] = {
     TOPICS: {"b": TOPIC, "a": TopicConfig("a")},
@@ -190,7 +191,7 @@ def filled(group: FakeGroup) -> FakeGroup:
     """Return a group with the messages that changes are about, in three entries."""
     group.put("T", 0, b"x", b"y")
     group.put(HALF_TOPIC, 0, *[b"h"] * 5)
-    group.put(TIMER_TOPIC, 0, *[b"x"] * 5, properties=b"TIMER_OUT_MS\x019000\x02")
+    group.put(TIMER_TOPIC, 0, *[b"x"] * 5, properties=TIMED)
     group.settle()
     return group
 
@@ -204,6 +205,7 @@ def test_image_follows_each_change_by_cuts(name: str, filled: FakeGroup) -> None
         before = digests_by_field(state)
         if change is None:
             filled.put("T", 0, b"z")
+            filled.put(TIMER_TOPIC, 0, b"x", properties=TIMED)
         else:
             filled.propose(state_batch(change), lambda _: None)
         filled.settle()
