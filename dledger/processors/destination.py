@@ -161,14 +161,13 @@ class Destinations:
         target: Run,
         on_done: OnDone,
         *,
-        noted: StateRecord | None = None,
-        ahead: StateRecord | None = None,
+        heads: Sequence[StateRecord] = (),
         is_applied: bool = True,
     ) -> int:
         """Propose *records*, all for *target*, behind the topic *create* if there is one to make.
 
         Args:
-            noted: Stands right before *records*.
+            heads: Stand right before *records*.
             is_applied: As `BrokerGroup.propose`; with a topic to make it always is.
         Returns:
             How many bytes of the proposal come before the first of *records*.
@@ -176,8 +175,8 @@ class Destinations:
             MQError: What `BrokerGroup.propose` raises; nothing was stored, *on_done* is not called.
         """
         change = None if create is None else TopicsChange(put=(create,))
-        heads = [] if change is None else [state_record(change)]
-        heads += [head for head in (ahead, noted) if head is not None]
+        if change is not None:
+            heads = [state_record(change), *heads]
         batch = RecordBatch.joined(
             [*(head for head, _ in heads), *records], (*(run for _, run in heads), target)
         )

@@ -74,6 +74,7 @@ class SendInFlight:
         waiting: Called with what became of it, by the places of its own records.
     """
 
+    stamp: ProducerStamp
     records: Buffer
     refused: tuple[int, ...]
     waiting: list[OnDone] = field(default_factory=list)
@@ -142,18 +143,19 @@ class ProducerSends:
             )
         return _judge(stamp, session, flying)
 
-    def add(self, stamp: ProducerStamp, send: SendInFlight) -> None:
-        """Note that *send*, judged new, was proposed under *stamp*."""
+    def add(self, send: SendInFlight) -> None:
+        """Note that *send*, judged new, was proposed."""
+        stamp = send.stamp
         flying = self._flying.get(stamp.producer_id)
         if flying is None or flying.epoch != stamp.epoch:
             flying = self._flying[stamp.producer_id] = _Flying(stamp.epoch)
         flying.floor = max(flying.floor, stamp.first_open)
         flying.sends[stamp.sequence] = send
 
-    def answered(self, stamp: ProducerStamp, send: SendInFlight, placed: Proposed) -> None:
+    def answered(self, send: SendInFlight, placed: Proposed) -> None:
         """Call all that wait for *send* with what became of it."""
         send.proposed = placed
-        self._note_answer(stamp, send, placed)
+        self._note_answer(send, placed)
         waiting, send.waiting = send.waiting, []
         for tell in waiting:
             tell(placed)
@@ -166,7 +168,8 @@ class ProducerSends:
             self._flying.clear()
             self._undecided.clear()
 
-    def _note_answer(self, stamp: ProducerStamp, send: SendInFlight, proposed: Proposed) -> None:
+    def _note_answer(self, send: SendInFlight, proposed: Proposed) -> None:
+        stamp = send.stamp
         flying = self._flying.get(stamp.producer_id)
         if flying is None or flying.sends.get(stamp.sequence) is not send:
             return

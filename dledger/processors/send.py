@@ -440,36 +440,29 @@ class SendProcessor:
         queue_id, transaction_id = destination.queue_id, destination.transaction_id
         stored = partial(self._answer, command, queue_id, sizes, transaction_id, handle)
         answer = answer_when_done(connection, command, self._group, stored, TRACED)
-        ahead: StateRecord | None = None
+        heads: list[StateRecord] = []
         if timed is not None and timed.recalls is not None:
-            answer, ahead = self._timers.recalling(timed.recalls, answer)
+            answer, heads = self._timers.recalling(timed.recalls, answer)
         # Services, and a transaction's end, look for what is stored elsewhere than it was sent to.
-        is_applied = target.topic != destination.topic or ahead is not None
+        is_applied = target.topic != destination.topic or bool(heads)
         flight: SendInFlight | None = None
-        noted: StateRecord | None = None
         if stamp is not None:
-            flight = SendInFlight(b"".join(records), (), [answer])
-            noted = state_record(ProducerSendChange(*stamp))
+            flight = SendInFlight(stamp, b"".join(records), (), [answer])
+            heads.append(state_record(ProducerSendChange(*stamp)))
         before = 0
 
         def done(proposed: Proposed) -> None:
             placed = behind(proposed, len(proposed.first_offsets) - 1, before)
-            if stamp is not None and flight is not None:
-                self._sends.answered(stamp, flight, placed)
+            if flight is not None:
+                self._sends.answered(flight, placed)
             else:
                 answer(placed)
 
         before = self._destinations.propose(
-            destination.create,
-            records,
-            target,
-            done,
-            noted=noted,
-            ahead=ahead,
-            is_applied=is_applied,
+            destination.create, records, target, done, heads=heads, is_applied=is_applied
         )
-        if stamp is not None and flight is not None:
-            self._sends.add(stamp, flight)
+        if flight is not None:
+            self._sends.add(flight)
 
     def _answer(
         self,

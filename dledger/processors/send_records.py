@@ -318,19 +318,19 @@ class SendRecordsProcessor:
         flight: SendInFlight | None = None
         if stamp is not None:
             sent = memoryview(batch.records)[before:]
-            flight = SendInFlight(sent, tuple(sorted(refused)), [answer])
+            flight = SendInFlight(stamp, sent, tuple(sorted(refused)), [answer])
 
         def placed_at(proposed: Proposed) -> None:
             placed = behind(proposed, made_first, before)
-            if stamp is not None and flight is not None:
-                self._sends.answered(stamp, flight, placed)
+            if flight is not None:
+                self._sends.answered(flight, placed)
             else:
                 answer(placed)
 
         with noting(placed_at, (self._topics.pending, taken.made)) as done:
             self._group.propose(batch, done, is_applied=bool(taken.create))
-        if stamp is not None and flight is not None:
-            self._sends.add(stamp, flight)
+        if flight is not None:
+            self._sends.add(flight)
 
 
 def _stored(

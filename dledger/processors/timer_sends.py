@@ -269,10 +269,10 @@ class TimerSends:
 
     def recalling(
         self, recalled: ScheduledMessage, on_done: OnDone
-    ) -> tuple[OnDone, StateRecord | None]:
-        """Return the listener of a proposal that recalls a message, and the record that recalls it.
+    ) -> tuple[OnDone, list[StateRecord]]:
+        """Return the listener of a proposal that recalls a message, and what stands in it.
 
-        The record stands in the proposal; it is None where nothing is left to do.
+        No record stands in it where nothing is left to do.
         """
 
         def done(proposed: Proposed) -> None:
@@ -280,8 +280,8 @@ class TimerSends:
             on_done(proposed)
 
         if not recalled.offsets:
-            return on_done, None
-        return done, state_record(TimersChange(recalled=recalled.offsets))
+            return on_done, []
+        return done, [state_record(TimersChange(recalled=recalled.offsets))]
 
     def not_proposed(self, timed: TimedSend | None) -> None:
         """Forget a send that was not proposed after all."""

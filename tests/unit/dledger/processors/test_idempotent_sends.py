@@ -63,13 +63,13 @@ class Sender:
         assert self.sends.judge(stamp) is None
         noted = state_record(ProducerSendChange(*stamp))
         record = encode_record(topic="T", queue_id=0, body=b"x", properties=b"")
-        flight = SendInFlight(record, (), [lambda placed: self.reported.update({name: placed})])
+        flight = SendInFlight(
+            stamp, record, (), [lambda placed: self.reported.update({name: placed})]
+        )
         batch = batch_of([noted, (record, Run("T", 0, 1))])
         size = len(noted[0])
-        self.group.propose(
-            batch, lambda done: self.sends.answered(stamp, flight, behind(done, 1, size))
-        )
-        self.sends.add(stamp, flight)
+        self.group.propose(batch, lambda done: self.sends.answered(flight, behind(done, 1, size)))
+        self.sends.add(flight)
 
 
 @pytest.fixture
