@@ -131,24 +131,6 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False):
         sizes = np.array([len(record) for record in records], dtype=np.uint32)
         return cls(b"".join(records), sizes, tuple(runs))
 
-    @classmethod
-    def of(cls, records: Iterable[tuple[bytes, Run]]) -> RecordBatch:
-        """Return single records, each a run of its own, as one batch."""
-        pairs = list(records)
-        return cls.joined([record for record, _ in pairs], (run for _, run in pairs))
-
-    def behind(self, heads: Sequence[tuple[bytes, Run]]) -> RecordBatch:
-        """Return the batch behind single records."""
-        if not heads:
-            return self
-        first = RecordBatch.of(heads)
-        return RecordBatch(
-            b"".join((first.records, self.records)),
-            np.concatenate([first.sizes, self.sizes]),
-            first.runs + self.runs,
-            self.born_host,
-        )
-
 
 def parse_header(buf: Buffer, offset: int = 0) -> EntryHeader:
     """Return the entry header at byte *offset* of *buf*; checks the header alone.

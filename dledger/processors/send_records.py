@@ -65,7 +65,13 @@ from dledger.remoting.protocol.own_fields import ProducerStamp, stamp_of_field
 from dledger.services.pending_configs import TopicView, noting
 from dledger.settings.parts import BrokerSettings
 from dledger.state.producer_sessions import StoredSend
-from dledger.state.state_record import ProducerSendChange, StateRecord, TopicsChange, state_record
+from dledger.state.state_record import (
+    ProducerSendChange,
+    StateRecord,
+    TopicsChange,
+    behind_heads,
+    state_record,
+)
 from dledger.state.topics import AUTO_CREATE_TOPIC_KEY_TOPIC, TopicConfig
 
 MAX_RUNS = 4096
@@ -130,7 +136,8 @@ class TakenRecords:
             born_host = None
         first = [] if self.made is None else [state_record(self.made)]
         first += heads
-        batch = RecordBatch(self.records, self.sizes, self.runs, born_host).behind(first)
+        sent = RecordBatch(self.records, self.sizes, self.runs, born_host)
+        batch = behind_heads(first, sent)
         return batch, len(first), sum(len(head) for head, _ in first)
 
 

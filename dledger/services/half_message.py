@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.entry import Run
 from dledger.commitlog.errors import CorruptRecordError
 from dledger.commitlog.properties import (
     MAX_PROPERTIES_BYTES,
@@ -40,7 +40,7 @@ from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
 from dledger.services.delayed_message import real_destination, with_real_destination
 from dledger.services.pending_configs import TopicView, noting
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
-from dledger.state.state_record import TopicsChange, TransactionsChange, state_record
+from dledger.state.state_record import TopicsChange, TransactionsChange, batch_of, state_record
 from dledger.state.topics import HALF_TOPIC, STATE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TopicConfig
 from dledger.state.transactions import TransactionDecision
 
@@ -247,7 +247,7 @@ class TransactionDecisions:
         records.append(state_record(TransactionsChange(decided=((half_offset, decision),))))
         done = partial(self._done, half_offset, mine)
         with noting(done, (self._topics.pending, change)) as answered:
-            self._group.propose(RecordBatch.of(records), answered)
+            self._group.propose(batch_of(records), answered)
         self._in_flight[half_offset] = mine
 
     def _done(self, half_offset: int, mine: _InFlight, proposed: Proposed) -> None:

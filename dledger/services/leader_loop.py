@@ -55,7 +55,13 @@ from dledger.group_api import STOPS_NODE, BrokerGroup, QueueTouched
 from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import Delivery, delivery_batch
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
-from dledger.state.state_record import TimersChange, TopicsChange, state_batch, state_record
+from dledger.state.state_record import (
+    TimersChange,
+    TopicsChange,
+    behind_heads,
+    state_batch,
+    state_record,
+)
 from dledger.state.table import StateChange
 from dledger.state.topics import PERM_READ, PERM_WRITE, SET_ASIDE_TOPIC, TopicConfig
 
@@ -298,7 +304,7 @@ class LeaderLoop:
         if is_there or not any(item.reason for item in deliveries):
             return batch
         config = TopicConfig(SET_ASIDE_TOPIC, 1, 1, PERM_READ | PERM_WRITE)
-        return batch.behind([state_record(TopicsChange(put=(config,)))])
+        return behind_heads([state_record(TopicsChange(put=(config,)))], batch)
 
     def was_set_aside(self, position: int, reason: str) -> None:
         """Count and log a message whose dead letter is stored."""

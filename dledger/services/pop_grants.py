@@ -24,7 +24,6 @@ from dledger.broker_errors import (
     ReplicationError,
     UnknownOutcomeError,
 )
-from dledger.commitlog.entry import RecordBatch
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, Proposed, QueueTouched
 from dledger.remoting.protocol.outcome import Condition
@@ -34,7 +33,7 @@ from dledger.services.pending_configs import TopicView, noting
 from dledger.services.pop_decision import PopDecision, PopReader, Receive, SpentKey
 from dledger.services.pop_lines import DueTimes, HandedOut, LineKey, PopAsk, PopLines, RecentPairs
 from dledger.state.pop import PopKey
-from dledger.state.state_record import TopicsChange, state_record
+from dledger.state.state_record import TopicsChange, batch_of, state_record
 from dledger.waiting import wait_for
 
 MAX_WAITING: Final = 10_000
@@ -409,7 +408,7 @@ class PopGrants:
         entry = EntryUnderWay(work, self._group.state.pop_index)
         creates = {letter.run.topic: letter.create for letter in decision.letters if letter.create}
         topics = [TopicsChange(put=(create,)) for create in creates.values()]
-        batch = RecordBatch.of(
+        batch = batch_of(
             [
                 *map(state_record, topics),
                 *((letter.record, letter.run) for letter in decision.letters),

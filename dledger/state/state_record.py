@@ -11,11 +11,12 @@ Spec: docs/internals/state.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Self
 
 import cbor2
 import msgspec
+import numpy as np
 from typing_extensions import Buffer
 
 from dledger.commitlog.entry import RecordBatch, Run
@@ -259,4 +260,23 @@ def state_record(change: StateChange) -> StateRecord:
 
 def state_batch(*changes: StateChange) -> RecordBatch:
     """Return *changes* as one batch: they take effect together, in this order, or not at all."""
-    return RecordBatch.of(map(state_record, changes))
+    return batch_of(map(state_record, changes))
+
+
+def batch_of(records: Iterable[StateRecord]) -> RecordBatch:
+    """Return single records, each with its run, as one batch; messages may be among them."""
+    pairs = list(records)
+    return RecordBatch.joined([record for record, _ in pairs], (run for _, run in pairs))
+
+
+def behind_heads(heads: Sequence[StateRecord], batch: RecordBatch) -> RecordBatch:
+    """Return *batch* behind single records."""
+    if not heads:
+        return batch
+    first = batch_of(heads)
+    return RecordBatch(
+        b"".join((first.records, batch.records)),
+        np.concatenate([first.sizes, batch.sizes]),
+        first.runs + batch.runs,
+        batch.born_host,
+    )
