@@ -18,6 +18,7 @@ from typing import (
     Concatenate,
     Final,
     Generic,
+    NamedTuple,
     ParamSpec,
     Protocol,
     Self,
@@ -144,21 +145,20 @@ class BlockingClient(_Closing):
                 _log.error("client_broken", exc_info=error)
             started.put(error)
 
-    async def _hold(self, user: _Held, task_status: trio.TaskStatus[None]) -> None:
+    async def _hold(self, user: AsyncUser, task_status: trio.TaskStatus[_Held]) -> None:
         """Keep a producer or consumer open until it or the client closes."""
+        held = _Held(trio.CancelScope(), trio.Event())
         try:
-            async with user.user:
-                task_status.started()
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_end_with, nursery, user.stop)
-                    nursery.start_soon(_end_with, nursery, self._stop)
+            async with user:
+                with held.until:
+                    task_status.started(held)
+                    await self._stop.wait()
         finally:
-            user.ended.set()
+            held.ended.set()
 
     async def _opened(self, user: AsyncUser) -> _Held:
         assert self._users is not None
-        held = _Held(user)
-        await self._users.start(self._hold, held)
+        held: _Held = await self._users.start(self._hold, user)
         return held
 
     def _call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -264,18 +264,11 @@ class BlockingClient(_Closing):
         self._thread.join(JOIN_TIMEOUT_S)
 
 
-class _Held:
-    """A producer or consumer that is kept open."""
+class _Held(NamedTuple):
+    """A producer or consumer that is kept open; *until* is cancelled."""
 
-    def __init__(self, user: AsyncUser) -> None:
-        self.user = user
-        self.stop = trio.Event()
-        self.ended = trio.Event()
-
-
-async def _end_with(nursery: trio.Nursery, event: trio.Event) -> None:
-    await event.wait()
-    nursery.cancel_scope.cancel()
+    until: trio.CancelScope
+    ended: trio.Event
 
 
 P = ParamSpec("P")
@@ -432,7 +425,7 @@ class BlockingPushConsumer(_Closing, _Face[PushConsumer]):
         """
 
         async def stop() -> None:
-            self._held.stop.set()
+            self._held.until.cancel()
             await self._held.ended.wait()
 
         try:

@@ -12,7 +12,7 @@ A slot belongs to the engine, and its `LiveSends`, from `SendEngine.offer` until
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import trio
@@ -29,7 +29,7 @@ from dledger.client.core.retry import (
     failure_of_code,
 )
 from dledger.client.core.route import MessageQueue
-from dledger.client.producer.attempts import Answered, Attempt, Attempts, Missed
+from dledger.client.producer.attempts import Attempt, Attempts
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.encoder import SlotEncoder, goes_alone
 from dledger.client.producer.lane import Coalescer, Lane, SendBatch, batch_of_one, moved_records
@@ -65,8 +65,16 @@ class SendEngine:
         self._topics = topics
         self._hooks = hooks
         self._producer_id = ProducerId(instance.rng)
+        self._steps: dict[Next, Callable[[Attempt, Failure], Awaitable[Attempt | None]]] = {
+            Next.RELEASE: self._release,
+            Next.HOLD: self._hold,
+            Next.MOVE_OR_HOLD: self._move_or_hold,
+            Next.REPEAT: self._hold,
+            Next.RENEW: self._renew,
+            Next.END: self._give_up,
+        }
         self._lanes: dict[str, Lane] = {}
-        self._nursery: trio.Nursery | None = None
+        self._nursery: trio.Nursery
 
     # ------------------------------------------------------------------------------ slots
 
@@ -94,7 +102,6 @@ class SendEngine:
             lane = self._lanes[broker_name] = Lane(
                 broker_name, line, Sequences(self._producer_id), config.requests_in_flight
             )
-            assert self._nursery is not None
             self._nursery.start_soon(self._run, lane)
         return lane
 
@@ -147,8 +154,7 @@ class SendEngine:
     def send_alone(self, lane: Lane, slot: SendSlot) -> None:
         """Let *slot* leave at once, in a request of its own (310 or 320). Never blocks."""
         self.sends.add(slot)
-        assert self._nursery is not None
-        self._nursery.start_soon(self._carry, lane, batch_of_one(slot))
+        self._nursery.start_soon(self._carry_one, lane, slot)
 
     # ------------------------------------------------------------------------------ requests
 
@@ -165,123 +171,105 @@ class SendEngine:
         if batch is None:
             return
         lane.open += 1
-        attempt = self._attempts.begin(lane, batch, self._attempt_ended)
-        if isinstance(attempt, Attempt):
+        attempt = self._attempts.begin(lane, batch)
+        if self._attempts.start(attempt, self._attempt_ended):
             self.sends.watch(attempt)
-        else:
-            lane.is_entering = attempt is None
-            self._carry_soon(lane, batch, attempt)
+            return
+        lane.is_entering = attempt.failure is None
+        self._nursery.start_soon(self._carry_open, attempt, lane.is_entering)
 
     def _attempt_ended(self, attempt: Attempt) -> None:
         self.sends.unwatch(attempt)
-        ended = self._attempts.finish(attempt)
-        lane, batch = attempt.missed.lane, attempt.batch
-        if isinstance(ended, Missed):
-            self._carry_soon(lane, batch, ended)
-        elif ended.refused:
-            assert self._nursery is not None
-            self._nursery.start_soon(self._release_open, ended, batch.slot_count)
+        self._attempts.finish(attempt)
+        if attempt.failure is None and not attempt.refused:
+            attempt.lane.request_ended(attempt.batch.slot_count)
         else:
-            lane.request_ended(batch.slot_count)
+            self._nursery.start_soon(self._carry_open, attempt, False)
 
-    def _carry_soon(self, lane: Lane, batch: SendBatch, missed: Missed | None = None) -> None:
-        assert self._nursery is not None
-        self._nursery.start_soon(self._carry_open, lane, batch, missed)
-
-    async def _carry_open(self, lane: Lane, batch: SendBatch, missed: Missed | None) -> None:
+    async def _carry_open(self, attempt: Attempt, is_entering: bool) -> None:
+        lane, sends = attempt.lane, attempt.batch.slot_count
         try:
-            ended: Missed | Answered | None = missed
-            if ended is None:
+            if is_entering:
                 try:
-                    ended = await self._attempts.make(lane, batch, None)
+                    await self._attempts.make(attempt)
                 finally:
                     lane.entered()
-            await self._carry(lane, batch, ended)
+            await self._carry(attempt)
         finally:
-            lane.request_ended(batch.slot_count)
+            lane.request_ended(sends)
 
-    async def _carry(
-        self, lane: Lane, batch: SendBatch, ended: Missed | Answered | None = None
-    ) -> None:
-        """Send *batch* until each of its sends is settled, or has a next step of its own.
+    async def _carry_one(self, lane: Lane, slot: SendSlot) -> None:
+        await self._carry(await self._attempt(lane, batch_of_one(slot)))
 
-        Args:
-            ended: The first attempt, if that was made.
+    async def _attempt(self, lane: Lane, batch: SendBatch, held: HeldSend | None = None) -> Attempt:
+        attempt = self._attempts.begin(lane, batch, held)
+        await self._attempts.make(attempt)
+        return attempt
+
+    async def _carry(self, attempt: Attempt) -> None:
+        """Do what follows *attempt* until each of its sends is settled, or has a step of its own.
 
         Cancellation: Slots may stay unsettled; a request may have been sent.
         """
-        held: HeldSend | None = ended.held if isinstance(ended, Missed) else None
+        following: Attempt | None = attempt
         try:
-            while True:
-                if ended is None:
-                    ended = await self._attempts.make(lane, batch, held)
-                if isinstance(ended, Answered):
-                    await self._one_by_one(lane, ended.alone)
-                    await self._release_refused(ended)
-                    return
-                missed = ended
-                held, batch = missed.held, missed.batch
-                if not batch.live_slots():
-                    return
-                follows, batch, moving = self._follows(batch, missed)
-                if moving:
-                    assert self._nursery is not None
-                    self._nursery.start_soon(self._release, missed, moving)
-                if follows in (Next.RELEASE, Next.RENEW):
-                    if follows is Next.RENEW:
-                        assert held is not None
-                        lane.sequences.leave(held.session)
-                        # Only this attempt was ever made, and it stored nothing.
-                        code = ResponseCode.SYSTEM_BUSY
-                        missed.failure = replace(missed.failure, kind=FailureKind.BUSY, code=code)
-                    if held is not None:
-                        held.settle()
-                        held = None
-                    if not batch.is_alone:
-                        await self._release(missed, batch.live_slots())
-                        return
-                    going_on = await self._release_one(missed, batch.slots()[0])
-                    if going_on is None:
-                        return
-                    lane, batch = going_on
-                    ended = None
-                    continue
-                assert held is not None
-                if follows is Next.END:
-                    lane.sequences.leave(held.session)
-                    held.settle()
-                    self._end(missed, batch.live_slots())
-                    return
-                if not await self._hold(missed, held, batch):
-                    return
-                if not held.sent:
-                    batch = batch.without_settled()
-                if not batch.live_slots():
-                    return
-                ended = None
+            while following is not None:
+                attempt = following
+                following = await self._step_after(attempt)
         finally:
-            if held is not None:
-                held.settle()
+            if attempt.held is not None:
+                attempt.held.settle()
 
-    def _follows(
-        self, batch: SendBatch, missed: Missed
-    ) -> tuple[Next, SendBatch, Sequence[SendSlot]]:
-        """Return what follows, for what, and beside a HOLD what may go to another broker."""
-        follows = next_of(missed.standing, missed.failure, is_alone=batch.is_alone)
-        if follows is not Next.MOVE_OR_HOLD:
-            return follows, batch, ()
+    async def _step_after(self, attempt: Attempt) -> Attempt | None:
+        """Do what follows *attempt*, which has ended; return the next one."""
+        failure, batch = attempt.failure, attempt.batch
+        if failure is None:
+            await self._one_by_one(attempt.lane, attempt.alone)
+            await self._release_refused(attempt)
+            return None
+        if not batch.live_slots():
+            return None
+        follows = next_of(attempt.standing, failure, is_alone=batch.is_alone)
+        return await self._steps[follows](attempt, failure)
+
+    async def _release(self, attempt: Attempt, failure: Failure) -> Attempt | None:
+        if attempt.held is not None:
+            attempt.held.settle()
+        return await self._release_each(attempt, failure, attempt.batch.live_slots())
+
+    async def _renew(self, attempt: Attempt, failure: Failure) -> Attempt | None:
+        self._leave_session(attempt)
+        # Only this attempt was ever made, and it stored nothing.
+        failure = replace(failure, kind=FailureKind.BUSY, code=ResponseCode.SYSTEM_BUSY)
+        return await self._release(attempt, failure)
+
+    async def _give_up(self, attempt: Attempt, failure: Failure) -> None:
+        self._leave_session(attempt)
+        self._end(attempt, failure, attempt.batch.live_slots())
+
+    def _leave_session(self, attempt: Attempt) -> None:
+        held = attempt.held
+        assert held is not None
+        attempt.lane.sequences.leave(held.session)
+        held.settle()
+
+    async def _move_or_hold(self, attempt: Attempt, failure: Failure) -> Attempt | None:
         moving: list[SendSlot] = []
         staying: list[SendSlot] = []
-        for slot in batch.live_slots():
+        for slot in attempt.batch.live_slots():
             may_move = not slot.pinned and self._topics.elsewhere(slot.queue) is not None
             (moving if may_move else staying).append(slot)
         if not staying:
-            return Next.RELEASE, batch, ()
-        return Next.HOLD, batch.with_only(staying) if moving else batch, moving
+            return await self._release(attempt, failure)
+        if moving:
+            self._nursery.start_soon(self._release_each, attempt, failure, moving)
+            attempt.batch = attempt.batch.with_only(staying)
+        return await self._hold(attempt, failure)
 
-    async def _hold(self, missed: Missed, held: HeldSend, batch: SendBatch) -> bool:
-        """Wait until *batch* may go out under its sequence again; false, and failed, if never."""
-        failure = missed.failure
+    async def _hold(self, attempt: Attempt, failure: Failure) -> Attempt | None:
+        """Make the next attempt under the same sequence, when it is the turn of that."""
+        held, batch = attempt.held, attempt.batch
+        assert held is not None
         if failure.kind is FailureKind.UNKNOWN:
             held.sent = True
             for slot in batch.slots():
@@ -292,69 +280,66 @@ class SendEngine:
         )
         if step is None:
             held.settle()
-            self._end(missed, live)
-            return False
+            self._end(attempt, failure, live)
+            return None
         self.sends.counters.retries += len(live)
         if not held.sent:
             for slot in live:
                 slot.state = SlotState.WAITING
         held.session.hold(held.sequence)
-        await self._pause(missed, step, live)
+        await self._pause(attempt, failure, step, live)
         await held.session.turn(held.sequence)
-        return True
+        if not held.sent:
+            batch = batch.without_settled()
+        return await self._attempt(attempt.lane, batch, held) if batch.live_slots() else None
 
-    async def _release(self, missed: Missed, slots: Sequence[SendSlot]) -> None:
-        """Give failed slots their next step: another broker, or the head of this line again."""
+    async def _release_each(
+        self, attempt: Attempt, failure: Failure, slots: Sequence[SendSlot]
+    ) -> Attempt | None:
+        """Give failed slots their next step: another broker, or the head of this line again.
+
+        A slot that goes alone stands in no line: its next attempt is made here.
+        """
+        is_alone = attempt.batch.is_alone
         staying: list[SendSlot] = []
         moving: list[SendSlot] = []
         pause = Retry(Where.NAMED_LEADER, 0.0)
         move_delay_s = 0.0
         for slot in slots:
-            step, elsewhere = self._own_step(missed, slot)
+            step, elsewhere = self._own_step(attempt, failure, slot)
             if step is None:
                 continue
+            if not slot.sent:
+                slot.state = SlotState.WAITING
             if step.where is Where.OTHER_BROKER and elsewhere is not None:
                 _move(slot, elsewhere)
-                if not slot.sent:
-                    slot.state = SlotState.WAITING
                 moving.append(slot)
                 move_delay_s = max(move_delay_s, step.delay_s)
                 continue
             staying.append(slot)
             where = step.where if pause.where is Where.NAMED_LEADER else pause.where
             pause = Retry(where, max(pause.delay_s, step.delay_s))
-        missed.lane.line.requeue(staying)
+        if not is_alone:
+            attempt.lane.line.requeue(staying)
         if moving:
             await self._clock.sleep(move_delay_s)
             for slot in moving:
-                if not slot.settled:
-                    lane = self.lane(slot.queue.broker_name)
-                    if lane.offer(slot):
-                        self._leave(lane)
+                lane = self.lane(slot.queue.broker_name)
+                if not (is_alone or slot.settled) and lane.offer(slot):
+                    self._leave(lane)
         if staying:
-            await self._pause(missed, pause, staying)
+            await self._pause(attempt, failure, pause, staying)
+        for slot in (*moving, *staying):
+            if is_alone and not slot.settled:
+                lane = self.lane(slot.queue.broker_name)
+                return await self._attempt(lane, batch_of_one(slot))
+        return None
 
-    async def _release_one(self, missed: Missed, slot: SendSlot) -> tuple[Lane, SendBatch] | None:
-        """Give a slot that goes alone its next step; return where it goes on, None if nowhere."""
-        if slot.settled:
-            return None
-        lane = missed.lane
-        step, elsewhere = self._own_step(missed, slot)
-        if step is None:
-            return None
-        if not slot.sent:
-            slot.state = SlotState.WAITING
-        if step.where is Where.OTHER_BROKER and elsewhere is not None:
-            _move(slot, elsewhere)
-            lane = self.lane(elsewhere.broker_name)
-            await self._clock.sleep(step.delay_s)
-        else:
-            await self._pause(missed, step, [slot])
-        return None if slot.settled else (lane, batch_of_one(slot))
-
-    def _own_step(self, missed: Missed, slot: SendSlot) -> tuple[Retry | None, MessageQueue | None]:
+    def _own_step(
+        self, attempt: Attempt, failure: Failure, slot: SendSlot
+    ) -> tuple[Retry | None, MessageQueue | None]:
         """Return the next step of *slot* and a queue elsewhere; without a step, settle it."""
-        kind = missed.failure.kind
+        kind = failure.kind
         elsewhere = None
         if kind is FailureKind.UNKNOWN:
             slot.sent = True
@@ -364,13 +349,14 @@ class SendEngine:
             kind, self._clock.monotonic(), other_broker=elsewhere is not None
         )
         if step is None:
-            self._end(missed, [slot])
+            self._end(attempt, failure, [slot])
         else:
             self.sends.counters.retries += 1
         return step, elsewhere
 
-    async def _pause(self, missed: Missed, step: Retry, slots: Sequence[SendSlot]) -> None:
-        failure = missed.failure
+    async def _pause(
+        self, attempt: Attempt, failure: Failure, step: Retry, slots: Sequence[SendSlot]
+    ) -> None:
         for slot in slots:
             slot.reason = failure.remark
         if failure.code == ResponseCode.SYSTEM_BUSY or failure.kind is FailureKind.REQUESTER_AWAY:
@@ -378,39 +364,32 @@ class SendEngine:
             await self._clock.sleep(max(step.delay_s, failure.retry_after_s))
         elif step.where is not Where.NAMED_LEADER:
             await self._instance.leader_search.pause(
-                missed.lane.broker_name,
+                attempt.lane.broker_name,
                 step.delay_s,
                 topic=slots[0].queue.topic if slots else "",
-                failed=missed.address,
-                failed_term=missed.term,
+                failed=attempt.address,
+                failed_term=attempt.term,
             )
 
-    def _end(self, missed: Missed, slots: Sequence[SendSlot]) -> None:
+    def _end(self, attempt: Attempt, failure: Failure, slots: Sequence[SendSlot]) -> None:
         for slot in slots:
-            self.sends.fail(slot, error_of(slot, missed.failure, missed.lane.broker_name))
+            self.sends.fail(slot, error_of(slot, failure, attempt.lane.broker_name))
 
-    async def _release_refused(self, ended: Answered) -> None:
+    async def _release_refused(self, attempt: Attempt) -> None:
         """Give the sends of runs that were not taken their next step."""
         # At once: a run does not wait until the pause after another one is over.
         async with trio.open_nursery() as nursery:
-            for run in ended.refused:
+            for run in attempt.refused:
                 failure = Failure(failure_of_code(run.code), run.code, run.remark)
                 live = [slot for slot in run.slots if not slot.settled]
-                missed = replace(ended.missed, held=None, failure=failure)
-                nursery.start_soon(self._release, missed, live)
-
-    async def _release_open(self, ended: Answered, sends: int) -> None:
-        try:
-            await self._release_refused(ended)
-        finally:
-            ended.missed.lane.request_ended(sends)
+                nursery.start_soon(self._release_each, attempt, failure, live)
 
     async def _one_by_one(self, lane: Lane, slots: Sequence[SendSlot]) -> None:
         if not slots:
             return
         async with trio.open_nursery() as nursery:
             for slot in slots:
-                nursery.start_soon(self._carry, lane, batch_of_one(slot))
+                nursery.start_soon(self._carry_one, lane, slot)
 
 
 def _move(slot: SendSlot, queue: MessageQueue) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from dledger.client.core.client_instance import ClientInstance
@@ -33,17 +32,11 @@ def not_available_ms(latency_ms: float) -> int:
     return 0
 
 
-@dataclass(slots=True)
-class _Fault:
-    latency_ms: float
-    available_at: float
-
-
 class LatencyFaultTable:
     """Broker name → until when it is better left alone."""
 
     def __init__(self) -> None:
-        self._faults: dict[str, _Fault] = {}
+        self._available_at: dict[str, float] = {}
 
     def note(
         self, broker_name: str, latency_ms: float, now: float, *, isolate: bool = False
@@ -51,24 +44,20 @@ class LatencyFaultTable:
         """Record how long a send took."""
         pause_ms = not_available_ms(ISOLATION_LATENCY_MS if isolate else latency_ms)
         if pause_ms == 0:
-            self._faults.pop(broker_name, None)
+            self._available_at.pop(broker_name, None)
         else:
-            self._faults[broker_name] = _Fault(latency_ms, now + pause_ms / 1000)
+            self._available_at[broker_name] = now + pause_ms / 1000
 
     def available(self, broker_name: str, now: float) -> bool:
         """Tell whether the broker is not being avoided at *now*."""
-        fault = self._faults.get(broker_name)
-        return fault is None or now >= fault.available_at
+        return now >= self._available_at.get(broker_name, now)
 
     def least_bad(self, broker_names: Sequence[str]) -> str:
         """Return the broker that becomes available first; ties go to the earlier in the list."""
-        return min(
-            broker_names,
-            key=lambda name: self._faults[name].available_at if name in self._faults else 0.0,
-        )
+        return min(broker_names, key=lambda name: self._available_at.get(name, 0.0))
 
     def __len__(self) -> int:
-        return len(self._faults)
+        return len(self._available_at)
 
 
 class QueueSelector:

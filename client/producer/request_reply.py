@@ -18,7 +18,6 @@ from typing import Final, Protocol
 import trio
 from typing_extensions import Buffer
 
-from dledger.client.core.broker_requests import OpenRequest
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import (
     ClientError,
@@ -114,18 +113,33 @@ async def request_reply(
             },
         )
         await _be_known(instance, group, message.topic)
-        sending = _Sending(waiting, send, stamped, instance, deadline)
+        sent = trio.Event()
+        stored: SendResult | None = None
+        failed: ClientError | None = None
+
+        async def run() -> None:
+            nonlocal stored, failed
+            left_s = max(time_left_s(deadline, instance.clock.monotonic()), 0.001)
+            try:
+                stored = await send(stamped, timeout_s=left_s)
+            except ClientError as error:
+                failed = error
+                if error.outcome == "not_stored":
+                    waiting.ended.set()  # there is nothing to reply to
+            sent.set()
+
+        # The reply may come before the send ends.
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(sending.run)
+            nursery.start_soon(run)
             with trio.move_on_after(time_left_s(deadline, instance.clock.monotonic())):
                 await waiting.ended.wait()
             if waiting.reply is None:
                 with trio.move_on_after(SEND_ENDS_WITHIN_S):
-                    await sending.ended.wait()
+                    await sent.wait()
             nursery.cancel_scope.cancel()
         if waiting.reply is not None:
             return waiting.reply
-        raise sending.error(timeout_s)
+        raise _no_reply(stored, failed, timeout_s)
 
 
 async def _be_known(instance: ClientInstance, group: str, topic: str) -> None:
@@ -141,50 +155,21 @@ async def _be_known(instance: ClientInstance, group: str, topic: str) -> None:
     await instance.heartbeats.introduce(group, list(names))
 
 
-class _Sending:
-    """The send of a request, beside the wait for its reply, which may come first."""
-
-    def __init__(
-        self,
-        waiting: OpenRequest,
-        send: Send,
-        message: Message,
-        instance: ClientInstance,
-        deadline: float,
-    ) -> None:
-        self.ended = trio.Event()
-        self._waiting = waiting
-        self._send = send
-        self._message = message
-        self._clock = instance.clock
-        self._deadline = deadline
-        self._stored: SendResult | None = None
-        self._failed: ClientError | None = None
-
-    async def run(self) -> None:
-        left_s = max(time_left_s(self._deadline, self._clock.monotonic()), 0.001)
-        try:
-            self._stored = await self._send(self._message, timeout_s=left_s)
-        except ClientError as error:
-            self._failed = error
-            if error.outcome == "not_stored":
-                self._waiting.ended.set()  # there is nothing to reply to
-        self.ended.set()
-
-    def error(self, timeout_s: float) -> ClientError:
-        """Return what is known of the request now that no reply has come."""
-        failed, stored = self._failed, self._stored
-        if stored is not None:
-            return ReplyTimedOutError(
-                f"the request {stored.message_id} is stored in {stored.message_queue}, but no "
-                f"reply came within {timeout_s:g} s",
-                send_result=stored,
-            )
-        if failed is not None and failed.outcome == "not_stored":
-            return failed
-        reason = "no answer came" if failed is None else str(failed)
-        error = UnknownOutcomeError(
-            f"{reason}; no reply came within {timeout_s:g} s, and the request may be stored"
+def _no_reply(
+    stored: SendResult | None, failed: ClientError | None, timeout_s: float
+) -> ClientError:
+    """Return what is known of a request to which no reply has come."""
+    if stored is not None:
+        return ReplyTimedOutError(
+            f"the request {stored.message_id} is stored in {stored.message_queue}, but no "
+            f"reply came within {timeout_s:g} s",
+            send_result=stored,
         )
-        error.__cause__ = failed
-        return error
+    if failed is not None and failed.outcome == "not_stored":
+        return failed
+    reason = "no answer came" if failed is None else str(failed)
+    error = UnknownOutcomeError(
+        f"{reason}; no reply came within {timeout_s:g} s, and the request may be stored"
+    )
+    error.__cause__ = failed
+    return error

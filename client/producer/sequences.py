@@ -28,12 +28,16 @@ from dledger.remoting.protocol.own_fields import (
 from dledger.remoting.seams import Rng
 
 
-class OpenRefusedError(Exception):
-    """A broker opened no session."""
+class RefusedError(Exception):
+    """A broker refused a whole request."""
 
     def __init__(self, answer: RemotingCommand) -> None:
         super().__init__(answer.remark)
         self.answer = answer
+
+
+class OpenRefusedError(RefusedError):
+    """A broker opened no session."""
 
 
 class SessionLeftError(Exception):

@@ -9,34 +9,81 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
-import msgspec
 from cyclopts import App, Parameter
 
-from dledger.cli.bench_consume import ConsumeLoad, PopLoad, bench_consume, bench_pop
-from dledger.cli.bench_load import POSITIVE, Figures, Target, Temporary
-from dledger.cli.bench_scale import ScaleLoad, bench_scale
-from dledger.cli.bench_sends import (
+from dledger.cli.bench_load import POSITIVE, Figures, Ground, Target, Temporary, open_ground
+from dledger.cli.bench_scale import ScaleLoad, scale
+from dledger.cli.bench_store import MIB, StoreLoad, bench_store
+from dledger.cli.bench_topic import (
+    ConsumeLoad,
     LatencyLoad,
+    PopLoad,
     ProduceLoad,
-    bench_failover,
-    bench_latency,
-    bench_produce,
+    consume,
+    failover,
+    latency,
+    pop,
+    produce,
 )
-from dledger.cli.bench_store import StoreLoad, bench_store
-from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
+from dledger.output import Output, note, print_json, print_table
 
 app = App(name="bench", help="Measure sending, consuming and storing.", backend="trio")
 
-MIB: Final = 1 << 20
 FLUSHES: Final = 500
 """Flushes timed to say how fast the disk is."""
 
-FAILOVER_SENDS: Final = 32
-"""Sends outstanding while the leader is killed."""
+
+class Bench(NamedTuple):
+    """A load, what puts it on a cluster and measures, and where that may be.
+
+    *settings*: of a temporary cluster, beside those for every bench.
+    """
+
+    load: Any
+    measure: Callable[[Ground, Any], Awaitable[Figures]]
+    target: Temporary = Target()
+    settings: Mapping[str, object] = {}
+
+
+BENCHES: Final = (
+    Bench(ProduceLoad(), produce),
+    Bench(LatencyLoad(), latency),
+    Bench(ConsumeLoad(), consume),
+    Bench(PopLoad(), pop),
+    # A sparse file a queue: small ones keep the sum of sizes sane.
+    Bench(ScaleLoad(), scale, Temporary(), {"store.mapped_file_size_consume_queue": 20 * 1_000}),
+)
+"""Each is a command: the docstring of what measures is its help."""
+
+
+async def run(bench: Bench) -> Figures:
+    """Set up what *bench* needs and return what it measures.
+
+    Raises CliError: the cluster cannot be reached, or nothing succeeded.
+    """
+    load = bench.load
+    async with open_ground(
+        bench.target,
+        note,
+        topic=getattr(load, "topic", ""),
+        queues=load.queues,
+        settings=bench.settings,
+    ) as ground:
+        return await bench.measure(ground, load)
+
+
+def _add_command(bench: Bench) -> None:
+    async def command(
+        *, load: Any = bench.load, target: Any = bench.target, output: Output = "table"
+    ) -> None:
+        print_result("", await run(bench._replace(load=load, target=target)), output)
+
+    command.__annotations__ |= {"load": type(bench.load), "target": type(bench.target)}
+    command.__doc__ = bench.measure.__doc__
+    app.command(command, name=bench.measure.__name__)
 
 
 def print_result(title: str, values: Figures, output: str) -> None:
@@ -52,84 +99,13 @@ def print_result(title: str, values: Figures, output: str) -> None:
 
 
 @app.command
-def store(
-    *,
-    size: Annotated[int, Parameter(help="Bytes of a body.")] = 1_024,
-    entry: Annotated[int, Parameter(help="Bytes of an entry, approximately.")] = MIB,
-    total_mib: Annotated[int, Parameter(help="MiB to write.")] = 512,
-    folder: Annotated[
-        Path | None,
-        Parameter(
-            name="--dir", help="Folder on the disk to measure; its files are removed afterwards."
-        ),
-    ] = None,
-    output: Output = "table",
-) -> None:
+def store(*, load: StoreLoad = StoreLoad(), output: Output = "table") -> None:
     """Measure MB/s into one log with records, CRC and queue units, beside a raw write."""
-    if not (0 < size < 4 * MIB and 1_024 <= entry <= 64 * MIB and total_mib > 0):
-        raise CliError("--size up to 4 MiB, --entry from 1 KiB to 64 MiB", exit_code=ExitCode.USAGE)
-    where = Path(tempfile.mkdtemp(prefix="dledger-bench-", dir=folder))
-    load = StoreLoad(body_bytes=size, entry_bytes=entry, total_bytes=total_mib * MIB)
-    print_result("One log beside a raw sequential write", bench_store(where, load), output)
+    print_result("One log beside a raw sequential write", bench_store(load), output)
 
 
-@app.command
-async def produce(
-    *, load: ProduceLoad = ProduceLoad(), target: Target = Target(), output: Output = "table"
-) -> None:
-    """Send for some seconds; report rate, latency and failures.
-
-    Without --namesrv a temporary cluster of three brokers is started on this machine.
-    """
-    print_result("", await bench_produce(target, load, note), output)
-
-
-@app.command
-async def latency(
-    *, load: LatencyLoad = LatencyLoad(), target: Target = Target(), output: Output = "table"
-) -> None:
-    """Send at a fixed rate; report latencies from the intended times, and the achieved rate.
-
-    The rate does not fall while the cluster is slow: what waits then is in the percentiles.
-    Without --namesrv a temporary cluster of three brokers is started on this machine.
-    """
-    print_result("", await bench_latency(target, load, note), output)
-
-
-@app.command
-async def consume(
-    *, load: ConsumeLoad = ConsumeLoad(), target: Target = Target(), output: Output = "table"
-) -> None:
-    """Write a backlog, then read all of it; report the reading.
-
-    Without --namesrv a temporary cluster of three brokers is started on this machine.
-    """
-    print_result("", await bench_consume(target, load, note), output)
-
-
-@app.command
-async def pop(
-    *, load: PopLoad = PopLoad(), target: Target = Target(), output: Output = "table"
-) -> None:
-    """Write a backlog, consume it by push, then by receipts; report the rates and their ratios.
-
-    Without --namesrv a temporary cluster of three brokers is started on this machine.
-    """
-    print_result("", await bench_pop(target, load, note), output)
-
-
-@app.command
-async def scale(
-    *,
-    load: ScaleLoad = ScaleLoad(),
-    target: Temporary = Temporary(),
-    output: Output = "table",
-) -> None:
-    """Fill a temporary cluster of three brokers with topics, groups and clients, and measure it.
-
-    Exits 0 whatever the figures are: machines differ.
-    """
-    print_result("", await bench_scale(target, load, note), output)
+for _bench in BENCHES:
+    _add_command(_bench)
 
 
 @app.command(name="all")
@@ -147,9 +123,9 @@ async def all_figures(
 
     Exit 0 whatever was measured: machines differ. Takes about two minutes.
     """
-    figures = await measure_all(duration, note)
+    figures = await measure_all(duration)
     if output == "json":
-        print_json(msgspec.to_builtins(figures))
+        print_json(figures)
     elif output == "markdown":
         sys.stdout.write(as_markdown(figures))
     else:
@@ -183,50 +159,42 @@ AIMS: Final = (
 )
 
 
-class Figure(msgspec.Struct, frozen=True):
-    """One aim and what was measured."""
-
-    what: str
-    measured: float
-    unit: str
-    target: str
-    met: bool
-    command: str
-
-
-async def measure_all(duration_s: float, tell: Callable[[str], None]) -> list[Figure]:
+async def measure_all(duration_s: float) -> list[dict[str, Any]]:
     """Measure one after the other; each has a cluster of its own."""
     flushed_ms = flush_ms()
     one, many, batches = [
-        await bench_produce(
-            Target(), ProduceLoad(inflight=inflight, batch=batch, duration=duration_s), tell
-        )
+        await run(Bench(ProduceLoad(inflight=inflight, batch=batch, duration=duration_s), produce))
         for inflight, batch in ((1, 1), (64, 1), (16, 100))
     ]
-    read = await bench_consume(Target(), ConsumeLoad(), tell)
-    with tempfile.TemporaryDirectory(prefix="dledger-bench-") as folder:
-        stored = bench_store(Path(folder) / "log", StoreLoad())
-    failover_ms = await bench_failover(FAILOVER_SENDS, tell)
+    read = await run(Bench(ConsumeLoad(), consume))
+    stored = bench_store(StoreLoad())
+    killed = await run(Bench(ProduceLoad(topic="bench-failover", inflight=32), failover))
     measured = (
         flushed_ms,
         one["p50_ms"],
         *(load["messages_per_s"] for load in (many, batches, read)),
         stored["mb_per_s"],
         stored["raw_mb_per_s"],
-        failover_ms,
+        killed["failover_ms"],
     )
     return [figure(aim, value) for aim, value in zip(AIMS, measured, strict=True)]
 
 
-def figure(aim: Aim, measured: float) -> Figure:
+def figure(aim: Aim, measured: float) -> dict[str, Any]:
     """Return *measured* beside its aim: the most of what is in ms, the least of all else."""
     met, target = True, str(aim.target)
     if not isinstance(aim.target, str):
         is_time = aim.unit == "ms"
         met = measured <= aim.target if is_time else measured >= aim.target
         target = f"{'≤' if is_time else '≥'} {aim.target:,g}"
-    command = f"dledger bench {aim.command}"
-    return Figure(aim.what, measured, aim.unit, target, met, command)
+    return {
+        "what": aim.what,
+        "measured": measured,
+        "unit": aim.unit,
+        "target": target,
+        "met": met,
+        "command": f"dledger bench {aim.command}",
+    }
 
 
 def flush_ms() -> float:
@@ -243,12 +211,12 @@ def flush_ms() -> float:
     return sorted(times)[FLUSHES // 2] * 1000
 
 
-def _cells(f: Figure) -> list[str]:
-    met = "yes" if f.met else "no"
-    return [f.what, f"{f.measured:,.2f} {f.unit}", f.target, met, f.command]
+def _cells(figure: dict[str, Any]) -> list[str]:
+    measured, met = f"{figure['measured']:,.2f} {figure['unit']}", "yes" if figure["met"] else "no"
+    return [figure["what"], measured, figure["target"], met, figure["command"]]
 
 
-def as_markdown(figures: list[Figure]) -> str:
+def as_markdown(figures: list[dict[str, Any]]) -> str:
     """Return the table of docs/operate/performance.md."""
     lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
     for what, measured, target, met, command in map(_cells, figures):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from cyclopts import Parameter
 
 from dledger import aio
 from dledger.cli.broker_command import parse_options
-from dledger.cli.commands import open_admin
+from dledger.cli.commands import open_admin, open_client
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
@@ -74,17 +74,6 @@ class Temporary:
         ),
     ] = ()
 
-    @asynccontextmanager
-    async def cluster(
-        self, tell: Callable[[str], None], **more: object
-    ) -> AsyncIterator[LocalCluster]:
-        """Run it while the block runs, with *more* settings than those for every bench."""
-        settings = {"store.mapped_file_size_commit_log": SEGMENT_BYTES, **more}
-        settings |= parse_options(self.set_, {})
-        with tempfile.TemporaryDirectory(prefix="dledger-bench-", dir=self.folder) as folder:
-            async with local_cluster(Path(folder), settings=settings, progress=tell) as cluster:
-                yield cluster
-
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,25 +85,55 @@ class Target(Temporary):
         Parameter(name=["--namesrv", "-n"], help="An existing cluster, host:port;host:port."),
     ] = None
 
-    @asynccontextmanager
-    async def opened(
-        self, topic: str, queues: int, tell: Callable[[str], None]
-    ) -> AsyncIterator[tuple[list[str], list[int]]]:
-        """Make *topic*; give NameServers, and the processes of a temporary cluster's brokers."""
-        async with AsyncExitStack() as stack:
-            if self.namesrv:
-                namesrvs, pids = addresses(self.namesrv), list[int]()
-            else:
-                cluster = await stack.enter_async_context(self.cluster(tell))
-                namesrvs, pids = [cluster.namesrv_address], pids_of(cluster)
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where a load runs; *cluster* is the temporary one, None on an existing one."""
+
+    namesrvs: list[str]
+    client: ClientInstance
+    cluster: LocalCluster | None
+    tell: Callable[[str], None]
+
+    def pids(self) -> list[int]:
+        """Return the brokers of the temporary cluster that run."""
+        brokers = [] if self.cluster is None else self.cluster.brokers.values()
+        return [node.pid for node in brokers if node.pid is not None]
+
+    def brokers_cpu_s(self) -> float:
+        """Return the processor seconds that these have used."""
+        return sum(map(cpu_s, self.pids()))
+
+
+@asynccontextmanager
+async def open_ground(
+    target: Temporary,
+    tell: Callable[[str], None],
+    *,
+    topic: str = "",
+    queues: int = 4,
+    settings: Mapping[str, object] | None = None,
+) -> AsyncIterator[Ground]:
+    """Find or make the cluster, with *settings*, create *topic*, and open a client."""
+    async with AsyncExitStack() as stack:
+        cluster = None
+        if isinstance(target, Target) and target.namesrv:
+            namesrvs = addresses(target.namesrv)
+        else:
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="dledger-bench-", dir=target.folder)
+            )
+            every = {"store.mapped_file_size_commit_log": SEGMENT_BYTES, **(settings or {})}
+            every |= parse_options(target.set_, {})
+            cluster = await stack.enter_async_context(
+                local_cluster(Path(folder), settings=every, progress=tell)
+            )
+            namesrvs = [cluster.namesrv_address]
+        if topic:
             async with open_admin(namesrvs) as admin:
                 await admin.create_topic(topic, queue_nums=queues)
-            yield namesrvs, pids
-
-
-def pids_of(cluster: LocalCluster) -> list[int]:
-    """Return the processes of the brokers that run."""
-    return [node.pid for node in cluster.brokers.values() if node.pid is not None]
+        client = await stack.enter_async_context(open_client(namesrvs))
+        yield Ground(namesrvs, client, cluster, tell)
 
 
 def cpu_s(pid: int | None) -> float:

@@ -6,10 +6,12 @@ figures of an empty group come from the same brokers before anything is made.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import trio
@@ -18,15 +20,13 @@ from cyclopts import Parameter
 from dledger.cli.bench_load import (
     POSITIVE,
     Figures,
-    Temporary,
-    cpu_s,
+    Ground,
     percentiles_ms,
-    pids_of,
     rss_mib,
 )
-from dledger.cli.commands import open_admin, open_client
+from dledger.cli.bench_topic import send_on_schedule
+from dledger.cli.commands import open_admin
 from dledger.cli.local_cluster import DEFAULT_GROUP, LocalCluster
-from dledger.client.core.client_instance import ClientInstance
 from dledger.commitlog.errors import MQError
 from dledger.loop_stall import NOW_S
 from dledger.output import CliError
@@ -37,7 +37,7 @@ from dledger.remoting.protocol.bodies import (
     SubscriptionData,
 )
 from dledger.remoting.protocol.codes import RequestCode
-from dledger.remoting.protocol.command import ExtFields, RemotingCommand, request
+from dledger.remoting.protocol.command import ExtFields, request
 from dledger.remoting.protocol.headers import (
     CreateTopicHeader,
     SendMessageHeader,
@@ -84,53 +84,43 @@ class ScaleLoad:
     ] = 20.0
 
 
-@dataclass(slots=True)
 class _Phase:
-    """What brokers report of one part of the run."""
+    """What brokers report of one part of the run; what was before is not counted."""
 
-    term: int
-    longest_ms: float = 0.0
-    longest_cpu_ms: float = 0.0
-    stalls: int = 0
-    elections: int = 0
-    _counted: dict[str, int] = field(default_factory=dict)
+    def __init__(self, statuses: Mapping[str, Any]) -> None:
+        self._term = max(_term(status) for status in statuses.values())
+        self._stalls = {name: status["event_loop"]["stalls"] for name, status in statuses.items()}
+        self.longest_ms = self.longest_cpu_ms = 0.0
+        self.stalls = self.elections = 0
 
-    def take(self, name: str, status: Any) -> None:
-        self.elections = max(self.elections, _term(status) - self.term)
-        loop = status["event_loop"]
-        if loop["now_ms"] > self.longest_ms:
-            self.longest_ms, self.longest_cpu_ms = loop["now_ms"], loop["now_cpu_ms"]
-        self.stalls += loop["stalls"] - self._counted.get(name, loop["stalls"])
-        self._counted[name] = loop["stalls"]
+    def take(self, statuses: Mapping[str, Any]) -> None:
+        for name, status in statuses.items():
+            self.elections = max(self.elections, _term(status) - self._term)
+            loop = status["event_loop"]
+            if loop["now_ms"] > self.longest_ms:
+                self.longest_ms, self.longest_cpu_ms = loop["now_ms"], loop["now_cpu_ms"]
+            self.stalls += loop["stalls"] - self._stalls.get(name, loop["stalls"])
+            self._stalls[name] = loop["stalls"]
 
 
 @dataclass(slots=True)
 class _Run:
+    ground: Ground
     cluster: LocalCluster
-    client: ClientInstance
     load: ScaleLoad
-    tell: Callable[[str], None]
 
     def topic(self, number: int) -> str:
         return f"scale-{number % self.load.topics:06d}"
 
-    async def ask(self, code: RequestCode, ext: ExtFields, body: bytes = b"") -> RemotingCommand:
-        return await self.client.ask_leader(
+    async def ask(self, code: RequestCode, ext: ExtFields, body: bytes = b"") -> None:
+        """Ask the leader. Raises MQError: refused, or not answered in time."""
+        answer = await self.ground.client.ask_leader(
             DEFAULT_GROUP, code, ext, body, topic=TEMPLATE, timeout_s=TIMEOUT_S
         )
+        if answer.code not in STORED_CODES:
+            raise MQError(f"{answer.code} {answer.remark}")
 
-    async def change(self, code: RequestCode, ext: ExtFields, body: bytes = b"") -> None:
-        """Ask the leader for what fills the cluster.
-
-        Raises CliError: refused, or not answered in time.
-        """
-        try:
-            answer = await self.ask(code, ext, body)
-        except MQError as error:
-            raise CliError(f"the cluster cannot be filled: {error}") from error
-        _check_stored(answer)
-
-    async def send(self, place: int) -> RemotingCommand:
+    async def send(self, place: int) -> None:
         """Send a message to queue number *place* of all."""
         header = SendMessageHeader(
             producer_group="scale",
@@ -143,62 +133,43 @@ class _Run:
             flag=0,
             properties="",
         )
-        return await self.ask(RequestCode.SEND_MESSAGE_V2, header.encode_v2(), bytes(BODY_BYTES))
+        await self.ask(RequestCode.SEND_MESSAGE_V2, header.encode_v2(), bytes(BODY_BYTES))
 
     @asynccontextmanager
     async def phase(self) -> AsyncIterator[_Phase]:
-        """Watch the brokers once a second while the block runs; what was before is not counted."""
+        """Watch the brokers once a second while the block runs."""
         await trio.sleep(NOW_S)
-        statuses = await self.cluster.statuses()
-        phase = _Phase(max(_term(status) for status in statuses.values()))
-        for name, status in statuses.items():
-            phase.take(name, status)
-        phase.longest_ms = phase.longest_cpu_ms = 0.0
-
-        async def look() -> None:
-            for name, status in (await self.cluster.statuses()).items():
-                phase.take(name, status)
+        phase = _Phase(await self.cluster.statuses())
 
         async def watch() -> None:
             while True:
-                await look()
+                phase.take(await self.cluster.statuses())
                 await trio.sleep(SAMPLE_S)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
             yield phase
             nursery.cancel_scope.cancel()
-        await look()
+        phase.take(await self.cluster.statuses())
 
     async def idle_cpu(self) -> float:
         """Return the processors that three brokers use together without any request."""
         await trio.sleep(SETTLE_S)
-        self.tell(f"idle for {self.load.idle:.0f} s")
-        pids = pids_of(self.cluster)
-        before, began = sum(map(cpu_s, pids)), time.perf_counter()
+        self.ground.tell(f"idle for {self.load.idle:.0f} s")
+        before, began = self.ground.brokers_cpu_s(), time.perf_counter()
         await trio.sleep(self.load.idle)
-        return (sum(map(cpu_s, pids)) - before) / (time.perf_counter() - began)
+        return (self.ground.brokers_cpu_s() - before) / (time.perf_counter() - began)
 
 
-async def bench_scale(target: Temporary, load: ScaleLoad, tell: Callable[[str], None]) -> Figures:
-    """Fill a temporary cluster, measure beside it, start it again.
+async def scale(ground: Ground, load: ScaleLoad) -> Figures:
+    """Fill a temporary cluster of three brokers with topics, groups and clients, and measure it.
 
-    Stalls are the longest turn of any broker's event loop in a phase; its processor time beside
-    it: the rest of it was spent waiting for a disk or a processor.
-
-    Raises CliError: a request was refused, or the cluster did not come back.
+    Exits 0 whatever the figures are: machines differ.
     """
-    # A sparse file a queue: small ones keep the sum of sizes sane.
-    small = {"store.mapped_file_size_consume_queue": 20 * 1_000}
-    async with (
-        target.cluster(tell, **small) as cluster,
-        open_client([cluster.namesrv_address]) as client,
-    ):
-        return await _measure(_Run(cluster, client, load, tell))
-
-
-async def _measure(run: _Run) -> Figures:
-    load = run.load
+    # Stalls are the longest turn of any broker's event loop in a phase; its processor time beside
+    # it: the rest of it was spent waiting for a disk or a processor.
+    assert ground.cluster is not None
+    run = _Run(ground, ground.cluster, load)
     found: Figures = {
         "topics": load.topics,
         "queues": load.topics * load.queues,
@@ -229,7 +200,7 @@ async def _measure(run: _Run) -> Figures:
         "idle_cpu_full": full,
         "idle_cpu_ratio": full / empty if empty else 0.0,
         "idle_cpu_clients": with_clients,
-        "broker_mib": max(map(rss_mib, pids_of(run.cluster))),
+        "broker_mib": max(map(rss_mib, ground.pids())),
         "namesrv_mib": rss_mib(run.cluster.namesrv.pid),
     }
     async with run.phase() as restarting:
@@ -238,12 +209,18 @@ async def _measure(run: _Run) -> Figures:
 
 
 async def _each(count: int, workers: int, work: Callable[[int], Awaitable[object]]) -> None:
-    """Call *work* with 0 … *count* - 1, *workers* of them at a time."""
+    """Call *work* with 0 … *count* - 1, *workers* of them at a time.
+
+    Raises CliError: the cluster refused a part of what it is filled with.
+    """
     numbers = iter(range(count))
 
     async def worker() -> None:
         for number in numbers:
-            await work(number)
+            try:
+                await work(number)
+            except MQError as error:
+                raise CliError(f"the cluster cannot be filled: {error}") from error
 
     async with trio.open_nursery() as nursery:
         for _ in range(workers):
@@ -253,7 +230,7 @@ async def _each(count: int, workers: int, work: Callable[[int], Awaitable[object
 async def _create_topics(run: _Run) -> Figures:
     """Return topics a second: all of them, the first tenth, the last tenth."""
     load = run.load
-    run.tell(f"creating {load.topics:,} topics of {load.queues} queues")
+    run.ground.tell(f"creating {load.topics:,} topics of {load.queues} queues")
     ends: list[float] = []
 
     async def create(number: int) -> None:
@@ -267,7 +244,7 @@ async def _create_topics(run: _Run) -> Figures:
             topic_sys_flag=0,
             order=False,
         )
-        await run.change(RequestCode.UPDATE_AND_CREATE_TOPIC, header.encode())
+        await run.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header.encode())
         ends.append(time.perf_counter())
 
     began = time.perf_counter()
@@ -281,43 +258,29 @@ async def _create_topics(run: _Run) -> Figures:
     }
 
 
-def _check_stored(answer: RemotingCommand) -> None:
-    if answer.code not in STORED_CODES:
-        raise CliError(f"the cluster cannot be filled: {answer.code} {answer.remark}")
-
-
-def _slots(load: ScaleLoad) -> Iterator[tuple[int, int, int]]:
-    """Yield number of group, of topic and queue: each group has the same number of offsets."""
-    for number in range(load.offsets):
-        group, place = number % load.groups, number // load.groups
-        yield group, group * 7 + place // load.queues, place % load.queues
-
-
 async def _fill(run: _Run) -> None:
     """Put a message into each queue, and commit the offsets."""
     load = run.load
-    run.tell(f"one message into each of {load.topics * load.queues:,} queues")
+    run.ground.tell(f"one message into each of {load.topics * load.queues:,} queues")
 
-    async def fill(place: int) -> None:
-        _check_stored(await run.send(place))
-
-    await _each(load.topics * load.queues, FILLERS, fill)
-    run.tell(f"{load.offsets:,} offsets of {load.groups:,} groups")
-    slots = list(_slots(load))
+    await _each(load.topics * load.queues, FILLERS, run.send)
+    run.ground.tell(f"{load.offsets:,} offsets of {load.groups:,} groups")
 
     async def commit(number: int) -> None:
-        group, topic, queue_id = slots[number]
-        header = UpdateConsumerOffsetHeader(f"group-{group:05d}", run.topic(topic), queue_id, 1)
-        await run.change(RequestCode.UPDATE_CONSUMER_OFFSET, header.encode())
+        # Each group has the same number of offsets.
+        group, place = number % load.groups, number // load.groups
+        topic = run.topic(group * 7 + place // load.queues)
+        header = UpdateConsumerOffsetHeader(f"group-{group:05d}", topic, place % load.queues, 1)
+        await run.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header.encode())
 
-    await _each(len(slots), FILLERS, commit)
+    await _each(load.offsets, FILLERS, commit)
 
 
 @asynccontextmanager
 async def _clients(run: _Run) -> AsyncIterator[None]:
     """Keep clients connected to the leader, each with a connection and heartbeats of its own."""
     load = run.load
-    run.tell(f"{load.clients:,} clients connect")
+    run.ground.tell(f"{load.clients:,} clients connect")
     leader = run.cluster.brokers[await run.cluster.wait_leader()].address
 
     async def client(number: int, *, task_status: trio.TaskStatus[None]) -> None:
@@ -355,36 +318,20 @@ async def _clients(run: _Run) -> AsyncIterator[None]:
 async def _send(run: _Run) -> Figures:
     """Send at a steady rate to all queues."""
     load = run.load
-    run.tell(f"{load.rate} sends/s for {load.duration:.0f} s")
-    latencies_s: list[float] = []
-    failed = 0
+    run.ground.tell(f"{load.rate} sends/s for {load.duration:.0f} s")
+    numbers = itertools.count()
 
-    async def send(number: int) -> None:
-        nonlocal failed
-        began = time.perf_counter()
-        try:
-            answer = await run.send(number * 7919 % (load.topics * load.queues))
-        except MQError:
-            failed += 1
-            return
-        if answer.code in STORED_CODES:
-            latencies_s.append(time.perf_counter() - began)
-        else:
-            failed += 1
+    async def send() -> None:
+        await run.send(next(numbers) * 7919 % (load.topics * load.queues))
 
     began = time.perf_counter()
-    async with trio.open_nursery() as nursery:
-        number = 0
-        while (elapsed := time.perf_counter() - began) < load.duration:
-            while number < elapsed * load.rate:
-                nursery.start_soon(send, number)
-                number += 1
-            await trio.sleep(0.5 / load.rate)
+    tally = await send_on_schedule(send, load.rate, load.duration)
     seconds = time.perf_counter() - began
+    latencies_s = list(map(operator.sub, tally.latencies_s, tally.late_s))
     p50, p99, worst = percentiles_ms(latencies_s or [0.0], 50, 99, 100)
     return {
         "sends": len(latencies_s),
-        "sends_failed": failed,
+        "sends_failed": sum(tally.failures.values()),
         "seconds": seconds,
         "p50_ms": p50,
         "p99_ms": p99,
@@ -394,7 +341,7 @@ async def _send(run: _Run) -> Figures:
 
 async def _restart(run: _Run) -> Figures:
     """Stop all brokers, start them; return seconds to a leader, and from there to all topics."""
-    run.tell("stopping all brokers and starting them again")
+    run.ground.tell("stopping all brokers and starting them again")
     cluster = run.cluster
     async with trio.open_nursery() as nursery:
         for name in cluster.brokers:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.cli.bench_consume import PopLoad, rates
 from dledger.cli.bench_load import Tally, percentiles_ms
-from dledger.cli.bench_sends import ProduceLoad, produced
+from dledger.cli.bench_topic import PopLoad, ProduceLoad, produced, rates
 from dledger.cli.main import main
 from dledger.output import CliError
 

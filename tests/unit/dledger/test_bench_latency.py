@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import trio
 
-from dledger.cli.bench_sends import LatencyLoad, Schedule, ScheduleTally, send_on_schedule, summary
+from dledger.cli.bench_topic import (
+    LatencyLoad,
+    ScheduleTally,
+    latencies,
+    send_on_schedule,
+    summary,
+)
 from dledger.cli.main import main
 from dledger.client.core.errors import UnknownOutcomeError
 from dledger.commitlog.errors import MQError
@@ -14,22 +20,7 @@ from dledger.output import CliError
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 ANSWER_S = 0.001
-
-
-def plan(rate_per_s: float, duration_s: float, warm_up_s: float = 0.0) -> Schedule:
-    return Schedule(trio.current_time(), rate_per_s, duration_s, warm_up_s)
-
-
-def load(schedule: Schedule) -> LatencyLoad:
-    return LatencyLoad(rate=schedule.rate_per_s, duration=schedule.duration_s)
-
-
-def test_a_schedule_is_fixed_before_the_first_send() -> None:
-    schedule = Schedule(100.0, 4.0, 2.0, warm_up_s=1.0)
-    assert schedule.messages == 12
-    times_s = [schedule.intended_s(number) for number in range(4, 12)]
-    assert times_s == [101.0, 101.25, 101.5, 101.75, 102.0, 102.25, 102.5, 102.75]
-    assert [schedule.is_measured(number) for number in (3, 4)] == [False, True]
+LOAD = LatencyLoad(rate=10.0, duration=1.0)
 
 
 async def test_sends_leave_on_time_while_no_answer_comes() -> None:
@@ -39,9 +30,8 @@ async def test_sends_leave_on_time_while_no_answer_comes() -> None:
         begun_s.append(trio.current_time())
         await trio.sleep(5.0)
 
-    schedule = plan(10.0, 1.0)
-    tally = await send_on_schedule(send, schedule)
-    assert begun_s == pytest.approx([schedule.intended_s(number) for number in range(10)])
+    tally = await send_on_schedule(send, 10.0, 1.0)
+    assert begun_s == pytest.approx([tally.began_s + number / 10.0 for number in range(10)])
     assert tally.latencies_s == pytest.approx([5.0] * 10)
 
 
@@ -54,9 +44,8 @@ async def test_a_stall_is_in_the_latency_of_all_it_delayed() -> None:
             await trio.sleep_until(stalled_until_s)
         await trio.sleep(ANSWER_S)
 
-    schedule = plan(100.0, 10.0)
-    tally = await send_on_schedule(send, schedule)
-    result = summary(load(schedule), schedule, tally)
+    tally = await send_on_schedule(send, 100.0, 10.0)
+    result = summary(LatencyLoad(rate=100.0, duration=10.0), tally)
     assert len([s for s in tally.latencies_s if s > 0.1 + ANSWER_S]) == pytest.approx(90, abs=1)
     assert result["p50_ms"] == pytest.approx(1.0)
     assert result["p99_ms"] > 850.0
@@ -67,10 +56,9 @@ async def test_waiting_for_a_place_is_part_of_the_latency() -> None:
     async def send() -> None:
         await trio.sleep(1.0)
 
-    schedule = plan(10.0, 1.0)
-    tally = await send_on_schedule(send, schedule, outstanding=1)
+    tally = await send_on_schedule(send, 10.0, 1.0, outstanding=1)
     assert tally.latencies_s == pytest.approx([1.0 + 0.9 * number for number in range(10)])
-    result = summary(load(schedule), schedule, tally)
+    result = summary(LOAD, tally)
     assert (result["achieved_per_s"], result["rate_per_s"]) == (1.0, 10.0)
     assert result["late_max_ms"] == pytest.approx(8_100.0)
 
@@ -83,8 +71,7 @@ async def test_failed_sends_are_counted_by_their_outcome() -> None:
             raise error
         await trio.sleep(ANSWER_S)
 
-    schedule = plan(10.0, 1.0)
-    result = summary(load(schedule), schedule, await send_on_schedule(send, schedule))
+    result = summary(LOAD, await send_on_schedule(send, LOAD.rate, LOAD.duration))
     assert (result["intended"], result["acknowledged"]) == (10, 7)
     assert (result["not_stored"], result["unknown"]) == (2, 1)
     assert result["achieved_per_s"] == 7.0
@@ -100,15 +87,14 @@ async def test_sends_of_the_warm_up_are_not_counted() -> None:
         if sent <= 10:
             await trio.sleep(0.5)
 
-    schedule = plan(10.0, 1.0, warm_up_s=1.0)
-    result = summary(load(schedule), schedule, await send_on_schedule(send, schedule))
+    result = await latencies(send, LOAD)
     assert (sent, result["intended"], result["acknowledged"]) == (20, 10, 10)
     assert result["max_ms"] == pytest.approx(0.0, abs=0.001)
 
 
 def test_a_latency_bench_without_a_success_is_an_error() -> None:
     with pytest.raises(CliError, match=r"no send succeeded; failed: \{'unknown': 3\}"):
-        summary(LatencyLoad(), Schedule(0.0, 1.0, 3.0, 0.0), ScheduleTally(failures={"unknown": 3}))
+        summary(LatencyLoad(), ScheduleTally(0.0, failures={"unknown": 3}))
 
 
 @pytest.mark.parametrize("option", ["--rate", "--duration", "--size", "--queues"])
